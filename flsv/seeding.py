@@ -1,0 +1,44 @@
+"""Every random choice is a function of the run's seed and of what the choice is for.
+
+Nothing here keeps a generator alive between rounds: a client's batches in round 7 come from ``(seed, 7, client)``
+whether the run got there in one go or was killed and resumed, and whoever else is in the cohort.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+
+import numpy as np
+import torch
+
+
+def derive_seed(seed: int, *path: int | str) -> int:
+    """A 63-bit seed for the stream named by ``path``, independent of the streams of every other path.
+
+    Args:
+        seed: the run's seed, any integer.
+        path: what the stream is for, such as ``("shuffle", round_index, client_id)``.
+
+    Example:
+        >>> derive_seed(0, "shuffle", 3, 1) == derive_seed(0, "shuffle", 3, 1)
+        True
+        >>> derive_seed(0, "shuffle", 3, 1) == derive_seed(0, "shuffle", 3, 2)
+        False
+    """
+    words = [zlib.crc32(part.encode()) if isinstance(part, str) else part % 2**32 for part in path]
+    state = np.random.SeedSequence([seed % 2**64, *words]).generate_state(1, np.uint64)[0]
+    return int(state >> np.uint64(1))
+
+
+def generator_for(seed: int, *path: int | str) -> torch.Generator:
+    """A CPU generator at the start of the stream named by ``path``; see :func:`derive_seed`."""
+    return torch.Generator().manual_seed(derive_seed(seed, *path))
+
+
+def seed_global_rngs(seed: int, *path: int | str) -> None:
+    """Put Python's, NumPy's and torch's global generators (all devices) at the start of the stream named by ``path``."""
+    derived = derive_seed(seed, *path)
+    random.seed(derived)
+    np.random.seed(derived % 2**32)  # noqa: NPY002 - users' code draws from the global generator
+    torch.manual_seed(derived)
