@@ -1,0 +1,41 @@
+"""Checkpoints that always stand between two rounds.
+
+Lightning may save at any batch: every n steps, on an exception, on Ctrl-C. What such a checkpoint would hold, one
+client's half-trained weights in the middle of an epoch, nobody can go on from. So a checkpoint saved within a round is
+turned into that of the round's start, and one saved after aggregation but before Lightning has closed the epoch (at the end
+of validation, for example) into that of the epoch's end.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+
+
+class RoundBoundary:
+    """Remembers Lightning's own progress at the last boundary between two rounds."""
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        self._trainer = trainer
+        self.remember()
+
+    def remember(self) -> None:
+        """The trainer stands at a boundary now."""
+        self._loop = deepcopy(self._trainer.fit_loop.state_dict())
+        self._counts = {"epoch": self._trainer.current_epoch, "global_step": self._trainer.global_step}
+
+    def rewind(self, checkpoint: dict[str, Any], weights: dict[str, Tensor]) -> None:
+        """Turn a checkpoint saved within a round into that of the round's start, with the global model's weights."""
+        checkpoint.update(self._counts, state_dict=weights)
+        checkpoint["loops"]["fit_loop"] = deepcopy(self._loop)
+
+    def close_epoch(self, checkpoint: dict[str, Any]) -> None:
+        """Turn a checkpoint saved after aggregation into that of the epoch's end."""
+        loop = checkpoint["loops"]["fit_loop"] = deepcopy(checkpoint["loops"]["fit_loop"])
+        for part in ("total", "current"):
+            epochs, batches = loop["epoch_progress"][part], loop["epoch_loop.batch_progress"][part]
+            epochs["started"] = epochs["processed"] = epochs["ready"]
+            batches["started"] = batches["processed"] = batches["completed"] = batches["ready"]

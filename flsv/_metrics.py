@@ -1,0 +1,111 @@
+"""The loop's metrics: each is handed what its ``update`` names, before or after aggregation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.errors import ConfigurationError
+from flsv.metrics import ContributionMetric
+from flsv.round import AFTER_AGGREGATION, HEAD_FIELDS, VOCABULARY, Round
+
+RESERVED = ("weight", "accuracy")
+
+
+class ContributionBoard:
+    """Metrics by name, and their current values.
+
+    Args:
+        metrics: name to metric. The argument names of a metric's ``update`` are attributes of :class:`flsv.Round`, or are
+            translated to one by the metric's ``round_fields``.
+
+    Attributes:
+        contributions: name to the metric's value, ``[n]`` or ``[n, M]``; a metric not yet updated has no entry.
+
+    Raises:
+        ConfigurationError: an argument name that a round does not have; a name that the reports use.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        self.metrics = dict(metrics)
+        self.contributions: dict[str, Tensor] = {}
+        self._num_clients = 0
+        self._fields = {name: _fields(name, metric) for name, metric in self.metrics.items()}
+
+    @property
+    def head_metrics(self) -> list[str]:
+        """Names of the metrics that look at the classifier head."""
+        return [name for name, fields in self._fields.items() if HEAD_FIELDS & set(fields.values())]
+
+    def bind(self, num_clients: int, num_classes: int, class_names: Sequence[str] | None) -> None:
+        """Tell every metric the size of the federation."""
+        self._num_clients = num_clients
+        for metric in self.metrics.values():
+            if isinstance(metric, ContributionMetric):
+                metric.bind(num_clients, num_classes, class_names)
+            metric.persistent(True)
+
+    def reset(self) -> None:
+        self.contributions.clear()
+        for metric in self.metrics.values():
+            metric.reset()
+
+    def to(self, device: torch.device) -> None:
+        for metric in self.metrics.values():
+            metric.to(device)
+        self.contributions = {name: value.to(device) for name, value in self.contributions.items()}
+
+    @torch.no_grad()
+    def update(self, round: Round) -> None:
+        """Update the metrics whose time it is: those that ask for the aggregate once the round has it, else the others."""
+        aggregated = round.server_vector is not None
+        for name, metric in self.metrics.items():
+            fields = self._fields[name]
+            if aggregated != bool(AFTER_AGGREGATION & set(fields.values())):
+                continue
+            metric.update(**{argument: getattr(round, field) for argument, field in fields.items()})
+            value = metric.compute()
+            if not isinstance(value, Tensor) or value.ndim not in (1, 2) or len(value) != self._num_clients:
+                shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(
+                    f"metric {name!r}: compute() must give one row per client, [{self._num_clients}] or "
+                    f"[{self._num_clients}, M]; it gave {shape}."
+                )
+            self.contributions[name] = value.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "metrics": {name: metric.state_dict() for name, metric in self.metrics.items()},
+            "contributions": dict(self.contributions),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["metrics"].keys() != self.metrics.keys():
+            raise ConfigurationError(
+                f"the checkpoint holds the metrics {sorted(state['metrics'])}, the loop has {sorted(self.metrics)}: "
+                "resume with the metrics that the run was started with."
+            )
+        for name, metric in self.metrics.items():
+            metric.load_state_dict(state["metrics"][name])
+        self.contributions = dict(state["contributions"])
+
+
+def _fields(name: str, metric: Metric) -> dict[str, str]:
+    if name in RESERVED:
+        raise ConfigurationError(f"metric name {name!r} is taken by the reports (as are {RESERVED}); choose another.")
+    translation: Mapping[str, str] = getattr(metric, "round_fields", {})
+    parameters = inspect.signature(type(metric).update).parameters.values()
+    arguments = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
+    fields = {argument: translation.get(argument, argument) for argument in arguments}
+    unknown = [field for field in fields.values() if field not in VOCABULARY]
+    if unknown:
+        raise ConfigurationError(
+            f"metric {name!r} ({type(metric).__name__}): update() asks for {unknown}, which a round does not have. "
+            f"It may ask for {sorted(VOCABULARY)}."
+        )
+    return fields

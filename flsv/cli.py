@@ -1,0 +1,67 @@
+"""``flsv fit | validate | test | predict``: LightningCLI with a ``federation:`` section beside ``trainer:``, ``model:`` and ``data:``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import lightning as L
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from flsv import ConfigurationError, FederatedDataModule, FederatedLoop, __version__
+
+
+class FederatedCLI(LightningCLI):
+    """The command line. ``federation`` holds the arguments of :class:`flsv.FederatedLoop`.
+
+    The numbers of clients and classes are said once, by the data: metrics and the model take them from there.
+    """
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(FederatedLoop, "federation")
+        parser.set_defaults({"model": {"class_path": "flsv.ClassifierClient"}})
+
+    def before_fit(self) -> None:
+        """``--ckpt_path last`` is the newest checkpoint of any run below ``default_root_dir``."""
+        config = self.config[self.subcommand]
+        if config.ckpt_path == "last":
+            root = Path(self.trainer.default_root_dir)
+            checkpoints = sorted(root.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime)
+            if not checkpoints:
+                raise ConfigurationError(
+                    f"--ckpt_path last: there is no checkpoint below {root.resolve()}. Name one, or leave ckpt_path out."
+                )
+            config.ckpt_path = str(checkpoints[-1])
+            print(f"Resuming from {config.ckpt_path}")
+
+
+def main(args: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        args: the arguments; by default those of the process.
+
+    Returns:
+        The exit status: 0, or 2 for a configuration that cannot work.
+    """
+    # A console script does not look for modules in the working folder, `python -m flsv` does: class paths of the user's own
+    # modules shall work in both.
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        FederatedCLI(
+            L.LightningModule,
+            FederatedDataModule,
+            subclass_mode_model=True,
+            seed_everything_default=0,
+            trainer_defaults={"default_root_dir": "runs", "max_epochs": 10, "log_every_n_steps": 1},
+            parser_kwargs={"prog": "flsv", "version": f"flsv {__version__}", "description": __doc__},
+            save_config_kwargs={"overwrite": True},
+            args=args,
+        )
+    except ConfigurationError as error:
+        print(f"flsv: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+

@@ -1,0 +1,73 @@
+"""The batches of one round: those of the cohort's clients, one client after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol
+
+import torch
+
+from flsv.seeding import generator_for
+
+
+class FederatedData(Protocol):
+    """What the loop asks of a data module; :class:`flsv.data.FederatedDataModule` is one."""
+
+    def client_loader(self, client: int, split: str = "train", generator: torch.Generator | None = None) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One client's part of a round: ``batches`` batches in all its local epochs."""
+
+    client: int
+    batches: int
+
+
+class CohortLoader(Iterable[Any]):
+    """The train dataloader of one round.
+
+    What a client sees depends on the seed, the round and the client only, not on who else is in the cohort: every local epoch
+    is shuffled by a generator of its own.
+
+    Args:
+        data: where the clients' loaders come from.
+        cohort: client ids, in the order of their visits.
+        seed: the run's seed.
+        round_index: the round.
+        local_epochs: passes over each client's data.
+        limit: Lightning's ``limit_train_batches``, per client and local epoch: a number of batches (int) or a share (float).
+    """
+
+    def __init__(
+        self,
+        data: FederatedData,
+        cohort: Sequence[int],
+        *,
+        seed: int,
+        round_index: int,
+        local_epochs: int = 1,
+        limit: float = 1.0,
+    ) -> None:
+        self.round_index = round_index
+        self._epochs = []
+        self.visits = []
+        for client in cohort:
+            streams = [generator_for(seed, "shuffle", round_index, client, epoch) for epoch in range(local_epochs)]
+            loaders = [data.client_loader(client, "train", generator=stream) for stream in streams]
+            batches = _limited(len(loaders[0]), limit)
+            self._epochs += [(loader, batches) for loader in loaders]
+            self.visits.append(Visit(client, batches * local_epochs))
+
+    def __len__(self) -> int:
+        return sum(visit.batches for visit in self.visits)
+
+    def __iter__(self) -> Iterator[Any]:
+        for loader, batches in self._epochs:
+            yield from islice(loader, batches)
+
+
+def _limited(length: int, limit: float) -> int:
+    return min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))

@@ -1,0 +1,38 @@
+"""How good a model is on some batches, in the middle of a fit: for the clients' own models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import lightning as L
+import torch
+
+
+@torch.no_grad()
+def accuracy(trainer: L.Trainer, batches: Iterable[Any]) -> float:
+    """The share of samples whose largest logit is the label's, with the trainer's module in evaluation mode.
+
+    Device, precision and the batch-transfer hooks are those of the fit.
+
+    Args:
+        trainer: its module's ``forward`` gives logits ``[B, M]``.
+        batches: pairs ``(x, y)``.
+
+    Returns:
+        A number in [0, 1]; NaN without samples.
+    """
+    module = trainer.lightning_module
+    training = [layer for layer in module.modules() if layer.training]
+    module.eval()
+    hits = torch.zeros((), dtype=torch.long, device=module.device)
+    total = 0
+    with trainer.strategy.precision_plugin.forward_context():
+        for batch in batches:
+            batch = module._on_before_batch_transfer(trainer.strategy.precision_plugin.convert_input(batch))
+            x, y = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+            hits += (module(x).argmax(-1) == y).sum()
+            total += len(y)
+    for layer in training:
+        layer.training = True
+    return hits.item() / total if total else float("nan")

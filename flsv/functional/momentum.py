@@ -1,0 +1,49 @@
+"""An exponential moving average per client, kept so that two of them can be merged exactly.
+
+A moving average whose first value counts in full cannot be merged from its value alone. Each client's row is therefore
+
+    first [M] | average [M] | seen [1]
+
+where ``average`` is the average started at zero and ``seen`` the number of values in it. After c values the running
+value is ``mu^c * first + average``; a later row is appended by ``average <- mu^(seen of the later) * average + later``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def momentum_row(values: Tensor, momentum: float) -> Tensor:
+    """The rows of one round's values: ``[k, M]`` to ``[k, 2M+1]``."""
+    return torch.cat([values, (1 - momentum) * values, torch.ones_like(values[:, :1])], dim=-1)
+
+
+def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
+    """Rows of successive stretches of rounds, earliest first, as one: ``[W, n, 2M+1]`` to ``[n, 2M+1]``.
+
+    A row whose ``seen`` is 0 is empty and changes nothing.
+    """
+    merged = rows[0]
+    width = (merged.shape[-1] - 1) // 2
+    for later in rows[1:]:
+        seen = later[:, -1:]
+        first = torch.where(merged[:, -1:] > 0, merged[:, :width], later[:, :width])
+        average = momentum**seen * merged[:, width:-1] + later[:, width:-1]
+        merged = torch.cat([first, average, merged[:, -1:] + seen], dim=-1)
+    return merged
+
+
+def momentum_value(rows: Tensor, momentum: float) -> Tensor:
+    """The running values of rows ``[n, 2M+1]``: ``[n, M]``, NaN where nothing was seen.
+
+    Example:
+        >>> rows = momentum_row(torch.tensor([[1.0], [1.0]]), 0.5)
+        >>> later = momentum_row(torch.tensor([[0.0], [1.0]]), 0.5)
+        >>> momentum_value(momentum_merge(torch.stack([rows, later]), 0.5), 0.5).squeeze(-1)
+        tensor([0.5000, 1.0000])
+    """
+    width = (rows.shape[-1] - 1) // 2
+    seen = rows[:, -1:]
+    value = momentum**seen * rows[:, :width] + rows[:, width:-1]
+    return value.masked_fill(seen == 0, float("nan"))

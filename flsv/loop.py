@@ -1,0 +1,368 @@
+"""FederatedLoop: the callback that is the server.
+
+One ``Trainer.fit`` is the whole federation and one epoch is one communication round. The train dataloader of a round yields the
+batches of the cohort, one client after the other; the LightningModule is, in turn, every client (with that client's start
+point and optimizer state in it) and, between the rounds, the global model, which Lightning validates and saves.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv._checkpoint import RoundBoundary
+from flsv._checks import check_setup, check_space
+from flsv._clients import CohortTraining
+from flsv._metrics import ContributionBoard
+from flsv._optimizers import ClientOptimizers
+from flsv.aggregation import Aggregator, FedAvg
+from flsv.cohort import CohortLoader
+from flsv.data import plot_partition
+from flsv.errors import ConfigurationError
+from flsv.evaluation import accuracy
+from flsv.local import ClientTerm
+from flsv.parameters import ParameterSpace
+from flsv.personalization import Personalizer
+from flsv.reporting.progress import ProgressText
+from flsv.reporting.reporter import Reporter
+from flsv.sampling import ClientSampler, FullParticipation
+from flsv.seeding import generator_for, seed_global_rngs
+from flsv.strategy import Strategy
+
+
+class FederatedLoop(L.Callback):
+    """Trains a LightningModule federated, and measures what every client contributes while it happens.
+
+    Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
+    the number of rounds; ``limit_train_batches`` holds per client and local epoch; gradient accumulation starts anew with
+    every client; a scheduler with ``interval="epoch"`` steps once a round, one with ``interval="step"`` belongs to the client.
+    Validation sees the global model. A checkpoint always stands between two rounds, and resuming from it goes on bit for bit.
+
+    Args:
+        aggregator: how the clients' models become the next global one. Default :class:`flsv.aggregation.FedAvg`.
+        metrics: name to contribution metric; ``loop.metrics[name]`` is the live metric. Any torchmetrics ``Metric`` whose
+            ``update`` names attributes of :class:`flsv.Round`.
+        personalizer: gives clients start points of their own. Default: everyone starts from the global model.
+        sampler: draws each round's cohort. Default: every client.
+        client_term: a term added to every client's loss, such as :class:`flsv.local.FedProx`.
+        local_epochs: passes over a client's data per round.
+        server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the way.
+        client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every client
+            the one it left.
+        head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or the
+            last ``nn.Linear``.
+        evaluate_clients_every: rounds between two evaluations of the clients' own models (their next start points) on
+            their own test splits; 0 for never.
+        log_per_class: log per-class contributions to the loggers too (the CSV always has them).
+        figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0 for none.
+        print_table: print a table of the clients at the end.
+        seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else a random one.
+
+    Attributes:
+        round_index: the number of completed rounds, so the index of the current or next one.
+        contributions: metric name to its current value, ``[n]`` or ``[n, M]``.
+        weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
+        client_accuracy: ``[n]``, the last evaluation of the clients' own models, or None.
+        models: client id to the start point ``[P]`` of its next round, where it has one of its own.
+
+    Raises:
+        ConfigurationError: a wrong argument or combination, before training starts.
+        RuntimeError: every client of a round returned a model that is not finite.
+
+    Example:
+        >>> from flsv.aggregation import ShapFedWA
+        >>> from flsv.metrics import ClassSpecificShapley
+        >>> loop = FederatedLoop(aggregator=ShapFedWA("cssv"), metrics={"cssv": ClassSpecificShapley()})
+        >>> loop.metrics["cssv"]
+        ClassSpecificShapley()
+    """
+
+    def __init__(
+        self,
+        aggregator: Aggregator | None = None,
+        metrics: dict[str, Metric] | None = None,
+        personalizer: Personalizer | None = None,
+        sampler: ClientSampler | None = None,
+        client_term: ClientTerm | None = None,
+        local_epochs: int = 1,
+        server_lr: float = 1.0,
+        client_optimizer: Literal["reset", "keep"] = "reset",
+        head: str | None = None,
+        evaluate_clients_every: int = 0,
+        log_per_class: bool = True,
+        figures_every: int = 10,
+        print_table: bool = True,
+        seed: int | None = None,
+    ) -> None:
+        for name, value, least in (
+            ("local_epochs", local_epochs, 1),
+            ("evaluate_clients_every", evaluate_clients_every, 0),
+            ("figures_every", figures_every, 0),
+        ):
+            if value < least:
+                raise ConfigurationError(f"FederatedLoop({name}={value}): expected at least {least}.")
+        if server_lr <= 0:
+            raise ConfigurationError(f"FederatedLoop(server_lr={server_lr}): expected a positive number.")
+        if client_optimizer not in ("reset", "keep"):
+            raise ConfigurationError(
+                f'FederatedLoop(client_optimizer={client_optimizer!r}): expected "reset" or "keep".'
+            )
+        self.aggregator = aggregator or FedAvg()
+        self.personalizer = personalizer
+        self.sampler = sampler or FullParticipation()
+        self.client_term = client_term
+        self.board = ContributionBoard(metrics or {})
+        self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
+        self.head, self.evaluate_clients_every = head, evaluate_clients_every
+        self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
+        self.seed = seed
+        self._reset()
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """The live metrics by name."""
+        return self.board.metrics
+
+    @property
+    def contributions(self) -> dict[str, Tensor]:
+        """The metrics' current values by name."""
+        return self.board.contributions
+
+    @property
+    def strategies(self) -> dict[str, Strategy]:
+        """The aggregator, personaliser, sampler and client term, where there is one, by role."""
+        roles = ("aggregator", "personalizer", "sampler", "client_term")
+        return {role: getattr(self, role) for role in roles if getattr(self, role) is not None}
+
+    # ---- before the first round
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        self._data = check_setup(self, trainer, pl_module)
+        if trainer.current_epoch == 0:
+            self._reset()
+            self.board.reset()
+        self.board.bind(self._data.num_clients, self._data.num_classes, self._data.class_names)
+        seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
+        self._seed = int.from_bytes(os.urandom(4), "little") if seed is None else int(seed)
+        self._borrow(trainer)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.space = ParameterSpace(pl_module, self.head)
+        check_space(self, self.space, self._data.num_classes)
+        self.board.to(pl_module.device)
+        self.models = {client: model.to(pl_module.device) for client, model in self.models.items()}
+        self._reporter = Reporter(
+            trainer, self.metrics, self._data.class_names, per_class=self.log_per_class, figures_every=self.figures_every
+        )
+        figure, _ = plot_partition(self._data.class_counts, self._data.class_names)
+        self._reporter.begin(self.round_index, self._csv, self._settings(), figure)
+        self._progress = ProgressText(trainer)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        optimizers = ClientOptimizers(trainer, self.client_optimizer, self._optimizer_state)
+        self._optimizer_state = None
+        self._training = CohortTraining(trainer, self.space, optimizers, self._seed)
+        self._boundary = RoundBoundary(trainer)
+
+    def _round_loader(self) -> CohortLoader:
+        """The train dataloader of the current round; the data module asks for it, sometimes twice."""
+        if self._loader is None or self._loader.round_index != self.round_index:
+            draw = generator_for(self._seed, "cohort", self.round_index)
+            cohort = self.sampler.sample(self._data.num_clients, self.contributions, draw).tolist()
+            if not cohort:
+                raise RuntimeError(f"{self.sampler!r} drew no client for round {self.round_index}.")
+            self._loader = CohortLoader(
+                self._data,
+                cohort,
+                seed=self._seed,
+                round_index=self.round_index,
+                local_epochs=self.local_epochs,
+                limit=self._limit,
+            )
+        return self._loader
+
+    # ---- within a round
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        # What hooks and validation draw must not depend on how the run got here.
+        seed_global_rngs(self._seed, "round", self.round_index)
+        self._training.begin_round(self._round_loader(), self.models)
+        if self.client_term is not None:
+            anchors = self.space.unflatten(self._training.global_vector)
+            self._anchors = {p: anchors[name].to(p.dtype) for name, p in pl_module.named_parameters()}
+
+    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        if self._training.begin_batch():
+            rounds = f"{self.round_index + 1}/{trainer.max_epochs}"
+            self._progress.text = {"round": rounds, "client": self._training.place}
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        if self.client_term is not None:
+            held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            self.client_term.add_gradients(held, [p.grad for p in held], [self._anchors[p] for p in held])
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if isinstance(loss, Tensor) and pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
+            loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
+        if self._training.end_batch(loss, self._data.num_samples):
+            self._aggregate(trainer)
+
+    def _aggregate(self, trainer: L.Trainer) -> None:
+        round = self._training.collect()
+        self.board.update(round)
+        vector, weights = self.aggregator.aggregate(round, self.contributions)
+        cut = self.space.num_parameters
+        if self.server_lr != 1:
+            vector[:cut] = torch.lerp(round.global_vector[:cut], vector[:cut], self.server_lr)
+        if not vector.isfinite().all():
+            raise RuntimeError(f"round {self.round_index}: {self.aggregator!r} gave a global model that is not finite.")
+        round = round.aggregated(vector, weights)
+        self.board.update(round)
+        if self.personalizer is not None:
+            own = self.personalizer.personalize(round, self.contributions, self.models)
+            self.models.update({client: model.detach().clone() for client, model in own.items()})
+        self.weights = torch.full((self._data.num_clients,), float("nan"))
+        self.weights[round.client_ids.cpu()] = weights.detach().float().cpu()
+        last = self.round_index + 1 == trainer.max_epochs
+        every = self.evaluate_clients_every
+        evaluated = bool(every) and (last or (self.round_index + 1) % every == 0)
+        if evaluated:
+            self.client_accuracy = self._evaluate_clients(trainer, vector)
+        self._training.end_round(vector)
+        self._reporter.round(
+            self.round_index,
+            self.contributions,
+            self.weights,
+            losses=dict(zip(round.client_ids.tolist(), round.losses.tolist() if round.losses is not None else [])),
+            accuracy=self.client_accuracy if evaluated else None,
+        )
+        seed_global_rngs(self._seed, "server", self.round_index)
+        self.round_index += 1
+
+    def _evaluate_clients(self, trainer: L.Trainer, server_vector: Tensor) -> Tensor:
+        """The accuracy ``[n]`` of each client's own model (the global one, if it has none) on its test split."""
+        result = []
+        for client in range(self._data.num_clients):
+            self.space.write(trainer.lightning_module, self.models.get(client, server_vector))
+            result.append(accuracy(trainer, self._data.client_loader(client, "test")))
+        return torch.tensor(result)
+
+    # ---- between rounds
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            pl_module.log("step", float(self.round_index - 1))  # Lightning's loggers take it as the x-axis
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._training.active:
+            self._discard("the epoch ended before the round's last batch")
+            return
+        pl_module.log("step", float(self.round_index - 1))
+        self._boundary.remember()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.print_table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._reporter.table(self._data.num_samples, self.contributions, self.weights, self.client_accuracy)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if getattr(self, "_training", None) is not None and self._training.active:
+            self._discard(f"{type(exception).__name__} within the round")
+        self._return(trainer)
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._return(trainer)
+
+    def _discard(self, why: str) -> None:
+        self._training.discard()
+        warnings.warn(f"round {self.round_index} is discarded: {why}.", stacklevel=2)
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next round needs beyond the global model; between two rounds whenever it is asked for."""
+        optimizers = self._training.optimizers.state_dict() if self._training else self._optimizer_state
+        return {
+            "round_index": self.round_index,
+            "seed": self._seed,
+            "board": self.board.state_dict(),
+            "models": dict(self.models),
+            "weights": self.weights,
+            "client_accuracy": self.client_accuracy,
+            "optimizers": optimizers,
+            "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
+            "csv": str(self._reporter.csv.path.resolve()) if self._reporter and self._reporter.csv else None,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.round_index, self._seed = state_dict["round_index"], state_dict["seed"]
+        self.board.load_state_dict(state_dict["board"])
+        self.models = dict(state_dict["models"])
+        self.weights, self.client_accuracy = state_dict["weights"], state_dict["client_accuracy"]
+        self._optimizer_state, self._csv = state_dict["optimizers"], state_dict["csv"]
+        for role, strategy in self.strategies.items():
+            strategy.load_state_dict(state_dict["strategies"].get(role, {}))
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._training is None:
+            return
+        if self._training.active:
+            self._boundary.rewind(checkpoint, self._training.global_state_dict())
+        else:
+            self._boundary.close_epoch(checkpoint)
+
+    # ---- what the loop borrows from the trainer for the length of a fit
+
+    def _borrow(self, trainer: L.Trainer) -> None:
+        self._limit = trainer.limit_train_batches
+        self._borrowed = [
+            (trainer, "limit_train_batches", 1.0 if self._limit else 0),
+            (trainer, "reload_dataloaders_every_n_epochs", 1),
+            # fast_dev_run stops after that many steps, here after that many per client.
+            (trainer.fit_loop.epoch_loop, "max_steps", -1),
+            (self._data, "round_loader", self._round_loader),
+        ]
+        for i, (owner, name, value) in enumerate(self._borrowed):
+            self._borrowed[i] = (owner, name, getattr(owner, name))
+            setattr(owner, name, value)
+
+    def _return(self, trainer: L.Trainer) -> None:
+        for owner, name, value in self._borrowed:
+            setattr(owner, name, value)
+        self._borrowed = []
+        if self._progress is not None:
+            self._progress.remove()
+        if self._training is not None:
+            self._training.windows.remove()
+
+    def _reset(self) -> None:
+        self.round_index = 0
+        self.weights: Tensor | None = None
+        self.client_accuracy: Tensor | None = None
+        self.models: dict[int, Tensor] = {}
+        self._seed = 0
+        self._loader: CohortLoader | None = None
+        self._training: CohortTraining | None = None
+        self._reporter: Reporter | None = None
+        self._progress: ProgressText | None = None
+        self._optimizer_state: dict[str, Any] | None = None
+        self._csv: str | None = None
+        self._borrowed: list[tuple[Any, str, Any]] = []
+
+    def _settings(self) -> dict[str, Any]:
+        own = {"local_epochs": self.local_epochs, "server_lr": self.server_lr, "client_optimizer": self.client_optimizer}
+        own |= {role: repr(strategy) for role, strategy in self.strategies.items()}
+        own |= {f"metric/{name}": repr(metric) for name, metric in self.metrics.items()}
+        own |= {f"data/{name}": value for name, value in self._data.describe().items()}
+        return {**own, "federation_seed": self._seed}

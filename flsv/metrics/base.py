@@ -1,0 +1,109 @@
+"""What every contribution metric shares: who is counted, what it looks like, and how it survives a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.errors import ConfigurationError
+from flsv.metrics.plot import plot_contributions
+
+
+class ContributionMetric(Metric):
+    """Base class of the metrics that say what every client contributed.
+
+    ``compute()`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. A subclass
+    writes ``init_states`` (its ``add_state`` calls), ``update`` and ``compute``. The names of ``update``'s arguments
+    are those of :class:`flsv.Round`: inside a :class:`flsv.FederatedLoop` the metric is handed what it names.
+
+    Its memory does not grow with the number of rounds: the running value is folded as rounds come in. A state's
+    reduction must therefore be a fold of two such states, the later one second (that is what ``forward``,
+    ``merge_state`` and a sync between processes call).
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_classes: M, likewise.
+        kwargs: see ``torchmetrics.Metric``.
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if num_clients is not None and num_clients < 2:
+            raise ConfigurationError(
+                f"{type(self).__name__}(num_clients={num_clients}): a federation needs at least 2 clients."
+            )
+        self.num_clients, self.num_classes = num_clients, num_classes
+        self.class_names: Sequence[str] | None = None
+        if num_clients is not None and num_classes is not None:
+            self._create_states()
+
+    def bind(self, num_clients: int, num_classes: int, class_names: Sequence[str] | None = None) -> None:
+        """Take the number of clients and classes from the federation, or check them against it.
+
+        Raises:
+            ConfigurationError: the metric was made for another number of clients or classes.
+        """
+        for name, value in (("num_clients", num_clients), ("num_classes", num_classes)):
+            mine = getattr(self, name)
+            if mine is not None and mine != value:
+                raise ConfigurationError(
+                    f"{type(self).__name__}({name}={mine}) does not fit the federation, which has {name}={value}. "
+                    f"Leave {name} out: it is taken from the data."
+                )
+        self.class_names = class_names
+        bound = self.num_clients is not None and self.num_classes is not None
+        self.num_clients, self.num_classes = num_clients, num_classes
+        if not bound:
+            self._create_states()
+
+    def init_states(self, num_clients: int, num_classes: int) -> None:
+        """Declare the states with ``add_state``; called as soon as both numbers are known."""
+        raise NotImplementedError
+
+    def client_values(self, value: Tensor) -> Tensor:
+        """One number per client ``[num_clients]`` from what ``compute`` gave: by default the mean over classes."""
+        return value.mean(-1) if value.ndim == 2 else value
+
+    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
+        """A picture of the contributions: a heatmap for per-class values, lines over rounds for several vectors.
+
+        Args:
+            val: what ``compute`` or ``forward`` gave, or a list of such vectors, one a round; by default ``compute()``.
+            ax: a matplotlib axis to draw into.
+
+        Returns:
+            ``(figure, axis)``.
+        """
+        val = self.compute() if val is None else val
+        return plot_contributions(val, ax=ax, name=type(self).__name__, class_names=self.class_names)
+
+    def _create_states(self) -> None:
+        assert self.num_clients is not None and self.num_classes is not None
+        self.init_states(self.num_clients, self.num_classes)
+        self.add_state("rounds", torch.tensor(0), dist_reduce_fx="sum")
+        self.persistent(True)
+
+    def _check_clients(self, client_ids: Tensor) -> None:
+        """Every ``update`` begins with this."""
+        if self.num_clients is None or self.num_classes is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} does not know how many clients and classes there are: pass num_clients and "
+                "num_classes, or use it in a FederatedLoop."
+            )
+        if client_ids.numel() == 0:
+            raise ValueError("client_ids is empty: a round needs at least one client.")
+        low, high = int(client_ids.min()), int(client_ids.max())
+        if low < 0 or high >= self.num_clients:
+            raise ValueError(
+                f"client_ids must lie in [0, {self.num_clients}) for num_clients={self.num_clients}; got {low} to {high}."
+            )
+        if len(client_ids.unique()) != len(client_ids):
+            raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")

@@ -1,0 +1,112 @@
+"""ClassSpecificShapley: what every participant contributes to every class, from the classifier head alone.
+
+Tastan et al. (IJCAI 2024), Algorithm 1, lines 16-17.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional import class_specific_shapley, participant_weights
+from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
+from flsv.metrics.base import ContributionMetric
+
+
+class ClassSpecificShapley(ContributionMetric):
+    r"""Class-specific Shapley values (CSSV) of ShapFed, with momentum over rounds.
+
+    .. math::
+        \tilde\Gamma_{ij} = \cos(h_{ij}, h_{sj}), \qquad
+        \Gamma \leftarrow \mu\,\Gamma + (1 - \mu)\,\tilde\Gamma \quad\text{(the first round as is)}
+
+    where :math:`h_{ij}` is row *j* (weights and bias) of client *i*'s classifier head and :math:`h_{sj}` the same of the
+    aggregate. Costs one dot product per client and class: no validation data, no coalition.
+
+    As input to ``update``: ``client_ids [k]``, ``client_heads [k, M, D]``, ``server_head [M, D]``.
+    ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]: 1 where a client pulls the class's row just where the
+    federation goes, 0 where it has nothing to say, negative where it pulls the other way. A client outside the cohort keeps
+    its row; a client never seen is NaN. ``client_values`` gives gamma of eq. 6, in [0, 1].
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_classes: M, likewise.
+        momentum: mu in [0, 1); the paper gives none. A client's momentum counts the rounds in which it took part.
+        source: the head of the client's ``"update"``, or of its ``"weights"``. Weights are what the authors' code
+            compares, but after some tens of rounds every cosine is above 0.98, so updates are the default.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: momentum outside [0, 1), an unknown source.
+        ValueError: shapes that do not fit ``num_classes``, unknown or repeated client ids.
+
+    Source:
+        Tastan, Fares, Aremu, Horváth, Nandakumar: Redefining Contributions: Shapley-Driven Federated Learning, IJCAI
+        2024, eq. 5-6 and Algorithm 1.
+
+    Example:
+        >>> metric = ClassSpecificShapley(num_clients=3, num_classes=2)
+        >>> heads = torch.tensor([[[1.0, 0.0], [0.0, 1.0]], [[1.0, 0.0], [0.0, -1.0]]])
+        >>> metric.update(torch.tensor([0, 2]), heads, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        >>> metric.compute()
+        tensor([[ 1.,  1.],
+                [nan, nan],
+                [ 1., -1.]])
+    """
+
+    plot_lower_bound = -1.0
+    plot_upper_bound = 1.0
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        num_classes: int | None = None,
+        momentum: float = 0.9,
+        source: Literal["update", "weights"] = "update",
+        **kwargs: Any,
+    ) -> None:
+        if not 0 <= momentum < 1:
+            raise ConfigurationError(f"ClassSpecificShapley(momentum={momentum}): expected a number in [0, 1).")
+        if source not in ("update", "weights"):
+            raise ConfigurationError(f'ClassSpecificShapley(source={source!r}): expected "update" or "weights".')
+        self.momentum, self.source = momentum, source
+        super().__init__(num_clients, num_classes, **kwargs)
+
+    @property
+    def round_fields(self) -> dict[str, str]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update`` that are not named as in :class:`flsv.Round`."""
+        if self.source == "update":
+            return {}
+        return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}
+
+    def init_states(self, num_clients: int, num_classes: int) -> None:
+        self.add_state(
+            "history",
+            torch.zeros(num_clients, 2 * num_classes + 1),
+            dist_reduce_fx=partial(momentum_merge, momentum=self.momentum),
+        )
+
+    def update(self, client_ids: Tensor, client_heads: Tensor, server_head: Tensor) -> None:
+        """Add one round; shapes ``[k]``, ``[k, M, D]``, ``[M, D]``."""
+        self._check_clients(client_ids)
+        if client_heads.ndim != 3 or client_heads.shape[:2] != (len(client_ids), self.num_classes):
+            raise ValueError(
+                f"expected client_heads [k={len(client_ids)}, M={self.num_classes}, D], got {list(client_heads.shape)}."
+            )
+        cssv = class_specific_shapley(client_heads, server_head)
+        now = torch.zeros_like(self.history)
+        now[client_ids] = momentum_row(cssv.to(now), self.momentum)
+        self.history = momentum_merge(torch.stack([self.history, now]), self.momentum)
+        self.rounds += 1
+
+    def compute(self) -> Tensor:
+        """``[num_clients, num_classes]``, NaN for clients never seen."""
+        return momentum_value(self.history, self.momentum)
+
+    def client_values(self, value: Tensor) -> Tensor:
+        """gamma ``[num_clients]`` in [0, 1] (eq. 6), NaN for clients never seen."""
+        return participant_weights(value)[0]

@@ -1,0 +1,167 @@
+"""A module's floating-point state as one flat vector, and back.
+
+The vector holds the parameters first and the persistent floating-point buffers (BatchNorm's running statistics) after
+them, so that the cohort of a round is one ``[k, P]`` matrix, a coalition's model is a row of a matrix product and
+aggregation is a matrix-vector product. Integer buffers (BatchNorm's ``num_batches_tracked``) are not part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from flsv.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class Head:
+    """Where the classifier head lies in the vector: ``num_classes`` rows of weights, and their biases if it has any."""
+
+    name: str
+    num_classes: int
+    weight: slice
+    bias: slice | None
+
+    def rows(self, vectors: Tensor, include_bias: bool = True) -> Tensor:
+        """The head's rows, weights and bias concatenated: ``[..., P]`` to ``[..., num_classes, D (+1)]``."""
+        rows = vectors[..., self.weight].unflatten(-1, (self.num_classes, -1))
+        if include_bias and self.bias is not None:
+            rows = torch.cat([rows, vectors[..., self.bias].unsqueeze(-1)], dim=-1)
+        return rows
+
+
+class ParameterSpace:
+    """The map between a module's floating-point state and vectors ``[P]``.
+
+    The space remembers names, shapes and places, not the module: any module of the same structure can be read and
+    written, and ``unflatten`` also takes a stack of vectors (for ``torch.func.functional_call`` under ``vmap``).
+
+    Args:
+        module: a module of the structure to map. Tied parameters appear once.
+        head: the name of the classifier head as in ``module.named_modules()``. By default timm's ``get_classifier()``
+            where a submodule has one, else the last ``nn.Linear``.
+
+    Attributes:
+        size: P, the length of the vector.
+        num_parameters: the length of its first part, the parameters; the rest are buffers.
+        head: the :class:`Head`, or None where there is no linear layer.
+
+    Raises:
+        ConfigurationError: the head's name is unknown, or names a layer without a weight matrix; complex parameters.
+
+    Example:
+        >>> net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+        >>> space = ParameterSpace(net)
+        >>> space.size, space.head.name, space.head.num_classes
+        (15, '1', 3)
+        >>> vector = space.read(net)
+        >>> space.write(net, torch.zeros(15))
+        >>> net[1].bias.tolist()
+        [0.0, 0.0, 0.0]
+        >>> space.head.rows(vector).shape
+        torch.Size([3, 5])
+    """
+
+    def __init__(self, module: nn.Module, head: str | None = None) -> None:
+        tensors = dict(_float_state(module))
+        for name, tensor in tensors.items():
+            if tensor.is_complex():
+                raise ConfigurationError(f"{name!r} is complex ({tensor.dtype}): only real-valued state can be averaged.")
+        self.names = tuple(tensors)
+        self.shapes = tuple(tensor.shape for tensor in tensors.values())
+        self._sizes = [tensor.numel() for tensor in tensors.values()]
+        self.size = sum(self._sizes)
+        self.num_parameters = sum(parameter.numel() for parameter in module.parameters())
+        # Averages of half-precision models are taken in float32.
+        self.dtype = torch.float32
+        for tensor in tensors.values():
+            self.dtype = torch.promote_types(self.dtype, tensor.dtype)
+        self.head = self._locate_head(module, head)
+
+    def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
+        """The module's state as a vector ``[P]``, a copy; into ``out`` where it is given."""
+        device = next((tensor.device for _, tensor in _float_state(module)), torch.device("cpu"))
+        if out is None:
+            out = torch.empty(self.size, dtype=self.dtype, device=device)
+        torch._foreach_copy_(list(self._views(out)), [tensor.detach() for _, tensor in _float_state(module)])
+        return out
+
+    @torch.no_grad()
+    def write(self, module: nn.Module, vector: Tensor) -> None:
+        """Copy a vector ``[P]`` into the module's parameters and buffers, in place."""
+        if vector.shape != (self.size,):
+            raise ValueError(f"expected a vector of shape ({self.size},), got {tuple(vector.shape)}.")
+        torch._foreach_copy_([tensor for _, tensor in _float_state(module)], list(self._views(vector)))
+
+    def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
+        """Named tensors ``[..., *shape]`` of vectors ``[..., P]``: views, not copies."""
+        parts = vector.split(self._sizes, dim=-1)
+        return {n: p.unflatten(-1, s) if s else p.squeeze(-1) for n, p, s in zip(self.names, parts, self.shapes)}
+
+    def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The inverse of :meth:`unflatten` for one set of named tensors: a new vector ``[P]``."""
+        return torch.cat([tensors[name].reshape(-1).to(self.dtype) for name in self.names])
+
+    def _views(self, vector: Tensor) -> Iterator[Tensor]:
+        return (part.view(shape) for part, shape in zip(vector.split(self._sizes), self.shapes))
+
+    def _locate_head(self, module: nn.Module, name: str | None) -> Head | None:
+        layers = dict(module.named_modules())
+        if name is None:
+            name = _default_head(module)
+            if name is None:
+                return None
+        elif name not in layers:
+            linear = [n for n, layer in layers.items() if isinstance(layer, nn.Linear)]
+            raise ConfigurationError(f"head={name!r} is not a layer of the module. Its linear layers: {linear}.")
+        known = {id(tensor): tensor_name for tensor_name, tensor in _float_state(module)}
+        weight, bias = (known.get(id(getattr(layers[name], part, None))) for part in ("weight", "bias"))
+        shapes = dict(zip(self.names, self.shapes))
+        if weight is None or len(shapes[weight]) < 2:
+            raise ConfigurationError(
+                f"head={name!r} ({type(layers[name]).__name__}) has no weight matrix with a row per class; "
+                "name the last linear layer of the classifier."
+            )
+        ends = torch.tensor(self._sizes).cumsum(0).tolist()
+        place = {n: slice(end - size, end) for n, end, size in zip(self.names, ends, self._sizes)}
+        return Head(name, shapes[weight][0], place[weight], place[bias] if bias else None)
+
+
+def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, then persistent floating-point buffers, each tensor once."""
+    yield from module.named_parameters()
+    seen = set()
+    for prefix, layer in module.named_modules():
+        for name, buffer in layer._buffers.items():
+            if buffer is None or name in layer._non_persistent_buffers_set or id(buffer) in seen:
+                continue
+            if buffer.is_floating_point() or buffer.is_complex():
+                seen.add(id(buffer))
+                yield f"{prefix}.{name}" if prefix else name, buffer
+
+
+def integer_buffers(module: nn.Module) -> list[Tensor]:
+    """The persistent buffers that the vector leaves out, in a fixed order (counters, masks)."""
+    return [
+        buffer
+        for layer in module.modules()
+        for name, buffer in layer._buffers.items()
+        if buffer is not None
+        and name not in layer._non_persistent_buffers_set
+        and not (buffer.is_floating_point() or buffer.is_complex())
+    ]
+
+
+def _default_head(module: nn.Module) -> str | None:
+    names = {id(layer): name for name, layer in module.named_modules()}
+    for layer in module.modules():
+        get_classifier = getattr(layer, "get_classifier", None)
+        if callable(get_classifier):
+            head = get_classifier()
+            if isinstance(head, nn.Linear) and id(head) in names:
+                return names[id(head)]
+    linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    return linear[-1] if linear else None

@@ -1,0 +1,6 @@
+"""Personalisers: the model that every client starts its next round from. One file each."""
+
+from flsv.personalization.base import Personalizer
+from flsv.personalization.standalone import Standalone
+
+__all__ = ["Personalizer", "Standalone"]

@@ -1,0 +1,141 @@
+"""What a run writes: scalars to every logger, figures to TensorBoard, rows to ``contributions.csv``, a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.figure import Figure
+from rich.console import Console
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.reporting.contributions_csv import ContributionsFile, Row
+from flsv.reporting.table import contribution_table
+
+
+class Reporter:
+    """Everything a fit says about its rounds. The x-axis of every curve is the round, from 0.
+
+    Args:
+        trainer: whose loggers and log folder are used.
+        metrics: the contribution metrics by name.
+        class_names: names of the classes, or None.
+        per_class: whether ``[n, M]`` values are logged per class too.
+        figures_every: rounds between two figures of a metric; 0 for none.
+    """
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        metrics: Mapping[str, Metric],
+        class_names: Sequence[str] | None,
+        per_class: bool,
+        figures_every: int,
+    ) -> None:
+        self._trainer, self._metrics, self._class_names = trainer, metrics, class_names
+        self._per_class, self._figures_every = per_class, figures_every
+        folder = Path(trainer.log_dir or trainer.default_root_dir)
+        # A fast_dev_run leaves no trace.
+        self.csv = None if trainer.fast_dev_run else ContributionsFile(folder / "contributions.csv")  # type: ignore[attr-defined]
+
+    def begin(self, first_round: int, earlier_csv: str | None, settings: Mapping[str, Any], partition: Figure) -> None:
+        """Open the CSV; at the start of a run also log the settings and the picture of the partition."""
+        if self.csv is not None:
+            earlier = Path(earlier_csv) if earlier_csv and Path(earlier_csv) != self.csv.path else None
+            self.csv.begin(first_round, earlier)
+        if first_round == 0:
+            self._log_settings(settings)
+            self._figure("data/partition", partition, 0)
+
+    def round(
+        self,
+        round_index: int,
+        contributions: Mapping[str, Tensor],
+        weights: Tensor,
+        losses: Mapping[int, float],
+        accuracy: Tensor | None,
+    ) -> None:
+        """Write one round: the metrics' values, and the clients' aggregation weights ``[n]``, training losses
+        by client id, and the accuracies ``[n]`` of their own models where they were evaluated. NaN is not written."""
+        rows: list[Row] = []
+        scalars: dict[str, float] = {}
+        for name, value in contributions.items():
+            overall = _rows(round_index, name, "", self.overall(name, value))
+            rows += overall
+            scalars |= {f"contribution/{name}/client_{i}": v for _, _, i, _, v in overall}
+            if value.ndim == 2:
+                for j, column in enumerate(value.T):
+                    per_class = _rows(round_index, name, j, column)
+                    rows += per_class
+                    if self._per_class:
+                        scalars |= {f"contribution/{name}/class_{j}/client_{i}": v for _, _, i, _, v in per_class}
+        weighed = _rows(round_index, "weight", "", weights)
+        rows += weighed
+        scalars |= {f"weight/client_{i}": w for _, _, i, _, w in weighed}
+        scalars |= {f"train_loss/client_{i}": loss for i, loss in losses.items() if loss == loss}
+        if accuracy is not None:
+            evaluated = _rows(round_index, "accuracy", "", accuracy)
+            rows += evaluated
+            scalars |= {f"client_accuracy/client_{i}": v for _, _, i, _, v in evaluated}
+            scalars["client_accuracy/mean"] = accuracy.mean().item()
+        for logger in self._trainer.loggers:
+            logger.log_metrics(scalars, step=round_index)
+        if self.csv is not None:
+            self.csv.append(rows)
+        last = round_index + 1 == self._trainer.max_epochs
+        if self._figures_every and (last or (round_index + 1) % self._figures_every == 0):
+            self.figures(round_index, contributions)
+
+    def figures(self, round_index: int, contributions: Mapping[str, Tensor]) -> None:
+        """One picture per metric."""
+        for name, value in contributions.items():
+            if any(hasattr(logger.experiment, "add_figure") for logger in self._tensorboards):
+                figure, axis = self._metrics[name].plot(value)
+                axis.set_title(f"{name}, round {round_index}")
+                self._figure(f"contribution/{name}", figure, round_index)
+
+    def table(
+        self,
+        num_samples: Tensor,
+        contributions: Mapping[str, Tensor],
+        weights: Tensor | None,
+        accuracy: Tensor | None,
+    ) -> None:
+        """Print the table of the clients."""
+        values = {name: self.overall(name, value) for name, value in contributions.items()}
+        per_class = {name: value for name, value in contributions.items() if value.ndim == 2}
+        table = contribution_table(num_samples, values, weights, per_class, self._class_names, accuracy)
+        Console().print(table)
+
+    def overall(self, name: str, value: Tensor) -> Tensor:
+        """One number per client ``[n]``: the metric's own summary, or the mean over classes."""
+        summary = getattr(self._metrics[name], "client_values", None)
+        if summary is not None:
+            return summary(value)
+        return value.mean(-1) if value.ndim == 2 else value
+
+    @property
+    def _tensorboards(self) -> list[TensorBoardLogger]:
+        return [logger for logger in self._trainer.loggers if isinstance(logger, TensorBoardLogger)]
+
+    def _log_settings(self, settings: Mapping[str, Any]) -> None:
+        # TensorBoard keeps the first set of hyper-parameters of a run, so the module's and the data's go with ours.
+        module, data = self._trainer.lightning_module, self._trainer.datamodule  # type: ignore[attr-defined]
+        merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **settings}
+        for logger in self._trainer.loggers:
+            logger.log_hyperparams(merged)
+
+    def _figure(self, tag: str, figure: Figure, step: int) -> None:
+        for logger in self._tensorboards:
+            if hasattr(logger.experiment, "add_figure"):  # not in a fast_dev_run
+                logger.experiment.add_figure(tag, figure, global_step=step)
+
+
+def _rows(round_index: int, metric: str, label: int | str, values: Tensor) -> list[Row]:
+    numbers = values.detach().to("cpu", torch.float32).tolist()
+    return [(round_index, metric, i, label, v) for i, v in enumerate(numbers) if v == v]

@@ -1,0 +1,144 @@
+"""What the server knows of one round: the vocabulary of the whole package.
+
+A contribution metric, an aggregator, a personaliser or a sampler asks for a quantity by one of the names on
+:class:`Round`; whatever is expensive is derived when it is first asked for, and never if nobody does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.parameters import Head, ParameterSpace
+
+
+@dataclass(frozen=True)
+class ClientUpdate:
+    """What crosses from one client to the server: its id, how many samples it trained on, its vector ``[P]``, and its
+    mean training loss (NaN where the module's ``training_step`` gives none)."""
+
+    client_id: int
+    num_samples: int
+    vector: Tensor
+    loss: float = float("nan")
+
+
+@dataclass(frozen=True)
+class Round:
+    """One communication round, seen from the server. k = cohort size, P = length of the parameter vector, M = classes.
+
+    Fields named ``server_*`` and ``aggregation_weights`` exist only after aggregation: a metric that asks for one of them is
+    updated then, and weighs the next round.
+
+    Args:
+        round_index: the round's number, from 0.
+        client_ids: ``[k]`` integers, who took part (clients whose update was not finite are left out).
+        num_samples: ``[k]`` integers, training samples of each.
+        global_vector: ``[P]``, the global model at the start of the round.
+        client_vectors: ``[k, P]``, the clients' models after local training.
+        start_vectors: ``[k, P]``, the models that the clients started from; None where all started from the global one.
+        losses: ``[k]`` mean training losses.
+        space: the map between vectors and modules.
+        server_vector: ``[P]``, the next global model; None before aggregation.
+        aggregation_weights: ``[k]``, the clients' weights in it; None before aggregation.
+    """
+
+    round_index: int
+    client_ids: Tensor
+    num_samples: Tensor
+    global_vector: Tensor
+    client_vectors: Tensor
+    space: ParameterSpace
+    start_vectors: Tensor | None = None
+    losses: Tensor | None = None
+    server_vector: Tensor | None = None
+    aggregation_weights: Tensor | None = None
+
+    def __len__(self) -> int:
+        """k, the size of the cohort."""
+        return len(self.client_ids)
+
+    @cached_property
+    def client_updates(self) -> Tensor:
+        """``[k, P]``: d_i = x_i minus the client's start point. A second matrix of the size of ``client_vectors``."""
+        return self.client_vectors - self._starts
+
+    @cached_property
+    def client_heads(self) -> Tensor:
+        """``[k, M, D+1]``: the classifier head's rows (weights, bias) of every client's update."""
+        head = self.head
+        return head.rows(self.client_vectors) - head.rows(self._starts)
+
+    @cached_property
+    def client_head_weights(self) -> Tensor:
+        """``[k, M, D+1]``: the classifier head's rows of every client's weights."""
+        return self.head.rows(self.client_vectors)
+
+    @cached_property
+    def server_update(self) -> Tensor:
+        """``[P]``: the next global model minus this round's."""
+        return self._aggregated("server_vector") - self.global_vector
+
+    @cached_property
+    def server_head(self) -> Tensor:
+        """``[M, D+1]``: the clients' head updates, averaged with this round's aggregation weights."""
+        return torch.einsum("k,kmd->md", self._weights, self.client_heads)
+
+    @cached_property
+    def server_head_weights(self) -> Tensor:
+        """``[M, D+1]``: the clients' head weights, averaged with this round's aggregation weights."""
+        return torch.einsum("k,kmd->md", self._weights, self.client_head_weights)
+
+    @property
+    def head(self) -> Head:
+        """Where the classifier head lies in a vector."""
+        if self.space.head is None:
+            raise ConfigurationError("the module has no linear layer, so it has no classifier head.")
+        return self.space.head
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """``[P]``: x + sum_i weights_i (x_i - x) for the parameters x, whatever the weights sum to.
+
+        Buffers (BatchNorm's statistics) are averaged with the weights made to sum to 1: moving a running variance
+        beyond the clients' own can turn it negative.
+        """
+        weights = weights.to(self.client_vectors)
+        total, cut = weights.sum(), self.space.num_parameters
+        result = weights @ self.client_vectors
+        result[:cut] += (1 - total) * self.global_vector[:cut]
+        if cut < self.space.size and total != 1:
+            result[cut:] = result[cut:] / total if total != 0 else self.global_vector[cut:]
+        return result
+
+    def aggregated(self, server_vector: Tensor, weights: Tensor) -> Round:
+        """This round after aggregation. What has been derived so far is kept."""
+        after = replace(self, server_vector=server_vector, aggregation_weights=weights)
+        for name in ("client_updates", "client_heads", "client_head_weights"):
+            if name in self.__dict__:
+                after.__dict__[name] = self.__dict__[name]
+        return after
+
+    @property
+    def _starts(self) -> Tensor:
+        return self.global_vector if self.start_vectors is None else self.start_vectors
+
+    @property
+    def _weights(self) -> Tensor:
+        return self._aggregated("aggregation_weights").to(self.client_vectors)
+
+    def _aggregated(self, name: str) -> Tensor:
+        value = getattr(self, name)
+        if value is None:
+            raise RuntimeError(f"Round.{name} exists only after aggregation.")
+        return value
+
+
+# What a metric's `update` may name; the second set is known only after aggregation.
+_DERIVED = {name for name, value in vars(Round).items() if isinstance(value, cached_property)}
+AFTER_AGGREGATION = {n for n in _DERIVED if n.startswith("server_")} | {"server_vector", "aggregation_weights"}
+VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - {"space"})
+HEAD_FIELDS = {name for name in _DERIVED if "_head" in name}

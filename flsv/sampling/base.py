@@ -1,0 +1,39 @@
+"""ClientSampler: who takes part in a round."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+
+from flsv.strategy import Contributions, Strategy
+
+
+class ClientSampler(Strategy):
+    """Base class."""
+
+    @abstractmethod
+    def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
+        """The cohort's client ids, ascending and without repetition.
+
+        Args:
+            num_clients: n, all clients of the federation.
+            contributions: the metrics' values after the round before.
+            generator: the only source of chance; it depends on the run's seed and the round.
+        """
+
+    def check(self, num_clients: int) -> None:
+        """Raise a :class:`flsv.errors.ConfigurationError` if no cohort can be drawn from ``num_clients`` clients."""
+
+
+class FullParticipation(ClientSampler):
+    """Every client, every round.
+
+    Example:
+        >>> FullParticipation().sample(3, {}, torch.Generator())
+        tensor([0, 1, 2])
+    """
+
+    def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
+        return torch.arange(num_clients)

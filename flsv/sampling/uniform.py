@@ -1,0 +1,40 @@
+"""UniformSampler: a cohort of fixed size, all equally likely."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.sampling.base import ClientSampler
+from flsv.strategy import Contributions
+
+
+class UniformSampler(ClientSampler):
+    """``cohort_size`` clients without replacement, as in FedAvg's Algorithm 1 (McMahan et al. 2017).
+
+    Args:
+        cohort_size: clients per round, at least 1.
+
+    Raises:
+        ConfigurationError: a cohort size below 1, or (before training) above the number of clients.
+
+    Example:
+        >>> UniformSampler(2).sample(5, {}, torch.Generator().manual_seed(0)).shape
+        torch.Size([2])
+    """
+
+    def __init__(self, cohort_size: int) -> None:
+        if cohort_size < 1:
+            raise ConfigurationError(f"UniformSampler(cohort_size={cohort_size}): expected at least 1 client per round.")
+        self.cohort_size = cohort_size
+
+    def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
+        return torch.randperm(num_clients, generator=generator)[: self.cohort_size].sort().values
+
+    def check(self, num_clients: int) -> None:
+        if self.cohort_size > num_clients:
+            raise ConfigurationError(
+                f"UniformSampler(cohort_size={self.cohort_size}) cannot be met: the federation has {num_clients} clients. "
+                f"Lower cohort_size to {num_clients} or make more clients in the partitioner."
+            )

@@ -1,0 +1,149 @@
+"""ClassSpecificShapley: momentum, absent clients, torchmetrics' own ways of using a metric."""
+
+import pickle
+
+import pytest
+import torch
+
+from flsv.errors import ConfigurationError
+from flsv.functional import class_specific_shapley, participant_weights
+from flsv.metrics import ClassSpecificShapley
+
+ROUNDS = [([0, 1, 3], 0), ([1, 3], 1), ([0, 1], 2), ([3], 3)]
+
+
+def heads(seed: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(k, 2, 4, generator=generator), torch.randn(2, 4, generator=generator)
+
+
+def feed(metric: ClassSpecificShapley, rounds: list[tuple[list[int], int]] = ROUNDS) -> ClassSpecificShapley:
+    for ids, seed in rounds:
+        metric.update(torch.tensor(ids), *heads(seed, len(ids)))
+    return metric
+
+
+def expected(rounds: list[tuple[list[int], int]] = ROUNDS, momentum: float = 0.9) -> torch.Tensor:
+    value = torch.full((5, 2), float("nan"))
+    for ids, seed in rounds:
+        now = class_specific_shapley(*heads(seed, len(ids)))
+        for row, i in enumerate(ids):
+            value[i] = now[row] if value[i].isnan().all() else momentum * value[i] + (1 - momentum) * now[row]
+    return value
+
+
+def metric(**kwargs: object) -> ClassSpecificShapley:
+    return ClassSpecificShapley(num_clients=5, num_classes=2, **kwargs)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_running_value_is_algorithm_1(momentum: float) -> None:
+    got = feed(metric(momentum=momentum)).compute()
+    torch.testing.assert_close(got, expected(momentum=momentum), equal_nan=True)
+    assert got[[2, 4]].isnan().all()  # never seen
+
+
+def test_forward_gives_this_round_and_goes_on_accumulating() -> None:
+    live = metric()
+    for ids, seed in ROUNDS:
+        now = live(torch.tensor(ids), *heads(seed, len(ids)))
+        torch.testing.assert_close(now[ids], class_specific_shapley(*heads(seed, len(ids))))
+        assert now[[i for i in range(5) if i not in ids]].isnan().all()
+    torch.testing.assert_close(live.compute(), expected(), equal_nan=True)
+    assert live.rounds == len(ROUNDS)
+
+
+@pytest.mark.skipif(not hasattr(ClassSpecificShapley, "merge_state"), reason="torchmetrics before 1.5 cannot merge")
+def test_merge_state_puts_the_incoming_rounds_first() -> None:
+    late, early = feed(metric(), ROUNDS[2:]), feed(metric(), ROUNDS[:2])
+    late.merge_state(early)
+    torch.testing.assert_close(late.compute(), expected(), equal_nan=True)
+
+
+def test_state_dict_round_trip_goes_on_bit_for_bit() -> None:
+    whole = feed(metric())
+    first = feed(metric(), ROUNDS[:2])
+    second = metric()
+    second.load_state_dict(first.state_dict())
+    feed(second, ROUNDS[2:])
+    assert torch.equal(second.compute().nan_to_num(9), whole.compute().nan_to_num(9))
+    assert second.rounds == whole.rounds
+
+
+def test_reset_pickle_and_repr() -> None:
+    live = feed(metric())
+    copy = pickle.loads(pickle.dumps(live))
+    torch.testing.assert_close(copy.compute(), live.compute(), equal_nan=True)
+    live.reset()
+    assert live.rounds == 0
+    feed(live, ROUNDS[:1])
+    torch.testing.assert_close(live.compute(), expected(ROUNDS[:1]), equal_nan=True)
+
+
+def test_memory_does_not_grow_with_the_rounds() -> None:
+    live = feed(metric())
+    size = sum(state.numel() for state in live.state_dict().values())
+    for _ in range(20):
+        feed(live)
+    assert sum(state.numel() for state in live.state_dict().values()) == size
+
+
+def test_client_values_are_gamma() -> None:
+    live = feed(metric())
+    torch.testing.assert_close(
+        live.client_values(live.compute()), participant_weights(expected())[0], equal_nan=True
+    )
+
+
+def test_bound_late() -> None:
+    live = ClassSpecificShapley()
+    with pytest.raises(ConfigurationError, match="pass num_clients and num_classes"):
+        feed(live)
+    live.bind(5, 2)
+    torch.testing.assert_close(feed(live).compute(), expected(), equal_nan=True)
+    live.bind(5, 2)  # binding again keeps what was counted
+    torch.testing.assert_close(live.compute(), expected(), equal_nan=True)
+    with pytest.raises(ConfigurationError, match=r"num_clients=5\) does not fit the federation, which has num_clients=7"):
+        live.bind(7, 2)
+
+
+def test_where_the_loop_finds_the_heads() -> None:
+    assert metric().round_fields == {}
+    assert set(metric(source="weights").round_fields.values()) == {"client_head_weights", "server_head_weights"}
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "message"),
+    [
+        ({"momentum": 1.0}, r"momentum=1.0\): expected a number in \[0, 1\)"),
+        ({"source": "gradients"}, 'expected "update" or "weights"'),
+    ],
+)
+def test_wrong_arguments(kwargs: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        metric(**kwargs)
+    with pytest.raises(ConfigurationError, match="at least 2 clients"):
+        ClassSpecificShapley(num_clients=1, num_classes=2)
+
+
+def test_wrong_updates() -> None:
+    with pytest.raises(ValueError, match=r"client_ids must lie in \[0, 5\).*3 to 5"):
+        metric().update(torch.tensor([3, 5]), *heads(0, 2))
+    with pytest.raises(ValueError, match="appears twice"):
+        metric().update(torch.tensor([3, 3]), *heads(0, 2))
+    with pytest.raises(ValueError, match="is empty"):
+        metric().update(torch.tensor([], dtype=torch.long), *heads(0, 0))
+    with pytest.raises(ValueError, match=r"\[k=1, M=2, D\], got \[2, 2, 4\]"):
+        metric().update(torch.tensor([3]), *heads(0, 2))
+
+
+def test_plot_is_a_heatmap_with_a_cell_per_client_and_class() -> None:
+    live = feed(metric())
+    live.class_names = ["healthy", "ill"]
+    figure, axis = live.plot()
+    assert axis.images[0].get_array().shape == (5, 2)
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["healthy", "ill"]
+    _, lines = live.plot([torch.rand(5) for _ in range(3)])
+    assert len(lines.lines) == 5
+    _, bars = live.plot(torch.rand(5))
+    assert len(bars.patches) == 5

@@ -1,0 +1,108 @@
+"""One run with everything in play, for the resume tests: ``python resume_run.py FOLDER [ROUNDS] [--die R B] [--ckpt PATH]``.
+
+``--die R B`` kills the process, as kill -9 does, at batch B of round R.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
+from toys import Plain, adam, fit, network, toy_data
+from torch import Tensor
+
+from flsv.aggregation import ShapFedWA
+from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley
+from flsv.personalization import Personalizer
+from flsv.sampling import UniformSampler
+
+
+class Mixture(Personalizer):
+    """Half the global model, half the client's own."""
+
+    def personalize(self, round: Any, contributions: Any, models: Any) -> dict[int, Tensor]:
+        return {i: (x + round.server_vector) / 2 for i, x in zip(round.client_ids.tolist(), round.client_vectors)}
+
+
+class Noisy(Plain):
+    """Draws from the global generators everywhere it can."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.log("val_noise", torch.rand(()))
+
+    def on_train_epoch_start(self) -> None:
+        self.log("epoch_noise", torch.rand(()))
+
+
+class Stop(Callback):
+    """Ends the run in the middle of a round: by SIGKILL, or by an exception."""
+
+    def __init__(self, round_index: int, batch: int, error: type[BaseException] | None = None) -> None:
+        self.round_index, self.batch, self.error = round_index, batch, error
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+        if trainer.current_epoch == self.round_index and args[-1] == self.batch:
+            if self.error is not None:
+                raise self.error("stopped by the test")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def checkpoints(folder: Path) -> ModelCheckpoint:
+    return ModelCheckpoint(folder / "checkpoints", filename="last", enable_version_counter=False)
+
+
+def run(
+    folder: Path,
+    rounds: int = 5,
+    callbacks: list[Callback] | None = None,
+    ckpt_path: Any = None,
+    policy: str = "keep",
+    checkpoint: ModelCheckpoint | None = None,
+) -> tuple[FederatedLoop, L.LightningModule]:
+    loop = FederatedLoop(
+        ShapFedWA("cssv"),
+        {"cssv": ClassSpecificShapley(momentum=0.7)},
+        personalizer=Mixture(),
+        sampler=UniformSampler(3),
+        client_optimizer=policy,
+        evaluate_clients_every=2,
+        local_epochs=2,
+        seed=11,
+    )
+    module = Noisy(
+        network(dropout=0.3), adam, lambda o: torch.optim.lr_scheduler.StepLR(o, 7, gamma=0.8), interval="step"
+    )
+    fit(
+        loop,
+        folder,
+        module,
+        toy_data((4, 2, 3, 3, 2)),
+        rounds=rounds,
+        ckpt_path=ckpt_path,
+        logger=TensorBoardLogger(folder, name="", version="log"),
+        enable_checkpointing=True,
+        callbacks=[
+            *(callbacks or []),
+            EarlyStopping("val_acc", mode="max", patience=100),
+            checkpoint or checkpoints(folder),
+        ],
+    )
+    return loop, module
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--die", type=int, nargs=2, required=True)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    run(arguments.folder, callbacks=[Stop(*arguments.die)])

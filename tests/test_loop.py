@@ -1,0 +1,493 @@
+"""FederatedLoop against federated averaging written by hand, and Lightning's options inside it."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from toys import CLASSES, Plain, adam, fit, flat, network, sgd, toy_data, trainer_for, vector
+from torch import Tensor, nn
+
+from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.data import FederatedDataModule
+from flsv.functional import class_specific_shapley, participant_weights
+from flsv.local import FedProx
+from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley
+from flsv.personalization import Standalone
+from flsv.sampling import UniformSampler
+from flsv.seeding import generator_for
+
+SEED = 5
+
+
+def fedavg_by_hand(
+    net: nn.Module,
+    data: FederatedDataModule,
+    make_optimizer: Any,
+    rounds: int = 3,
+    local_epochs: int = 1,
+    accumulate: int = 1,
+    clip: float | None = None,
+    mu: float = 0.0,
+    weighting: str = "samples",
+) -> dict[str, Tensor]:
+    """FedAvg (and FedProx) in plain PyTorch: no Lightning, no vectors, a deep copy per client."""
+    data.setup("fit")
+    server = copy.deepcopy(net)
+    for r in range(rounds):
+        states, sizes = [], []
+        for client in range(data.num_clients):
+            model = copy.deepcopy(server).train()
+            anchor = [p.detach().clone() for p in model.parameters()]
+            optimizer = make_optimizer(model.parameters())
+            for epoch in range(local_epochs):
+                stream = generator_for(SEED, "shuffle", r, client, epoch)
+                batches = list(data.client_loader(client, "train", generator=stream))
+                for i, (x, y) in enumerate(batches):
+                    x = x.to(anchor[0].dtype)
+                    (nn.functional.cross_entropy(model(x), y) / accumulate).backward()
+                    if (i + 1) % accumulate and not (i + 1 == len(batches)):
+                        continue
+                    for p, a in zip(model.parameters(), anchor):
+                        p.grad += mu * (p.detach() - a)
+                    if clip is not None:
+                        nn.utils.clip_grad_norm_(model.parameters(), clip)
+                    optimizer.step()
+                    optimizer.zero_grad()
+            states.append(model.state_dict())
+            sizes.append(float(data.num_samples[client]) if weighting == "samples" else 1.0)
+        average = {}
+        for name, value in server.state_dict().items():
+            if value.is_floating_point():
+                average[name] = sum(w * s[name].double() for w, s in zip(sizes, states)) / sum(sizes)
+            else:
+                average[name] = states[0][name]
+        server.load_state_dict(average)
+    return server.state_dict()
+
+
+def assert_same(module: Plain, expected: dict[str, Tensor], tolerance: float = 1e-6) -> None:
+    for name, value in module.net.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+
+
+@pytest.mark.parametrize("optimizer", [sgd, adam])
+@pytest.mark.parametrize("batch_norm", [False, True])
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_same_global_model_as_by_hand(tmp_path: Path, optimizer: Any, batch_norm: bool, weighting: str) -> None:
+    net = network(batch_norm)
+    expected = fedavg_by_hand(net, toy_data(), optimizer, weighting=weighting)
+    loop = FederatedLoop(aggregator=FedAvg(weighting), seed=SEED)
+    module = fit(loop, tmp_path, Plain(copy.deepcopy(net), optimizer))
+    assert_same(module, expected)
+    assert loop.round_index == 3
+
+
+@pytest.mark.parametrize(
+    ("loop", "trainer", "by_hand"),
+    [
+        ({"local_epochs": 3}, {}, {"local_epochs": 3}),
+        ({}, {"accumulate_grad_batches": 3}, {"accumulate": 3}),
+        ({}, {"gradient_clip_val": 0.5}, {"clip": 0.5}),
+        ({"client_term": "FedProx"}, {"gradient_clip_val": 0.5}, {"mu": 0.3, "clip": 0.5}),
+        ({"client_term": "FedProx"}, {"accumulate_grad_batches": 2}, {"mu": 0.3, "accumulate": 2}),
+    ],
+)
+def test_lightning_options_mean_the_same_as_by_hand(
+    tmp_path: Path, loop: dict[str, Any], trainer: dict[str, Any], by_hand: dict[str, Any]
+) -> None:
+    if "client_term" in loop:
+        loop = {**loop, "client_term": FedProx(mu=0.3)}
+    net = network().double()  # so that nothing but the algorithm can differ
+    expected = fedavg_by_hand(net, toy_data(), sgd, **by_hand)
+    module = fit(FederatedLoop(seed=SEED, **loop), tmp_path, Plain(copy.deepcopy(net)), precision="64-true", **trainer)
+    assert_same(module, expected, tolerance=1e-10)
+
+
+def test_fedprox_without_weight_is_fedavg_and_with_weight_stays_nearer(tmp_path: Path) -> None:
+    def run(**kwargs: Any) -> Tensor:
+        return vector(fit(FederatedLoop(seed=1, **kwargs), tmp_path, Plain(network(batch_norm=False)), rounds=1))
+
+    start = vector(Plain(network(batch_norm=False)))
+    far, near = run(client_term=FedProx(0.0)), run(client_term=FedProx(3.0))
+    assert torch.equal(far, run())
+    assert (near - start).norm() < 0.5 * (far - start).norm()
+
+
+def test_accumulation_does_not_leak_from_client_to_client(tmp_path: Path) -> None:
+    """With Lightning's own counting, windows of 4 would span clients of 5, 2 and 3 batches."""
+    with_one = vector(fit(FederatedLoop(seed=1), tmp_path, accumulate_grad_batches=4, rounds=1))
+    steps = []
+
+    class CountSteps(Callback):
+        def on_before_optimizer_step(self, trainer: L.Trainer, module: L.LightningModule, optimizer: Any) -> None:
+            steps.append(trainer.fit_loop.batch_idx)
+
+    data = toy_data()
+    again = vector(fit(FederatedLoop(seed=1), tmp_path, data=data, accumulate_grad_batches=4, rounds=1, callbacks=[CountSteps()]))
+    assert torch.equal(with_one, again)
+    batches = [len(data.client_loader(i, generator=torch.Generator())) for i in range(3)]
+    assert len(steps) == sum(-(-n // 4) for n in batches)
+
+
+class Manual(Plain):
+    """The same module with manual optimization."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+
+def test_manual_optimization(tmp_path: Path) -> None:
+    for term in (None, FedProx(0.1)):
+        automatic = fit(FederatedLoop(seed=SEED, client_term=term), tmp_path)
+        manual = fit(FederatedLoop(seed=SEED, client_term=term), tmp_path, Manual())
+        torch.testing.assert_close(vector(manual), vector(automatic))
+
+
+def test_server_lr_moves_parameters_part_of_the_way_and_buffers_all_of_it(tmp_path: Path) -> None:
+    net = network()
+    full = fit(FederatedLoop(seed=SEED), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
+    half = fit(FederatedLoop(seed=SEED, server_lr=0.5), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
+    for start, end, middle in zip(net.parameters(), full.parameters(), half.parameters()):
+        torch.testing.assert_close(middle, (start + end) / 2)
+    torch.testing.assert_close(half[1].running_var, full[1].running_var)
+
+
+# ---- determinism
+
+
+def shapfed(**kwargs: Any) -> FederatedLoop:
+    kwargs.setdefault("seed", 1)
+    return FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, **kwargs)
+
+
+def test_same_seed_same_bits_other_seed_other_model(tmp_path: Path) -> None:
+    first, second, other = (shapfed(seed=s, sampler=UniformSampler(2)) for s in (1, 1, 2))
+    a, b, c = (fit(loop, tmp_path, Plain(network(dropout=0.5))) for loop in (first, second, other))
+    assert torch.equal(vector(a), vector(b))
+    assert torch.equal(first.contributions["cssv"].nan_to_num(9), second.contributions["cssv"].nan_to_num(9))
+    assert not torch.equal(vector(a), vector(c))
+
+
+def test_seed_everything_is_the_default_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # so that it is restored
+    L.seed_everything(17)
+    implicit = vector(fit(FederatedLoop(), tmp_path))
+    torch.testing.assert_close(implicit, vector(fit(FederatedLoop(seed=17), tmp_path)), rtol=0, atol=0)
+
+
+class KeepUpdates(FedAvg):
+    """Remembers the rounds it aggregated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: list[dict[int, Tensor]] = []
+
+    def weights(self, round: Any, contributions: Any) -> Tensor:
+        self.rounds.append(dict(zip(round.client_ids.tolist(), round.client_vectors.clone())))
+        return super().weights(round, contributions)
+
+
+def test_a_client_does_not_depend_on_who_else_is_in_the_cohort(tmp_path: Path) -> None:
+    class Only(UniformSampler):
+        def sample(self, num_clients: int, contributions: Any, generator: torch.Generator) -> Tensor:
+            return torch.tensor([1])
+
+    everyone, alone = KeepUpdates(), KeepUpdates()
+    fit(FederatedLoop(everyone, seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
+    fit(FederatedLoop(alone, sampler=Only(1), seed=1), tmp_path, Plain(network(dropout=0.5)), rounds=1)
+    assert torch.equal(everyone.rounds[0][1], alone.rounds[0][1])
+
+
+def test_cohorts_change_from_round_to_round(tmp_path: Path) -> None:
+    keep = KeepUpdates()
+    fit(FederatedLoop(keep, sampler=UniformSampler(1), seed=1), tmp_path, rounds=8)
+    assert {client for cohort in keep.rounds for client in cohort} == {0, 1, 2}
+
+
+# ---- metric to weight and back
+
+
+def test_shapfed_weighs_a_round_with_the_contributions_of_the_rounds_before(tmp_path: Path) -> None:
+    """Algorithm 1's order, recomputed from the clients' own vectors."""
+    seen: list[tuple[Any, Tensor | None, Tensor]] = []
+
+    class Recorded(ShapFedWA):
+        def weights(self, round: Any, contributions: Any) -> Tensor:
+            weights = super().weights(round, contributions)
+            before = contributions.get("cssv")
+            seen.append((round, None if before is None else before.clone(), weights))
+            return weights
+
+    loop = FederatedLoop(Recorded("cssv"), {"cssv": ClassSpecificShapley(momentum=0.5)}, seed=1)
+    module = fit(loop, tmp_path, rounds=4)
+    running = None
+    for r, (round, before, weights) in enumerate(seen):
+        if r == 0:
+            assert before is None
+            torch.testing.assert_close(weights, torch.full((3,), 1 / 3))
+        else:
+            torch.testing.assert_close(before, running)
+            torch.testing.assert_close(weights, participant_weights(running)[1].to(weights))
+        w = weights.to(round.client_vectors)
+        heads = round.space.head.rows(round.client_vectors - round.global_vector)
+        now = class_specific_shapley(heads, torch.einsum("k,kmd->md", w, heads))
+        running = now if running is None else 0.5 * running + 0.5 * now
+        if r + 1 < len(seen):
+            torch.testing.assert_close(seen[r + 1][0].global_vector, w @ round.client_vectors, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loop.metrics["cssv"].compute(), running)
+    torch.testing.assert_close(loop.contributions["cssv"], running)
+    torch.testing.assert_close(loop.weights, seen[-1][2].float())
+    last, _, weights = seen[-1]
+    torch.testing.assert_close(loop.space.read(module), weights.to(last.client_vectors) @ last.client_vectors, rtol=1e-5, atol=1e-6)
+
+
+def test_source_weights_compares_weights(tmp_path: Path) -> None:
+    keep = KeepUpdates()
+    loop = FederatedLoop(keep, {"cssv": ClassSpecificShapley(momentum=0, source="weights")}, seed=1)
+    module = fit(loop, tmp_path)
+    last = torch.stack([keep.rounds[-1][i] for i in range(3)])
+    heads = loop.space.head.rows(last)
+    torch.testing.assert_close(
+        loop.contributions["cssv"], class_specific_shapley(heads, loop.space.head.rows(loop.space.read(module)))
+    )
+
+
+# ---- personal models
+
+
+def test_standalone_is_each_client_training_alone(tmp_path: Path) -> None:
+    keep = KeepUpdates()
+    net = network()
+    loop = FederatedLoop(keep, personalizer=Standalone(), client_optimizer="keep", seed=SEED)
+    fit(loop, tmp_path, Plain(copy.deepcopy(net)), rounds=3)
+    data = toy_data()
+    data.setup("fit")
+    for client in range(3):
+        model = copy.deepcopy(net).train()
+        optimizer = sgd(model.parameters())
+        for r in range(3):
+            for x, y in data.client_loader(client, generator=generator_for(SEED, "shuffle", r, client, 0)):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x), y).backward()
+                optimizer.step()
+        state = {n: v for n, v in model.state_dict().items() if v.is_floating_point()}
+        own = loop.space.unflatten(loop.models[client])
+        for name, value in state.items():
+            torch.testing.assert_close(own[f"net.{name}"], value, rtol=1e-5, atol=1e-6)
+
+
+def test_clients_own_models_are_evaluated_on_their_own_test_split(tmp_path: Path) -> None:
+    loop = FederatedLoop(personalizer=Standalone(), evaluate_clients_every=2, seed=1)
+    data = toy_data()
+    module = fit(loop, tmp_path, data=data, rounds=3)  # evaluated after round 2 and after the last
+    before = vector(module)
+    for client in range(3):
+        loop.space.write(module, loop.models[client])
+        module.eval()
+        x, y = (torch.cat(parts) for parts in zip(*data.client_loader(client, "test")))
+        assert loop.client_accuracy[client] == pytest.approx((module(x).argmax(-1) == y).float().mean().item())
+    assert not torch.equal(before, vector(module))
+
+
+def test_without_a_personalizer_the_own_model_is_the_global_one(tmp_path: Path) -> None:
+    loop = FederatedLoop(evaluate_clients_every=1, seed=1)
+    data = toy_data()
+    module = fit(loop, tmp_path, data=data).eval()
+    x, y = (torch.cat(parts) for parts in zip(*data.client_loader(0, "test")))
+    assert loop.client_accuracy[0] == pytest.approx((module(x).argmax(-1) == y).float().mean().item())
+    assert not loop.models
+
+
+# ---- optimizers and schedulers
+
+
+def test_kept_optimizers_remember_reset_ones_do_not(tmp_path: Path) -> None:
+    runs = {policy: fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, rounds=2) for policy in ("reset", "keep")}
+    assert not torch.equal(vector(runs["reset"]), vector(runs["keep"]))
+    once = {policy: fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, rounds=1) for policy in ("reset", "keep")}
+    assert torch.equal(vector(once["reset"]), vector(once["keep"]))
+
+
+class RecordRates(Callback):
+    def __init__(self) -> None:
+        self.rates: dict[tuple[int, int], list[float]] = {}
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        loop = next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))
+        training = loop._training
+        client = training._visits[training._visited].client
+        self.rates.setdefault((loop.round_index, client), []).append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+@pytest.mark.parametrize("policy", ["reset", "keep"])
+def test_an_epoch_scheduler_steps_once_a_round(tmp_path: Path, policy: str) -> None:
+    record = RecordRates()
+    module = Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5), interval="epoch")
+    fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, module, callbacks=[record])
+    for (r, _), rates in record.rates.items():
+        assert rates == pytest.approx([0.1 * 0.5**r] * len(rates))
+
+
+@pytest.mark.parametrize("policy", ["reset", "keep"])
+def test_a_step_scheduler_belongs_to_the_client(tmp_path: Path, policy: str) -> None:
+    record = RecordRates()
+    module = Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), interval="step")
+    fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, module, callbacks=[record])
+    for client in range(3):
+        own = [rate for r in range(3) for rate in record.rates[r, client]]
+        assert own == pytest.approx([0.1 * 0.9**i for i in range(len(own))])
+
+
+def test_plateau_scheduler_watches_the_global_model(tmp_path: Path) -> None:
+    class Plateau(Plain):
+        def configure_optimizers(self) -> Any:
+            optimizer = sgd(self.parameters())
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, mode="max", threshold=1)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_acc"}}
+
+    module = Plateau()
+    fit(FederatedLoop(seed=1), tmp_path, module, rounds=3)
+    assert module.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.1**2)
+
+
+# ---- Lightning's own features
+
+
+def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path: Path) -> None:
+    seen: list[Tensor] = []
+
+    class Watch(Callback):
+        def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+            seen.append(vector(module))
+
+    keep = KeepUpdates()
+    checkpoint = ModelCheckpoint(tmp_path / "c", monitor="val_acc", mode="max", save_top_k=-1, filename="{epoch}")
+    stop = EarlyStopping("val_acc", mode="max", min_delta=2.0, patience=2)
+    loop = FederatedLoop(keep, seed=1)
+    module = fit(loop, tmp_path, rounds=10, enable_checkpointing=True, callbacks=[Watch(), checkpoint, stop])
+    assert loop.round_index == 3  # 1 + patience
+    data = toy_data()
+    data.setup("fit")
+    weights = data.num_samples.double() / data.num_samples.sum()
+    for r, global_model in enumerate(seen):
+        stacked = torch.stack([keep.rounds[r][i] for i in range(3)]).double()
+        torch.testing.assert_close(global_model, weights @ stacked, rtol=1e-5, atol=1e-6)
+        saved = torch.load(tmp_path / "c" / f"epoch={r}.ckpt", weights_only=False)["state_dict"]
+        assert torch.equal(flat(saved, [name for name, _ in module.named_parameters()]), global_model)
+    assert torch.equal(vector(module), seen[-1])
+
+
+def test_limits_hold_per_client_and_local_epoch(tmp_path: Path) -> None:
+    counts: list[int] = []
+
+    class Count(Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+            counts.append(trainer.num_training_batches)
+
+    data = toy_data()
+    data.setup("fit")
+    batches = [len(data.client_loader(i, generator=torch.Generator())) for i in range(3)]
+    for limit, expected in ((2, sum(min(2, n) for n in batches)), (0.5, sum(max(1, int(n / 2)) for n in batches))):
+        fit(FederatedLoop(seed=1, local_epochs=2), tmp_path, rounds=1, limit_train_batches=limit, callbacks=[Count()])
+        assert counts.pop() == 2 * expected
+
+
+def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path) -> None:
+    loop = shapfed(evaluate_clients_every=1)
+    trainer = L.Trainer(fast_dev_run=True, default_root_dir=tmp_path, callbacks=[loop], accelerator="cpu", enable_progress_bar=False)
+    trainer.fit(Plain(), toy_data())
+    assert loop.round_index == 1
+    assert trainer.num_training_batches == 3
+    assert loop.contributions["cssv"].isfinite().all()
+    assert not list(tmp_path.rglob("*.csv"))
+
+
+def test_the_trainer_is_given_back_as_it_was(tmp_path: Path) -> None:
+    loop = FederatedLoop(seed=1)
+    trainer = trainer_for(loop, tmp_path, rounds=1, limit_train_batches=0.5, accumulate_grad_batches=2)
+    data, module = toy_data(), Plain()
+    trainer.fit(module, data)
+    assert trainer.limit_train_batches == 0.5
+    assert trainer.reload_dataloaders_every_n_epochs == 0
+    assert data.round_loader is None
+    assert "optimizer_zero_grad" not in module.__dict__
+    assert "_accumulated_batches_reached" not in trainer.fit_loop.epoch_loop.__dict__
+    (result,) = trainer.validate(module, data, verbose=False)
+    assert 0 <= result["val_acc"] <= 1
+    assert "test_acc" in trainer.test(module, data, verbose=False)[0]
+
+
+def test_sanity_check_and_a_second_fit(tmp_path: Path) -> None:
+    loop = FederatedLoop(seed=1)
+    first = vector(fit(loop, tmp_path, num_sanity_val_steps=2))
+    again = vector(fit(loop, tmp_path))
+    assert torch.equal(first, again)  # a new trainer starts anew
+
+
+def test_mixed_precision(tmp_path: Path) -> None:
+    exact = vector(fit(FederatedLoop(seed=1), tmp_path))
+    loop = shapfed(evaluate_clients_every=1)
+    mixed = fit(loop, tmp_path, precision="bf16-mixed")
+    assert loop.contributions["cssv"].isfinite().all()
+    assert next(mixed.parameters()).dtype == torch.float32
+    assert not torch.equal(vector(mixed), exact)
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    loop = shapfed()
+    module = fit(loop, tmp_path, rounds=8)
+    trainer = trainer_for(None, tmp_path)
+    assert trainer.test(module, toy_data(), verbose=False)[0]["test_acc"] > 0.85
+    assert loop.contributions["cssv"].shape == (3, CLASSES)
+
+
+# ---- clients that fail
+
+
+class Diverges(Plain):
+    """Some clients' gradients are NaN from some round on."""
+
+    def __init__(self, clients: set[int], since: int) -> None:
+        super().__init__()
+        self.bad, self.since = clients, since
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loop = next(c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))
+        training = loop._training
+        broken = loop.round_index >= self.since and training._visits[training._visited].client in self.bad
+        return super().training_step(batch, batch_idx) * (float("nan") if broken else 1.0)
+
+
+def test_a_client_with_nan_is_left_out_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    loop = shapfed(personalizer=Standalone(), client_optimizer="keep")
+    with pytest.warns(UserWarning, match="client 1 returned a model with NaN or infinite entries in round 1"):
+        module = fit(loop, tmp_path, Diverges({1}, since=1))
+    assert vector(module).isfinite().all()
+    assert loop.weights[[0, 2]].isfinite().all()
+    assert loop.weights[1].isnan()
+    assert loop.models[1].isfinite().all()
+    assert loop.contributions["cssv"].isfinite().all()  # client 1 keeps the row of round 0
+
+
+def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> None:
+    with (
+        pytest.warns(UserWarning, match="client 0 returned"),
+        pytest.raises(RuntimeError, match=r"round 1: every client of the cohort returned a model with NaN"),
+    ):
+        fit(FederatedLoop(seed=1), tmp_path, Diverges({0, 1, 2}, since=1))

@@ -1,0 +1,141 @@
+"""ParameterSpace against state_dict, which is how everybody else reads a module."""
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+from flsv.errors import ConfigurationError
+from flsv.parameters import ParameterSpace, integer_buffers
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5), nn.Linear(5, 3))
+
+
+def float_state(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in module.state_dict().items() if value.is_floating_point()}
+
+
+def test_reads_all_floating_point_state_parameters_first() -> None:
+    module = network()
+    space = ParameterSpace(module)
+    vector = space.read(module)
+    parameters = torch.cat([p.detach().reshape(-1) for p in module.parameters()])
+    assert torch.equal(vector[: space.num_parameters], parameters)
+    assert torch.equal(vector[space.num_parameters :], torch.cat([module[1].running_mean, module[1].running_var]))
+    assert space.size == sum(value.numel() for value in float_state(module).values())
+
+
+def test_write_is_the_inverse_of_read_and_reaches_buffers() -> None:
+    module, other = network(), network()
+    space = ParameterSpace(module)
+    with torch.no_grad():
+        for value in float_state(other).values():
+            value.normal_()
+    space.write(module, space.read(other))
+    for name, value in float_state(module).items():
+        assert torch.equal(value, float_state(other)[name]), name
+
+
+def test_read_is_a_copy() -> None:
+    module = network()
+    vector = ParameterSpace(module).read(module)
+    with torch.no_grad():
+        module[0].weight.zero_()
+    assert vector[0] != 0
+
+
+def test_read_into_a_row() -> None:
+    module = network()
+    space = ParameterSpace(module)
+    matrix = torch.zeros(3, space.size)
+    row = space.read(module, out=matrix[1])
+    assert torch.equal(matrix[1], space.read(module))
+    assert row.data_ptr() == matrix[1].data_ptr()
+    assert matrix[0].abs().sum() == 0
+
+
+def test_unflatten_gives_views_also_of_a_stack() -> None:
+    module = network()
+    space = ParameterSpace(module)
+    stack = torch.stack([space.read(module), torch.zeros(space.size)])
+    tensors = space.unflatten(stack)
+    assert tensors["0.weight"].shape == (2, 4, 1, 3, 3)
+    assert torch.equal(tensors["0.weight"][0], module[0].weight)
+    assert tensors["0.weight"].data_ptr() == stack.data_ptr()
+    assert torch.equal(space.flatten(space.unflatten(stack[0])), stack[0])
+
+
+def test_unflatten_drives_functional_call() -> None:
+    module = network().eval()
+    space = ParameterSpace(module)
+    x = torch.randn(2, 1, 8, 8)
+    out = torch.func.functional_call(module, space.unflatten(space.read(module)), (x,))
+    assert torch.allclose(out, module(x))
+
+
+def test_scalar_parameters_and_mixed_precision() -> None:
+    module = nn.Linear(2, 2).to(torch.bfloat16)
+    module.register_parameter("temperature", nn.Parameter(torch.tensor(2.0)))
+    space = ParameterSpace(module)
+    vector = space.read(module)
+    assert vector.dtype == torch.float32
+    assert space.unflatten(vector)["temperature"].shape == ()
+    space.write(module, vector * 0 + 1)
+    assert module.weight.dtype == torch.bfloat16
+    assert module.temperature.item() == 1
+    assert ParameterSpace(nn.Linear(2, 2).double()).dtype == torch.float64
+
+
+def test_tied_parameters_appear_once_and_non_persistent_buffers_not_at_all() -> None:
+    module = nn.Module()
+    module.a, module.b = nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False)
+    module.b.weight = module.a.weight
+    module.register_buffer("table", torch.ones(4), persistent=False)
+    module.register_buffer("mean", torch.ones(2))
+    assert ParameterSpace(module).size == 9 + 2
+
+
+def test_integer_buffers_are_left_out() -> None:
+    module = network()
+    assert [b.dtype for b in integer_buffers(module)] == [torch.int64]
+    assert integer_buffers(module)[0] is module[1].num_batches_tracked
+
+
+def test_head_is_the_last_linear_layer_or_the_named_one() -> None:
+    module = network()
+    assert ParameterSpace(module).head.name == "5"
+    space = ParameterSpace(module, head="4")
+    assert (space.head.name, space.head.num_classes) == ("4", 5)
+    rows = space.head.rows(space.read(module))
+    assert torch.equal(rows, torch.cat([module[4].weight, module[4].bias[:, None]], dim=1))
+    assert torch.equal(space.head.rows(space.read(module), include_bias=False), module[4].weight)
+    assert space.head.rows(torch.zeros(7, 2, space.size)).shape == (7, 2, 5, 145)
+
+
+def test_head_of_timm_is_its_classifier() -> None:
+    timm = pytest.importorskip("timm")
+    wrapper = nn.Module()
+    wrapper.backbone = timm.create_model("resnet10t", num_classes=7)
+    wrapper.projection = nn.Linear(3, 3)  # comes later, and is not the classifier
+    assert ParameterSpace(wrapper).head.name == "backbone.fc"
+
+
+def test_head_of_torchvision_and_of_no_linear_layer() -> None:
+    assert ParameterSpace(torchvision.models.resnet18(num_classes=4)).head.name == "fc"
+    assert ParameterSpace(nn.Conv2d(1, 1, 1)).head is None
+
+
+def test_errors_say_what_to_do() -> None:
+    module = network()
+    with pytest.raises(ConfigurationError, match=r"head='classifier' is not a layer.*\['4', '5'\]"):
+        ParameterSpace(module, head="classifier")
+    with pytest.raises(ConfigurationError, match=r"head='1' \(BatchNorm2d\) has no weight matrix"):
+        ParameterSpace(module, head="1")
+    with pytest.raises(ValueError, match=r"expected a vector of shape \(\d+,\), got \(3,\)"):
+        ParameterSpace(module).write(module, torch.zeros(3))
+    module.register_parameter("phase", nn.Parameter(torch.zeros(1, dtype=torch.complex64)))
+    with pytest.raises(ConfigurationError, match="'phase' is complex"):
+        ParameterSpace(module)

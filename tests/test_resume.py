@@ -1,0 +1,177 @@
+"""A run that is killed and resumed is, to the bit, the run that was not."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from resume_run import Stop, run
+from toys import vector
+
+from flsv.loop import FederatedLoop
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Any:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FederatedLoop, L.LightningModule]:
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, *run(folder)
+
+
+def assert_same_run(folder: Path, loop: FederatedLoop, module: L.LightningModule, whole: Any) -> None:
+    whole_folder, whole_loop, whole_module = whole
+    assert torch.equal(vector(module), vector(whole_module))
+    for mine, theirs in zip(loop.contributions.values(), whole_loop.contributions.values()):
+        assert torch.equal(mine.nan_to_num(9), theirs.nan_to_num(9))
+    assert torch.equal(loop.weights.nan_to_num(9), whole_loop.weights.nan_to_num(9))
+    assert torch.equal(loop.client_accuracy, whole_loop.client_accuracy)
+    assert loop.models.keys() == whole_loop.models.keys()
+    assert all(torch.equal(model, whole_loop.models[i]) for i, model in loop.models.items())
+    metrics, whole_metrics = module.trainer.callback_metrics, whole_module.trainer.callback_metrics
+    assert {k: v.item() for k, v in metrics.items()} == {k: v.item() for k, v in whole_metrics.items()}
+    csv = "log/contributions.csv"
+    assert (folder / csv).read_text() == (whole_folder / csv).read_text()
+
+
+@pytest.mark.parametrize("die", [(2, 0), (3, 4)])
+def test_kill_9_in_the_middle_of_a_round(tmp_path: Path, whole: Any, die: tuple[int, int]) -> None:
+    here = Path(__file__).parent
+    command = [sys.executable, "resume_run.py", str(tmp_path), "--die", *map(str, die)]
+    killed = subprocess.run(command, cwd=here, capture_output=True, text=True, env=_environment(here))
+    assert killed.returncode == -9, killed.stderr
+    rounds = [line.split(",")[0] for line in (tmp_path / "log/contributions.csv").read_text().splitlines()[1:]]
+    assert set(rounds) == {str(r) for r in range(die[0])}
+    assert_same_run(tmp_path, *run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
+
+
+def _environment(here: Path) -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])}
+
+
+class SaveAt(Callback):
+    """Saves a checkpoint wherever Lightning lets anybody save one."""
+
+    def __init__(self, hook: str, path: Path, round_index: int, batch: int = 0) -> None:
+        self.path, self.round_index, self.batch = path, round_index, batch
+        setattr(self, hook, self.save)
+
+    def save(self, trainer: L.Trainer, module: L.LightningModule, *args: Any, **kwargs: Any) -> None:
+        if trainer.current_epoch == self.round_index and trainer.training | trainer.validating:
+            if len(args) >= 2 and args[-1] != self.batch:
+                return
+            if not self.path.exists():
+                trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize(
+    ("hook", "batch"),
+    [
+        ("on_train_start", 0),
+        ("on_train_epoch_start", 0),
+        ("on_train_batch_start", 0),
+        ("on_train_batch_end", 0),
+        ("on_train_batch_end", 5),
+        ("on_train_batch_end", -1),
+        ("on_validation_start", 0),
+        ("on_validation_end", 0),
+        ("on_train_epoch_end", 0),
+    ],
+)
+def test_from_wherever_a_checkpoint_was_saved(tmp_path: Path, whole: Any, hook: str, batch: int) -> None:
+    path = tmp_path / "middle.ckpt"
+    if batch == -1:  # the last of the round
+        batch = sum(visit.batches for visit in _visits_of_round(whole[1], 2)) - 1
+    first = tmp_path / "first"
+    run(first, callbacks=[SaveAt(hook, path, 0 if hook == "on_train_start" else 2, batch)])
+    assert path.exists()
+    resumed = tmp_path / "second"
+    loop, module = run(resumed, ckpt_path=path)
+    assert loop.round_index == 5
+    assert_same_run(resumed, loop, module, whole)
+
+
+def _visits_of_round(loop: FederatedLoop, round_index: int) -> Any:
+    from flsv.cohort import CohortLoader
+    from flsv.seeding import generator_for
+
+    cohort = loop.sampler.sample(5, {}, generator_for(11, "cohort", round_index)).tolist()
+    return CohortLoader(loop._data, cohort, seed=11, round_index=round_index, local_epochs=2).visits
+
+
+def test_a_checkpoint_saved_within_a_round_holds_the_global_model(tmp_path: Path) -> None:
+    states = {}
+
+    class Remember(Callback):
+        def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+            states[trainer.current_epoch] = {k: v.clone() for k, v in module.state_dict().items()}
+
+    run(tmp_path, callbacks=[Remember(), SaveAt("on_train_batch_end", tmp_path / "m.ckpt", 2, 5)])
+    checkpoint = torch.load(tmp_path / "m.ckpt", weights_only=False)
+    assert all(torch.equal(value, states[2][name]) for name, value in checkpoint["state_dict"].items())
+    assert checkpoint["epoch"] == 2 - 1 or checkpoint["epoch"] == 2
+
+
+def test_an_exception_discards_the_round_and_leaves_the_global_model(tmp_path: Path, whole: Any) -> None:
+    """Also what Ctrl-C does; a checkpoint saved on the exception resumes from the round's start."""
+
+    class SaveOnException(Callback):
+        def on_exception(self, trainer: L.Trainer, module: L.LightningModule, exception: BaseException) -> None:
+            trainer.save_checkpoint(tmp_path / "exception.ckpt")
+
+    with pytest.warns(UserWarning, match="round 3 is discarded"), pytest.raises(ArithmeticError):
+        run(tmp_path, callbacks=[Stop(3, 4, ArithmeticError), SaveOnException()])
+    assert_same_run(tmp_path, *run(tmp_path, ckpt_path=tmp_path / "exception.ckpt"), whole)
+
+
+def test_max_time_in_the_middle_of_a_round(tmp_path: Path, whole: Any) -> None:
+    class TimeIsUp(Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+            if trainer.current_epoch == 2 and args[-1] == 3:
+                trainer.should_stop = True
+
+    with pytest.warns(UserWarning, match="round 2 is discarded: the epoch ended"):
+        loop, module = run(tmp_path, callbacks=[TimeIsUp()])
+    assert loop.round_index == 2
+    assert vector(module).isfinite().all()
+    assert_same_run(tmp_path, *run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
+
+
+def test_more_rounds_than_the_first_run_asked_for(tmp_path: Path, whole: Any) -> None:
+    run(tmp_path, rounds=4)
+    assert_same_run(tmp_path, *run(tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt"), whole)
+
+
+def test_reset_policy_too(tmp_path: Path) -> None:
+    once = run(tmp_path / "once", policy="reset")
+    run(tmp_path, rounds=2, policy="reset")
+    again = run(tmp_path, policy="reset", ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    assert_same_run(tmp_path, *again, (tmp_path / "once", *once))
+
+
+def test_resuming_with_other_metrics_says_so(tmp_path: Path) -> None:
+    from toys import fit
+
+    run(tmp_path, rounds=1)
+    with pytest.raises(ValueError, match=r"the checkpoint holds the metrics \['cssv'\], the loop has \[\]"):
+        fit(FederatedLoop(), tmp_path, ckpt_path=tmp_path / "checkpoints/last.ckpt")
+
+
+def test_checkpoints_load_without_pickle(tmp_path: Path) -> None:
+    checkpoint = ModelCheckpoint(tmp_path / "checkpoints", filename="last", enable_version_counter=False)
+    run(tmp_path, rounds=1, checkpoint=checkpoint)
+    torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)

@@ -1,0 +1,143 @@
+"""What a federated round costs over plain PyTorch.
+
+    python tools/bench_round.py [--rounds 5] [--repeats 5]
+
+10 clients x 600 Fashion-MNIST images, batch 32, one local epoch, SGD 0.01, LeNet5 (conv5-10, pool, conv5-20, pool, fc50, fc10), one
+torch thread: a plain PyTorch loop on preloaded tensors, and ``FederatedLoop`` with class-specific Shapley values, TensorBoard and
+``contributions.csv``, turn by turn in one process. Prints medians over the rounds and the ratio. Reads ``$FLSV_DATA_ROOT``;
+without it, random images of the same size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import logging
+import os
+import statistics
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv.data import IIDPartitioner
+from flsv.metrics import ClassSpecificShapley
+from flsv.models import LeNet5
+
+CLIENTS, IMAGES, BATCH = 10, 600, 32
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    """``[6000, 1, 28, 28]`` and labels."""
+    total = CLIENTS * IMAGES
+    root = os.environ.get("FLSV_DATA_ROOT")
+    if root is None:
+        return torch.randn(total, 1, 28, 28), torch.randint(10, (total,))
+    from torchvision.datasets import FashionMNIST
+
+    data = FashionMNIST(root)
+    return data.data[:total, None].float() / 255, data.targets[:total]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return LeNet5(num_classes=10, input_shape=(1, 28, 28), channels=(10, 20), hidden=(50,))
+
+
+class RoundTimes(L.Callback):
+    """Seconds from one round's end to the next's, validation and logging included."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_train_start(self, *_: Any) -> None:
+        self.start = time.perf_counter()
+
+    def on_train_epoch_end(self, *_: Any) -> None:
+        now = time.perf_counter()
+        self.seconds.append(now - self.start)
+        self.start = now
+
+
+def plain(x: torch.Tensor, y: torch.Tensor, rounds: int) -> list[float]:
+    """Federated averaging and nothing else."""
+    server, seconds = network(), []
+    clients = torch.randperm(len(x)).view(CLIENTS, IMAGES)
+    for _ in range(rounds):
+        start = time.perf_counter()
+        total: dict[str, torch.Tensor] = {}
+        for own in clients:
+            model = copy.deepcopy(server)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+            for rows in own[torch.randperm(IMAGES)].split(BATCH):
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
+                optimizer.step()
+            for name, value in model.state_dict().items():
+                total[name] = total.get(name, 0) + value / CLIENTS
+        server.load_state_dict(total)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def federated(x: torch.Tensor, y: torch.Tensor, rounds: int, everything: bool, metric: bool = True) -> list[float]:
+    """The same through the Trainer."""
+    times = RoundTimes()
+    data = FederatedDataModule(TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=0)
+    metrics = {"cssv": ClassSpecificShapley()} if metric else {}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = L.Trainer(
+            max_epochs=rounds,
+            accelerator="cpu",
+            logger=TensorBoardLogger(folder) if everything else False,
+            enable_checkpointing=everything,
+            enable_progress_bar=everything,
+            enable_model_summary=False,
+            default_root_dir=folder,
+            callbacks=[FederatedLoop(metrics=metrics, print_table=False), times],
+        )
+        trainer.fit(ClassifierClient(network(), num_classes=10, input_shape=(1, 28, 28)), data)
+    return times.seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="how often each is run, turn by turn")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore")
+    x, y = images()
+    runs: dict[str, list[float]] = {"plain PyTorch": [], "FederatedLoop, CSSV": [], "everything on": []}
+    for repeat in range(arguments.repeats + 1):
+        seconds = [
+            plain(x, y, arguments.rounds),
+            federated(x, y, arguments.rounds, everything=False),
+            federated(x, y, arguments.rounds, everything=True),
+        ]
+        for name, measured in zip(runs, seconds):
+            # The first repeat warms up, and so does a run's first round.
+            runs[name] += measured[1:] if repeat else []
+    table = Table("", "median s/round", "min", "max", "ratio")
+    base = statistics.median(runs["plain PyTorch"])
+    for name, measured in runs.items():
+        middle = statistics.median(measured)
+        row = [f"{v:.4f}" for v in (middle, min(measured), max(measured))]
+        table.add_row(name, *row, f"{middle / base:.3f}")
+    Console().print(table)
+    print("everything on: CSSV, TensorBoard with figures, contributions.csv, checkpoints, progress bar")
+
+
+if __name__ == "__main__":
+    main()
