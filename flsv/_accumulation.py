@@ -1,7 +1,8 @@
 """Gradient accumulation whose windows begin and end with each client's batches.
 
-Lightning counts its windows over the whole epoch, which here is the whole cohort: a client's last gradients would be added to the
-next client's first. While installed, the windows are counted from each client's first batch and end with its last.
+Lightning counts its windows over the whole epoch, which here is the whole cohort: a client's last gradients would be
+added to the next client's first. While installed, the windows are counted from each client's first batch and end with
+its last.
 """
 
 from __future__ import annotations

@@ -49,20 +49,20 @@ def check_setup(loop: FederatedLoop, trainer: L.Trainer, module: L.LightningModu
     for role, strategy in loop.strategies.items():
         if strategy.metric is not None and strategy.metric not in loop.metrics:
             raise ConfigurationError(
-                f"{role} {strategy!r} reads the metric {strategy.metric!r}, which is not defined. Defined: {defined}. Add "
-                f"it to FederatedLoop(metrics={{{strategy.metric!r}: ...}}) or name one that is there."
+                f"{role} {strategy!r} reads the metric {strategy.metric!r}, which is not defined. Defined: {defined}. "
+                f"Add it to FederatedLoop(metrics={{{strategy.metric!r}: ...}}) or name one that is there."
             )
     if loop.evaluate_clients_every:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
         if empty:
             raise ConfigurationError(
-                f"evaluate_clients_every={loop.evaluate_clients_every} needs a test split at every client; clients {empty} "
-                "have none. Set FederatedDataModule(client_test_fraction=0.2), or a larger one."
+                f"evaluate_clients_every={loop.evaluate_clients_every} needs a test split at every client; "
+                f"clients {empty} have none. Set FederatedDataModule(client_test_fraction=0.2), or a larger one."
             )
         if not is_overridden("forward", module, L.LightningModule):
             raise ConfigurationError(
-                f"evaluate_clients_every={loop.evaluate_clients_every} calls {type(module).__name__}.forward(x), which is not "
-                "defined. Let it return the logits [B, M], or set evaluate_clients_every=0."
+                f"evaluate_clients_every={loop.evaluate_clients_every} calls {type(module).__name__}.forward(x), which "
+                "is not defined. Let it return the logits [B, M], or set evaluate_clients_every=0."
             )
     return data
 
@@ -79,6 +79,6 @@ def check_space(loop: FederatedLoop, space: ParameterSpace, num_classes: int) ->
         )
     if space.head.num_classes != num_classes:
         raise ConfigurationError(
-            f"the head {space.head.name!r} has {space.head.num_classes} rows and the data have {num_classes} classes. Give the "
-            "module as many outputs as there are classes, or name its classifier with FederatedLoop(head=...)."
+            f"the head {space.head.name!r} has {space.head.num_classes} rows and the data have {num_classes} classes. "
+            "Give the module as many outputs as there are classes, or name its classifier with FederatedLoop(head=...)."
         )

@@ -80,8 +80,8 @@ class CohortTraining:
         """
         if not self._updates:
             raise RuntimeError(
-                f"round {self.round_index}: every client of the cohort returned a model with NaN or infinite entries. Lower the "
-                "learning rate, set gradient_clip_val, or look for NaN in the data."
+                f"round {self.round_index}: every client of the cohort returned a model with NaN or infinite entries. "
+                "Lower the learning rate, set gradient_clip_val, or look for NaN in the data."
             )
         updates, vector = self._updates, self.global_vector
         starts = [self._models.get(update.client_id, vector) for update in updates]
@@ -130,8 +130,8 @@ class CohortTraining:
             self.optimizers.save(client)
         else:
             warnings.warn(
-                f"client {client} returned a model with NaN or infinite entries in round {self.round_index}: it is left out "
-                "of the round. A lower learning rate or gradient_clip_val may help.",
+                f"client {client} returned a model with NaN or infinite entries in round {self.round_index}: it is "
+                "left out of the round. A lower learning rate or gradient_clip_val may help.",
                 stacklevel=2,
             )
         self._position = 0

@@ -21,8 +21,8 @@ class ContributionBoard:
     """Metrics by name, and their current values.
 
     Args:
-        metrics: name to metric. The argument names of a metric's ``update`` are attributes of :class:`flsv.Round`, or are
-            translated to one by the metric's ``round_fields``.
+        metrics: name to metric. The argument names of a metric's ``update`` are attributes of :class:`flsv.Round`, or
+            are translated to one by the metric's ``round_fields``.
 
     Attributes:
         contributions: name to the metric's value, ``[n]`` or ``[n, M]``; a metric not yet updated has no entry.
@@ -62,7 +62,7 @@ class ContributionBoard:
 
     @torch.no_grad()
     def update(self, round: Round) -> None:
-        """Update the metrics whose time it is: those that ask for the aggregate once the round has it, else the others."""
+        """Update the metrics whose time it is: those that ask for the aggregate after aggregation, the rest before."""
         aggregated = round.server_vector is not None
         for name, metric in self.metrics.items():
             fields = self._fields[name]

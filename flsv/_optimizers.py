@@ -16,16 +16,18 @@ from flsv.errors import ConfigurationError
 class ClientOptimizers:
     """Gives every client its own optimizer state and step-scheduler state.
 
-    - The optimizer's state (momentum buffers, Adam's moments) is emptied when a client starts (``policy="reset"``) or is the one
-      the client left in its last round (``"keep"``).
+    - The optimizer's state (momentum buffers, Adam's moments) is emptied when a client starts (``policy="reset"``) or
+      is the one the client left in its last round (``"keep"``).
     - A scheduler that steps per batch belongs to the client: it goes on where that client left it.
     - A scheduler that steps per epoch, that is per round, belongs to the federation and is left alone.
 
-    What a client leaves behind counts from :meth:`commit` on, which the loop calls when the round is complete: until then
-    ``state_dict`` is that of the round's start, so that an interrupted round can be run again from there.
+    What a client leaves behind counts from :meth:`commit` on, which the loop calls when the round is complete: until
+    then ``state_dict`` is that of the round's start, so that an interrupted round can be run again from there.
     """
 
-    def __init__(self, trainer: L.Trainer, policy: Literal["reset", "keep"], state: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, trainer: L.Trainer, policy: Literal["reset", "keep"], state: dict[str, Any] | None = None
+    ) -> None:
         self.policy = policy
         self._optimizers = trainer.optimizers
         self._schedulers = [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]
@@ -33,8 +35,8 @@ class ClientOptimizers:
         for config in trainer.lr_scheduler_configs:
             if config.interval == "epoch" and config.scheduler.optimizer in self._paced:
                 raise ConfigurationError(
-                    "one optimizer has both a scheduler that steps per batch and one that steps per round: the learning rate "
-                    "would belong to the client and to the federation at once. Chain them in one scheduler "
+                    "one optimizer has a scheduler that steps per batch and one that steps per round: the learning "
+                    "rate would belong to the client and to the federation at once. Chain them in one scheduler "
                     "(torch.optim.lr_scheduler.SequentialLR or ChainedScheduler)."
                 )
         self._states: dict[int, list[Any]] = {}
@@ -75,7 +77,9 @@ class ClientOptimizers:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "states": {c: [_by_index(o, s) for o, s in zip(self._optimizers, all_)] for c, all_ in self._states.items()},
+            "states": {
+                c: [_by_index(o, s) for o, s in zip(self._optimizers, all_)] for c, all_ in self._states.items()
+            },
             "paces": self._paces,
             "fresh": self._fresh,
         }

@@ -1,4 +1,7 @@
-"""``flsv fit | validate | test | predict``: LightningCLI with a ``federation:`` section beside ``trainer:``, ``model:`` and ``data:``."""
+"""Federated learning in which every participant's contribution is measured.
+
+LightningCLI, with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ class FederatedCLI(LightningCLI):
             checkpoints = sorted(root.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime)
             if not checkpoints:
                 raise ConfigurationError(
-                    f"--ckpt_path last: there is no checkpoint below {root.resolve()}. Name one, or leave ckpt_path out."
+                    f"--ckpt_path last: no checkpoint below {root.resolve()}. Name one, or leave ckpt_path out."
                 )
             config.ckpt_path = str(checkpoints[-1])
             print(f"Resuming from {config.ckpt_path}")
@@ -45,8 +48,8 @@ def main(args: list[str] | None = None) -> int:
     Returns:
         The exit status: 0, or 2 for a configuration that cannot work.
     """
-    # A console script does not look for modules in the working folder, `python -m flsv` does: class paths of the user's own
-    # modules shall work in both.
+    # A console script does not look for modules in the working folder, `python -m flsv` does: class paths of the
+    # user's own modules shall work in both.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:
@@ -54,6 +57,7 @@ def main(args: list[str] | None = None) -> int:
             L.LightningModule,
             FederatedDataModule,
             subclass_mode_model=True,
+            auto_configure_optimizers=False,
             seed_everything_default=0,
             trainer_defaults={"default_root_dir": "runs", "max_epochs": 10, "log_every_n_steps": 1},
             parser_kwargs={"prog": "flsv", "version": f"flsv {__version__}", "description": __doc__},
@@ -64,4 +68,3 @@ def main(args: list[str] | None = None) -> int:
         print(f"flsv: error: {error}", file=sys.stderr)
         return 2
     return 0
-

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
-import torch
-
+from flsv.data import FederatedDataModule
 from flsv.seeding import generator_for
-
-
-class FederatedData(Protocol):
-    """What the loop asks of a data module; :class:`flsv.data.FederatedDataModule` is one."""
-
-    def client_loader(self, client: int, split: str = "train", generator: torch.Generator | None = None) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -29,8 +22,8 @@ class Visit:
 class CohortLoader(Iterable[Any]):
     """The train dataloader of one round.
 
-    What a client sees depends on the seed, the round and the client only, not on who else is in the cohort: every local epoch
-    is shuffled by a generator of its own.
+    What a client sees depends on the seed, the round and the client only, not on who else is in the cohort: every local
+    epoch is shuffled by a generator of its own.
 
     Args:
         data: where the clients' loaders come from.
@@ -38,12 +31,13 @@ class CohortLoader(Iterable[Any]):
         seed: the run's seed.
         round_index: the round.
         local_epochs: passes over each client's data.
-        limit: Lightning's ``limit_train_batches``, per client and local epoch: a number of batches (int) or a share (float).
+        limit: Lightning's ``limit_train_batches``, per client and local epoch: a number of batches (int) or a share
+            (float).
     """
 
     def __init__(
         self,
-        data: FederatedData,
+        data: FederatedDataModule,
         cohort: Sequence[int],
         *,
         seed: int,

@@ -1,8 +1,9 @@
 """FederatedLoop: the callback that is the server.
 
-One ``Trainer.fit`` is the whole federation and one epoch is one communication round. The train dataloader of a round yields the
-batches of the cohort, one client after the other; the LightningModule is, in turn, every client (with that client's start
-point and optimizer state in it) and, between the rounds, the global model, which Lightning validates and saves.
+One ``Trainer.fit`` is the whole federation and one epoch is one communication round. The train dataloader of a round
+yields the batches of the cohort, one client after the other; the LightningModule is, in turn, every client (with that
+client's start point and optimizer state in it) and, between the rounds, the global model, which Lightning validates and
+saves.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv._borrow import Borrowed
 from flsv._checkpoint import RoundBoundary
 from flsv._checks import check_setup, check_space
 from flsv._clients import CohortTraining
@@ -27,6 +29,7 @@ from flsv.data import plot_partition
 from flsv.errors import ConfigurationError
 from flsv.evaluation import accuracy
 from flsv.local import ClientTerm
+from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
 from flsv.personalization import Personalizer
 from flsv.reporting.progress import ProgressText
@@ -40,29 +43,31 @@ class FederatedLoop(L.Callback):
     """Trains a LightningModule federated, and measures what every client contributes while it happens.
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
-    the number of rounds; ``limit_train_batches`` holds per client and local epoch; gradient accumulation starts anew with
-    every client; a scheduler with ``interval="epoch"`` steps once a round, one with ``interval="step"`` belongs to the client.
-    Validation sees the global model. A checkpoint always stands between two rounds, and resuming from it goes on bit for bit.
+    the number of rounds; ``limit_train_batches`` holds per client and local epoch; gradient accumulation starts anew
+    with every client; a scheduler with ``interval="epoch"`` steps once a round, one with ``interval="step"`` belongs to
+    the client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming from it
+    goes on bit for bit.
 
     Args:
-        aggregator: how the clients' models become the next global one. Default :class:`flsv.aggregation.FedAvg`.
-        metrics: name to contribution metric; ``loop.metrics[name]`` is the live metric. Any torchmetrics ``Metric`` whose
-            ``update`` names attributes of :class:`flsv.Round`.
+        aggregator: how the clients' models become the next global one. Default: FedAvg.
+        metrics: name to contribution metric; ``loop.metrics[name]`` is the live metric. In Python any torchmetrics
+            ``Metric`` will do whose ``update`` names attributes of ``flsv.Round``.
         personalizer: gives clients start points of their own. Default: everyone starts from the global model.
         sampler: draws each round's cohort. Default: every client.
-        client_term: a term added to every client's loss, such as :class:`flsv.local.FedProx`.
+        client_term: a term added to every client's loss, such as ``flsv.local.FedProx``.
         local_epochs: passes over a client's data per round.
-        server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the way.
-        client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every client
-            the one it left.
-        head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or the
-            last ``nn.Linear``.
-        evaluate_clients_every: rounds between two evaluations of the clients' own models (their next start points) on
-            their own test splits; 0 for never.
+        server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the
+            way.
+        client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every
+            client the one it left.
+        head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
+            the last ``nn.Linear``.
+        evaluate_clients_every: rounds between two evaluations of the clients' own models (their next start points)
+            on their own test splits; 0 for never.
         log_per_class: log per-class contributions to the loggers too (the CSV always has them).
-        figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0 for none.
+        figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
         print_table: print a table of the clients at the end.
-        seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else a random one.
+        seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
 
     Attributes:
         round_index: the number of completed rounds, so the index of the current or next one.
@@ -83,10 +88,24 @@ class FederatedLoop(L.Callback):
         ClassSpecificShapley()
     """
 
+    round_index: int
+    weights: Tensor | None
+    client_accuracy: Tensor | None
+    models: dict[int, Tensor]
+    _seed: int
+    _csv: str | None
+    _optimizer_state: dict[str, Any] | None
+    _loader: CohortLoader | None
+    _borrowed: Borrowed
+    # There from the start of a fit on.
+    _reporter: Reporter
+    _progress: ProgressText
+    _training: CohortTraining
+
     def __init__(
         self,
         aggregator: Aggregator | None = None,
-        metrics: dict[str, Metric] | None = None,
+        metrics: dict[str, ContributionMetric] | None = None,
         personalizer: Personalizer | None = None,
         sampler: ClientSampler | None = None,
         client_term: ClientTerm | None = None,
@@ -152,7 +171,16 @@ class FederatedLoop(L.Callback):
         self.board.bind(self._data.num_clients, self._data.num_classes, self._data.class_names)
         seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
         self._seed = int.from_bytes(os.urandom(4), "little") if seed is None else int(seed)
-        self._borrow(trainer)
+        # limit_train_batches holds per client here, and a fast_dev_run's max_steps would cut the cohort short.
+        self._limit = trainer.limit_train_batches
+        self._borrowed = Borrowed(
+            [
+                (trainer, "limit_train_batches", 1.0 if self._limit else 0),
+                (trainer, "reload_dataloaders_every_n_epochs", 1),
+                (trainer.fit_loop.epoch_loop, "max_steps", -1),
+                (self._data, "round_loader", self._round_loader),
+            ]
+        )
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.space = ParameterSpace(pl_module, self.head)
@@ -160,10 +188,14 @@ class FederatedLoop(L.Callback):
         self.board.to(pl_module.device)
         self.models = {client: model.to(pl_module.device) for client, model in self.models.items()}
         self._reporter = Reporter(
-            trainer, self.metrics, self._data.class_names, per_class=self.log_per_class, figures_every=self.figures_every
+            trainer,
+            self.metrics,
+            self._data.class_names,
+            per_class=self.log_per_class,
+            figures_every=self.figures_every,
         )
         figure, _ = plot_partition(self._data.class_counts, self._data.class_names)
-        self._reporter.begin(self.round_index, self._csv, self._settings(), figure)
+        self._csv = self._reporter.begin(self.round_index, self._csv, self._settings(), figure)
         self._progress = ProgressText(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -199,7 +231,9 @@ class FederatedLoop(L.Callback):
             anchors = self.space.unflatten(self._training.global_vector)
             self._anchors = {p: anchors[name].to(p.dtype) for name, p in pl_module.named_parameters()}
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
         if self._training.begin_batch():
             rounds = f"{self.round_index + 1}/{trainer.max_epochs}"
             self._progress.text = {"round": rounds, "client": self._training.place}
@@ -232,8 +266,9 @@ class FederatedLoop(L.Callback):
         if self.personalizer is not None:
             own = self.personalizer.personalize(round, self.contributions, self.models)
             self.models.update({client: model.detach().clone() for client, model in own.items()})
-        self.weights = torch.full((self._data.num_clients,), float("nan"))
-        self.weights[round.client_ids.cpu()] = weights.detach().float().cpu()
+        all_weights = torch.full((self._data.num_clients,), float("nan"))
+        all_weights[round.client_ids.cpu()] = weights.detach().float().cpu()
+        self.weights = all_weights
         last = self.round_index + 1 == trainer.max_epochs
         every = self.evaluate_clients_every
         evaluated = bool(every) and (last or (self.round_index + 1) % every == 0)
@@ -244,7 +279,7 @@ class FederatedLoop(L.Callback):
             self.round_index,
             self.contributions,
             self.weights,
-            losses=dict(zip(round.client_ids.tolist(), round.losses.tolist() if round.losses is not None else [])),
+            losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
             accuracy=self.client_accuracy if evaluated else None,
         )
         seed_global_rngs(self._seed, "server", self.round_index)
@@ -276,13 +311,13 @@ class FederatedLoop(L.Callback):
             self._reporter.table(self._data.num_samples, self.contributions, self.weights, self.client_accuracy)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if getattr(self, "_training", None) is not None and self._training.active:
+        if self._started and self._training.active:
             self._discard(f"{type(exception).__name__} within the round")
-        self._return(trainer)
+        self._return()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            self._return(trainer)
+            self._return()
 
     def _discard(self, why: str) -> None:
         self._training.discard()
@@ -292,7 +327,7 @@ class FederatedLoop(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next round needs beyond the global model; between two rounds whenever it is asked for."""
-        optimizers = self._training.optimizers.state_dict() if self._training else self._optimizer_state
+        optimizers = self._training.optimizers.state_dict() if self._started else self._optimizer_state
         return {
             "round_index": self.round_index,
             "seed": self._seed,
@@ -302,7 +337,7 @@ class FederatedLoop(L.Callback):
             "client_accuracy": self.client_accuracy,
             "optimizers": optimizers,
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
-            "csv": str(self._reporter.csv.path.resolve()) if self._reporter and self._reporter.csv else None,
+            "csv": self._csv,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -315,54 +350,41 @@ class FederatedLoop(L.Callback):
             strategy.load_state_dict(state_dict["strategies"].get(role, {}))
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._training is None:
-            return
-        if self._training.active:
+        if self._started and self._training.active:
             self._boundary.rewind(checkpoint, self._training.global_state_dict())
-        else:
+        elif self._started:
             self._boundary.close_epoch(checkpoint)
 
-    # ---- what the loop borrows from the trainer for the length of a fit
-
-    def _borrow(self, trainer: L.Trainer) -> None:
-        self._limit = trainer.limit_train_batches
-        self._borrowed = [
-            (trainer, "limit_train_batches", 1.0 if self._limit else 0),
-            (trainer, "reload_dataloaders_every_n_epochs", 1),
-            # fast_dev_run stops after that many steps, here after that many per client.
-            (trainer.fit_loop.epoch_loop, "max_steps", -1),
-            (self._data, "round_loader", self._round_loader),
-        ]
-        for i, (owner, name, value) in enumerate(self._borrowed):
-            self._borrowed[i] = (owner, name, getattr(owner, name))
-            setattr(owner, name, value)
-
-    def _return(self, trainer: L.Trainer) -> None:
-        for owner, name, value in self._borrowed:
-            setattr(owner, name, value)
-        self._borrowed = []
-        if self._progress is not None:
-            self._progress.remove()
-        if self._training is not None:
-            self._training.windows.remove()
+    # ---- one fit
 
     def _reset(self) -> None:
+        """As if no round had been run."""
         self.round_index = 0
-        self.weights: Tensor | None = None
-        self.client_accuracy: Tensor | None = None
-        self.models: dict[int, Tensor] = {}
-        self._seed = 0
-        self._loader: CohortLoader | None = None
-        self._training: CohortTraining | None = None
-        self._reporter: Reporter | None = None
-        self._progress: ProgressText | None = None
-        self._optimizer_state: dict[str, Any] | None = None
-        self._csv: str | None = None
-        self._borrowed: list[tuple[Any, str, Any]] = []
+        self.weights, self.client_accuracy, self.models = None, None, {}
+        self._seed, self._loader, self._csv, self._optimizer_state = 0, None, None, None
+        self._borrowed = Borrowed()
+        for name in ("_reporter", "_progress", "_training"):
+            self.__dict__.pop(name, None)
+
+    def _return(self) -> None:
+        """Leave the trainer and the module as they were found."""
+        self._borrowed.give_back()
+        if "_progress" in self.__dict__:
+            self._progress.remove()
+        if self._started:
+            self._training.windows.remove()
+
+    @property
+    def _started(self) -> bool:
+        return "_training" in self.__dict__
 
     def _settings(self) -> dict[str, Any]:
-        own = {"local_epochs": self.local_epochs, "server_lr": self.server_lr, "client_optimizer": self.client_optimizer}
-        own |= {role: repr(strategy) for role, strategy in self.strategies.items()}
-        own |= {f"metric/{name}": repr(metric) for name, metric in self.metrics.items()}
-        own |= {f"data/{name}": value for name, value in self._data.describe().items()}
-        return {**own, "federation_seed": self._seed}
+        settings: dict[str, Any] = {
+            "local_epochs": self.local_epochs,
+            "server_lr": self.server_lr,
+            "client_optimizer": self.client_optimizer,
+            "federation_seed": self._seed,
+        }
+        settings |= {role: repr(strategy) for role, strategy in self.strategies.items()}
+        settings |= {f"metric/{name}": repr(metric) for name, metric in self.metrics.items()}
+        return {**settings, **{f"data/{name}": value for name, value in self._data.describe().items()}}

@@ -69,7 +69,9 @@ class ParameterSpace:
         tensors = dict(_float_state(module))
         for name, tensor in tensors.items():
             if tensor.is_complex():
-                raise ConfigurationError(f"{name!r} is complex ({tensor.dtype}): only real-valued state can be averaged.")
+                raise ConfigurationError(
+                    f"{name!r} is complex ({tensor.dtype}): only real-valued state can be averaged."
+                )
         self.names = tuple(tensors)
         self.shapes = tuple(tensor.shape for tensor in tensors.values())
         self._sizes = [tensor.numel() for tensor in tensors.values()]

@@ -31,8 +31,8 @@ class ClientUpdate:
 class Round:
     """One communication round, seen from the server. k = cohort size, P = length of the parameter vector, M = classes.
 
-    Fields named ``server_*`` and ``aggregation_weights`` exist only after aggregation: a metric that asks for one of them is
-    updated then, and weighs the next round.
+    Fields named ``server_*`` and ``aggregation_weights`` exist only after aggregation: a metric that asks for one of
+    them is updated then, and weighs the next round.
 
     Args:
         round_index: the round's number, from 0.

@@ -37,7 +37,7 @@ def generator_for(seed: int, *path: int | str) -> torch.Generator:
 
 
 def seed_global_rngs(seed: int, *path: int | str) -> None:
-    """Put Python's, NumPy's and torch's global generators (all devices) at the start of the stream named by ``path``."""
+    """Put Python's, NumPy's and torch's global generators at the start of the stream named by ``path``."""
     derived = derive_seed(seed, *path)
     random.seed(derived)
     np.random.seed(derived % 2**32)  # noqa: NPY002 - users' code draws from the global generator

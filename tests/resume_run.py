@@ -1,4 +1,4 @@
-"""One run with everything in play, for the resume tests: ``python resume_run.py FOLDER [ROUNDS] [--die R B] [--ckpt PATH]``.
+"""One run with everything in play, for the resume tests: ``python resume_run.py FOLDER --die R B``.
 
 ``--die R B`` kills the process, as kill -9 does, at batch B of round R.
 """
@@ -15,8 +15,8 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
-from toys import Plain, adam, fit, network, toy_data
 from torch import Tensor
+from toys import Plain, adam, fit, network, toy_data
 
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop

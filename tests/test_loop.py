@@ -10,8 +10,8 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
-from toys import CLASSES, Plain, adam, fit, flat, network, sgd, toy_data, trainer_for, vector
 from torch import Tensor, nn
+from toys import CLASSES, Plain, adam, fit, flat, network, sgd, toy_data, trainer_for, vector
 
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.data import FederatedDataModule
@@ -52,7 +52,7 @@ def fedavg_by_hand(
                 for i, (x, y) in enumerate(batches):
                     x = x.to(anchor[0].dtype)
                     (nn.functional.cross_entropy(model(x), y) / accumulate).backward()
-                    if (i + 1) % accumulate and not (i + 1 == len(batches)):
+                    if (i + 1) % accumulate and i + 1 != len(batches):
                         continue
                     for p, a in zip(model.parameters(), anchor):
                         p.grad += mu * (p.detach() - a)
@@ -74,7 +74,9 @@ def fedavg_by_hand(
 
 def assert_same(module: Plain, expected: dict[str, Tensor], tolerance: float = 1e-6) -> None:
     for name, value in module.net.state_dict().items():
-        torch.testing.assert_close(value, expected[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(
+            value, expected[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
 
 
 @pytest.mark.parametrize("optimizer", [sgd, adam])
@@ -130,7 +132,9 @@ def test_accumulation_does_not_leak_from_client_to_client(tmp_path: Path) -> Non
             steps.append(trainer.fit_loop.batch_idx)
 
     data = toy_data()
-    again = vector(fit(FederatedLoop(seed=1), tmp_path, data=data, accumulate_grad_batches=4, rounds=1, callbacks=[CountSteps()]))
+    again = vector(
+        fit(FederatedLoop(seed=1), tmp_path, data=data, accumulate_grad_batches=4, rounds=1, callbacks=[CountSteps()])
+    )
     assert torch.equal(with_one, again)
     batches = [len(data.client_loader(i, generator=torch.Generator())) for i in range(3)]
     assert len(steps) == sum(-(-n // 4) for n in batches)
@@ -254,7 +258,9 @@ def test_shapfed_weighs_a_round_with_the_contributions_of_the_rounds_before(tmp_
     torch.testing.assert_close(loop.contributions["cssv"], running)
     torch.testing.assert_close(loop.weights, seen[-1][2].float())
     last, _, weights = seen[-1]
-    torch.testing.assert_close(loop.space.read(module), weights.to(last.client_vectors) @ last.client_vectors, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        loop.space.read(module), weights.to(last.client_vectors) @ last.client_vectors, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_source_weights_compares_weights(tmp_path: Path) -> None:
@@ -318,9 +324,13 @@ def test_without_a_personalizer_the_own_model_is_the_global_one(tmp_path: Path) 
 
 
 def test_kept_optimizers_remember_reset_ones_do_not(tmp_path: Path) -> None:
-    runs = {policy: fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, rounds=2) for policy in ("reset", "keep")}
+    runs = {
+        policy: fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, rounds=2) for policy in ("reset", "keep")
+    }
     assert not torch.equal(vector(runs["reset"]), vector(runs["keep"]))
-    once = {policy: fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, rounds=1) for policy in ("reset", "keep")}
+    once = {
+        policy: fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, rounds=1) for policy in ("reset", "keep")
+    }
     assert torch.equal(vector(once["reset"]), vector(once["keep"]))
 
 
@@ -358,7 +368,9 @@ def test_plateau_scheduler_watches_the_global_model(tmp_path: Path) -> None:
     class Plateau(Plain):
         def configure_optimizers(self) -> Any:
             optimizer = sgd(self.parameters())
-            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0, mode="max", threshold=1)
+            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+                optimizer, factor=0.1, patience=0, mode="max", threshold=1
+            )
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_acc"}}
 
     module = Plateau()
@@ -410,7 +422,9 @@ def test_limits_hold_per_client_and_local_epoch(tmp_path: Path) -> None:
 
 def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path) -> None:
     loop = shapfed(evaluate_clients_every=1)
-    trainer = L.Trainer(fast_dev_run=True, default_root_dir=tmp_path, callbacks=[loop], accelerator="cpu", enable_progress_bar=False)
+    trainer = L.Trainer(
+        fast_dev_run=True, default_root_dir=tmp_path, callbacks=[loop], accelerator="cpu", enable_progress_bar=False
+    )
     trainer.fit(Plain(), toy_data())
     assert loop.round_index == 1
     assert trainer.num_training_batches == 3

@@ -11,7 +11,9 @@ from flsv.parameters import ParameterSpace, integer_buffers
 
 def network() -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5), nn.Linear(5, 3))
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5), nn.Linear(5, 3)
+    )
 
 
 def float_state(module: nn.Module) -> dict[str, torch.Tensor]:

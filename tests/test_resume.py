@@ -60,7 +60,10 @@ def test_kill_9_in_the_middle_of_a_round(tmp_path: Path, whole: Any, die: tuple[
 def _environment(here: Path) -> dict[str, str]:
     import os
 
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])}
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")]),
+    }
 
 
 class SaveAt(Callback):

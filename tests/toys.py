@@ -39,7 +39,9 @@ def network(batch_norm: bool = True, dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(3)
     norm = nn.BatchNorm1d(8) if batch_norm else nn.Identity()
     # A bias before BatchNorm has no gradient but rounding noise, which Adam would blow up to full steps.
-    return nn.Sequential(nn.Linear(FEATURES, 8, bias=not batch_norm), norm, nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, CLASSES))
+    return nn.Sequential(
+        nn.Linear(FEATURES, 8, bias=not batch_norm), norm, nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, CLASSES)
+    )
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:

@@ -2,10 +2,10 @@
 
     python tools/bench_round.py [--rounds 5] [--repeats 5]
 
-10 clients x 600 Fashion-MNIST images, batch 32, one local epoch, SGD 0.01, LeNet5 (conv5-10, pool, conv5-20, pool, fc50, fc10), one
-torch thread: a plain PyTorch loop on preloaded tensors, and ``FederatedLoop`` with class-specific Shapley values, TensorBoard and
-``contributions.csv``, turn by turn in one process. Prints medians over the rounds and the ratio. Reads ``$FLSV_DATA_ROOT``;
-without it, random images of the same size.
+10 clients x 600 Fashion-MNIST images, batch 32, one local epoch, SGD 0.01, LeNet5 (conv5-10, pool, conv5-20, pool,
+fc50, fc10), one torch thread: a plain PyTorch loop on preloaded tensors, and ``FederatedLoop`` with class-specific
+Shapley values, TensorBoard and ``contributions.csv``, turn by turn in one process. Prints medians over the rounds and
+the ratio. Reads ``$FLSV_DATA_ROOT``; without it, random images of the same size.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import statistics
 import tempfile
 import time
 import warnings
-from pathlib import Path
 from typing import Any
 
 import lightning as L

@@ -17,8 +17,8 @@ from flsv.strategy import Contributions
 class ShapFedWA(Aggregator):
     """w = sum_i gamma~_i w_i, with the gamma~ that the class-specific Shapley values of the rounds before give.
 
-    The order is Algorithm 1's: round t is aggregated with the contributions up to round t-1 (all equal in the first round), then
-    the contributions are updated with round t's aggregate.
+    The order is Algorithm 1's: round t is aggregated with the contributions up to round t-1 (all equal in the first
+    round), then the contributions are updated with round t's aggregate.
 
     Where the paper is silent: a client whose contribution was never measured (it joins for the first time under partial
     participation) counts as the mean of the measured clients of its cohort. The cohort's weights sum to 1.

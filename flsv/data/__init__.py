@@ -1,0 +1,36 @@
+"""Data for a federation: sources, partitioners, and the data module that deals one out by the other."""
+
+from flsv.data.datamodule import FederatedDataModule
+from flsv.data.loaders import TensorBatches, make_loader
+from flsv.data.partition import (
+    DirichletPartitioner,
+    GroupPartitioner,
+    IIDPartitioner,
+    Partitioner,
+    PathologicalPartitioner,
+    ProportionPartitioner,
+    ShardPartitioner,
+    SizePartitioner,
+    partition_counts,
+    plot_partition,
+)
+from flsv.data.sets import DATA_SETS, ImageData, load_image_data
+
+__all__ = [
+    "DATA_SETS",
+    "DirichletPartitioner",
+    "FederatedDataModule",
+    "GroupPartitioner",
+    "IIDPartitioner",
+    "ImageData",
+    "Partitioner",
+    "PathologicalPartitioner",
+    "ProportionPartitioner",
+    "ShardPartitioner",
+    "SizePartitioner",
+    "TensorBatches",
+    "load_image_data",
+    "make_loader",
+    "partition_counts",
+    "plot_partition",
+]

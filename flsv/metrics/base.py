@@ -34,6 +34,8 @@ class ContributionMetric(Metric):
     higher_is_better = True
     full_state_update = False
 
+    rounds: Tensor
+
     def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if num_clients is not None and num_clients < 2:
@@ -86,7 +88,8 @@ class ContributionMetric(Metric):
         return plot_contributions(val, ax=ax, name=type(self).__name__, class_names=self.class_names)
 
     def _create_states(self) -> None:
-        assert self.num_clients is not None and self.num_classes is not None
+        assert self.num_clients is not None
+        assert self.num_classes is not None
         self.init_states(self.num_clients, self.num_classes)
         self.add_state("rounds", torch.tensor(0), dist_reduce_fx="sum")
         self.persistent(True)
@@ -103,7 +106,7 @@ class ContributionMetric(Metric):
         low, high = int(client_ids.min()), int(client_ids.max())
         if low < 0 or high >= self.num_clients:
             raise ValueError(
-                f"client_ids must lie in [0, {self.num_clients}) for num_clients={self.num_clients}; got {low} to {high}."
+                f"client_ids must lie in [0, {self.num_clients}), num_clients={self.num_clients}; got {low} to {high}."
             )
         if len(client_ids.unique()) != len(client_ids):
             raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")

@@ -58,6 +58,8 @@ class ClassSpecificShapley(ContributionMetric):
                 [ 1., -1.]])
     """
 
+    history: Tensor
+
     plot_lower_bound = -1.0
     plot_upper_bound = 1.0
 

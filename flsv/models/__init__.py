@@ -1,0 +1,26 @@
+"""The papers' small networks, and any timm or torchvision network by name.
+
+Every network takes ``num_classes`` and ``input_shape`` (one sample's shape, without the batch), returns logits
+``[B, num_classes]``, and has its classifier head as its last ``nn.Linear``.
+"""
+
+from flsv.models.factory import NETWORKS, build_network
+from flsv.models.lenet import LeNet5
+from flsv.models.linear import MLP, SoftmaxRegression
+from flsv.models.mcmahan import McMahanCNN
+from flsv.models.resnet import resnet34_small
+from flsv.models.shapfed import ShapFedCNN
+from flsv.models.shapley_fl import ShapleyFLCifarCNN, ShapleyFLFashionCNN
+
+__all__ = [
+    "MLP",
+    "NETWORKS",
+    "LeNet5",
+    "McMahanCNN",
+    "ShapFedCNN",
+    "ShapleyFLCifarCNN",
+    "ShapleyFLFashionCNN",
+    "SoftmaxRegression",
+    "build_network",
+    "resnet34_small",
+]

@@ -14,8 +14,8 @@ from flsv.strategy import Contributions
 class Standalone(Personalizer):
     """Each client trains on from its own model, as if it were alone: the baseline that collaboration has to beat.
 
-    The global model is then the aggregate of models that know nothing of each other, and says nothing; look at the clients'
-    own accuracies (``FederatedLoop(evaluate_clients_every=...)``).
+    The global model is then the aggregate of models that know nothing of each other, and says nothing; look at the
+    clients' own accuracies (``FederatedLoop(evaluate_clients_every=...)``).
 
     Example:
         >>> Standalone()

@@ -52,7 +52,7 @@ class ContributionsFile:
         # Written beside it and moved, so that a crash in between loses nothing.
         draft = self.path.with_suffix(".csv.tmp")
         with draft.open("w", newline="") as file:
-            csv.writer(file).writerows([HEADER, *kept])
+            csv.writer(file, lineterminator="\n").writerows([HEADER, *kept])
             file.flush()
             os.fsync(file.fileno())
         draft.replace(self.path)
@@ -60,7 +60,7 @@ class ContributionsFile:
     def append(self, rows: Iterable[Row]) -> None:
         """Add one round's rows. Floats are written so that they read back as the same number."""
         text = io.StringIO(newline="")
-        csv.writer(text).writerows(rows)
+        csv.writer(text, lineterminator="\n").writerows(rows)
         with self.path.open("a", newline="") as file:
             file.write(text.getvalue())
 

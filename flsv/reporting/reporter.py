@@ -1,4 +1,4 @@
-"""What a run writes: scalars to every logger, figures to TensorBoard, rows to ``contributions.csv``, a table at the end."""
+"""What a run writes: scalars to every logger, figures to TensorBoard, rows to ``contributions.csv``, a last table."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.reporting.contributions_csv import ContributionsFile, Row
-from flsv.reporting.table import contribution_table
+from flsv.reporting.table import class_table, client_table
 
 
 class Reporter:
@@ -43,14 +43,22 @@ class Reporter:
         # A fast_dev_run leaves no trace.
         self.csv = None if trainer.fast_dev_run else ContributionsFile(folder / "contributions.csv")  # type: ignore[attr-defined]
 
-    def begin(self, first_round: int, earlier_csv: str | None, settings: Mapping[str, Any], partition: Figure) -> None:
-        """Open the CSV; at the start of a run also log the settings and the picture of the partition."""
-        if self.csv is not None:
-            earlier = Path(earlier_csv) if earlier_csv and Path(earlier_csv) != self.csv.path else None
-            self.csv.begin(first_round, earlier)
+    def begin(
+        self, first_round: int, earlier_csv: str | None, settings: Mapping[str, Any], partition: Figure
+    ) -> str | None:
+        """Open the CSV; at the start of a run also log the settings and the picture of the partition.
+
+        Returns:
+            Where the CSV is, or None if none is written.
+        """
         if first_round == 0:
             self._log_settings(settings)
             self._figure("data/partition", partition, 0)
+        if self.csv is None:
+            return None
+        path = self.csv.path.resolve()
+        self.csv.begin(first_round, Path(earlier_csv) if earlier_csv and Path(earlier_csv) != path else None)
+        return str(path)
 
     def round(
         self,
@@ -106,11 +114,13 @@ class Reporter:
         weights: Tensor | None,
         accuracy: Tensor | None,
     ) -> None:
-        """Print the table of the clients."""
+        """Print what the clients had and what they were worth; per class where the classes fit on a line."""
+        console = Console()
         values = {name: self.overall(name, value) for name, value in contributions.items()}
-        per_class = {name: value for name, value in contributions.items() if value.ndim == 2}
-        table = contribution_table(num_samples, values, weights, per_class, self._class_names, accuracy)
-        Console().print(table)
+        console.print(client_table(num_samples, values, weights, accuracy))
+        for name, value in contributions.items():
+            if value.ndim == 2 and value.shape[1] <= 10:
+                console.print(class_table(name, value, self._class_names))
 
     def overall(self, name: str, value: Tensor) -> Tensor:
         """One number per client ``[n]``: the metric's own summary, or the mean over classes."""

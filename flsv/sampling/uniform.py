@@ -26,7 +26,9 @@ class UniformSampler(ClientSampler):
 
     def __init__(self, cohort_size: int) -> None:
         if cohort_size < 1:
-            raise ConfigurationError(f"UniformSampler(cohort_size={cohort_size}): expected at least 1 client per round.")
+            raise ConfigurationError(
+                f"UniformSampler(cohort_size={cohort_size}): expected at least 1 client per round."
+            )
         self.cohort_size = cohort_size
 
     def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
@@ -35,6 +37,6 @@ class UniformSampler(ClientSampler):
     def check(self, num_clients: int) -> None:
         if self.cohort_size > num_clients:
             raise ConfigurationError(
-                f"UniformSampler(cohort_size={self.cohort_size}) cannot be met: the federation has {num_clients} clients. "
-                f"Lower cohort_size to {num_clients} or make more clients in the partitioner."
+                f"UniformSampler(cohort_size={self.cohort_size}) cannot be met: the federation has {num_clients} "
+                f"clients. Lower cohort_size to {num_clients} or make more clients in the partitioner."
             )

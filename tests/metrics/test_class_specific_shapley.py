@@ -90,9 +90,7 @@ def test_memory_does_not_grow_with_the_rounds() -> None:
 
 def test_client_values_are_gamma() -> None:
     live = feed(metric())
-    torch.testing.assert_close(
-        live.client_values(live.compute()), participant_weights(expected())[0], equal_nan=True
-    )
+    torch.testing.assert_close(live.client_values(live.compute()), participant_weights(expected())[0], equal_nan=True)
 
 
 def test_bound_late() -> None:
@@ -103,7 +101,9 @@ def test_bound_late() -> None:
     torch.testing.assert_close(feed(live).compute(), expected(), equal_nan=True)
     live.bind(5, 2)  # binding again keeps what was counted
     torch.testing.assert_close(live.compute(), expected(), equal_nan=True)
-    with pytest.raises(ConfigurationError, match=r"num_clients=5\) does not fit the federation, which has num_clients=7"):
+    with pytest.raises(
+        ConfigurationError, match=r"num_clients=5\) does not fit the federation, which has num_clients=7"
+    ):
         live.bind(7, 2)
 
 

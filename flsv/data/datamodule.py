@@ -1,0 +1,324 @@
+"""The federation's data: any source, dealt to clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from flsv.data.federated_data import FederatedData, deal
+from flsv.data.loaders import TensorBatches
+from flsv.data.partition import IIDPartitioner, Partitioner
+from flsv.data.sets import is_downloadable, load_image_data
+from flsv.data.source import open_source, source_name
+from flsv.data.splits import SplitOptions
+from flsv.errors import ConfigurationError
+from flsv.seeding import generator_for
+
+_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class FederatedDataModule(L.LightningDataModule):
+    """Deals a data set to the clients of a federation, and works in any ``Trainer`` as an ordinary data module too.
+
+    A sample is in one place only: the server's validation set, or one client's training, validation or test set.
+    Which, is a function of the seeds and the data.
+
+    Args:
+        source: what to deal out, one of
+
+            - a name or a path, as of :func:`~flsv.data.load_image_data`: ``digits``, ``mnist``, ``fashion_mnist``,
+              ``cifar10``, ``cifar100``, a MedMNIST-style ``.npz`` file, a folder of images;
+            - a ``LightningDataModule``, used as it is: its training loader tells the data set and how to read it (batch
+              size, ``collate_fn``, workers), its validation loader is the server's, its test loader is passed on;
+            - a map-style data set, or ``(train, test)``.
+
+        partitioner: who gets what; by default ``IIDPartitioner(num_clients=5)``.
+        batch_size: samples per training batch; None for the wrapped loader's, else 32.
+        eval_batch_size: samples per evaluation batch; None for the wrapped loader's, else ``batch_size``, and at least
+            256 for data held as tensors.
+        root: folder of the data sets and files named by ``source``.
+        download: fetch torchvision's data sets if they are missing.
+        server_val_fraction: share of the training data that the server validates on, unless the source has validation
+            data of its own; 0 for none.
+        client_val_fraction: share of each client's samples for its own validation set, at least one sample unless 0.
+        client_test_fraction: the same for its own test set.
+        max_samples: use a random subset of so many training samples (the server's included).
+        groups: natural group of each training sample, or the name of an attribute of the training data that has them;
+            by default its attribute ``groups``, if any. For :class:`~flsv.data.GroupPartitioner`.
+        train_transform: applied to the images ``[B, ...]`` of each training batch.
+        drop_last: leave out a client's last training batch if not full; None for the wrapped loader's, else False.
+        num_workers: processes that read data that are not tensors; None for the wrapped loader's, else 0.
+        pin_memory: likewise; None for the wrapped loader's, else False.
+        preload: read every sample once and keep it as tensors; not for data sets that augment at random.
+        image_size: side in pixels to which the images of a folder are resized.
+        seed: seed of all splits but the partition, which has its own.
+
+    Raises:
+        ConfigurationError: arguments out of range at construction; from ``setup``, data that are missing, have no
+            labels, or are too few for what is asked.
+
+    Example:
+        >>> from flsv.data import DirichletPartitioner
+        >>> data = FederatedDataModule("digits", DirichletPartitioner(num_clients=3, alpha=0.5), batch_size=16)
+        >>> data.setup("fit")
+        >>> data.num_classes, data.input_shape, data.class_counts.shape
+        (10, (1, 8, 8), torch.Size([3, 10]))
+        >>> int(data.num_samples.sum()) + len(data.server_val_indices)
+        1437
+        >>> images, labels = next(iter(data.client_loader(0)))
+        >>> images.shape
+        torch.Size([16, 1, 8, 8])
+    """
+
+    def __init__(
+        self,
+        # A data module before str, so that YAML may give it as a bare class path; Dataset after str, or the names of
+        # torchvision's sets would be taken for its classes.
+        source: L.LightningDataModule | str | Dataset | Sequence[Dataset] = "digits",
+        partitioner: Partitioner | None = None,
+        batch_size: int | None = None,
+        eval_batch_size: int | None = None,
+        root: str = "data",
+        download: bool = False,
+        server_val_fraction: float = 0.1,
+        client_val_fraction: float = 0.0,
+        client_test_fraction: float = 0.0,
+        max_samples: int | None = None,
+        groups: str | list[int] | list[str] | None = None,
+        # Not "-> Tensor": jsonargparse would take a class path for that of a Tensor.
+        train_transform: Callable[[Tensor], Any] | None = None,
+        drop_last: bool | None = None,
+        num_workers: int | None = None,
+        pin_memory: bool | None = None,
+        preload: bool = False,
+        image_size: int = 224,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.split_options = SplitOptions(
+            server_val_fraction, client_val_fraction, client_test_fraction, max_samples, seed
+        )
+        for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
+            if size is not None and size < 1:
+                raise ConfigurationError(f"{name}={size}: it must be at least 1.")
+        self.partitioner = IIDPartitioner(num_clients=5) if partitioner is None else partitioner
+        if not isinstance(self.partitioner, Partitioner):
+            raise ConfigurationError(
+                f"partitioner={partitioner!r}: expected a flsv.data.Partitioner, for example "
+                f"IIDPartitioner(num_clients=5)."
+            )
+        self.source = source
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.root = root
+        self.download = download
+        self.groups = groups
+        self.train_transform = train_transform
+        self.preload = preload
+        self.image_size = image_size
+        self.seed = seed
+        self._reading = {"drop_last": drop_last, "num_workers": num_workers, "pin_memory": pin_memory}
+        #: Set by the loop: the batches of the coming round, in place of all clients' pooled training data. Not a list
+        #: or a dictionary of batches: Lightning would take that for a collection of loaders.
+        self.round_loader: Callable[[], Iterable[Any]] | None = None
+        self._module = source if isinstance(source, L.LightningDataModule) else None
+        self._stages: set[str] = set()
+        self._stale = True
+        self._dealt: FederatedData | None = None
+        self._eval_loaders: dict[Any, Any] = {}
+        if self._module is not None:
+            self.prepare_data_per_node = self._module.prepare_data_per_node
+            # On the instance, and only if the module has them: Lightning prefers a data module's hook to the model's.
+            for hook in _BATCH_HOOKS:
+                if is_overridden(hook, self._module):
+                    setattr(self, hook, getattr(self._module, hook))
+
+    def __str__(self) -> str:
+        # Lightning's own would open every loader and expects a DataLoader in each.
+        return f"{type(self).__name__}(source={source_name(self.source)}, partitioner={self.partitioner!r})"
+
+    # Lightning's life cycle
+
+    def prepare_data(self) -> None:
+        """Download what is missing, if asked to; a wrapped data module prepares its own."""
+        if self._module is not None:
+            self._module.trainer = self.trainer
+            self._module.prepare_data()
+        elif self.download and isinstance(self.source, str) and is_downloadable(self.source):
+            load_image_data(self.source, self.root, download=True)
+
+    def setup(self, stage: str | None = None) -> None:
+        """Load and deal out the data. Calling it again, for whatever stage, changes nothing."""
+        if self._module is not None:
+            self._module.trainer = self.trainer
+            # Training data are always needed: who has what is known in every stage.
+            for each in dict.fromkeys(("fit", str(getattr(stage, "value", stage or "fit")))):
+                if each not in self._stages:
+                    self._module.setup(each)
+                    self._stages.add(each)
+        if self._stale:
+            self._dealt = deal(
+                open_source(self.source, self.root, self.download, self.image_size),
+                self.partitioner,
+                self.split_options,
+                groups=self.groups,
+                preloaded=self.preload,
+                batch_size=self.batch_size,
+                eval_batch_size=self.eval_batch_size,
+                reading=self._reading,
+            )
+            self._eval_loaders.clear()
+            self._stale = False
+
+    def teardown(self, stage: str) -> None:
+        """Tear the wrapped data module down; if that means anything to it, the next ``setup`` starts anew."""
+        if self._module is not None and is_overridden("teardown", self._module):
+            self._module.teardown(stage)
+            self._stages.clear()
+            self._stale = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The wrapped data module's; what is done here follows from the seed."""
+        return {} if self._module is None else self._module.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self._module is not None:
+            self._module.load_state_dict(state_dict)
+
+    def on_exception(self, exception: BaseException) -> None:
+        if self._module is not None:
+            self._module.on_exception(exception)
+
+    def train_dataloader(self) -> Iterable[Any]:
+        """The coming round's batches in a federation; otherwise all clients' training samples, pooled and shuffled."""
+        if self.round_loader is not None:
+            return self.round_loader()
+        pooled = torch.cat([client["train"] for client in self._data.splits.clients])
+        epoch = 0 if self.trainer is None else self.trainer.current_epoch
+        return self._data.train_loader(pooled, generator_for(self.seed, "pooled", epoch), self.train_transform)
+
+    def val_dataloader(self) -> Any:
+        """The server's validation set; an empty list if there is none."""
+        return [] if self._data.val is None else self._data.val
+
+    def test_dataloader(self) -> Any:
+        """The test set, which no client has."""
+        if self._module is not None and is_overridden("test_dataloader", self._module):
+            return self._module.test_dataloader()
+        test = self._data.test
+        if test is None:
+            raise ConfigurationError(
+                f"{source_name(self.source)} has no test data. Give source=(train, test), a data module with a "
+                f"test_dataloader, or one of the named data sets."
+            )
+        return self._cached("test", lambda: self._data.eval_loader(test))
+
+    def predict_dataloader(self) -> Any:
+        """The wrapped data module's prediction data, else the test set."""
+        if self._module is not None and is_overridden("predict_dataloader", self._module):
+            return self._module.predict_dataloader()
+        return self.test_dataloader()
+
+    # The federation's view
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients; before ``setup`` where the partitioner knows it."""
+        if self._dealt is None and self.partitioner.num_clients is not None:
+            return self.partitioner.num_clients
+        return len(self._data.splits.clients)
+
+    @property
+    def num_samples(self) -> Tensor:
+        """Training samples of each client, int64 ``[num_clients]``."""
+        return self.class_counts.sum(1)
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Training samples of each client and class, int64 ``[num_clients, num_classes]``."""
+        return self._data.class_counts
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes."""
+        return len(self._data.class_names)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes, ``num_classes`` of them; their numbers where the source has no names."""
+        return self._data.class_names
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, such as ``(1, 28, 28)``."""
+        return self._data.input_shape
+
+    @property
+    def server_val_indices(self) -> Tensor:
+        """The server's validation samples as indices into the training data; empty if the source has its own."""
+        return self._data.splits.server_val
+
+    def client_indices(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
+        """A client's samples as sorted indices into the source's training data, int64 ``[n]``."""
+        clients = self._data.splits.clients
+        if not 0 <= client < len(clients) or split not in ("train", "val", "test"):
+            raise ConfigurationError(
+                f"client {client}, split {split!r}: clients are 0 .. {len(clients) - 1}, splits train, val and test."
+            )
+        return clients[client][split]
+
+    def client_loader(
+        self, client: int, split: Literal["train", "val", "test"] = "train", generator: torch.Generator | None = None
+    ) -> TensorBatches | DataLoader:
+        """A client's batches.
+
+        Args:
+            client: the client's number.
+            split: ``train`` is shuffled and transformed; ``val`` and ``test`` come in order.
+            generator: drives the shuffle, and nothing else does; by default one of this module's seed and the client.
+        """
+        indices = self.client_indices(client, split)
+        if split == "train":
+            generator = generator or generator_for(self.seed, "client", client)
+            return self._data.train_loader(indices, generator, self.train_transform)
+        return self._cached((client, split), lambda: self._data.eval_loader(self._data.train, indices))
+
+    def describe(self) -> dict[str, str | int | float]:
+        """What was asked for and what came of it, flat, to be logged with a run's hyper-parameters."""
+        options = self.split_options
+        facts: dict[str, str | int | float] = {
+            "source": source_name(self.source),
+            "partitioner": repr(self.partitioner),
+            "server_val_fraction": options.server_val_fraction,
+            "client_val_fraction": options.client_val_fraction,
+            "client_test_fraction": options.client_test_fraction,
+            "data_seed": self.seed,
+        }
+        if self._dealt is not None:
+            facts |= {
+                "batch_size": self._dealt.train_options["batch_size"],
+                "num_clients": self.num_clients,
+                "num_classes": self.num_classes,
+                "train_samples": int(self.num_samples.sum()),
+                "server_val_samples": len(self.server_val_indices),
+            }
+        return facts
+
+    @property
+    def _data(self) -> FederatedData:
+        if self._dealt is None:
+            raise RuntimeError(
+                "The data are not loaded yet: let a Trainer do it, or call prepare_data() and setup('fit')."
+            )
+        return self._dealt
+
+    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._eval_loaders:
+            self._eval_loaders[key] = make()
+        return self._eval_loaders[key]

@@ -1,0 +1,149 @@
+"""A source's data, dealt out: what the data module knows once it is set up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from flsv.data.labels import dataset_groups, dataset_labels
+from flsv.data.loaders import TensorBatches, make_loader
+from flsv.data.partition import Partitioner, partition_counts
+from flsv.data.preload import preload
+from flsv.data.source import SourceData
+from flsv.data.splits import FederatedSplits, SplitOptions, split_federation
+from flsv.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class FederatedData:
+    """Data sets, who holds which sample, and how batches are read.
+
+    Args:
+        train: the training data that all indices of ``splits`` refer to.
+        val: the server's validation loader or loaders, None without validation.
+        test: test data, or None.
+        splits: the server's and the clients' samples.
+        class_names: one name per class.
+        class_counts: training samples, int64 ``[num_clients, num_classes]``.
+        train_options: arguments of :func:`~flsv.data.make_loader` for training batches.
+        eval_options: the same for evaluation batches.
+    """
+
+    train: Dataset
+    val: Iterable[Any] | None
+    test: Dataset | None
+    splits: FederatedSplits
+    class_names: tuple[str, ...]
+    class_counts: Tensor
+    train_options: dict[str, Any]
+    eval_options: dict[str, Any]
+
+    @cached_property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, found by reading one sample."""
+        collate_fn = self.eval_options.get("collate_fn")
+        one = make_loader(self.train, self.splits.clients[0]["train"][:1], batch_size=1, collate_fn=collate_fn)
+        batch = next(iter(one))
+        fields = list(batch.values()) if isinstance(batch, dict) else batch
+        first = next((item for item in fields if isinstance(item, Tensor)), None)
+        if first is None:
+            raise ConfigurationError(
+                f"The shape of an input cannot be told from a batch that is {type(batch).__name__} without a tensor."
+            )
+        return tuple(first.shape[1:])
+
+    def train_loader(
+        self, indices: Tensor, generator: torch.Generator, transform: Callable[[Tensor], Tensor] | None
+    ) -> TensorBatches | DataLoader:
+        """Shuffled batches of some of the training data."""
+        return make_loader(
+            self.train, indices, shuffle=True, generator=generator, transform=transform, **self.train_options
+        )
+
+    def eval_loader(self, dataset: Dataset, indices: Tensor | None = None) -> TensorBatches | DataLoader:
+        """Batches in order."""
+        return make_loader(dataset, indices, **self.eval_options)
+
+
+def deal(
+    source: SourceData,
+    partitioner: Partitioner,
+    split_options: SplitOptions,
+    *,
+    groups: Any = None,
+    preloaded: bool = False,
+    batch_size: int | None = None,
+    eval_batch_size: int | None = None,
+    reading: dict[str, Any] | None = None,
+) -> FederatedData:
+    """Find the labels, deal the samples out and settle how they are read.
+
+    Args:
+        source: the data.
+        partitioner: who gets what.
+        split_options: what is set aside.
+        groups: see :func:`~flsv.data.labels.dataset_groups`.
+        preloaded: hold everything as tensors.
+        batch_size: samples per training batch; None for the source's, else 32.
+        eval_batch_size: samples per evaluation batch; None for the source's, else at least 256 from tensors.
+        reading: ``drop_last``, ``num_workers``, ``pin_memory`` where they replace the source's.
+
+    Raises:
+        ConfigurationError: data without labels, empty, or too few for what is asked.
+    """
+    labels = dataset_labels(source.train)
+    if len(labels) == 0:
+        raise ConfigurationError(f"The training data ({type(source.train).__name__}) are empty.")
+    num_classes = max(len(source.class_names), int(labels.max()) + 1)
+    names = source.class_names if len(source.class_names) == num_classes else tuple(map(str, range(num_classes)))
+    has_val = source.val is not None or source.val_loaders is not None
+    splits = split_federation(
+        labels,
+        num_classes,
+        dataset_groups(source.train, groups),
+        torch.arange(len(labels)) if source.indices is None else source.indices,
+        partitioner,
+        replace(split_options, server_val_fraction=0.0) if has_val else split_options,
+    )
+
+    given = {name: value for name, value in (reading or {}).items() if value is not None}
+    train_options = {"batch_size": 32, "drop_last": False} | source.train_options | given
+    eval_options = source.eval_options | given | {"drop_last": False}
+    train, val, test = source.train, source.val, source.test
+    if preloaded:
+        workers = train_options.get("num_workers", 0)
+        train = preload(train, train_options.pop("collate_fn", None), workers)
+        eval_collate_fn = eval_options.pop("collate_fn", None)
+        val, test = (part if part is None else preload(part, eval_collate_fn, workers) for part in (val, test))
+    if batch_size is not None:
+        train_options["batch_size"] = batch_size
+    in_tensors = isinstance(make_loader(train, batch_size=1, collate_fn=train_options.get("collate_fn")), TensorBatches)
+    usual = max(train_options["batch_size"], 256 if in_tensors else 1)
+    eval_options["batch_size"] = eval_batch_size or eval_options.get("batch_size", usual)
+    _check_full_batches(splits, train_options)
+
+    if val is None and len(splits.server_val):
+        val_loader: Any = make_loader(train, splits.server_val, **eval_options)
+    else:
+        val_loader = source.val_loaders if val is None else make_loader(val, **eval_options)
+    if val is not None and len(val_loader) == 0:
+        raise ConfigurationError("The source's validation set is empty. Give it samples, or leave it out altogether.")
+    parts = [client["train"] for client in splits.clients]
+    counts = partition_counts(parts, labels, num_classes)
+    return FederatedData(train, val_loader, test, splits, names, counts, train_options, eval_options)
+
+
+def _check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:
+    size = options["batch_size"]
+    for client, held in enumerate(splits.clients):
+        if options["drop_last"] and len(held["train"]) < size:
+            raise ConfigurationError(
+                f"Client {client} has {len(held['train'])} training samples, not one full batch of {size}: with "
+                f"drop_last=True it would never train. Lower batch_size, or set drop_last to false."
+            )

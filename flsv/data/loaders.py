@@ -1,0 +1,189 @@
+"""Batches: straight out of tensors where the data are tensors, by torch's DataLoader where they are not.
+
+Both kinds draw the same permutations from the same generator, so which one serves a data set changes its speed only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, TensorDataset, default_collate
+
+from flsv.errors import ConfigurationError
+
+
+class TensorBatches:
+    """Batches gathered from tensors, one ``index_select`` per tensor and batch and no Python per sample.
+
+    Args:
+        tensors: tensors of equal length ``N`` on one device, as in a ``TensorDataset``.
+        indices: which rows, int64 ``[n]`` on the CPU; None for all.
+        batch_size: rows per batch.
+        shuffle: draw a new order for every pass; needs ``generator``.
+        drop_last: leave out a last batch that is not full.
+        generator: CPU generator of the orders, the only source of randomness here.
+        transform: applied to each batch's first tensor.
+
+    Yields:
+        Tuples of tensors, each ``[batch_size, ...]``; the last batch may be smaller.
+
+    Raises:
+        ConfigurationError: ``batch_size`` below 1, or ``shuffle`` without a generator.
+
+    Example:
+        >>> batches = TensorBatches([torch.arange(10)], torch.tensor([1, 3, 5]), batch_size=2)
+        >>> len(batches), list(batches)
+        (2, [(tensor([1, 3]),), (tensor([5]),)])
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        indices: Tensor | None,
+        batch_size: int,
+        *,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        generator: torch.Generator | None = None,
+        transform: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        _check_batching(batch_size, shuffle, generator)
+        self.tensors = tuple(tensors)
+        self.indices = torch.arange(len(self.tensors[0])) if indices is None else indices
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.generator = generator
+        self.transform = transform
+
+    def __len__(self) -> int:
+        full, rest = divmod(len(self.indices), self.batch_size)
+        return full + (rest > 0 and not self.drop_last)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        order = self.indices
+        if self.shuffle:
+            order = order[torch.randperm(len(order), generator=self.generator)]
+        tensors, transform = self.tensors, self.transform
+        order = order.to(tensors[0].device)
+        for rows in order.split(self.batch_size)[: len(self)]:
+            batch = [tensor.index_select(0, rows) for tensor in tensors]
+            if transform is not None:
+                batch[0] = transform(batch[0])
+            yield tuple(batch)
+
+
+def make_loader(
+    dataset: Dataset,
+    indices: Tensor | None = None,
+    *,
+    batch_size: int,
+    shuffle: bool = False,
+    drop_last: bool = False,
+    generator: torch.Generator | None = None,
+    transform: Callable[[Tensor], Tensor] | None = None,
+    collate_fn: Callable[[list[Any]], Any] | None = None,
+    **options: Any,
+) -> TensorBatches | DataLoader:
+    """Batches of a map-style data set, or of some of its samples.
+
+    A ``TensorDataset``, or ``Subset`` of one, with the default ``collate_fn`` is served by :class:`TensorBatches` (then
+    ``options`` have no use), anything else by a ``DataLoader``. The numbers of batches and the orders are the same.
+
+    Args:
+        dataset: what to read.
+        indices: which of its samples, int64 ``[n]``; None for all.
+        batch_size: samples per batch.
+        shuffle: draw a new order for every pass; needs ``generator``.
+        drop_last: leave out a last batch that is not full.
+        generator: CPU generator of the orders; workers' seeds follow from its initial seed.
+        transform: applied to the first element of each collated batch.
+        collate_fn: as of ``DataLoader``.
+        options: further ``DataLoader`` arguments (``num_workers``, ``pin_memory``, ...).
+
+    Raises:
+        ConfigurationError: ``batch_size`` below 1, ``shuffle`` without a generator, or a data set without a length.
+
+    Example:
+        >>> images, labels = torch.zeros(10, 1, 8, 8), torch.arange(10)
+        >>> loader = make_loader(TensorDataset(images, labels), torch.arange(5), batch_size=4)
+        >>> type(loader).__name__, [len(y) for x, y in loader]
+        ('TensorBatches', [4, 1])
+    """
+    _check_batching(batch_size, shuffle, generator)
+    if isinstance(dataset, IterableDataset):
+        raise ConfigurationError(
+            f"{type(dataset).__name__} is an IterableDataset, whose samples cannot be dealt to clients. A map-style "
+            f"data set, with __len__ and __getitem__, is needed."
+        )
+    tensors, rows = _tensors_of(dataset, indices)
+    if tensors is not None and collate_fn in (None, default_collate):
+        return TensorBatches(
+            tensors, rows, batch_size, shuffle=shuffle, drop_last=drop_last, generator=generator, transform=transform
+        )
+    if transform is not None:
+        collate_fn = _CollateAndTransform(collate_fn or default_collate, transform)
+    subset = dataset if indices is None else Subset(dataset, indices.tolist())
+    # A DataLoader draws its workers' seeds before its first order, and from the global generator if it is given none:
+    # with a generator of its own it does neither.
+    own = torch.Generator().manual_seed(generator.initial_seed() if generator is not None else 0)
+    return DataLoader(
+        subset,
+        batch_size=batch_size,
+        sampler=_Shuffled(len(subset), generator) if shuffle and generator is not None else None,  # type: ignore[arg-type]
+        drop_last=drop_last,
+        collate_fn=collate_fn,
+        generator=own,
+        **options,
+    )
+
+
+def _check_batching(batch_size: int, shuffle: bool, generator: torch.Generator | None) -> None:
+    if batch_size < 1:
+        raise ConfigurationError(f"batch_size={batch_size}: it must be at least 1.")
+    if shuffle and generator is None:
+        raise ConfigurationError("shuffle=True needs a generator, so that the order is a function of a seed.")
+
+
+def _tensors_of(dataset: Dataset, indices: Tensor | None) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
+    """The tensors behind ``dataset`` and which of their rows are meant, or ``(None, None)``."""
+    # Exact types: a subclass may do anything in __getitem__.
+    while type(dataset) is Subset:
+        outer = torch.as_tensor(dataset.indices, dtype=torch.long)
+        indices = outer if indices is None else outer[indices]
+        dataset = dataset.dataset
+    return (dataset.tensors, indices) if type(dataset) is TensorDataset else (None, None)
+
+
+class _Shuffled(Sampler[int]):
+    """A new order for every pass, one ``randperm`` each: torch's RandomSampler draws a second, which it throws away."""
+
+    def __init__(self, length: int, generator: torch.Generator) -> None:
+        self.length = length
+        self.generator = generator
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(self.length, generator=self.generator).tolist()
+
+
+class _CollateAndTransform:
+    """Collate, then transform the first element. A class, because workers may have to pickle it."""
+
+    def __init__(self, collate_fn: Callable[[list[Any]], Any], transform: Callable[[Tensor], Tensor]) -> None:
+        self.collate_fn = collate_fn
+        self.transform = transform
+
+    def __call__(self, samples: list[Any]) -> Any:
+        batch = self.collate_fn(samples)
+        if not isinstance(batch, list | tuple):
+            raise ConfigurationError(
+                f"train_transform works on the first element of a batch, but a batch is a {type(batch).__name__}. "
+                f"Transform in the data set or in collate_fn instead."
+            )
+        return [self.transform(batch[0]), *batch[1:]]

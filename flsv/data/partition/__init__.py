@@ -1,0 +1,23 @@
+"""Partitioners: which client gets which samples."""
+
+from flsv.data.partition.base import Partitioner, partition_counts
+from flsv.data.partition.dirichlet import DirichletPartitioner
+from flsv.data.partition.groups import GroupPartitioner
+from flsv.data.partition.pathological import PathologicalPartitioner
+from flsv.data.partition.plot import plot_partition
+from flsv.data.partition.proportions import ProportionPartitioner
+from flsv.data.partition.shards import ShardPartitioner
+from flsv.data.partition.sizes import IIDPartitioner, SizePartitioner
+
+__all__ = [
+    "DirichletPartitioner",
+    "GroupPartitioner",
+    "IIDPartitioner",
+    "Partitioner",
+    "PathologicalPartitioner",
+    "ProportionPartitioner",
+    "ShardPartitioner",
+    "SizePartitioner",
+    "partition_counts",
+    "plot_partition",
+]

@@ -1,0 +1,121 @@
+"""Who holds which training sample: the server's validation set, and every client's train, validation and test."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flsv.data.partition.base import Partitioner, shuffled
+from flsv.errors import ConfigurationError
+from flsv.seeding import generator_for
+
+
+@dataclass(frozen=True)
+class FederatedSplits:
+    """Disjoint sets of sample indices, each a sorted int64 tensor.
+
+    Args:
+        server_val: the server's validation samples; empty where validation data come from elsewhere.
+        clients: per client, a dictionary with ``train``, ``val`` and ``test``.
+    """
+
+    server_val: Tensor
+    clients: tuple[dict[str, Tensor], ...]
+
+
+@dataclass(frozen=True)
+class SplitOptions:
+    """What is set aside before and after partitioning.
+
+    Args:
+        server_val_fraction: share of the samples for the server's validation set, taken out before partitioning.
+        client_val_fraction: share of each client's samples for its validation set.
+        client_test_fraction: share of each client's samples for its test set.
+        max_samples: use a random subset of this many samples, the server's included; None for all.
+        seed: seed of these choices; the partition has its own.
+
+    Raises:
+        ConfigurationError: a fraction outside ``[0, 1)``, nothing left for training, or ``max_samples`` below 1.
+    """
+
+    server_val_fraction: float = 0.1
+    client_val_fraction: float = 0.0
+    client_test_fraction: float = 0.0
+    max_samples: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("server_val_fraction", "client_val_fraction", "client_test_fraction"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigurationError(f"{name}={getattr(self, name)}: a fraction lies in [0, 1); 0.1 is 10 %.")
+        if self.client_val_fraction + self.client_test_fraction >= 1:
+            raise ConfigurationError(
+                f"client_val_fraction={self.client_val_fraction} and client_test_fraction={self.client_test_fraction} "
+                f"leave nothing to train on. Their sum must be below 1."
+            )
+        if self.max_samples is not None and self.max_samples < 1:
+            raise ConfigurationError(f"max_samples={self.max_samples}: it must be at least 1, or null for all.")
+
+
+def split_federation(
+    labels: Tensor,
+    num_classes: int,
+    groups: Tensor | None,
+    pool: Tensor,
+    partitioner: Partitioner,
+    options: SplitOptions,
+) -> FederatedSplits:
+    """Deal the samples ``pool`` out to the server and the clients.
+
+    Args:
+        labels: class of every sample of the training data, int64 ``[N]``.
+        num_classes: number of classes.
+        groups: natural group of every sample ``[N]``, or None.
+        pool: indices of the samples to use, int64 ``[n]``.
+        partitioner: deals what the server leaves to the clients.
+        options: fractions and seed.
+
+    Raises:
+        ConfigurationError: a server validation set or a client's training set without samples.
+
+    Example:
+        >>> import torch
+        >>> from flsv.data import IIDPartitioner
+        >>> splits = split_federation(
+        ...     torch.zeros(100, dtype=torch.long), 1, None, torch.arange(100), IIDPartitioner(3), SplitOptions()
+        ... )
+        >>> len(splits.server_val), [len(client["train"]) for client in splits.clients]
+        (10, [30, 30, 30])
+    """
+    if options.max_samples is not None:
+        pool = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
+    pool = shuffled(pool, generator_for(options.seed, "server_val"))
+    held_back = int(options.server_val_fraction * len(pool) + 0.5)
+    if options.server_val_fraction > 0 and held_back == 0:
+        raise ConfigurationError(
+            f"server_val_fraction={options.server_val_fraction} of {len(pool)} samples is none, so the server's "
+            f"validation set would be empty. Raise the fraction, or set it to 0 to train without validation."
+        )
+    server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
+    parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
+    clients = [_split_client(client, rest[part], options) for client, part in enumerate(parts)]
+    return FederatedSplits(server_val, tuple(clients))
+
+
+def _split_client(client: int, samples: Tensor, options: SplitOptions) -> dict[str, Tensor]:
+    # At least one sample where a split is asked for: the mean over clients of an evaluation needs them all.
+    val, test = (
+        max(1, int(fraction * len(samples) + 0.5)) if fraction > 0 else 0
+        for fraction in (options.client_val_fraction, options.client_test_fraction)
+    )
+    train = len(samples) - val - test
+    if train < 1:
+        raise ConfigurationError(
+            f"Client {client} has {len(samples)} samples, of which client_val_fraction={options.client_val_fraction} "
+            f"and client_test_fraction={options.client_test_fraction} leave none to train on. Lower them, or partition "
+            f"so that every client has more samples (DirichletPartitioner has min_samples for this)."
+        )
+    order = shuffled(samples, generator_for(options.seed, "client_split", client))
+    pieces = order.split([train, val, test])
+    return {name: piece.sort().values for name, piece in zip(("train", "val", "test"), pieces, strict=True)}

@@ -1,0 +1,161 @@
+"""One function from a name to a network: the papers' own, timm's and torchvision's."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torchvision.models
+from torch import nn
+
+from flsv.errors import ConfigurationError
+from flsv.models.lenet import LeNet5
+from flsv.models.linear import MLP, SoftmaxRegression
+from flsv.models.mcmahan import McMahanCNN
+from flsv.models.resnet import resnet34_small
+from flsv.models.shapes import check_num_classes, check_output, image_shape
+from flsv.models.shapfed import ShapFedCNN
+from flsv.models.shapley_fl import ShapleyFLCifarCNN, ShapleyFLFashionCNN
+
+#: The papers' networks by the name that configuration files use.
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "lenet5": LeNet5,
+    "mcmahan_cnn": McMahanCNN,
+    "mlp": MLP,
+    "resnet34_small": resnet34_small,
+    "shapfed_cnn": ShapFedCNN,
+    "shapley_fl_cifar": ShapleyFLCifarCNN,
+    "shapley_fl_fmnist": ShapleyFLFashionCNN,
+    "softmax": SoftmaxRegression,
+}
+
+
+def build_network(name: str, num_classes: int, input_shape: Sequence[int], **kwargs: Any) -> nn.Module:
+    """Build a classifier by name.
+
+    A bare name is looked for in :data:`NETWORKS`, then in timm, then in torchvision; ``timm:NAME`` and
+    ``torchvision:NAME`` look in one place only.
+
+    Args:
+        name: ``"lenet5"``, ``"resnet18.a1_in1k"``, ``"timm:vit_tiny_patch16_224"``, ``"torchvision:resnet18"``, ...
+        num_classes: M, at least 2; the network returns ``[B, M]`` logits.
+        input_shape: shape of one sample without the batch, (C, H, W) for images. timm networks take any C (their
+            ``in_chans``), torchvision's 3 only.
+        kwargs: the network's own options. ``pretrained=True`` downloads weights for a timm or torchvision network,
+            torchvision also takes ``weights="IMAGENET1K_V1"``; the head is replaced where the classes differ in number.
+
+    Raises:
+        ConfigurationError: unknown name (with the closest known ones), unknown option, or a network that does not
+            turn samples of this shape into ``num_classes`` logits.
+
+    Example:
+        >>> build_network("lenet5", 10, (1, 28, 28), channels=(10, 20), hidden=(50,)).classifier[-1]
+        Linear(in_features=50, out_features=10, bias=True)
+        >>> build_network("lenet", 10, (1, 28, 28))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        flsv.errors.ConfigurationError: Unknown network 'lenet'. Close matches: 'lenet5', ...
+    """
+    library, _, bare = name.rpartition(":") if name.startswith(("timm:", "torchvision:")) else ("", "", name)
+    if not library and bare in NETWORKS:
+        return _build_own(bare, num_classes, input_shape, kwargs)
+    check_num_classes(name, num_classes)
+    if library != "torchvision" and _is_timm(bare):
+        network = _build_timm(name, bare, num_classes, input_shape, kwargs)
+    elif library != "timm" and bare in _torchvision_names():
+        network = _build_torchvision(name, bare, num_classes, input_shape, kwargs)
+    else:
+        raise ConfigurationError(_unknown(name, bare, library))
+    check_output(network, name, num_classes, input_shape)
+    return network
+
+
+def _build_own(name: str, num_classes: int, input_shape: Sequence[int], kwargs: dict[str, Any]) -> nn.Module:
+    build = NETWORKS[name]
+    options = [option for option in inspect.signature(build).parameters if option not in ("num_classes", "input_shape")]
+    unknown = [option for option in kwargs if option not in options]
+    if unknown:
+        raise ConfigurationError(
+            f"{name} has no option {', '.join(map(repr, unknown))}. "
+            f"It takes {', '.join(options) or 'none besides num_classes and input_shape'}."
+        )
+    return build(num_classes=num_classes, input_shape=input_shape, **kwargs)
+
+
+def _is_timm(name: str) -> bool:
+    # timm is imported only when it is asked for: it takes longer to import than a small federation to start.
+    import timm
+
+    return name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) or timm.is_model(name)
+
+
+def _build_timm(
+    name: str, bare: str, num_classes: int, input_shape: Sequence[int], kwargs: dict[str, Any]
+) -> nn.Module:
+    import timm
+
+    channels, _, _ = image_shape(name, input_shape)
+    try:
+        return timm.create_model(bare, num_classes=num_classes, **{"in_chans": channels, **kwargs})
+    except TypeError as error:
+        raise _rejected(name, kwargs, error) from error
+
+
+def _torchvision_names() -> list[str]:
+    return torchvision.models.list_models(module=torchvision.models)
+
+
+def _build_torchvision(
+    name: str, bare: str, num_classes: int, input_shape: Sequence[int], kwargs: dict[str, Any]
+) -> nn.Module:
+    channels, _, _ = image_shape(name, input_shape)
+    if channels != 3:
+        raise ConfigurationError(
+            f"{name} takes 3 channels, but the samples have {channels} (input_shape={tuple(input_shape)}). "
+            "Use a timm network, which adapts its first convolution, or repeat the channel in the data's transform."
+        )
+    kwargs = dict(kwargs)
+    if kwargs.pop("pretrained", False):
+        kwargs.setdefault("weights", "DEFAULT")
+    if bare in ("googlenet", "inception_v3") and kwargs.get("weights") is None:
+        # Auxiliary classifiers would make the training-mode output a tuple, and the default would warn.
+        kwargs = {"aux_logits": False, "init_weights": True, **kwargs}
+    try:
+        if kwargs.get("weights") is None:
+            return torchvision.models.get_model(bare, num_classes=num_classes, **kwargs)
+        network = torchvision.models.get_model(bare, **kwargs)
+    except (TypeError, KeyError) as error:
+        raise _rejected(name, kwargs, error) from error
+    if bare == "inception_v3":
+        network.aux_logits, network.AuxLogits = False, None
+    return _with_new_head(network, name, num_classes)
+
+
+def _with_new_head(network: nn.Module, name: str, num_classes: int) -> nn.Module:
+    """``network`` with its last linear layer fresh, if it has not ``num_classes`` outputs already."""
+    linears = [(path, module) for path, module in network.named_modules() if isinstance(module, nn.Linear)]
+    if not linears:
+        raise ConfigurationError(f"{name} has no linear layer to replace by a head for {num_classes} classes.")
+    path, head = linears[-1]
+    if head.out_features != num_classes:
+        parent, _, leaf = path.rpartition(".")
+        setattr(network.get_submodule(parent), leaf, nn.Linear(head.in_features, num_classes))
+    return network
+
+
+def _rejected(name: str, kwargs: dict[str, Any], error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"{name} could not be built with the options {kwargs}: {error}")
+
+
+def _unknown(name: str, bare: str, library: str) -> str:
+    import timm
+
+    known = {"": list(NETWORKS), "timm": timm.list_models(), "torchvision": _torchvision_names()}
+    places = [library] if library else list(known)
+    names = list(dict.fromkeys(candidate for place in places for candidate in known[place]))
+    close = difflib.get_close_matches(bare, names, n=5)
+    hint = f"Close matches: {', '.join(map(repr, close))}." if close else f"flsv's own are {', '.join(NETWORKS)}."
+    where = f"{library}'s" if library else "flsv's, timm's or torchvision's"
+    return f"Unknown network {name!r}. {hint} It is none of {where} networks."

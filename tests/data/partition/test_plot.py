@@ -1,0 +1,39 @@
+"""The picture of a partition shows the counts, and has readable labels at any size."""
+
+import matplotlib.pyplot as plt
+import pytest
+import torch
+
+from flsv.data import plot_partition
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(2, 2), (5, 10), (30, 17), (100, 10), (10, 100), (3, 1)])
+def test_bars_have_the_lengths_of_the_counts(clients, classes, tmp_path):
+    counts = torch.randint(0, 9, (clients, classes), generator=torch.Generator().manual_seed(0)) + 1
+    figure, axes = plot_partition(counts)
+    widths = torch.zeros(clients, dtype=torch.long)
+    for path in axes.collections[0].get_paths():
+        (left, bottom), (right, top) = path.get_extents().get_points()
+        widths[round((bottom + top) / 2)] += round(right - left)
+    assert widths.tolist() == counts.sum(1).tolist()
+    figure.savefig(tmp_path / "partition.png", dpi=50)
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels[0] == "0"
+    assert len(labels) <= 50
+
+
+def test_legend_has_the_class_names():
+    figure, _ = plot_partition(torch.ones(3, 2, dtype=torch.long), ["normal", "pneumonia"])
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["normal", "pneumonia"]
+
+
+def test_many_classes_have_a_scale_in_place_of_a_legend():
+    figure, _ = plot_partition(torch.ones(3, 50, dtype=torch.long))
+    assert not figure.legends
+    assert len(figure.axes) == 2
+
+
+def test_pyplot_is_not_touched():
+    before = plt.get_fignums()
+    plot_partition(torch.ones(3, 2, dtype=torch.long))
+    assert plt.get_fignums() == before

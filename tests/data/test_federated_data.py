@@ -1,0 +1,128 @@
+"""Dealing a source out: defaults, precedence of options, and refusals."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from flsv.data import IIDPartitioner, SizePartitioner, TensorBatches
+from flsv.data.federated_data import deal
+from flsv.data.source import SourceData
+from flsv.data.splits import SplitOptions
+from flsv.errors import ConfigurationError
+
+X = torch.randn(100, 2, 3)
+Y = torch.arange(100) % 4
+DATA = TensorDataset(X, Y)
+
+
+class PerSample(Dataset):
+    def __len__(self):
+        return 100
+
+    def __getitem__(self, index):
+        return X[index], int(Y[index])
+
+
+def deal_out(source, partitioner=None, split=None, **options):
+    return deal(source, partitioner or IIDPartitioner(3), split or SplitOptions(), **options)
+
+
+def test_batch_sizes():
+    tensors, samples = SourceData(DATA), SourceData(PerSample())
+    told = SourceData(DATA, train_options={"batch_size": 7}, eval_options={"batch_size": 9})
+
+    def sizes(source, **options):
+        dealt = deal_out(source, **options)
+        return dealt.train_options["batch_size"], dealt.eval_options["batch_size"]
+
+    assert sizes(tensors) == (32, 256)
+    assert sizes(samples) == (32, 32)
+    assert sizes(samples, preloaded=True) == (32, 256)
+    assert sizes(tensors, batch_size=300) == (300, 300)
+    assert sizes(tensors, batch_size=4, eval_batch_size=5) == (4, 5)
+    assert sizes(told) == (7, 9)
+    assert sizes(told, batch_size=4) == (4, 9)
+    assert sizes(told, eval_batch_size=4) == (7, 4)
+
+
+def test_reading_options_replace_the_sources_unless_none():
+    source = SourceData(
+        PerSample(), train_options={"num_workers": 2, "drop_last": True}, eval_options={"num_workers": 1}
+    )
+    kept = deal_out(source, batch_size=4, reading={"num_workers": None, "drop_last": None})
+    assert kept.train_options == {"batch_size": 4, "num_workers": 2, "drop_last": True}
+    assert kept.eval_options["num_workers"] == 1
+    changed = deal_out(source, reading={"num_workers": 0, "drop_last": False})
+    assert changed.train_options["num_workers"] == changed.eval_options["num_workers"] == 0
+    assert changed.eval_options["drop_last"] is False
+
+
+def test_own_validation_data_spare_the_training_data():
+    val = TensorDataset(X[:9], Y[:9])
+    dealt = deal_out(SourceData(DATA, val))
+    assert len(dealt.splits.server_val) == 0
+    assert int(dealt.class_counts.sum()) == 100
+    assert isinstance(dealt.val, TensorBatches)
+    assert torch.equal(next(iter(dealt.val))[0], X[:9])
+    loader = DataLoader(val)
+    assert deal_out(SourceData(DATA, val_loaders=loader)).val is loader
+
+
+def test_class_names_fall_back_on_numbers():
+    assert deal_out(SourceData(DATA)).class_names == ("0", "1", "2", "3")
+    assert deal_out(SourceData(DATA, class_names=tuple("abcde"))).class_names == tuple("abcde")
+    assert deal_out(SourceData(DATA, class_names=tuple("ab"))).class_names == ("0", "1", "2", "3")
+
+
+def test_classes_that_a_subset_misses_are_counted():
+    assert deal_out(SourceData(DATA, indices=torch.arange(0, 100, 4))).class_counts.shape == (3, 4)
+
+
+def test_preloaded_batches_are_the_same():
+    plain, preloaded = deal_out(SourceData(PerSample())), deal_out(SourceData(PerSample()), preloaded=True)
+    rows = plain.splits.clients[1]["train"]
+    for (x1, y1), (x2, y2) in zip(
+        *(data.train_loader(rows, torch.Generator().manual_seed(0), None) for data in (plain, preloaded)), strict=True
+    ):
+        assert torch.equal(x1, x2)
+        assert torch.equal(y1, y2)
+    assert isinstance(preloaded.val, TensorBatches)
+    assert isinstance(plain.val, DataLoader)
+
+
+@pytest.mark.parametrize(
+    ("sample", "collate_fn", "shape"),
+    [
+        (lambda i: (X[i], int(Y[i])), None, (2, 3)),
+        (lambda i: {"image": X[i], "label": int(Y[i])}, None, (2, 3)),
+        (lambda i: (i, int(Y[i])), lambda s: (torch.zeros(len(s), 5, 5), None), (5, 5)),
+    ],
+)
+def test_input_shape(sample, collate_fn, shape):
+    class Made(PerSample):
+        def __getitem__(self, index):
+            return sample(index)
+
+    options = {"collate_fn": collate_fn}
+    assert deal_out(SourceData(Made(), train_options=options, eval_options=options)).input_shape == shape
+
+
+def test_input_shape_that_cannot_be_told():
+    options = {"collate_fn": lambda samples: ["nothing"]}
+    with pytest.raises(ConfigurationError, match="shape of an input cannot be told"):
+        _ = deal_out(SourceData(DATA, eval_options=options)).input_shape
+
+
+def test_empty_data():
+    empty = TensorDataset(X[:0], Y[:0])
+    with pytest.raises(ConfigurationError, match=r"training data \(TensorDataset\) are empty"):
+        deal_out(SourceData(empty))
+    with pytest.raises(ConfigurationError, match="validation set is empty"):
+        deal_out(SourceData(DATA, empty))
+
+
+def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
+    source = SourceData(DATA)
+    with pytest.raises(ConfigurationError, match="Client 1 has 18 training samples, not one full batch of 32"):
+        deal_out(source, SizePartitioner([4, 1]), reading={"drop_last": True})
+    deal_out(source, SizePartitioner([4, 1]), batch_size=18, reading={"drop_last": True})

@@ -1,0 +1,112 @@
+"""Labels and groups of data sets of every make."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
+
+from flsv.data.labels import class_names_of, dataset_groups, dataset_labels
+from flsv.errors import ConfigurationError
+
+
+class Samples(Dataset):
+    """Hands out samples, counts how often, and has whatever attributes it is given."""
+
+    def __init__(self, samples, **attributes):
+        self.samples = samples
+        self.reads = 0
+        self.__dict__.update(attributes)
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        self.reads += 1
+        return self.samples[index]
+
+
+PAIRS = [(torch.zeros(2), label) for label in (3, 1, 2)]
+
+
+@pytest.mark.parametrize("name", ["targets", "labels"])
+@pytest.mark.parametrize("stored", [[3, 1, 2], torch.tensor([3, 1, 2]), np.array([[3], [1], [2]], np.uint8)])
+def test_stored_labels_spare_reading_the_samples(name, stored):
+    dataset = Samples(PAIRS, **{name: stored})
+    labels = dataset_labels(dataset)
+    assert labels.tolist() == [3, 1, 2]
+    assert labels.dtype == torch.int64
+    assert dataset.reads == 0
+
+
+@pytest.mark.parametrize("key", ["label", "labels", "target", "targets", "y"])
+def test_dictionaries(key):
+    assert dataset_labels(Samples([{"x": 0, key: torch.tensor(label)} for label in (3, 1)])).tolist() == [3, 1]
+
+
+def test_samples_are_read_where_nothing_is_stored():
+    assert dataset_labels(Samples(PAIRS)).tolist() == [3, 1, 2]
+    assert dataset_labels(Samples([(0, "meta", label) for label in (3, 1)])).tolist() == [3, 1]
+    assert dataset_labels(Samples(PAIRS, targets=[0, 0])).tolist() == [3, 1, 2]
+
+
+def test_target_transform_is_what_a_loader_sees():
+    dataset = Samples(PAIRS, targets=[3, 1, 2], target_transform=lambda label: label - 1)
+    assert dataset_labels(dataset).tolist() == [2, 0, 1]
+
+
+def test_subsets_and_concatenations():
+    tensors = TensorDataset(torch.zeros(4, 2), torch.tensor([5, 6, 7, 8]))
+    stored = Samples(PAIRS, targets=[3, 1, 2])
+    assert dataset_labels(Subset(Subset(tensors, [3, 1, 0]), [0, 2])).tolist() == [8, 5]
+    assert dataset_labels(ConcatDataset([tensors, Subset(stored, [2, 0])])).tolist() == [5, 6, 7, 8, 2, 3]
+    assert stored.reads == 0
+
+
+def test_only_the_samples_of_a_subset_are_read():
+    dataset = Samples(PAIRS)
+    assert dataset_labels(Subset(dataset, [2])).tolist() == [2]
+    assert dataset.reads == 1
+
+
+def test_whole_floating_point_labels_are_classes():
+    assert dataset_labels(TensorDataset(torch.zeros(2, 2), torch.tensor([1.0, 0.0]))).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        TensorDataset(torch.zeros(2, 2), torch.tensor([0.5, 0.0])),
+        TensorDataset(torch.zeros(2, 2), torch.tensor([-1, 0])),
+        TensorDataset(torch.zeros(2, 2), torch.zeros(2, 14)),
+        TensorDataset(torch.zeros(2, 2)),
+        Samples([torch.zeros(2)]),
+        Samples([{"x": 1}]),
+        Samples([(0, "cat"), (0, "dog")]),
+        Samples([(0, [1]), (0, [1, 2])]),
+    ],
+)
+def test_data_without_class_labels(dataset):
+    with pytest.raises(ConfigurationError, match=r"No class labels in .*One whole number per sample"):
+        dataset_labels(dataset)
+
+
+def test_groups_by_attribute_name_and_list():
+    dataset = Samples(PAIRS, groups=[7, 5, 7], hospital=np.array(["b", "a", "c"]))
+    assert dataset_groups(dataset).tolist() == [1, 0, 1]
+    assert dataset_groups(dataset, "hospital").tolist() == [1, 0, 2]
+    assert dataset_groups(dataset, [9, 9, 1]).tolist() == [1, 1, 0]
+    assert dataset_groups(dataset, torch.tensor([9, 9, 1])).tolist() == [1, 1, 0]
+    assert dataset_groups(Subset(dataset, [2, 1]), "hospital").tolist() == [1, 0]
+    assert dataset_groups(Samples(PAIRS)) is None
+
+
+def test_groups_that_are_not_there():
+    with pytest.raises(ConfigurationError, match="no attribute 'ward'"):
+        dataset_groups(Samples(PAIRS), "ward")
+    with pytest.raises(ConfigurationError, match=r"one entry per training sample, \[3\]; got shape \[2\]"):
+        dataset_groups(Samples(PAIRS), [1, 2])
+
+
+def test_class_names_through_subsets():
+    assert class_names_of(Subset(Samples(PAIRS, classes=["cat", "dog"]), [0])) == ("cat", "dog")
+    assert class_names_of(Samples(PAIRS)) == ()

@@ -1,0 +1,124 @@
+"""What is taken out of data sets and other people's data modules, and what is refused."""
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    SequentialSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from flsv.data.source import dataset_source, module_source, open_source, source_name
+from flsv.errors import ConfigurationError
+
+DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
+
+
+def module(train, val=None):
+    """A data module with these loaders; a loader is left out where it is None."""
+    kinds = {"train_dataloader": lambda self: train}
+    if val is not None:
+        kinds["val_dataloader"] = lambda self: val
+    return type("Somebodys", (L.LightningDataModule,), kinds)()
+
+
+def collate(samples):
+    return samples
+
+
+def test_a_loaders_way_of_reading_is_kept():
+    loader = DataLoader(DATA, batch_size=6, shuffle=True, collate_fn=collate, num_workers=2, drop_last=True)
+    source = module_source(module(loader))
+    assert source.train is DATA
+    assert source.indices is None
+    assert source.train_options == {
+        "batch_size": 6,
+        "drop_last": True,
+        "collate_fn": collate,
+        "num_workers": 2,
+        "pin_memory": False,
+        "worker_init_fn": None,
+    }
+    assert source.eval_options == {**source.train_options, "drop_last": False}
+
+
+def test_validation_loaders_data_and_batch_size():
+    val = TensorDataset(torch.zeros(5, 3), torch.zeros(5))
+    source = module_source(module(DataLoader(DATA, batch_size=6), DataLoader(val, batch_size=3)))
+    assert source.val is val
+    assert source.val_loaders is None
+    assert source.eval_options["batch_size"] == 3
+    assert source.train_options["batch_size"] == 6
+
+
+@pytest.mark.parametrize("wrap", [lambda loader: [loader], lambda loader: (loader,)])
+def test_a_list_of_one_loader_is_that_loader(wrap):
+    source = module_source(module(wrap(DataLoader(DATA, batch_size=6)), wrap(DataLoader(DATA, batch_size=3))))
+    assert source.train is DATA
+    assert source.val is DATA
+
+
+def test_validation_loaders_that_are_not_plain_are_used_as_they_are():
+    several = [DataLoader(DATA), DataLoader(DATA)]
+    assert module_source(module(DataLoader(DATA), several)).val_loaders is several
+    shuffled = DataLoader(DATA, shuffle=True)
+    assert module_source(module(DataLoader(DATA), shuffled)).val_loaders is shuffled
+    assert module_source(module(DataLoader(DATA), [])).val_loaders is None
+
+
+def test_samples_held_out_by_a_sampler_stay_held_out():
+    loader = DataLoader(DATA, batch_size=2, sampler=SubsetRandomSampler([1, 4, 9]))
+    assert module_source(module(loader)).indices.tolist() == [1, 4, 9]
+
+
+def test_a_sampler_that_cannot_be_kept_is_warned_of():
+    with pytest.warns(UserWarning, match="WeightedRandomSampler.*shuffled plainly instead"):
+        module_source(module(DataLoader(DATA, batch_size=2, sampler=WeightedRandomSampler(torch.ones(20), 20))))
+
+
+def test_a_batch_sampler_of_ones_own_tells_the_size():
+    class Pairs(BatchSampler):
+        pass
+
+    with pytest.warns(UserWarning, match="Pairs"):
+        source = module_source(module(DataLoader(DATA, batch_sampler=Pairs(SequentialSampler(DATA), 2, False))))
+    assert source.train_options["batch_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ({"a": DataLoader(DATA)}, r"Somebodys\.train_dataloader\(\) returned dict"),
+        ([DataLoader(DATA)] * 2, "returned list"),
+        (DataLoader(DATA, batch_size=None), "batch_size=None"),
+        (DataLoader(type("Stream", (IterableDataset,), {"__iter__": None})()), "IterableDataset"),
+    ],
+)
+def test_loaders_whose_samples_cannot_be_dealt(loader, message):
+    with pytest.raises(ConfigurationError, match=message):
+        module_source(module(loader))
+
+
+def test_data_sets():
+    test = TensorDataset(torch.zeros(5, 3), torch.zeros(5))
+    assert dataset_source(DATA).train is DATA
+    assert dataset_source([DATA]).test is None
+    assert dataset_source((DATA, test)).test is test
+
+
+@pytest.mark.parametrize("source", [[], [DATA] * 3, 5, [DATA, 7]])
+def test_things_that_are_no_data(source):
+    with pytest.raises(ConfigurationError, match=r"expected a training data set or \(training, test\)"):
+        dataset_source(source)
+
+
+def test_names():
+    assert source_name("digits") == "digits"
+    assert source_name((DATA, DATA)) == "TensorDataset, TensorDataset"
+    assert source_name(module(None)) == "Somebodys"
+    assert len(open_source("digits", "data", False, 8).train) == 1437

@@ -1,0 +1,128 @@
+"""What a run leaves behind: one event file, curves over rounds, figures, the CSV, other loggers, the table."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from toys import Plain, fit, toy_data
+
+from flsv.aggregation import ShapFedWA
+from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley
+from flsv.sampling import UniformSampler
+
+
+def loop(**kwargs: Any) -> FederatedLoop:
+    return FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, seed=1, **kwargs)
+
+
+def events(folder: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(folder), size_guidance={"images": 0, "scalars": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def test_tensorboard(tmp_path: Path) -> None:
+    federation = loop(figures_every=2, evaluate_clients_every=1)
+    fit(federation, tmp_path, rounds=5, logger=TensorBoardLogger(tmp_path, name="", version="run"))
+    (file,) = (tmp_path / "run").glob("events*")  # one event file
+    seen = events(file)
+    tags = seen.Tags()["scalars"]
+    wanted = [f"contribution/cssv/client_{i}" for i in range(3)]
+    wanted += [f"contribution/cssv/class_{j}/client_{i}" for i in range(3) for j in range(3)]
+    wanted += [f"{name}/client_{i}" for i in range(3) for name in ("weight", "train_loss", "client_accuracy")]
+    for tag in [*wanted, "client_accuracy/mean", "val_acc"]:
+        assert tag in tags, tag
+        assert [event.step for event in seen.Scalars(tag)] == list(range(5)), tag  # the round is the x-axis
+    final = federation.metrics["cssv"].compute()
+    assert seen.Scalars("contribution/cssv/class_2/client_1")[-1].value == pytest.approx(final[1, 2].item())
+    gamma = federation.metrics["cssv"].client_values(final)
+    assert seen.Scalars("contribution/cssv/client_1")[-1].value == pytest.approx(gamma[1].item())
+    assert [image.step for image in seen.Images("contribution/cssv")] == [1, 3, 4]
+    assert [image.step for image in seen.Images("data/partition")] == [0]
+    hparams = (tmp_path / "run" / "hparams.yaml").read_text()
+    assert "aggregator: ShapFedWA(metric='cssv')" in hparams
+    assert "data/partitioner: SizePartitioner" in hparams
+
+
+def test_per_class_curves_and_figures_can_be_left_out(tmp_path: Path) -> None:
+    fit(
+        loop(log_per_class=False, figures_every=0), tmp_path, logger=TensorBoardLogger(tmp_path, name="", version="run")
+    )
+    tags = events(tmp_path / "run").Tags()
+    assert not [tag for tag in tags["scalars"] if "class_" in tag]
+    assert tags["images"] == ["data/partition"]
+
+
+def test_csv_is_tidy_and_complete(tmp_path: Path) -> None:
+    federation = loop(sampler=UniformSampler(2), evaluate_clients_every=2)
+    fit(federation, tmp_path, rounds=4)  # without any logger, it lies in default_root_dir
+    with (tmp_path / "contributions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    final = federation.contributions["cssv"]
+    last = {
+        (row["client"], row["class"]): float(row["value"])
+        for row in rows
+        if row["round"] == "3" and row["metric"] == "cssv"
+    }
+    for i in range(3):
+        for j in range(3):
+            if final[i, j].isfinite():
+                assert last[str(i), str(j)] == pytest.approx(final[i, j].item(), rel=1e-6)
+    assert {row["round"] for row in rows} == {"0", "1", "2", "3"}
+    weights = [row for row in rows if row["metric"] == "weight"]
+    assert len(weights) == 4 * 2  # nobody outside the cohort has one
+    for r in range(4):
+        assert sum(float(row["value"]) for row in weights if row["round"] == str(r)) == pytest.approx(1)
+    assert {row["round"] for row in rows if row["metric"] == "accuracy"} == {"1", "3"}
+    keys = [(row["round"], row["metric"], row["client"], row["class"]) for row in rows]
+    assert len(keys) == len(set(keys))
+
+
+def test_other_loggers_get_the_scalars(tmp_path: Path) -> None:
+    fit(loop(), tmp_path, logger=CSVLogger(tmp_path, name="", version="run", flush_logs_every_n_steps=1))
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert {row["step"] for row in rows if row.get("contribution/cssv/client_0")} == {"0", "1", "2"}
+
+
+def test_the_table_names_every_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    federation = loop(evaluate_clients_every=1)
+    data = toy_data()
+    fit(federation, tmp_path, data=data)
+    text = capsys.readouterr().out
+    assert "cssv by class" in text
+    weights = federation.weights
+    for i in range(3):
+        assert f"{int(data.num_samples[i])}" in text
+        assert f"{weights[i]:.3f}" in text
+    fit(loop(print_table=False), tmp_path)
+    assert "cssv" not in capsys.readouterr().out
+
+
+def test_the_progress_bar_shows_round_client_and_validation(tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import Callback, TQDMProgressBar
+
+    shown = []
+
+    class Shows(Plain):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val_acc", torch.tensor(0.5), prog_bar=True)
+
+    class Look(Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            shown.append(trainer.progress_bar_callback.get_metrics(trainer, module))
+
+    bar = TQDMProgressBar()
+    fit(loop(), tmp_path, Shows(), rounds=2, enable_progress_bar=True, callbacks=[bar, Look()])
+    clients = [row["client"] for row in shown]
+    assert list(dict.fromkeys(clients)) == ["1/3", "2/3", "3/3"]
+    assert [row["round"] for row in shown] == ["1/2"] * (len(shown) // 2) + ["2/2"] * (len(shown) // 2)
+    assert shown[-1]["val_acc"] == 0.5
+    assert "get_metrics" not in bar.__dict__
