@@ -5,8 +5,10 @@ LightningCLI, with a ``federation`` section (the server) beside ``trainer``, ``m
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import lightning as L
@@ -27,7 +29,7 @@ class FederatedCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """``--ckpt_path last`` is the newest checkpoint of any run below ``default_root_dir``."""
-        config = self.config[self.subcommand]
+        config = self.config_init[self.subcommand]
         if config.ckpt_path == "last":
             root = Path(self.trainer.default_root_dir)
             checkpoints = sorted(root.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime)
@@ -52,6 +54,7 @@ def main(args: list[str] | None = None) -> int:
     # user's own modules shall work in both.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
+    _quieten()
     try:
         FederatedCLI(
             L.LightningModule,
@@ -60,11 +63,25 @@ def main(args: list[str] | None = None) -> int:
             auto_configure_optimizers=False,
             seed_everything_default=0,
             trainer_defaults={"default_root_dir": "runs", "max_epochs": 10, "log_every_n_steps": 1},
-            parser_kwargs={"prog": "flsv", "version": f"flsv {__version__}", "description": __doc__},
+            parser_kwargs={"prog": "flsv", "version": __version__, "description": __doc__},
             save_config_kwargs={"overwrite": True},
             args=args,
         )
-    except ConfigurationError as error:
-        print(f"flsv: error: {error}", file=sys.stderr)
+    except ValueError as error:
+        # An error of a nested object's arguments arrives wrapped in the parser's own.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, ConfigurationError):
+            cause = cause.__cause__
+        if cause is None:
+            raise
+        print(f"flsv: error: {cause}", file=sys.stderr)
         return 2
     return 0
+
+
+def _quieten() -> None:
+    """Leave out what Lightning says to everybody and nobody can act on."""
+    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)")  # Lightning's use of torch
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda record: "Tip:" not in record.getMessage()
+    )

@@ -168,6 +168,7 @@ class FederatedLoop(L.Callback):
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
+        self._fitting = True
         self.board.bind(self._data.num_clients, self._data.num_classes, self._data.class_names)
         seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
         self._seed = int.from_bytes(os.urandom(4), "little") if seed is None else int(seed)
@@ -341,6 +342,8 @@ class FederatedLoop(L.Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not self._fitting:
+            return  # validating, testing or predicting with a checkpoint: only the global model matters
         self.round_index, self._seed = state_dict["round_index"], state_dict["seed"]
         self.board.load_state_dict(state_dict["board"])
         self.models = dict(state_dict["models"])
@@ -362,12 +365,13 @@ class FederatedLoop(L.Callback):
         self.round_index = 0
         self.weights, self.client_accuracy, self.models = None, None, {}
         self._seed, self._loader, self._csv, self._optimizer_state = 0, None, None, None
-        self._borrowed = Borrowed()
+        self._borrowed, self._fitting = Borrowed(), False
         for name in ("_reporter", "_progress", "_training"):
             self.__dict__.pop(name, None)
 
     def _return(self) -> None:
         """Leave the trainer and the module as they were found."""
+        self._fitting = False
         self._borrowed.give_back()
         if "_progress" in self.__dict__:
             self._progress.remove()

@@ -32,7 +32,10 @@ def client_table(
 def class_table(name: str, values: Tensor, class_names: Sequence[str] | None = None) -> Table:
     """One row per client and one column per class, of a metric's values ``[n, M]``."""
     columns = {"client": [str(i) for i in range(len(values))]}
-    columns |= {str(class_names[j] if class_names else j): _numbers(column, 2) for j, column in enumerate(values.T)}
+    columns |= {
+        str(class_names[j] if class_names else j): [x.replace("0.", ".", 1) for x in _numbers(column, 2)]
+        for j, column in enumerate(values.T)
+    }
     return _table(f"{name} by class", columns)
 
 

@@ -1,0 +1,83 @@
+"""From coalitions to the vectors of their models."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flsv._evaluation.replica import Build
+from flsv.errors import ConfigurationError
+from flsv.round import Round
+
+Weighting = Literal["uniform", "samples"] | Tensor
+
+
+class CoalitionModels:
+    """The models of a round's coalitions under one weighting.
+
+    Args:
+        round: the cohort.
+        weighting: ``"uniform"``, ``"samples"`` or fixed weights ``[k]``.
+        server_lr: the parameters' step.
+
+    Attributes:
+        key: equal for games in which a coalition always has the same model.
+    """
+
+    def __init__(self, round: Round, weighting: Weighting, server_lr: float) -> None:
+        if not server_lr > 0:
+            raise ConfigurationError(f"CoalitionUtility(server_lr={server_lr}): expected a positive number.")
+        self._round, self._server_lr = round, server_lr
+        self._normalised = not isinstance(weighting, Tensor)
+        self._weights = _client_weights(round, weighting)
+        self.key = (self._normalised, server_lr, self._weights.numpy().tobytes())
+
+    def weights(self, masks: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights in the parameters and in the buffers, float64 ``[K, k]``; all 0: the global model."""
+        own = masks * self._weights
+        total = torch.zeros(len(masks), dtype=torch.float64)
+        # Column by column: the rounding of sum(-1) depends on the number of rows.
+        for column in own.unbind(1):
+            total = total + column
+        shares = own / torch.where(total > 0, total, 1.0)[:, None]
+        return self._server_lr * (shares if self._normalised else own), shares
+
+    def builder(self, masks: Tensor) -> Build:
+        """Writes the model of row i of ``masks`` into a vector."""
+        round, cut = self._round, self._round.space.num_parameters
+        start, updates, buffers = round.global_vector, round.client_updates[:, :cut].T, round.client_vectors[:, cut:].T
+        parameter_weights, buffer_weights = (weights.to(start) for weights in self.weights(masks))
+        anybody = buffer_weights.any(1).tolist()
+
+        def build(index: int, out: Tensor) -> None:
+            # A product of one shape per model, rather than one of masks and updates: how a matrix product sums
+            # depends on the number of rows, and CUDA may do it in TF32. It is cheap beside a pass over the data.
+            if not anybody[index]:
+                out.copy_(start)
+                return
+            torch.addmv(start[:cut], updates, parameter_weights[index], out=out[:cut])
+            if cut < len(out):
+                torch.mv(buffers, buffer_weights[index], out=out[cut:])
+
+        return build
+
+
+def _client_weights(round: Round, weighting: Weighting) -> Tensor:
+    if isinstance(weighting, Tensor):
+        weights = weighting.detach().to("cpu", torch.float64)
+        if weights.shape != (len(round),) or not bool((weights.isfinite() & (weights >= 0)).all()):
+            raise ConfigurationError(
+                f"CoalitionUtility(weighting=...): expected {len(round)} weights, finite and not negative, one for "
+                f"each client of the round; got {weights.tolist()}."
+            )
+        return weights
+    if weighting == "uniform":
+        return torch.ones(len(round), dtype=torch.float64)
+    if weighting == "samples":
+        return round.num_samples.to("cpu", torch.float64)
+    raise ConfigurationError(
+        f'CoalitionUtility(weighting={weighting!r}): expected "uniform", "samples" or a tensor of fixed weights '
+        f"[{len(round)}]."
+    )

@@ -1,0 +1,191 @@
+"""ModelEvaluator: from vectors to scores."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from flsv._evaluation.batches import ValidationBatches
+from flsv._evaluation.gradients import GradientProducts, gradient_products
+from flsv._evaluation.one_by_one import run_serial, run_threads
+from flsv._evaluation.replica import Build, Context, Replica, module_device
+from flsv._evaluation.scores import Scores, Sheet
+from flsv._evaluation.vmapped import VmapRunner
+from flsv.errors import ConfigurationError
+from flsv.parameters import ParameterSpace
+
+Backend = Literal["auto", "threads", "vmap", "serial"]
+
+# A CPU's caches hold the activations of this many samples better than those of thousands, and beyond about 32 MB
+# the C library hands memory back to the system after every layer: LeNet5 takes twice as long on batches of 2,000.
+_CPU_BATCH = 256
+
+
+class ModelEvaluator:
+    """Evaluates any number of models of one structure, given as vectors, on one set of validation batches.
+
+    Models are evaluated in copies of the module in evaluation mode (BatchNorm's statistics come from the vector),
+    without gradients; the module itself is read, never written. One pass over the batches gives all the
+    :class:`Scores`: hits per class, loss, and a torchmetrics metric. On the CPU every model gets the same bits whatever
+    the number of threads, the other models of the call and their order.
+
+    Args:
+        module: its ``forward(x)`` gives logits ``[B, M]``. It and its buffers that a vector does not hold (integer or
+            non-persistent ones) are read at every call.
+        space: the map between the module and vectors ``[P]``.
+        batches: pairs ``(x, y)``, y integer classes ``[B]``. They are read once, moved to the module's device and kept
+            there; on the CPU large batches are cut into smaller ones.
+        num_classes: M.
+        metric: a torchmetrics metric of ``(logits [B, M], y [B])`` that gives one number. Copies of it are used.
+        backend: ``"threads"``: a copy of the module per thread, each on one core; ``"vmap"``: chunks of models at
+            once under ``torch.func.vmap``; ``"serial"``: one model at a time, with torch's own threading; ``"auto"``:
+            threads on the CPU, vmap on CUDA, serial elsewhere. A module that vmap cannot handle is evaluated one model
+            at a time, with a warning.
+        threads: of ``"threads"``; default: ``torch.get_num_threads()``.
+        chunk: models at once under vmap; default: as many as free memory holds. A chunk that does not fit is halved.
+        context: makes a context manager that is entered around every forward pass, such as a Lightning precision
+            plugin's ``forward_context``. An autocast context of the caller's has no effect.
+
+    Raises:
+        ConfigurationError: a wrong argument; batches without samples or with wrong labels; a forward that does not
+            give logits ``[B, M]``; a module that cannot be copied; a metric that gives more than one number.
+
+    Example:
+        >>> module = nn.Linear(2, 2)
+        >>> space = ParameterSpace(module)
+        >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]
+        >>> evaluate = ModelEvaluator(module, space, batches, num_classes=2)
+        >>> scores = evaluate(torch.tensor([[1.0, 0, 0, 1, 0, 0], [1.0, 1, 0, 0, 0, 0]]))
+        >>> scores.value("accuracy").tolist()
+        [1.0, 0.5]
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        space: ParameterSpace,
+        batches: Iterable[Any],
+        *,
+        num_classes: int,
+        metric: Metric | None = None,
+        backend: Backend = "auto",
+        threads: int | None = None,
+        chunk: int | None = None,
+        context: Context | None = None,
+    ) -> None:
+        threads = torch.get_num_threads() if threads is None else threads
+        for name, value in (("num_classes", num_classes), ("threads", threads), ("chunk", chunk)):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"ModelEvaluator({name}={value}): expected at least 1.")
+        if metric is not None and not isinstance(metric, Metric):
+            raise ConfigurationError(
+                f"ModelEvaluator(metric=...): expected a torchmetrics Metric, got {type(metric).__name__}."
+            )
+        self.space, self.num_classes = space, num_classes
+        self.device = module_device(module)
+        self.backend = self._backend(backend)
+        largest = _CPU_BATCH if self.device.type == "cpu" else None
+        self._batches = ValidationBatches(batches, self.device, num_classes, largest)
+        self._module, self._threads = module, threads
+        self._sign = None if metric is None else (-1.0 if metric.higher_is_better is False else 1.0)
+        with torch.inference_mode(False):  # what is made in there can only be changed in there
+            self._replicas = [Replica(module, space, metric, context)]
+            self._vmap = VmapRunner(self._replicas[0], chunk)
+        self._try()
+
+    @property
+    def has_metric(self) -> bool:
+        """Whether there is a torchmetrics metric, so that scores have a custom value."""
+        return self._sign is not None
+
+    def __call__(self, vectors: Tensor) -> Scores:
+        """The scores of the models in the rows of ``vectors [K, P]``."""
+        if vectors.ndim != 2 or vectors.shape[1] != self.space.size:
+            raise ValueError(f"expected vectors [K, {self.space.size}], got {list(vectors.shape)}.")
+
+        def build(index: int, out: Tensor) -> None:
+            out.copy_(vectors[index])
+
+        return self.evaluate(build, len(vectors))
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def evaluate(self, build: Build, count: int) -> Scores:
+        """The scores of ``count`` models that exist one or a chunk at a time.
+
+        Args:
+            build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the
+                module's device. It may be called from several threads, and more than once for one i.
+            count: K.
+        """
+        batches = self._batches
+        sheet = Sheet(count, self.num_classes, len(batches), self.device)
+        if count:
+            for replica in self._replicas:
+                replica.follow(self._module)
+            # The same arithmetic on every thread: autocast belongs to the thread that entered it.
+            with torch.autocast(self.device.type, enabled=False):
+                if self.backend == "vmap":
+                    sheet = self._run_vmap(build, count, sheet)
+                else:
+                    self._run_one_by_one(build, count, sheet)
+        return sheet.scores(batches.support, self._sign)
+
+    def gradient_products(self, vector: Tensor, updates: Tensor, order: int = 1) -> GradientProducts:
+        """:func:`flsv.coalition.validation_gradient_products` on this evaluator's batches, in full precision."""
+        replica = self._replicas[0]
+        replica.follow(self._module)
+        return gradient_products(replica.module, self.space, self._batches, vector, updates, order)
+
+    def _run_vmap(self, build: Build, count: int, sheet: Sheet) -> Sheet:
+        try:
+            self._vmap.run(build, count, self._batches, sheet)
+            return sheet
+        except Exception as error:
+            if self._vmap.proven or isinstance(error, (torch.cuda.OutOfMemoryError, ConfigurationError)):
+                raise
+            self.backend = "threads" if self.device.type == "cpu" else "serial"
+            warnings.warn(
+                f"torch.func.vmap cannot run {type(self._module).__name__} ({error}): coalition models are evaluated "
+                f'one at a time. backend="{self.backend}" silences this.',
+                stacklevel=4,
+            )
+        sheet = Sheet(count, self.num_classes, len(self._batches), self.device)
+        self._run_one_by_one(build, count, sheet)
+        return sheet
+
+    def _run_one_by_one(self, build: Build, count: int, sheet: Sheet) -> None:
+        if self.backend == "serial":
+            run_serial(self._replicas[0], build, count, self._batches, sheet)
+            return
+        while len(self._replicas) < self._threads:
+            self._replicas.append(self._replicas[0].twin())
+            self._replicas[-1].follow(self._module)
+        run_threads(self._replicas, build, count, self._batches, sheet)
+
+    def _backend(self, backend: str) -> str:
+        if backend == "auto":
+            return {"cpu": "threads", "cuda": "vmap"}.get(self.device.type, "serial")
+        if backend not in ("threads", "vmap", "serial"):
+            raise ConfigurationError(
+                f'ModelEvaluator(backend={backend!r}): expected "auto", "threads", "vmap" or "serial".'
+            )
+        if backend == "threads" and self.device.type != "cpu":
+            raise ConfigurationError(
+                f'ModelEvaluator(backend="threads") is for the CPU; the module is on {self.device}. Use "auto".'
+            )
+        return backend
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _try(self) -> None:
+        """A forward pass on the first samples, so that a wrong module is found before training time is spent."""
+        x, y = self._batches[0]
+        if isinstance(x, Tensor):
+            x, y = x[:1], y[:1]
+        self._replicas[0].logits(x, y, self.num_classes)
