@@ -52,6 +52,17 @@ def check_setup(loop: FederatedLoop, trainer: L.Trainer, module: L.LightningModu
                 f"{role} {strategy!r} reads the metric {strategy.metric!r}, which is not defined. Defined: {defined}. "
                 f"Add it to FederatedLoop(metrics={{{strategy.metric!r}: ...}}) or name one that is there."
             )
+    games = loop.board.game_metrics
+    if games and not data.val_dataloader():
+        raise ConfigurationError(
+            f"metrics {games} evaluate models on the server's validation set, which is empty. Set "
+            "FederatedDataModule(server_val_fraction=0.1), or leave those metrics out."
+        )
+    if games and not is_overridden("forward", module, L.LightningModule):
+        raise ConfigurationError(
+            f"metrics {games} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
+            "[B, M], or leave those metrics out."
+        )
     if loop.evaluate_clients_every:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
         if empty:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import lightning as L
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flsv._accumulation import AccumulationWindows
 from flsv._optimizers import ClientOptimizers
+from flsv.coalition import CoalitionGames
 from flsv.cohort import CohortLoader
 from flsv.parameters import ParameterSpace, integer_buffers
 from flsv.round import ClientUpdate, Round
@@ -72,7 +73,7 @@ class CohortTraining:
             self._leave(self._visits[self._visited].client, num_samples)
         return self._visited == len(self._visits)
 
-    def collect(self) -> Round:
+    def collect(self, chances: Callable[[], Tensor] | None = None, games: CoalitionGames | None = None) -> Round:
         """The round, as the server sees it: without the clients whose model is not finite.
 
         Raises:
@@ -94,6 +95,9 @@ class CohortTraining:
             client_vectors=self._vectors[: len(updates)],
             start_vectors=None if all(start is vector for start in starts) else torch.stack(starts),
             space=self.space,
+            seed=self._seed,
+            chances=chances,
+            games=games,
         )
 
     def end_round(self, vector: Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from flsv.metrics import ContributionMetric
 from flsv.round import AFTER_AGGREGATION, HEAD_FIELDS, VOCABULARY, Round
 
 RESERVED = ("weight", "accuracy")
+GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products"}
+Field = str | Callable[[Round], Any]
 
 
 class ContributionBoard:
@@ -22,7 +24,7 @@ class ContributionBoard:
 
     Args:
         metrics: name to metric. The argument names of a metric's ``update`` are attributes of :class:`flsv.Round`, or
-            are translated to one by the metric's ``round_fields``.
+            the metric's ``round_fields`` says what they are: another attribute, or a function of the round.
 
     Attributes:
         contributions: name to the metric's value, ``[n]`` or ``[n, M]``; a metric not yet updated has no entry.
@@ -41,6 +43,11 @@ class ContributionBoard:
     def head_metrics(self) -> list[str]:
         """Names of the metrics that look at the classifier head."""
         return [name for name, fields in self._fields.items() if HEAD_FIELDS & set(fields.values())]
+
+    @property
+    def game_metrics(self) -> list[str]:
+        """Names of the metrics that evaluate models on the server's validation set."""
+        return [name for name, fields in self._fields.items() if GAME_ARGUMENTS & set(fields)]
 
     def bind(self, num_clients: int, num_classes: int, class_names: Sequence[str] | None) -> None:
         """Tell every metric the size of the federation."""
@@ -68,7 +75,8 @@ class ContributionBoard:
             fields = self._fields[name]
             if aggregated != bool(AFTER_AGGREGATION & set(fields.values())):
                 continue
-            metric.update(**{argument: getattr(round, field) for argument, field in fields.items()})
+            arguments = {a: field(round) if callable(field) else getattr(round, field) for a, field in fields.items()}
+            metric.update(**arguments)
             value = metric.compute()
             if not isinstance(value, Tensor) or value.ndim not in (1, 2) or len(value) != self._num_clients:
                 shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
@@ -95,14 +103,14 @@ class ContributionBoard:
         self.contributions = dict(state["contributions"])
 
 
-def _fields(name: str, metric: Metric) -> dict[str, str]:
+def _fields(name: str, metric: Metric) -> dict[str, Field]:
     if name in RESERVED:
         raise ConfigurationError(f"metric name {name!r} is taken by the reports (as are {RESERVED}); choose another.")
-    translation: Mapping[str, str] = getattr(metric, "round_fields", {})
+    translation: Mapping[str, Field] = getattr(metric, "round_fields", {})
     parameters = inspect.signature(type(metric).update).parameters.values()
     arguments = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
     fields = {argument: translation.get(argument, argument) for argument in arguments}
-    unknown = [field for field in fields.values() if field not in VOCABULARY]
+    unknown = [field for field in fields.values() if not callable(field) and field not in VOCABULARY]
     if unknown:
         raise ConfigurationError(
             f"metric {name!r} ({type(metric).__name__}): update() asks for {unknown}, which a round does not have. "

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import lightning as L
 import torch
+from torch import Tensor
+
+
+def on_device(trainer: L.Trainer, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches ``(x, y)`` as the trainer's module would get them: converted, transferred, through all hooks."""
+    module = trainer.lightning_module
+    for batch in batches:
+        batch = module._on_before_batch_transfer(trainer.strategy.precision_plugin.convert_input(batch))
+        x, y = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        yield x, y
 
 
 @torch.no_grad()
@@ -28,9 +38,7 @@ def accuracy(trainer: L.Trainer, batches: Iterable[Any]) -> float:
     hits = torch.zeros((), dtype=torch.long, device=module.device)
     total = 0
     with trainer.strategy.precision_plugin.forward_context():
-        for batch in batches:
-            batch = module._on_before_batch_transfer(trainer.strategy.precision_plugin.convert_input(batch))
-            x, y = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        for x, y in on_device(trainer, batches):
             hits += (module(x).argmax(-1) == y).sum()
             total += len(y)
     for layer in training:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
 from typing import Any, Literal
 
 import lightning as L
@@ -24,10 +25,11 @@ from flsv._clients import CohortTraining
 from flsv._metrics import ContributionBoard
 from flsv._optimizers import ClientOptimizers
 from flsv.aggregation import Aggregator, FedAvg
+from flsv.coalition import CoalitionGames, ModelEvaluator
 from flsv.cohort import CohortLoader
 from flsv.data import plot_partition
 from flsv.errors import ConfigurationError
-from flsv.evaluation import accuracy
+from flsv.evaluation import accuracy, on_device
 from flsv.local import ClientTerm
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
@@ -203,13 +205,17 @@ class FederatedLoop(L.Callback):
         optimizers = ClientOptimizers(trainer, self.client_optimizer, self._optimizer_state)
         self._optimizer_state = None
         self._training = CohortTraining(trainer, self.space, optimizers, self._seed)
+        self._games = self._make_games(trainer) if self.board.game_metrics else None
         self._boundary = RoundBoundary(trainer)
 
     def _round_loader(self) -> CohortLoader:
         """The train dataloader of the current round; the data module asks for it, sometimes twice."""
         if self._loader is None or self._loader.round_index != self.round_index:
             draw = generator_for(self._seed, "cohort", self.round_index)
-            cohort = self.sampler.sample(self._data.num_clients, self.contributions, draw).tolist()
+            # As they are now: the metrics are updated before an aggregator asks.
+            known = dict(self.contributions)
+            self._chances = partial(self.sampler.inclusion_probabilities, self._data.num_clients, known)
+            cohort = self.sampler.sample(self._data.num_clients, known, draw).tolist()
             if not cohort:
                 raise RuntimeError(f"{self.sampler!r} drew no client for round {self.round_index}.")
             self._loader = CohortLoader(
@@ -254,7 +260,9 @@ class FederatedLoop(L.Callback):
             self._aggregate(trainer)
 
     def _aggregate(self, trainer: L.Trainer) -> None:
-        round = self._training.collect()
+        round = self._training.collect(self._chances, self._games)
+        if self._games is not None:
+            self._games.begin(round)
         self.board.update(round)
         vector, weights = self.aggregator.aggregate(round, self.contributions)
         cut = self.space.num_parameters
@@ -276,6 +284,8 @@ class FederatedLoop(L.Callback):
         if evaluated:
             self.client_accuracy = self._evaluate_clients(trainer, vector)
         self._training.end_round(vector)
+        if self._games is not None:
+            self._games.end()
         self._reporter.round(
             self.round_index,
             self.contributions,
@@ -285,6 +295,16 @@ class FederatedLoop(L.Callback):
         )
         seed_global_rngs(self._seed, "server", self.round_index)
         self.round_index += 1
+
+    def _make_games(self, trainer: L.Trainer) -> CoalitionGames:
+        evaluator = ModelEvaluator(
+            trainer.lightning_module,
+            self.space,
+            on_device(trainer, self._data.val_dataloader()),
+            num_classes=self._data.num_classes,
+            context=trainer.strategy.precision_plugin.forward_context,
+        )
+        return CoalitionGames(evaluator, server_lr=self.server_lr)
 
     def _evaluate_clients(self, trainer: L.Trainer, server_vector: Tensor) -> Tensor:
         """The accuracy ``[n]`` of each client's own model (the global one, if it has none) on its test split."""

@@ -6,14 +6,20 @@ A contribution metric, an aggregator, a personaliser or a sampler asks for a qua
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
 from flsv.parameters import Head, ParameterSpace
+from flsv.seeding import generator_for
+
+if TYPE_CHECKING:
+    from flsv.coalition import CoalitionGames, CoalitionUtility, GradientProducts, UtilityMetric, Weighting
 
 
 @dataclass(frozen=True)
@@ -42,6 +48,9 @@ class Round:
         client_vectors: ``[k, P]``, the clients' models after local training.
         start_vectors: ``[k, P]``, the models that the clients started from; None where all started from the global one.
         losses: ``[k]`` mean training losses.
+        seed: of the round's own random choices; see :meth:`generator`.
+        chances: gives each client's probability ``[n]`` to be drawn into this cohort; None: certain.
+        games: the round's coalition games on the server's validation set, or None.
         space: the map between vectors and modules.
         server_vector: ``[P]``, the next global model; None before aggregation.
         aggregation_weights: ``[k]``, the clients' weights in it; None before aggregation.
@@ -55,6 +64,9 @@ class Round:
     space: ParameterSpace
     start_vectors: Tensor | None = None
     losses: Tensor | None = None
+    seed: int = 0
+    chances: Callable[[], Tensor] | None = None
+    games: CoalitionGames | None = None
     server_vector: Tensor | None = None
     aggregation_weights: Tensor | None = None
 
@@ -77,6 +89,30 @@ class Round:
     def client_head_weights(self) -> Tensor:
         """``[k, M, D+1]``: the classifier head's rows of every client's weights."""
         return self.head.rows(self.client_vectors)
+
+    @cached_property
+    def inclusion_probabilities(self) -> Tensor:
+        """``[k]``: each client's chance to have been drawn into this cohort."""
+        if self.chances is None:
+            return torch.ones(len(self), device=self.client_ids.device)
+        return self.chances().to(self.client_ids.device)[self.client_ids]
+
+    @cached_property
+    def utility(self) -> CoalitionUtility:
+        """The coalition game of accuracy, with uniform averages inside a coalition."""
+        return self._games.utility()
+
+    def play(self, metric: UtilityMetric = "accuracy", weighting: Weighting = "uniform") -> CoalitionUtility:
+        """Another coalition game of this round; all games of a round share their evaluations."""
+        return self._games.utility(metric, weighting)
+
+    def gradient_products(self, order: int = 1) -> GradientProducts:
+        """g . d_i ``[k]`` and, for order 2, d_i^T H d_j ``[k, k]`` of the validation loss at the global model."""
+        return self._games.gradient_products(order)
+
+    def generator(self, name: str) -> torch.Generator:
+        """The random stream of ``name`` in this round."""
+        return generator_for(self.seed, name, self.round_index)
 
     @cached_property
     def server_update(self) -> Tensor:
@@ -117,10 +153,14 @@ class Round:
     def aggregated(self, server_vector: Tensor, weights: Tensor) -> Round:
         """This round after aggregation. What has been derived so far is kept."""
         after = replace(self, server_vector=server_vector, aggregation_weights=weights)
-        for name in ("client_updates", "client_heads", "client_head_weights"):
-            if name in self.__dict__:
-                after.__dict__[name] = self.__dict__[name]
+        after.__dict__.update({name: self.__dict__[name] for name in _DERIVED if name in self.__dict__})
         return after
+
+    @property
+    def _games(self) -> CoalitionGames:
+        if self.games is None:
+            raise RuntimeError("this round has no coalition games: there is no validation set to play them on.")
+        return self.games
 
     @property
     def _starts(self) -> Tensor:
@@ -140,5 +180,5 @@ class Round:
 # What a metric's `update` may name; the second set is known only after aggregation.
 _DERIVED = {name for name, value in vars(Round).items() if isinstance(value, cached_property)}
 AFTER_AGGREGATION = {n for n in _DERIVED if n.startswith("server_")} | {"server_vector", "aggregation_weights"}
-VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - {"space"})
+VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - {"space", "seed", "chances", "games"})
 HEAD_FIELDS = {name for name in _DERIVED if "_head" in name}

@@ -17,14 +17,6 @@ from toys import vector
 from flsv.loop import FederatedLoop
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FederatedLoop, L.LightningModule]:
     folder = tmp_path_factory.mktemp("whole")

@@ -49,7 +49,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.01)
+    return torch.optim.Adam(parameters, lr=0.001)
 
 
 class Plain(L.LightningModule):

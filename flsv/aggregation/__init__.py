@@ -2,6 +2,8 @@
 
 from flsv.aggregation.base import Aggregator
 from flsv.aggregation.fedavg import FedAvg
+from flsv.aggregation.geometric_median import GeometricMedian
 from flsv.aggregation.shapfed import ShapFedWA
+from flsv.aggregation.shapley_weighted import ShapleyWeighted
 
-__all__ = ["Aggregator", "FedAvg", "ShapFedWA"]
+__all__ = ["Aggregator", "FedAvg", "GeometricMedian", "ShapFedWA", "ShapleyWeighted"]

@@ -4,8 +4,8 @@ Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJ
 between a participant's and the aggregate's row of the classifier head stands for the participant's contribution to that
 class: no validation set and no coalition is evaluated.
 
-Departures from the authors' code, which follow the paper: the weights use (1 + cosine)/2 as eq. 6 says (without it they can turn
-negative or blow up), and a zero row (a class nobody trained) has cosine 0 instead of NaN.
+Departures from the authors' code, which follow the paper: the weights use (1 + cosine)/2 as eq. 6 says (without it they
+can turn negative or blow up), and a zero row (a class nobody trained) has cosine 0 instead of NaN.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ def class_specific_shapley(client_heads: Tensor, server_head: Tensor) -> Tensor:
     """Cosine of every participant's head rows with the aggregate's (eq. 5).
 
     Args:
-        client_heads: ``[k, M, D]``, row j of participant i's head (of its update, or of its weights), bias included or not.
+        client_heads: ``[k, M, D]``, row j of participant i's head (of its update, or of its weights), bias included or
+            not.
         server_head: ``[M, D]``, the same of the aggregate.
 
     Returns:
@@ -51,8 +52,8 @@ def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
         cssv: ``[k, M]`` cosines in [-1, 1].
 
     Returns:
-        ``gamma [k]`` in [0, 1], the mean over classes of (1 + cosine)/2, and ``normalised [k]``, which sums to 1. If every
-        gamma is 0 the shares are equal.
+        ``gamma [k]`` in [0, 1], the mean over classes of (1 + cosine)/2, and ``normalised [k]``, which sums to 1. If
+        every gamma is 0 the shares are equal.
 
     Example:
         >>> gamma, share = participant_weights(torch.tensor([[1.0, 1.0], [0.0, -1.0]]))

@@ -2,5 +2,17 @@
 
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.class_specific_shapley import ClassSpecificShapley
+from flsv.metrics.cumulative_shapley import CumulativeShapley
+from flsv.metrics.federated_shapley import LeaveOneOut, PartialFederatedShapley
+from flsv.metrics.gradient_shapley import GradientShapley
+from flsv.metrics.surrogate_federated_shapley import SurrogateFederatedShapley
 
-__all__ = ["ClassSpecificShapley", "ContributionMetric"]
+__all__ = [
+    "ClassSpecificShapley",
+    "ContributionMetric",
+    "CumulativeShapley",
+    "GradientShapley",
+    "LeaveOneOut",
+    "PartialFederatedShapley",
+    "SurrogateFederatedShapley",
+]

@@ -34,6 +34,9 @@ class ContributionMetric(Metric):
     higher_is_better = True
     full_state_update = False
 
+    per_class = True
+    """Whether values are ``[n, M]``, so that the number of classes has to be known."""
+
     rounds: Tensor
 
     def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:
@@ -44,7 +47,7 @@ class ContributionMetric(Metric):
             )
         self.num_clients, self.num_classes = num_clients, num_classes
         self.class_names: Sequence[str] | None = None
-        if num_clients is not None and num_classes is not None:
+        if self._sized:
             self._create_states()
 
     def bind(self, num_clients: int, num_classes: int, class_names: Sequence[str] | None = None) -> None:
@@ -61,14 +64,18 @@ class ContributionMetric(Metric):
                     f"Leave {name} out: it is taken from the data."
                 )
         self.class_names = class_names
-        bound = self.num_clients is not None and self.num_classes is not None
+        bound = self._sized
         self.num_clients, self.num_classes = num_clients, num_classes
         if not bound:
             self._create_states()
 
-    def init_states(self, num_clients: int, num_classes: int) -> None:
-        """Declare the states with ``add_state``; called as soon as both numbers are known."""
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        """Declare the states with ``add_state``; called once, as soon as the sizes that are needed are known."""
         raise NotImplementedError
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """What else to log after an update: scalars ``[]`` or one number per client ``[num_clients]``, by name."""
+        return {}
 
     def client_values(self, value: Tensor) -> Tensor:
         """One number per client ``[num_clients]`` from what ``compute`` gave: by default the mean over classes."""
@@ -87,16 +94,19 @@ class ContributionMetric(Metric):
         val = self.compute() if val is None else val
         return plot_contributions(val, ax=ax, name=type(self).__name__, class_names=self.class_names)
 
+    @property
+    def _sized(self) -> bool:
+        return self.num_clients is not None and (self.num_classes is not None or not self.per_class)
+
     def _create_states(self) -> None:
         assert self.num_clients is not None
-        assert self.num_classes is not None
         self.init_states(self.num_clients, self.num_classes)
         self.add_state("rounds", torch.tensor(0), dist_reduce_fx="sum")
         self.persistent(True)
 
     def _check_clients(self, client_ids: Tensor) -> None:
         """Every ``update`` begins with this."""
-        if self.num_clients is None or self.num_classes is None:
+        if self.num_clients is None or not self._sized:
             raise ConfigurationError(
                 f"{type(self).__name__} does not know how many clients and classes there are: pass num_clients and "
                 "num_classes, or use it in a FederatedLoop."

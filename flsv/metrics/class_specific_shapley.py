@@ -24,13 +24,13 @@ class ClassSpecificShapley(ContributionMetric):
         \tilde\Gamma_{ij} = \cos(h_{ij}, h_{sj}), \qquad
         \Gamma \leftarrow \mu\,\Gamma + (1 - \mu)\,\tilde\Gamma \quad\text{(the first round as is)}
 
-    where :math:`h_{ij}` is row *j* (weights and bias) of client *i*'s classifier head and :math:`h_{sj}` the same of the
-    aggregate. Costs one dot product per client and class: no validation data, no coalition.
+    where :math:`h_{ij}` is row *j* (weights and bias) of client *i*'s classifier head and :math:`h_{sj}` the same of
+    the aggregate. Costs one dot product per client and class: no validation data, no coalition.
 
     As input to ``update``: ``client_ids [k]``, ``client_heads [k, M, D]``, ``server_head [M, D]``.
     ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]: 1 where a client pulls the class's row just where the
-    federation goes, 0 where it has nothing to say, negative where it pulls the other way. A client outside the cohort keeps
-    its row; a client never seen is NaN. ``client_values`` gives gamma of eq. 6, in [0, 1].
+    federation goes, 0 where it has nothing to say, negative where it pulls the other way. A client outside the cohort
+    keeps its row; a client never seen is NaN. ``client_values`` gives gamma of eq. 6, in [0, 1].
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -85,7 +85,8 @@ class ClassSpecificShapley(ContributionMetric):
             return {}
         return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}
 
-    def init_states(self, num_clients: int, num_classes: int) -> None:
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        assert num_classes is not None
         self.add_state(
             "history",
             torch.zeros(num_clients, 2 * num_classes + 1),

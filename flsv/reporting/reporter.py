@@ -14,6 +14,7 @@ from rich.console import Console
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv.metrics import ContributionMetric
 from flsv.reporting.contributions_csv import ContributionsFile, Row
 from flsv.reporting.table import class_table, client_table
 
@@ -82,6 +83,14 @@ class Reporter:
                     rows += per_class
                     if self._per_class:
                         scalars |= {f"contribution/{name}/class_{j}/client_{i}": v for _, _, i, _, v in per_class}
+        for name, metric in self._metrics.items():
+            for what, value in (metric.diagnostics() if isinstance(metric, ContributionMetric) else {}).items():
+                if value.ndim == 0:
+                    scalars[f"contribution/{name}/{what}"] = value.item()
+                else:
+                    extra = _rows(round_index, f"{name}/{what}", "", value)
+                    rows += extra
+                    scalars |= {f"contribution/{name}/{what}/client_{i}": v for _, _, i, _, v in extra}
         weighed = _rows(round_index, "weight", "", weights)
         rows += weighed
         scalars |= {f"weight/client_{i}": w for _, _, i, _, w in weighed}

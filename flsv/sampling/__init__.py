@@ -1,6 +1,15 @@
 """Client samplers: who takes part in a round. One file each."""
 
 from flsv.sampling.base import ClientSampler, FullParticipation
+from flsv.sampling.bernoulli import BernoulliSampler, ShapleyImportanceSampler
+from flsv.sampling.softmax import SoftmaxSampler
 from flsv.sampling.uniform import UniformSampler
 
-__all__ = ["ClientSampler", "FullParticipation", "UniformSampler"]
+__all__ = [
+    "BernoulliSampler",
+    "ClientSampler",
+    "FullParticipation",
+    "ShapleyImportanceSampler",
+    "SoftmaxSampler",
+    "UniformSampler",
+]

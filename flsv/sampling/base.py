@@ -11,7 +11,7 @@ from flsv.strategy import Contributions, Strategy
 
 
 class ClientSampler(Strategy):
-    """Base class."""
+    """Base class: a random cohort, and everybody's chance to be in it."""
 
     @abstractmethod
     def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
@@ -21,6 +21,13 @@ class ClientSampler(Strategy):
             num_clients: n, all clients of the federation.
             contributions: the metrics' values after the round before.
             generator: the only source of chance; it depends on the run's seed and the round.
+        """
+
+    @abstractmethod
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions) -> Tensor:
+        """The probability ``[n]`` of each client to be in the cohort that ``sample`` would draw.
+
+        Aggregators that estimate a sum over all clients without bias divide by it (Horvitz and Thompson 1952).
         """
 
     def check(self, num_clients: int) -> None:
@@ -37,3 +44,6 @@ class FullParticipation(ClientSampler):
 
     def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
         return torch.arange(num_clients)
+
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions) -> Tensor:
+        return torch.ones(num_clients)

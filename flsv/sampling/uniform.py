@@ -34,6 +34,9 @@ class UniformSampler(ClientSampler):
     def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
         return torch.randperm(num_clients, generator=generator)[: self.cohort_size].sort().values
 
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions) -> Tensor:
+        return torch.full((num_clients,), self.cohort_size / num_clients)
+
     def check(self, num_clients: int) -> None:
         if self.cohort_size > num_clients:
             raise ConfigurationError(

@@ -1,20 +1,25 @@
 """FedAvg's and ShapFed-WA's weights."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
+from scipy.optimize import minimize
 from torch import nn
 
-from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.aggregation import FedAvg, GeometricMedian, ShapFedWA, ShapleyWeighted
 from flsv.errors import ConfigurationError
 from flsv.functional import participant_weights
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
+from flsv.sampling import BernoulliSampler
 
 
-def make_round(ids: list[int], samples: list[int]) -> Round:
+def make_round(ids: list[int], samples: list[int], **kwargs: Any) -> Round:
     space = ParameterSpace(nn.Linear(3, 2))
     k = len(ids)
-    return Round(0, torch.tensor(ids), torch.tensor(samples), torch.zeros(8), torch.randn(k, 8), space)
+    return Round(0, torch.tensor(ids), torch.tensor(samples), torch.zeros(8), torch.randn(k, 8), space, **kwargs)
 
 
 def test_fedavg() -> None:
@@ -47,3 +52,79 @@ def test_shapfed_counts_a_newcomer_as_the_mean_of_the_known() -> None:
 
 def test_shapfed_with_all_weights_zero_is_uniform() -> None:
     assert ShapFedWA().weights(make_round([0, 1], [1, 1]), {"cssv": -torch.ones(2, 3)}).tolist() == [0.5, 0.5]
+
+
+# ---- AFedSV
+
+
+def test_shapley_weights_count_all_clients_and_divide_by_the_chance() -> None:
+    ssv = torch.tensor([0.9, 0.3, 0.6, 0.2])
+    chances = torch.tensor([1.0, 0.5, 0.8, 0.25])
+    round = make_round([1, 3], [1, 1], chances=lambda: chances)
+    weights = ShapleyWeighted("ssv").weights(round, {"ssv": ssv})
+    torch.testing.assert_close(weights.float(), ssv[[1, 3]] / ssv.sum() / chances[[1, 3]])
+    normalised = ShapleyWeighted("ssv", normalize=True).weights(round, {"ssv": ssv})
+    torch.testing.assert_close(normalised, weights / weights.sum())
+
+
+def test_horvitz_thompson_is_unbiased() -> None:
+    """The mean over many cohorts of the aggregate is the aggregate over all clients (eq. 5)."""
+    torch.manual_seed(0)
+    ssv, updates = torch.tensor([0.9, 0.3, 0.6, 0.2, 0.5]), torch.randn(5, 8)
+    sampler, generator = BernoulliSampler(2), torch.Generator().manual_seed(1)
+    space = ParameterSpace(nn.Linear(3, 2))
+    total, squares, draws = torch.zeros(8), torch.zeros(8), 3000
+    for _ in range(draws):
+        ids = sampler.sample(5, {}, generator)
+        chances = partial(sampler.inclusion_probabilities, 5, {})
+        round = Round(0, ids, torch.ones(len(ids)), torch.zeros(8), updates[ids], space, chances=chances)
+        step, _ = ShapleyWeighted("ssv").aggregate(round, {"ssv": ssv})
+        total, squares = total + step, squares + step**2
+    mean = total / draws
+    error = ((squares / draws - mean**2) / draws).sqrt()
+    assert ((mean - ssv / ssv.sum() @ updates).abs() < 4.5 * error).all()
+
+
+def test_shapley_weights_without_anything_positive_are_equal() -> None:
+    round = make_round([0, 1], [1, 1])
+    assert ShapleyWeighted("sv").weights(round, {"sv": torch.tensor([-1.0, -2.0])}).tolist() == [0.5, 0.5]
+    with pytest.raises(RuntimeError, match="has no value before the first aggregation"):
+        ShapleyWeighted("sv").weights(round, {})
+
+
+# ---- RFA
+
+
+def test_geometric_median_against_scipy() -> None:
+    round = make_round([0, 1, 2, 3], [10, 20, 30, 40])
+    points, alpha = round.client_vectors.double().numpy(), [0.1, 0.2, 0.3, 0.4]
+
+    def objective(z: Any) -> float:
+        return sum(a * ((z - x) @ (z - x)) ** 0.5 for a, x in zip(alpha, points))
+
+    best = minimize(objective, points.mean(0), method="BFGS")
+    vector, weights = GeometricMedian(iterations=200, tolerance=1e-12).aggregate(round, {})
+    assert objective(vector.double().numpy()) == pytest.approx(best.fun, rel=1e-5)
+    assert weights.sum() == pytest.approx(1)
+
+
+def test_one_client_far_away_moves_the_median_little_and_the_mean_a_lot() -> None:
+    round = make_round([0, 1, 2, 3, 4], [1] * 5)
+    round.client_vectors[4] += 1000
+    near = round.client_vectors[:4].mean(0)
+    median, _ = GeometricMedian().aggregate(round, {})
+    mean, _ = FedAvg().aggregate(round, {})
+    assert (median - near).norm() < 5 < 500 < (mean - near).norm()
+
+
+def test_identical_models_do_not_divide_by_zero() -> None:
+    round = make_round([0, 1, 2], [1, 1, 2])
+    round.client_vectors[:] = 1.0
+    vector, weights = GeometricMedian().aggregate(round, {})
+    assert torch.equal(vector, torch.ones(8))
+    torch.testing.assert_close(weights, torch.tensor([0.25, 0.25, 0.5]))
+
+
+def test_geometric_median_arguments() -> None:
+    with pytest.raises(ConfigurationError, match="smoothing > 0"):
+        GeometricMedian(smoothing=0)

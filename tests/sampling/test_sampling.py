@@ -1,10 +1,20 @@
 """Samplers: sizes, chances, errors."""
 
+from typing import Any
+
 import pytest
 import torch
 
 from flsv.errors import ConfigurationError
-from flsv.sampling import FullParticipation, UniformSampler
+from flsv.functional import importance_probabilities
+from flsv.sampling import (
+    BernoulliSampler,
+    ClientSampler,
+    FullParticipation,
+    ShapleyImportanceSampler,
+    SoftmaxSampler,
+    UniformSampler,
+)
 
 
 def test_full_participation() -> None:
@@ -29,3 +39,76 @@ def test_errors() -> None:
     UniformSampler(5).check(5)
     with pytest.raises(ConfigurationError, match=r"cohort_size=6\) cannot be met: the federation has 5 clients. Lower"):
         UniformSampler(6).check(5)
+
+
+def frequencies(
+    sampler: ClientSampler, n: int, contributions: dict[str, torch.Tensor], draws: int = 4000
+) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    counts = torch.zeros(n)
+    for _ in range(draws):
+        counts[sampler.sample(n, contributions, generator)] += 1
+    return counts / draws
+
+
+SSV = {"ssv": torch.tensor([0.9, 0.4, 0.1, 0.3, 0.05]), "sv": torch.tensor([0.2, -0.1, 0.05, 0.0, 0.1])}
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        FullParticipation(),
+        UniformSampler(2),
+        BernoulliSampler(2),
+        BernoulliSampler(1.2),
+        BernoulliSampler(1.5, min_cohort=1),
+        ShapleyImportanceSampler(2, "ssv"),
+        SoftmaxSampler(3, "sv", temperature=0.1),
+    ],
+    ids=repr,
+)
+def test_inclusion_probabilities_are_the_frequencies(sampler: ClientSampler) -> None:
+    seen = frequencies(sampler, 5, SSV)
+    said = sampler.inclusion_probabilities(5, SSV)
+    # Five standard deviations of 4000 draws (and of the softmax sampler's own 4096).
+    assert ((seen - said).abs() <= 5 * (2 * 0.25 / 4000) ** 0.5).all(), (seen, said)
+
+
+def test_bernoulli_draws_again_until_there_are_two() -> None:
+    generator = torch.Generator().manual_seed(0)
+    sizes = {len(BernoulliSampler(1.0).sample(6, {}, generator)) for _ in range(300)}
+    assert min(sizes) == 2
+    # The coin's own probability would be too small by a lot: division by it would overweight everybody.
+    assert BernoulliSampler(1.0).inclusion_probabilities(6, {})[0] > 1.8 / 6
+
+
+def test_importance_coins_are_theorem_5_1() -> None:
+    sampler = ShapleyImportanceSampler(2, "ssv")
+    torch.testing.assert_close(sampler.coins(5, SSV), importance_probabilities(SSV["ssv"], 2))
+    assert sampler.coins(5, {}).tolist() == pytest.approx([0.4] * 5)  # no values yet
+    one = {"ssv": torch.tensor([1.0, 0, 0, 0, 0])}
+    assert len(sampler.sample(5, one, torch.Generator().manual_seed(0))) >= 2  # and it returns
+    unknown = {"ssv": torch.tensor([0.9, float("nan"), 0.1])}
+    assert sampler.coins(3, unknown)[1] > sampler.coins(3, unknown)[2]
+
+
+def test_softmax_prefers_the_relevant() -> None:
+    seen = frequencies(SoftmaxSampler(1, "sv", temperature=0.05), 5, SSV)
+    expected = (SSV["sv"] / 0.05).softmax(0)
+    assert ((seen - expected).abs() < 0.04).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: BernoulliSampler(0), "positive number of clients"),
+        (lambda: BernoulliSampler(2, min_cohort=3), "expected 1 or 2"),
+        (lambda: BernoulliSampler(9).check(5), r"cannot be met: the federation has 5 clients"),
+        (lambda: SoftmaxSampler(0), "at least 1 client"),
+        (lambda: SoftmaxSampler(1, temperature=0), "temperature=0"),
+        (lambda: SoftmaxSampler(9).check(5), "cannot be met"),
+    ],
+)
+def test_more_errors(make: Any, match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        make()

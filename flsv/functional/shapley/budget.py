@@ -1,0 +1,100 @@
+"""What an estimator may spend, and when it has seen enough: the two rules that all sampled estimators share.
+
+**Budget.** ``budget`` is the largest number of *distinct* coalitions that one call may ask for. Without one, an
+estimator spends 50 n evaluations (never more than all 2^n). A budget that buys all 2^n coalitions of at most 22 players
+buys the exact value, and that is what is returned.
+
+**Why stopping on a budget leaves an estimate unbiased.** Estimators stop by looking at masks only, never at utilities,
+and by rules that do not care which player has which number. The expected weight of a sample is then the same for every
+relabelling of the players, as it is without stopping. Stopping on ``target_stderr`` looks at utilities; its small bias
+is the usual one of sequential sampling.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley.exact import MAX_EXACT_PLAYERS
+from flsv.functional.shapley.game import check_num_players
+
+DEFAULT_EVALUATIONS_PER_PLAYER = 50
+MIN_SAMPLES_TO_STOP = 10  # a standard error from fewer samples is too often far too small
+
+
+def resolve_budget(name: str, num_players: int, budget: int | None, minimum: int, target_stderr: float | None) -> int:
+    """The number of evaluations that estimator ``name`` may spend.
+
+    Args:
+        name: the estimator, for the message.
+        num_players: n.
+        budget: what the caller allows, or None for 50 n (all 2^n if a target standard error decides instead).
+        minimum: what the estimator needs for one unbiased estimate; never more than the 2^n there are.
+        target_stderr: the caller's target; must be positive.
+
+    Raises:
+        ConfigurationError: a budget below the minimum, a target that is not positive, or no players.
+
+    Example:
+        >>> resolve_budget("sampler", 10, None, 20, None)
+        500
+        >>> resolve_budget("sampler", 10, 7, 20, None)
+        Traceback (most recent call last):
+        ...
+        flsv.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 players.
+    """
+    check_num_players(num_players)
+    if target_stderr is not None and not target_stderr > 0:
+        raise ConfigurationError(f"{name}: target_stderr={target_stderr} must be positive; None means no target.")
+    minimum = min(minimum, 2**num_players)
+    if budget is None:
+        default = 2**num_players if target_stderr is not None else DEFAULT_EVALUATIONS_PER_PLAYER * num_players
+        return min(max(default, minimum), 2**num_players)
+    if budget < minimum:
+        raise ConfigurationError(
+            f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
+        )
+    return budget
+
+
+def buys_exact(num_players: int, budget: int) -> bool:
+    """Whether ``budget`` evaluations are all there are, and few enough to enumerate."""
+    return num_players <= MAX_EXACT_PLAYERS and budget >= 2**num_players
+
+
+def reached(stderr: Tensor, target_stderr: float | None) -> bool:
+    """Whether every standard error is known and at most the target."""
+    return target_stderr is not None and bool((stderr <= target_stderr).all())
+
+
+class Moments:
+    """Running mean and standard error of independent samples, updated batch by batch (Chan et al. 1979).
+
+    Example:
+        >>> moments = Moments()
+        >>> moments.add(torch.tensor([[1.0], [2.0]]))
+        >>> moments.add(torch.tensor([[3.0]]))
+        >>> moments.mean, moments.stderr
+        (tensor([2.]), tensor([0.5774]))
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = torch.zeros(())
+        self._squares = torch.zeros(())
+
+    def add(self, samples: Tensor) -> None:
+        """Take in ``samples [B, ...]``, one per row."""
+        count, mean = len(samples), samples.mean(dim=0)
+        shift, total = mean - self.mean, self.count + count
+        self._squares = self._squares + (samples - mean).square().sum(dim=0) + shift**2 * (self.count * count / total)
+        self.mean = self.mean + shift * (count / total)
+        self.count = total
+
+    @property
+    def stderr(self) -> Tensor:
+        """Standard error of ``mean``; NaN below two samples."""
+        if self.count < 2:
+            return torch.full_like(self.mean, torch.nan)
+        return (self._squares / (self.count - 1) / self.count).sqrt()

@@ -1,0 +1,205 @@
+"""DMC: differences of Shapley values to a base player, by stratified sampling (ShapleyFL section 5.2, algorithm 3).
+
+For a base player k, eq. 11 writes the difference as a mean over the n - 1 sizes of a mean over coalitions,
+
+    SV_k - SV_i = 1/(n-1) sum_{j=0..n-2} D_kij,    D_kij = E[U(S + k) - U(S + i)],  S uniform in N \\ {k, i}, |S| = j.
+
+Corrections to the paper, each tested:
+
+- eq. 13 divides the sum over S by binom(n-1, j); there are binom(n-2, j) such S, and the mean needs that.
+- Algorithm 3 overwrites D_kij and SV_k - SV_i in its loops (``=``); both must accumulate (``+=``).
+- Algorithm 3 lets i run over all players; i = k is skipped (its strata are empty and its difference is 0).
+- floor(M/(N-1)) reads N - 1 as the number of strata.
+
+Departures:
+
+- *Shared coalitions.* Algorithm 3 draws S for each i by itself, at two evaluations per sample. At equal evaluations
+  that is no better than plain Monte Carlo where coalitions average their updates and the utility is accuracy. Here
+  one random order of the other players serves all i at once: S is its first j players, U(S + k) is compared with U(S
+  + i) for every i behind them, and the players in S get the last j instead (for large j, players of the first and the
+  last j + 1 swap places with k). That is n + 1 evaluations for a sample of every difference instead of 2 (n - 1),
+  players are compared on the same coalitions, and each difference still sees a uniform S. ``shared=False`` is
+  algorithm 3.
+- *Small budgets.* A budget too small for one sample of every size spends what it has on sizes drawn at random, which
+  leaves the mean over sizes unbiased.
+- *Values* follow from the differences with sum_i SV_i = U(N) - U(empty), at two more evaluations. NSV by eq. 12
+  (``normalize_differences``) needs the differences only and does not depend on k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley.budget import Moments, buys_exact, reached, resolve_budget
+from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
+from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
+from flsv.functional.shapley.game import MemoizedGame
+from flsv.functional.shapley.sampling import random_coalitions, random_permutations
+
+
+@dataclass(frozen=True, eq=False)
+class DifferenceEstimate(ShapleyEstimate):
+    """A Shapley estimate made of differences.
+
+    Attributes:
+        differences: SV_k - SV_i for all i, ``[n]`` or ``[n, M]``, 0 at i = k.
+        base: the player k.
+    """
+
+    differences: Tensor
+    base: int
+
+
+def difference_shapley(
+    utility: Utility,
+    num_players: int,
+    *,
+    base: int = 0,
+    shared: bool = True,
+    budget: int | None = None,
+    generator: Generator | None = None,
+    target_stderr: float | None = None,
+) -> DifferenceEstimate:
+    """Shapley values from their differences to player ``base`` (DMC).
+
+    Args:
+        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
+        num_players: n.
+        base: the player k all others are compared with.
+        shared: use each coalition for all players; False draws them one by one, as algorithm 3 does.
+        budget: largest number of distinct evaluations, default 50 n. The minimum is one sample of every difference at
+            one size, n + 3 (2 n if not shared).
+        generator: source of the coalitions.
+        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
+
+    Returns:
+        ``values``, ``stderr`` and ``differences`` ``[n]`` or ``[n, M]``; exact, stderr 0, where the budget buys all
+        coalitions. The standard error is NaN until every size has two samples, about 2 n^2 evaluations (4 n^2).
+
+    Raises:
+        ConfigurationError: a budget below the minimum, or a base that is no player.
+        ValueError: a utility that is NaN, infinite or of the wrong shape.
+
+    Example:
+        >>> additive = lambda masks: masks.double() @ torch.tensor([3.0, 1.0, 2.0], dtype=torch.float64)
+        >>> difference_shapley(additive, 3, budget=6).differences
+        tensor([0., 2., 1.], dtype=torch.float64)
+    """
+    name = "difference_shapley"
+    per_size = num_players + 1 if shared else 2 * max(num_players - 1, 1)
+    budget = resolve_budget(name, num_players, budget, 2 + per_size, target_stderr)
+    if not 0 <= base < num_players:
+        raise ConfigurationError(f"{name}: base={base} is not one of the players 0..{num_players - 1}.")
+    game = MemoizedGame(utility, num_players)
+    empty, grand = game.empty_and_grand()
+    # With up to 3 players the sizes are the empty one and the full one: one sample of each is everything.
+    if buys_exact(num_players, budget) and (target_stderr is None or num_players <= 3):
+        return _enumerate(game, base)
+
+    strata = _Strata(num_players, base, grand - empty)
+    inner = num_players - 3
+    # Sizes have different prices, so how many are sampled must be settled before it is known which.
+    count = num_players - 1 if budget - 2 >= 2 * num_players + inner * per_size else (budget - 2) // per_size
+    sizes = random_permutations(1, num_players - 1, generator)[0][:count]
+    strata.add(sizes, _samples(game, sizes, base, *_coalitions(num_players, base, sizes, shared, generator)))
+    draws = 0
+    # More draws than the budget has evaluations repeat coalitions that are known already.
+    while len(sizes) == num_players - 1 and inner > 0 and draws < budget:
+        left = budget - game.evaluations
+        passes = max(left // (inner * per_size), 1)
+        if target_stderr is not None:
+            passes = min(passes, max(draws // inner, 1))
+        again = 1 + random_permutations(passes, inner, generator).flatten()
+        pairs = _coalitions(num_players, base, again, shared, generator)
+        affordable = int((game.cost(torch.cat(pairs, dim=1)) <= left).sum())
+        if affordable:
+            with_base, with_other = (masks[:affordable] for masks in pairs)
+            strata.add(again[:affordable], _samples(game, again[:affordable], base, with_base, with_other))
+        draws += affordable
+        if affordable < len(again) or reached(strata.stderr(), target_stderr):
+            break
+    if buys_exact(num_players, budget) and not reached(strata.stderr(), target_stderr):
+        return _enumerate(game, base)
+    return _wrap(game, base, strata.values(), strata.stderr(), strata.differences())
+
+
+class _Strata:
+    """By size: the sampled differences, and the values that each sample stands for."""
+
+    def __init__(self, num_players: int, base: int, gain: Tensor) -> None:
+        self.num_players, self.base, self.gain = num_players, base, gain
+        self.sizes = [Moments() for _ in range(num_players - 1)]
+
+    def add(self, sizes: Tensor, differences: Tensor) -> None:
+        values = (self.gain + differences.sum(dim=1, keepdim=True)) / self.num_players - differences
+        for size in sizes.unique().tolist():
+            self.sizes[size].add(values[sizes == size])
+
+    def values(self) -> Tensor:
+        return torch.stack([moments.mean for moments in self.sizes if moments.count]).mean(dim=0)
+
+    def differences(self) -> Tensor:
+        values = self.values()
+        return values[self.base] - values
+
+    def stderr(self) -> Tensor:
+        """NaN until every size has two samples; the smallest and the largest need one, there is only one S."""
+        inner = self.sizes[1:-1]
+        if any(moments.count < 1 for moments in self.sizes) or any(moments.count < 2 for moments in inner):
+            return torch.full_like(self.values(), torch.nan)
+        return torch.stack([m.stderr.square() for m in inner]).sum(dim=0).sqrt() / len(self.sizes)
+
+
+def _pattern(size: int, others: int) -> Tensor:
+    """Who is in S for whom, in a random order of the ``others``: bool, row r is the S of the r-th player."""
+    rank = torch.arange(others)
+    block = size if 2 * size <= others else size + 1
+    first = rank < block
+    last = rank >= others - block
+    swap_in = block == size
+    rows = torch.where((first ^ swap_in).unsqueeze(1), first, last)
+    return rows if swap_in else rows & ~torch.eye(others, dtype=torch.bool)
+
+
+def _coalitions(
+    num_players: int, base: int, sizes: Tensor, shared: bool, generator: Generator | None
+) -> tuple[Tensor, Tensor]:
+    """S + k and S + i, bool ``[R, n-1, n]``: one draw for each of ``sizes``, one row for each player but k."""
+    others = num_players - 1
+    if shared:
+        patterns = torch.stack([_pattern(size, others) for size in range(others)])
+        rank = random_permutations(len(sizes), others, generator).argsort(dim=1)
+        inner = patterns[sizes.view(-1, 1, 1), rank.unsqueeze(2), rank.unsqueeze(1)]
+    else:
+        free = ~torch.eye(others, dtype=torch.bool).expand(len(sizes), -1, -1)
+        drawn = random_coalitions(sizes.repeat_interleave(others), others - 1, generator)
+        inner = torch.zeros(len(sizes), others, others, dtype=torch.bool).masked_scatter(free, drawn)
+    nobody = torch.zeros(len(sizes), others, 1, dtype=torch.bool)
+    with_other = inner | torch.eye(others, dtype=torch.bool)
+    return (
+        torch.cat([inner[..., :base], ~nobody, inner[..., base:]], dim=2),
+        torch.cat([with_other[..., :base], nobody, with_other[..., base:]], dim=2),
+    )
+
+
+def _samples(game: MemoizedGame, sizes: Tensor, base: int, with_base: Tensor, with_other: Tensor) -> Tensor:
+    """U(S + k) - U(S + i), ``[R, n, M]``, 0 for k itself."""
+    both = game(torch.stack([with_base, with_other]))
+    differences = both[0] - both[1]
+    zero = torch.zeros(len(sizes), 1, differences.shape[2], dtype=torch.float64)
+    return torch.cat([differences[:, :base], zero, differences[:, base:]], dim=1)
+
+
+def _enumerate(game: MemoizedGame, base: int) -> DifferenceEstimate:
+    values = shapley_of_table(game(all_coalitions(game.num_players)))
+    return _wrap(game, base, values, torch.zeros_like(values), values[base] - values)
+
+
+def _wrap(game: MemoizedGame, base: int, values: Tensor, stderr: Tensor, differences: Tensor) -> DifferenceEstimate:
+    plain = game.estimate(values, stderr)
+    shaped = game.estimate(differences, stderr).values
+    return DifferenceEstimate(plain.values, plain.stderr, plain.evaluations, shaped, base)

@@ -1,0 +1,43 @@
+"""What every estimator takes and gives: the coalition game as a batched callable, and the estimate with its error.
+
+The Shapley value (Shapley 1953; ShapleyFL, KDD 2023, eq. 1) of player i in the game U on n players is
+
+    SV_i = 1/n sum_{S not containing i} [U(S + i) - U(S)] / binom(n - 1, |S|).
+
+Every function of this package is pure mathematics on a callable ``utility(masks: bool [K, n]) -> float [K]`` (or
+``[K, M]``, one game per column, such as the accuracy of each class) and knows nothing of models or rounds.
+
+Arithmetic is float64 on the CPU; results come back in the utility's own dtype if that is float32 or float64, and in
+float32 otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+Utility = Callable[[Tensor], Tensor]
+"""``masks: bool [K, n] -> float [K]`` or ``[K, M]``; row k says which of the n players are in coalition k.
+
+The masks are on the CPU and distinct; the answer may be on any device. It is read without gradients.
+"""
+
+
+@dataclass(frozen=True, eq=False)
+class ShapleyEstimate:
+    """Values of all players, how uncertain they are, and what they cost.
+
+    Attributes:
+        values: ``[n]``, or ``[n, M]`` for a vector-valued utility, in the utility's unit.
+        stderr: standard error of ``values`` due to sampling, same shape and unit: 0 where every coalition that matters
+            was evaluated, NaN where fewer than two samples say nothing about the spread. It does not contain the bias
+            of truncation or of a fitted surrogate; the estimators that have one say so.
+        evaluations: number of distinct coalitions that this call asked the utility for, the empty one and the grand
+            one included.
+    """
+
+    values: Tensor
+    stderr: Tensor
+    evaluations: int

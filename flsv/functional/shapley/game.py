@@ -1,0 +1,154 @@
+"""A coalition game that remembers: every distinct coalition is asked for once, checked and counted.
+
+Estimators ask for whatever they need, in whatever order, as often as they like; :class:`MemoizedGame` turns that into
+the fewest possible calls of the user's utility. Keys are bitmasks: Python integers up to 64 players, byte strings
+beyond, so that cohorts of hundreds work too.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
+
+
+def check_num_players(num_players: int) -> None:
+    """Raise ConfigurationError unless ``num_players`` is a positive integer."""
+    if num_players < 1:
+        raise ConfigurationError(f"num_players={num_players}: a coalition game needs at least 1 player.")
+
+
+def coalition_keys(masks: Tensor) -> list[int | bytes]:
+    """One hashable key per row of ``masks`` (bool ``[K, n]``), equal for equal coalitions only."""
+    packed = np.packbits(masks.numpy(), axis=1)
+    width = packed.shape[1]
+    if width > 8:
+        return packed.view(f"S{width}").ravel().tolist()
+    words = np.zeros((len(packed), 8), dtype=np.uint8)
+    words[:, :width] = packed
+    return words.view(np.uint64).ravel().tolist()
+
+
+def evaluate(utility: Utility, masks: Tensor) -> Tensor:
+    """Call ``utility`` once and check what it returns.
+
+    Args:
+        utility: the game.
+        masks: bool ``[K, n]``.
+
+    Returns:
+        The utilities as they came, ``[K]`` or ``[K, M]``, detached.
+
+    Raises:
+        ValueError: if the result has the wrong shape, or is NaN or infinite for a coalition, which is then named.
+    """
+    values = torch.as_tensor(utility(masks)).detach()
+    if values.ndim not in (1, 2) or values.shape[0] != masks.shape[0]:
+        raise ValueError(
+            f"utility(masks) returned shape {tuple(values.shape)} for masks of shape {tuple(masks.shape)}; expected "
+            f"[{masks.shape[0]}] or [{masks.shape[0]}, M]: one utility, or M of them, per row of masks."
+        )
+    finite = torch.isfinite(values)
+    if not bool(finite.all()):
+        row = int((~finite.reshape(len(masks), -1).all(dim=1)).nonzero()[0])
+        members = masks[row].nonzero().flatten().tolist()
+        raise ValueError(
+            f"the utility of coalition {members} is {values[row].tolist()}; every coalition needs a finite utility. "
+            "Drop the player whose update is not finite, or make the utility return its worst value instead."
+        )
+    return values
+
+
+def result_dtype(values: Tensor) -> torch.dtype:
+    """float64 for a float64 utility, float32 for every other."""
+    return torch.float64 if values.dtype == torch.float64 else torch.float32
+
+
+class MemoizedGame:
+    """``game(masks)`` with a memory.
+
+    Args:
+        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
+        num_players: n.
+
+    Attributes:
+        evaluations: distinct coalitions evaluated so far.
+
+    Example:
+        >>> game = MemoizedGame(lambda masks: masks.sum(dim=1).float(), 3)
+        >>> game(torch.tensor([[True, False, True], [True, False, True]])).flatten().tolist()
+        [2.0, 2.0]
+        >>> game.evaluations
+        1
+    """
+
+    def __init__(self, utility: Utility, num_players: int) -> None:
+        check_num_players(num_players)
+        self.utility = utility
+        self.num_players = num_players
+        self._rows: dict[int | bytes, int] = {}
+        self._values = torch.empty(0, 0, dtype=torch.float64)
+        self._vector = False
+        self._dtype = torch.float32
+
+    @property
+    def evaluations(self) -> int:
+        return len(self._rows)
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """Utilities ``[..., M]`` (float64) of the coalitions ``masks``: bool ``[..., n]``; M = 1 for a scalar game."""
+        flat = masks.reshape(-1, self.num_players)
+        keys = coalition_keys(flat)
+        if keys:
+            self._evaluate_new(flat, keys)
+        rows = torch.tensor(list(map(self._rows.__getitem__, keys)), dtype=torch.int64)
+        return self._values[rows].reshape(*masks.shape[:-1], self._values.shape[1])
+
+    def cost(self, masks: Tensor) -> Tensor:
+        """New evaluations that groups of coalitions would need, cumulated: ``masks`` bool ``[G, K, n]`` -> int ``[G]``.
+
+        Entry g is the price of groups 0..g together, so an estimator can take as many groups as its budget allows.
+        """
+        groups, size = masks.shape[:2]
+        new: dict[int | bytes, int] = {}
+        for position, key in enumerate(coalition_keys(masks.reshape(-1, self.num_players))):
+            if key not in self._rows:
+                new.setdefault(key, position)
+        first = torch.tensor(list(new.values()), dtype=torch.int64)
+        return torch.bincount(first // max(size, 1), minlength=groups).cumsum(0)
+
+    def empty_and_grand(self) -> tuple[Tensor, Tensor]:
+        """The utilities ``[M]`` of nobody and of everybody."""
+        ends = self(torch.arange(2)[:, None].expand(2, self.num_players).bool())
+        return ends[0], ends[1]
+
+    def estimate(self, values: Tensor, stderr: Tensor) -> ShapleyEstimate:
+        """Wrap float64 ``[n, M]`` results in the shape and dtype that the utility's own answers have."""
+        values, stderr = (x.to(self._dtype) if self._vector else x[:, 0].to(self._dtype) for x in (values, stderr))
+        return ShapleyEstimate(values, stderr, self.evaluations)
+
+    def _evaluate_new(self, masks: Tensor, keys: list[int | bytes]) -> None:
+        rows = self._rows
+        new: dict[int | bytes, int] = {}
+        for position, key in enumerate(keys):
+            if key not in rows:
+                new.setdefault(key, position)
+        if not new:
+            return
+        values = evaluate(self.utility, masks[list(new.values())])
+        vector = values.ndim == 2
+        table = values.reshape(len(new), -1).to("cpu", torch.float64)
+        if not rows:
+            self._vector, self._dtype = vector, result_dtype(values)
+            self._values = table
+        elif vector != self._vector or table.shape[1] != self._values.shape[1]:
+            raise ValueError(
+                f"utility(masks) returned {tuple(values.shape)} now and [K{', ' if self._vector else ''}"
+                f"{self._values.shape[1] if self._vector else ''}] before; the number of columns must not change."
+            )
+        else:
+            self._values = torch.cat([self._values, table])
+        rows.update(zip(new, range(len(rows), len(rows) + len(new)), strict=True))

@@ -1,0 +1,191 @@
+"""Distinct coalitions drawn size by size without replacement: the sample that four estimators share.
+
+The coalitions of one size are a *layer*. A layer is drawn without replacement, so no evaluation is spent twice, a layer
+that is drawn completely contributes no error at all, and the sampling fraction enters the standard error. Sizes 1 and
+n - 1 are always complete: they are the cheapest layers and the ones that weigh most in the Shapley kernel.
+
+*How many of each size.* Seen from one player, the layer of size s enters the Shapley value with weight 1/n through a
+mean over the s/n of its coalitions that contain the player and a mean over the others. If utilities spread equally at
+all sizes, its error has variance proportional to (1/m)(n/s + n/(n - s)) = n^2 / (s (n - s) m) for m samples, and
+minimising the sum at fixed cost gives m proportional to 1 / sqrt(s (n - s)). The same rule comes out of the kernel
+regression (kernel weight 1 / (s (n - s)) times the length sqrt(s (n - s) / n) of the centred membership vector).
+
+*Pairs.* With ``paired`` the unit is a coalition together with its complement; layers s and n - s are one.
+
+*Cover.* With ``cover`` a layer starts with a random division of the players into blocks, so that every player is in,
+and out of, at least one coalition of every size, which estimators that average by player and size need.
+
+Which coalitions are drawn depends on players only through their random order: the law of the sample is the same for
+every relabelling of the players. Given which of the drawn coalitions contain player i, the rest of each is therefore
+uniform, and averages by player and size are unbiased, cover included.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator, Tensor
+
+from flsv.functional.shapley.budget import reached
+from flsv.functional.shapley.estimate import ShapleyEstimate
+from flsv.functional.shapley.game import MemoizedGame, coalition_keys
+from flsv.functional.shapley.sampling import random_coalitions, random_permutations
+
+
+@dataclass
+class Layer:
+    """The coalitions of one size and those of them drawn so far.
+
+    Attributes:
+        size: s; with pairs the smaller of the two sizes.
+        capacity: how many coalitions (pairs) there are.
+        minimum: how many are always drawn.
+        sizes: how many sizes the layer stands for: 2 for pairs of different size, otherwise 1.
+        masks: bool ``[m, n]``, distinct, each of size s. Of a pair of equal size, the half that contains player 0.
+    """
+
+    size: int
+    capacity: int
+    minimum: int
+    sizes: int
+    masks: Tensor
+    seen: set[int | bytes] = field(default_factory=set)
+
+    @property
+    def fraction(self) -> float:
+        return len(self.masks) / self.capacity
+
+
+class LayeredSample:
+    """See the module's docstring.
+
+    Args:
+        num_players: n.
+        paired: draw coalitions with their complements.
+        cover: every player is in and out of a coalition of each size.
+        at_least: draws per layer in any case, where no cover asks for more.
+        generator: source of the draws.
+
+    Attributes:
+        layers: one per size 1..n-1, or 1..n/2 if paired; none for a single player.
+        minimum: smallest number of coalitions (pairs) that can be drawn.
+        capacity: how many there are.
+    """
+
+    def __init__(
+        self,
+        num_players: int,
+        *,
+        paired: bool,
+        cover: bool = False,
+        at_least: int = 2,
+        generator: Generator | None = None,
+    ) -> None:
+        self.num_players, self.paired, self.cover, self.generator = num_players, paired, cover, generator
+        self.layers: list[Layer] = []
+        for size in range(1, (num_players // 2 if paired else num_players - 1) + 1):
+            middle = paired and 2 * size == num_players
+            capacity = math.comb(num_players, size) // (2 if middle else 1)
+            short = min(size, num_players - size)
+            minimum = at_least
+            if short == 1:
+                minimum = num_players
+            elif cover:
+                minimum = max(at_least, 1 if middle else -(-num_players // short))
+            empty = torch.empty(0, num_players, dtype=torch.bool)
+            layer = Layer(size, capacity, min(minimum, capacity), 2 if paired and not middle else 1, empty)
+            self.layers.append(layer)
+        self.minimum = sum(layer.minimum for layer in self.layers)
+        self.capacity = sum(layer.capacity for layer in self.layers)
+
+    def grow(self, total: int) -> None:
+        """Draw until there are ``total`` coalitions (pairs) in all, keeping those drawn before."""
+        counts = [max(layer.minimum, len(layer.masks)) for layer in self.layers]
+        share = [layer.sizes / math.sqrt(layer.size * (self.num_players - layer.size)) for layer in self.layers]
+        heap = [((counts[k] + 1) / share[k], k) for k in range(len(counts)) if counts[k] < self.layers[k].capacity]
+        heapq.heapify(heap)
+        for _ in range(min(total, self.capacity) - sum(counts)):
+            _, k = heapq.heappop(heap)
+            counts[k] += 1
+            if counts[k] < self.layers[k].capacity:
+                heapq.heappush(heap, ((counts[k] + 1) / share[k], k))
+        for layer, count in zip(self.layers, counts, strict=True):
+            self._draw(layer, count)
+
+    def _draw(self, layer: Layer, count: int) -> None:
+        if count > len(layer.masks) and count == layer.capacity:
+            self._add(layer, self._all(layer), count)
+        elif self.cover and len(layer.masks) == 0:
+            self._add(layer, self._blocks(layer.size), count)
+        while len(layer.masks) < count:
+            sizes = torch.full((count - len(layer.masks) + 4,), layer.size)
+            self._add(layer, random_coalitions(sizes, self.num_players, self.generator), count)
+
+    def _add(self, layer: Layer, masks: Tensor, count: int) -> None:
+        if self.paired and 2 * layer.size == self.num_players:
+            masks = masks ^ ~masks[:, :1]
+        new = []
+        for position, key in enumerate(coalition_keys(masks)):
+            if key not in layer.seen and len(layer.seen) < count:
+                layer.seen.add(key)
+                new.append(position)
+        layer.masks = torch.cat([layer.masks, masks[new]])
+
+    def _blocks(self, size: int) -> Tensor:
+        short = min(size, self.num_players - size)
+        order = random_permutations(1, self.num_players, self.generator)[0]
+        count = -(-self.num_players // short)
+        positions = (torch.arange(count)[:, None] * short + torch.arange(short)) % self.num_players
+        blocks = torch.zeros(count, self.num_players, dtype=torch.bool).scatter_(1, order[positions], True)
+        return blocks if short == size else ~blocks
+
+    def _all(self, layer: Layer) -> Tensor:
+        members = torch.tensor(list(itertools.combinations(range(self.num_players), layer.size)))
+        members = members[torch.randperm(len(members), generator=self.generator)]
+        return torch.zeros(len(members), self.num_players, dtype=torch.bool).scatter_(1, members, True)
+
+
+def layer_variance(layer: Layer, influences: Tensor) -> Tensor:
+    """Variance ``[n, M]`` of a layer's contribution to the estimate.
+
+    Args:
+        layer: the layer; its sampling fraction reduces the variance, to 0 if it is complete.
+        influences: ``[m, n, M]``, how far each draw moves the estimate away from what it would be without sampling
+            error; they sum to 0 and their squares sum to an unbiased estimate for a vanishing fraction.
+    """
+    if len(layer.masks) == layer.capacity:
+        return torch.zeros(influences.shape[1:], dtype=influences.dtype)
+    if len(layer.masks) < 2:
+        return torch.full(influences.shape[1:], torch.nan, dtype=influences.dtype)
+    return (1 - layer.fraction) * influences.square().sum(dim=0)
+
+
+def estimate_in_stages(
+    game: MemoizedGame,
+    sample: LayeredSample,
+    budget: int,
+    target_stderr: float | None,
+    estimator: Callable[[], tuple[Tensor, Tensor]],
+) -> ShapleyEstimate:
+    """Draw what the budget buys and estimate; with a target, draw half as much again until the target is met.
+
+    Args:
+        game: the game; the empty and the grand coalition are part of the budget.
+        sample: what ``estimator`` reads.
+        budget: evaluations allowed, at least ``2 + sample.minimum`` (twice that many if paired).
+        target_stderr: largest standard error to stop at.
+        estimator: values and standard errors, both ``[n, M]``, from the sample as it stands.
+    """
+    total = min((budget - 2) // (2 if sample.paired else 1), sample.capacity)
+    size = total if target_stderr is None else min(sample.minimum, total)
+    while True:
+        sample.grow(size)
+        values, stderr = estimator()
+        if size >= total or reached(stderr, target_stderr):
+            return game.estimate(values, stderr)
+        size = min(total, size + size // 2 + 1)

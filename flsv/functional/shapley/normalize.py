@@ -1,0 +1,61 @@
+"""Normalised Shapley values (NSV): min-max over the cohort (ShapleyFL definition 4.2, eq. 2, and eq. 12).
+
+    NSV_i = (SV_i - min SV) / (max SV - min SV).
+
+Where all values are equal the paper leaves NSV undefined and its code divides 0 by 0; here everybody gets 0.5, the
+value that SSV starts from. Equal means equal up to rounding: a spread of at most 8 units in the last place of the
+largest value, in the values' own dtype, is not a ranking.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def normalize_shapley(values: Tensor) -> Tensor:
+    """Min-max normalisation over the players.
+
+    Args:
+        values: Shapley values ``[n]`` or ``[n, M]`` (each column by itself). NaN marks players without a value; they
+            are left out and stay NaN.
+
+    Returns:
+        NSV in [0, 1], same shape; 0.5 for everybody where all values are equal or there is only one.
+
+    Raises:
+        ValueError: infinite values.
+
+    Example:
+        >>> normalize_shapley(torch.tensor([1.0, 3.0, float("nan"), 2.0]))
+        tensor([0.0000, 1.0000,    nan, 0.5000])
+        >>> normalize_shapley(torch.tensor([0.2, 0.2]))
+        tensor([0.5000, 0.5000])
+    """
+    if bool(torch.isinf(values).any()):
+        players = torch.isinf(values).reshape(len(values), -1).any(dim=1).nonzero().flatten().tolist()
+        raise ValueError(f"the Shapley values of players {players} are infinite; they cannot be normalised.")
+    if len(values) == 0:
+        return values
+    values = values if values.dtype.is_floating_point else values.to(torch.float32)
+    known = ~values.isnan()
+    lowest = torch.where(known, values, torch.inf).amin(dim=0, keepdim=True)
+    highest = torch.where(known, values, -torch.inf).amax(dim=0, keepdim=True)
+    rounding = 8 * torch.finfo(values.dtype).eps * torch.maximum(lowest.abs(), highest.abs())
+    spread = highest - lowest
+    equal = ~(spread > rounding)
+    normalised = (values - lowest) / torch.where(equal, 1, spread)
+    return torch.where(equal & known, 0.5, normalised)
+
+
+def normalize_differences(differences: Tensor) -> Tensor:
+    """NSV from differences to a base player (eq. 12): (max D - D_i) / (max D - min D) with D_i = SV_k - SV_i.
+
+    It does not depend on the base player k: another k adds the same number to every D_i.
+
+    Example:
+        >>> values = torch.tensor([1.0, 3.0, 2.0])
+        >>> normalize_differences(values[1] - values)
+        tensor([0.0000, 1.0000, 0.5000])
+    """
+    return normalize_shapley(-differences)

@@ -1,0 +1,141 @@
+"""Monte-Carlo over random orders of the players (Castro et al. 2009), antithetic, with truncation if wanted.
+
+The Shapley value is the mean over all n! orders of the player's marginal contribution to those before it. An order and
+its reverse form an antithetic pair: a player that comes early in one comes late in the other, so that what it gains
+from few or many predecessors cancels within the pair. The mean over pairs is unbiased, satisfies efficiency exactly,
+and has the pairs as independent samples for its standard error.
+
+``truncation`` makes it the truncated Monte Carlo (TMC) of Ghorbani and Zou (2019), a baseline of ShapleyFL's table 3
+and of Guo's paper: once the coalition along an order is within ``truncation`` of the grand coalition's utility, the
+players still to come get 0 for that order. This is biased by up to ``truncation`` for each player, which the standard
+error does not show.
+
+Orders are processed in batches: all their prefixes (or, with truncation, the next prefix of every order still running)
+are one call of the utility.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Generator, Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, Moments, buys_exact, reached, resolve_budget
+from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
+from flsv.functional.shapley.exact import all_coalitions, exact_shapley, shapley_of_table
+from flsv.functional.shapley.game import MemoizedGame
+from flsv.functional.shapley.sampling import prefixes, random_permutations
+
+_MAX_BATCH = 2**16  # prefixes per batch
+
+
+def marginals_along(game: MemoizedGame, permutations: Tensor, truncation: float | None = None) -> Tensor:
+    """Marginal contributions ``[P, n, M]`` of every player (by its number) along orders int ``[P, n]``."""
+    count, num_players = permutations.shape
+    empty, grand = game.empty_and_grand()
+    path = empty.repeat(count, num_players + 1, 1)
+    path[:, -1] = grand
+    masks = prefixes(permutations)
+    if truncation is None:
+        path[:, 1:-1] = game(masks)
+    else:
+        running = torch.arange(count)
+        for position in range(num_players):
+            close = ((grand - path[running, position]).abs() <= truncation).all(dim=1)
+            # What is left at a truncated prefix is nobody's: the later players' marginals are 0.
+            path[running[close], position + 1 :] = path[running[close], position].unsqueeze(1)
+            running = running[~close]
+            if len(running) == 0:
+                break
+            if position + 1 < num_players:
+                path[running, position + 1] = game(masks[running, position])
+    steps = path.diff(dim=1)
+    return torch.empty_like(steps).scatter_(1, permutations.unsqueeze(-1).expand_as(steps), steps)
+
+
+def permutation_shapley(
+    utility: Utility,
+    num_players: int,
+    *,
+    antithetic: bool = True,
+    truncation: float | None = None,
+    num_permutations: int | None = None,
+    budget: int | None = None,
+    generator: Generator | None = None,
+    target_stderr: float | None = None,
+) -> ShapleyEstimate:
+    """Mean marginal contribution over random orders of the players.
+
+    Args:
+        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
+        num_players: n.
+        antithetic: draw each order together with its reverse.
+        truncation: stop an order once every column of the utility is within this of the grand coalition's, in the
+            utility's unit (TMC). None never stops.
+        num_permutations: walk this many orders (rounded up to pairs) unless the budget ends first. pFedSV asks for 3 n.
+        budget: largest number of distinct evaluations. The minimum is what one pair may cost, 2 n (n + 1 if not
+            antithetic). Default 50 n, or no limit if ``num_permutations`` is given.
+        generator: source of the orders.
+        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
+
+    Returns:
+        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``. The exact value, stderr 0, where the budget buys all coalitions
+        and neither ``truncation`` nor ``num_permutations`` asks for orders all the same.
+
+    Raises:
+        ConfigurationError: a budget below the minimum, or an argument out of range.
+        ValueError: a utility that is NaN, infinite or of the wrong shape.
+
+    Example:
+        >>> airport = lambda masks: -(masks * torch.tensor([1.0, 2.0, 4.0])).amax(dim=1)
+        >>> permutation_shapley(airport, 3, num_permutations=2000, generator=torch.Generator().manual_seed(0)).values
+        tensor([-0.3160, -0.8375, -2.8465])
+    """
+    name, group = "permutation_shapley", 2 if antithetic else 1
+    if truncation is not None and truncation < 0:
+        raise ConfigurationError(f"{name}: truncation={truncation} must be at least 0; None means no truncation.")
+    if num_permutations is not None and num_permutations < 1:
+        raise ConfigurationError(f"{name}: num_permutations={num_permutations} must be at least 1.")
+    if num_permutations is not None and budget is None:
+        budget = 2**num_players
+    budget = resolve_budget(name, num_players, budget, 2 + group * (num_players - 1), target_stderr)
+    may_be_exact = truncation is None and num_permutations is None and buys_exact(num_players, budget)
+    if may_be_exact and target_stderr is None:
+        return exact_shapley(utility, num_players)
+
+    # More orders than the budget has evaluations repeat coalitions that are known already.
+    max_groups = -(-(budget if num_permutations is None else num_permutations) // group)
+    per_group = max(group * (num_players - 1), 1)
+    game = MemoizedGame(utility, num_players)
+    game.empty_and_grand()
+    moments = Moments()
+    affordable = 0
+    while moments.count < max_groups:
+        left = budget - game.evaluations
+        # Pairs that fit even if every prefix is new.
+        safe = max_groups if budget >= 2**num_players else left // per_group
+        batch = min(max(safe, 2 * affordable, 8), max_groups - moments.count, max(_MAX_BATCH // per_group, 1))
+        if target_stderr is not None:
+            batch = min(batch, max(moments.count, MIN_SAMPLES_TO_STOP))
+        orders = random_permutations(batch, num_players, generator)
+        if antithetic:
+            orders = torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
+        affordable = batch
+        if batch > safe:
+            affordable = int((game.cost(prefixes(orders).view(batch, -1, num_players)) <= left).sum())
+        if affordable:
+            samples = marginals_along(game, orders[: affordable * group], truncation)
+            moments.add(samples.view(affordable, group, *samples.shape[1:]).mean(dim=1))
+        # Without truncation the price was exact and the first pair that does not fit ends the sampling.
+        if affordable == 0 or (truncation is None and affordable < batch):
+            break
+        if moments.count >= MIN_SAMPLES_TO_STOP and reached(moments.stderr, target_stderr):
+            break
+    if may_be_exact and not reached(moments.stderr, target_stderr):
+        values = shapley_of_table(game(all_coalitions(num_players)))
+        return game.estimate(values, torch.zeros_like(values))
+    stderr = moments.stderr
+    if truncation is None and game.evaluations <= min(2 + per_group, 2**num_players - 1):
+        # The budget let nothing pass but repeats of the first pair: one sample, however often.
+        stderr = torch.full_like(stderr, torch.nan)
+    return game.estimate(moments.mean, stderr)

@@ -1,0 +1,67 @@
+"""Relevant clients more often: the sampler of S-FedAvg.
+
+Nagalapatti and Narayanam, "Game of Gradients: Mitigating Irrelevant Clients in Federated Learning", AAAI 2021,
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.sampling.base import ClientSampler
+from flsv.sampling.bernoulli import known_or_mean
+from flsv.strategy import Contributions
+
+
+class SoftmaxSampler(ClientSampler):
+    """``cohort_size`` clients without replacement, one after the other with chances softmax(relevance / temperature).
+
+    Args:
+        cohort_size: clients per round.
+        metric: the name of a metric ``[n]``, the clients' relevance. Without a value, all are equally likely; a client
+            without one counts as the mean.
+        temperature: what the relevance is divided by. The paper's is 1, with which Shapley values of an accuracy, a few
+            hundredths, hardly matter.
+
+    Raises:
+        ConfigurationError: a cohort size below 1 or above the number of clients, a temperature that is not positive.
+
+    Example:
+        >>> SoftmaxSampler(2, metric="sv").sample(5, {}, torch.Generator().manual_seed(0)).shape
+        torch.Size([2])
+    """
+
+    def __init__(self, cohort_size: int, metric: str = "sv", temperature: float = 1.0) -> None:
+        if cohort_size < 1:
+            raise ConfigurationError(
+                f"SoftmaxSampler(cohort_size={cohort_size}): expected at least 1 client per round."
+            )
+        if temperature <= 0:
+            raise ConfigurationError(f"SoftmaxSampler(temperature={temperature}): expected a positive number.")
+        self.cohort_size, self.temperature = cohort_size, temperature
+        self.metric: str = metric
+
+    def chances(self, num_clients: int, contributions: Contributions) -> Tensor:
+        """The probability ``[n]`` of each client to be drawn first."""
+        relevance = contributions.get(self.metric)
+        relevance = torch.zeros(num_clients) if relevance is None else known_or_mean(relevance.cpu())
+        return (relevance.double() / self.temperature).softmax(0)
+
+    def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
+        chances = self.chances(num_clients, contributions)
+        return chances.multinomial(self.cohort_size, generator=generator).sort().values
+
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions) -> Tensor:
+        """Estimated from 4096 draws: successive sampling without replacement has no closed form."""
+        chances = self.chances(num_clients, contributions)
+        draws = chances.expand(4096, -1).multinomial(self.cohort_size, generator=torch.Generator().manual_seed(0))
+        return torch.bincount(draws.flatten(), minlength=num_clients).float() / len(draws)
+
+    def check(self, num_clients: int) -> None:
+        if self.cohort_size > num_clients:
+            raise ConfigurationError(
+                f"{self!r} cannot be met: the federation has {num_clients} clients. Lower cohort_size to "
+                f"{num_clients} or make more clients in the partitioner."
+            )

@@ -1,0 +1,44 @@
+"""The memory of a game: each coalition once, counted, checked."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from functional.shapley.games import Watched, rng
+
+from flsv.functional.shapley import MemoizedGame
+
+
+@pytest.mark.parametrize("n", [1, 3, 8, 9, 63, 64, 65, 130])
+def test_remembers_and_counts(n: int) -> None:
+    weights = torch.arange(1, n + 1, dtype=torch.float64)
+    utility = Watched(lambda masks: masks.double() @ weights)
+    game = MemoizedGame(utility, n)
+    masks = torch.rand(6, 5, n, generator=rng()) < 0.5
+    distinct = len({tuple(row) for row in masks.view(-1, n).tolist()})
+    assert game.cost(masks)[-1] == distinct
+    for _ in range(2):
+        torch.testing.assert_close(game(masks), (masks.double() @ weights).unsqueeze(-1))
+        assert game.evaluations == distinct == len(utility.seen)
+    assert game.cost(masks).tolist() == [0] * 6
+    assert game(masks[:0]).shape == (0, 5, 1)
+
+
+def test_cost_is_cumulative_over_groups() -> None:
+    game = MemoizedGame(lambda masks: masks.sum(dim=1), 2)
+    none, first, both = [False, False], [True, False], [True, True]
+    game(torch.tensor([none]))
+    assert game.cost(torch.tensor([[none, first], [first, first], [both, none]])).tolist() == [1, 1, 2]
+
+
+def test_columns_must_not_change() -> None:
+    game = MemoizedGame(lambda masks: torch.zeros(len(masks), len(masks)), 3)
+    game(torch.eye(3).bool()[:1])
+    with pytest.raises(ValueError, match="number of columns must not change"):
+        game(~torch.eye(3).bool())
+
+
+def test_utilities_that_carry_gradients_or_come_as_arrays() -> None:
+    scale = torch.ones((), requires_grad=True)
+    assert not MemoizedGame(lambda masks: masks.sum(dim=1) * scale, 3)(torch.eye(3).bool()).requires_grad
+    assert MemoizedGame(lambda masks: masks.numpy().sum(axis=1), 3)(torch.eye(3).bool()).tolist() == [[1.0]] * 3

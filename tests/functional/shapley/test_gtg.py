@@ -1,0 +1,58 @@
+"""Guided sampling and the two truncations."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from functional.shapley.games import accuracy_table, rng, table_game
+
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley import exact_shapley, gtg_shapley
+from flsv.functional.shapley.gtg import _converged, _guided
+
+
+def test_everybody_leads_once_per_cycle() -> None:
+    orders = _guided(5, 7, rng())
+    assert (orders.sort(dim=1).values == torch.arange(5)).all()
+    assert (orders[:, 0].view(7, 5).sort(dim=1).values == torch.arange(5)).all()
+
+
+def test_between_round_truncation() -> None:
+    table = accuracy_table(6)
+    gain = float((table[-1] - table[0]).abs())
+    skipped = gtg_shapley(table_game(table), 6, round_truncation=gain + 1e-9)
+    assert skipped.evaluations == 2
+    assert (skipped.values == 0).all()
+    assert skipped.stderr.isnan().all()
+    assert gtg_shapley(table_game(table), 6, round_truncation=gain - 1e-3, generator=rng()).evaluations > 2
+
+
+def test_within_round_truncation_saves_evaluations_and_stays_close() -> None:
+    def utility(masks: torch.Tensor) -> torch.Tensor:
+        return 1 - 0.4 ** masks.sum(dim=1).double()
+
+    full = gtg_shapley(utility, 12, truncation=None, convergence=None, budget=2000, generator=rng())
+    short = gtg_shapley(utility, 12, truncation=0.05, convergence=None, budget=2000, generator=rng())
+    exact = exact_shapley(utility, 12).values
+    assert (full.values - exact).abs().max() < 0.01
+    assert (short.values - exact).abs().max() < 0.06
+    assert short.evaluations < full.evaluations
+
+
+def test_convergence_stops_after_the_minimum_of_orders() -> None:
+    def additive(masks: torch.Tensor) -> torch.Tensor:
+        return masks.double() @ torch.arange(1, 31, dtype=torch.float64)
+
+    estimate = gtg_shapley(additive, 30, generator=rng(), budget=10_000)
+    assert estimate.evaluations <= 2 + 30 * 29
+    torch.testing.assert_close(estimate.values, torch.arange(1, 31, dtype=torch.float64))
+    assert not _converged(torch.ones(29, 3, 1), 0.05)
+    assert _converged(torch.ones(30, 3, 1), 0.05)
+    alternating = torch.tensor([1.0, -1.0]).repeat(20).view(40, 1, 1).expand(40, 3, 1)
+    assert not _converged(alternating, 0.05)
+
+
+def test_negative_thresholds() -> None:
+    for name in ("truncation", "round_truncation", "convergence"):
+        with pytest.raises(ConfigurationError, match=f"{name}=-1"):
+            gtg_shapley(table_game(accuracy_table(4)), 4, **{name: -1})

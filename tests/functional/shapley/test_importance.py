@@ -1,0 +1,98 @@
+"""Theorem 5.1, against the optimum found by bisection, and as printed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from functional.shapley.games import rng
+
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley import importance_probabilities
+
+
+def by_bisection(weights: np.ndarray, m: float) -> np.ndarray:
+    """KKT of eq. 8: p_i = min(1, w_i / tau) with sum p = m."""
+    low, high = 0.0, weights.sum() / m * 10
+    for _ in range(200):
+        tau = (low + high) / 2
+        if np.minimum(1, weights / max(tau, 1e-300)).sum() > m:
+            low = tau
+        else:
+            high = tau
+    return np.minimum(1, weights / tau)
+
+
+def candidate(weights: np.ndarray, m: int, certain: int) -> np.ndarray:
+    """Eq. 9 for one l, feasible or not; weights in descending order."""
+    p = np.ones_like(weights)
+    p[certain:] = (m - certain) * weights[certain:] / weights[certain:].sum()
+    return p
+
+
+@pytest.mark.parametrize("m", [0.3, 1, 2, 3.5, 7, 11.9, 12])
+def test_optimum(m: float) -> None:
+    for seed in range(20):
+        weights = torch.rand(12, generator=rng(seed), dtype=torch.float64) ** 4 + 1e-6
+        p = importance_probabilities(weights, m)
+        np.testing.assert_allclose(p.numpy(), by_bisection(weights.numpy(), m), atol=1e-6)
+        assert p.sum() == pytest.approx(m)
+        assert p.min() >= 0
+        assert p.max() <= 1
+
+
+def test_theorem_as_printed_takes_an_infeasible_solution() -> None:
+    weights, m = np.array([10.0, 1.0, 1.0, 1.0]), 2
+    candidates = [candidate(weights, m, certain) for certain in range(m)]
+    objective = [float((weights**2 / p).sum()) for p in candidates]
+    printed = candidates[int(np.argmin(objective))]
+    assert printed.max() > 1, "smallest objective over all l: a probability above 1"
+    ours = importance_probabilities(torch.tensor(weights), m).numpy()
+    np.testing.assert_allclose(ours, candidates[1])
+    assert ours.max() <= 1
+
+
+def test_smallest_feasible_is_best_of_the_feasible() -> None:
+    for seed in range(50):
+        weights = np.sort(torch.rand(8, generator=rng(seed), dtype=torch.float64).numpy() ** 5)[::-1].copy()
+        ours = importance_probabilities(torch.from_numpy(weights), 4).numpy()
+        feasible = [p for p in (candidate(weights, 4, certain) for certain in range(4)) if p.max() <= 1 + 1e-12]
+        best = min((weights**2 / p).sum() for p in feasible)
+        assert (weights**2 / ours).sum() == pytest.approx(best)
+
+
+def test_ties_and_zeros() -> None:
+    def p(weights: list[float], m: float) -> list[float]:
+        return importance_probabilities(torch.tensor(weights), m).tolist()
+
+    assert p([1, 1, 1, 1], 2) == [0.5] * 4
+    assert p([5, 5, 1, 1], 3) == [1, 1, 0.5, 0.5]
+    assert p([0, 0, 0, 0], 3) == [0.75] * 4
+    assert p([2, 0, 0, 2], 1) == [0.5, 0, 0, 0.5]
+    assert p([2, 0, 0, 0], 2) == pytest.approx([1, 1 / 3, 1 / 3, 1 / 3])
+    assert p([3, 1, 0], 2) == [1, 1, 0]
+    assert p([1e-30, 1e30, 1e-30], 2) == [0.5, 1, 0.5]
+    assert p([7], 1) == [1]
+    assert p([3, 2, 1, 0], 4) == [1, 1, 1, 1]
+
+
+def test_order_scale_and_dtype() -> None:
+    weights = torch.tensor([0.1, 0.4, 0.2, 0.3])
+    p = importance_probabilities(weights, 2)
+    assert p.dtype == torch.float32
+    assert importance_probabilities(weights.double(), 2).dtype == torch.float64
+    assert importance_probabilities(torch.tensor([1, 4, 2, 3]), 2).dtype == torch.float32
+    torch.testing.assert_close(importance_probabilities(1000 * weights, 2), p)
+    shuffle = torch.tensor([2, 0, 3, 1])
+    torch.testing.assert_close(importance_probabilities(weights[shuffle], 2), p[shuffle])
+
+
+def test_errors() -> None:
+    for m in (0, -1, 4.5, float("nan")):
+        with pytest.raises(ConfigurationError, match="expected_cohort"):
+            importance_probabilities(torch.ones(4), m)
+    for bad in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(ValueError, match=r"weights of clients \[2\]"):
+            importance_probabilities(torch.tensor([1.0, 1.0, bad]), 1)
+    with pytest.raises(ValueError, match="expected \\[n\\]"):
+        importance_probabilities(torch.ones(2, 2), 1)

@@ -1,0 +1,65 @@
+"""KernelSHAP against the weighted least-squares problem it stands for."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from functional.shapley.games import accuracy_table, random_table, reference_shapley, rng, table_game
+
+from flsv.functional.shapley import MemoizedGame, permutation_shapley, regression_shapley
+from flsv.functional.shapley.layers import LayeredSample
+
+
+def constrained_least_squares(masks: np.ndarray, gain: np.ndarray, weights: np.ndarray, total: float) -> np.ndarray:
+    """KKT system of min sum w (y - z phi)^2 with sum phi = total."""
+    n = masks.shape[1]
+    system = np.ones((n + 1, n + 1))
+    system[:n, :n] = 2 * masks.T @ (weights[:, None] * masks)
+    system[n, n] = 0
+    return np.linalg.solve(system, np.append(2 * masks.T @ (weights * gain), total))[:n]
+
+
+@pytest.mark.parametrize("n", range(2, 7))
+def test_shapley_value_solves_the_kernel_problem(n: int) -> None:
+    table = random_table(n, seed=n)
+    rows = np.arange(1, 2**n - 1)
+    masks = (rows[:, None] >> np.arange(n) & 1).astype(float)
+    sizes = masks.sum(axis=1).astype(int)
+    kernel = np.array([(n - 1) / (math.comb(n, s) * s * (n - s)) for s in sizes])
+    gain = (table[1:-1] - table[0]).numpy()
+    solution = constrained_least_squares(masks, gain, kernel, float(table[-1] - table[0]))
+    np.testing.assert_allclose(solution, reference_shapley(table))
+
+
+@pytest.mark.parametrize("n", [7, 8])
+def test_paired_form_is_the_same_problem_on_the_sample(n: int) -> None:
+    table = random_table(n, seed=n)
+    estimate = regression_shapley(table_game(table), n, budget=60, generator=rng(5))
+    sample = LayeredSample(n, paired=True, generator=rng(5))
+    sample.grow(29)
+    masks, weights = [], []
+    for layer in sample.layers:
+        masks += [layer.masks, ~layer.masks]
+        share = layer.sizes / (layer.size * (n - layer.size) * len(layer.masks))
+        weights += [share] * (2 * len(layer.masks))
+    coalitions = torch.cat(masks)
+    gain = (MemoizedGame(table_game(table), n)(coalitions)[:, 0] - table[0]).numpy()
+    solution = constrained_least_squares(
+        coalitions.double().numpy(), gain, np.array(weights), float(table[-1] - table[0])
+    )
+    np.testing.assert_allclose(estimate.values.numpy(), solution)
+
+
+def test_better_than_orders_on_averaging_games() -> None:
+    table = accuracy_table(6, seed=2)
+    truth = torch.from_numpy(reference_shapley(table))
+    error = {
+        f: torch.stack([f(table_game(table), 6, budget=40, generator=rng(s)).values - truth for s in range(50)])
+        .square()
+        .mean()
+        for f in (regression_shapley, permutation_shapley)
+    }
+    assert error[regression_shapley] < 0.5 * error[permutation_shapley]

@@ -1,0 +1,122 @@
+"""Surrogate plus residual: exact where the surrogate is right, corrected where it is wrong."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from functional.shapley.games import accuracy_table, random_table, reference_shapley, rng, table_game
+
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley import (
+    difference_shapley,
+    exact_shapley,
+    normalize_shapley,
+    regression_shapley,
+    surrogate_shapley,
+)
+from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
+from flsv.functional.shapley.kernels import gram
+from flsv.functional.shapley.surrogate import _CONSTANT, SURROGATES, fit_surrogate
+
+
+@pytest.mark.parametrize("name", SURROGATES)
+def test_fit_and_its_exact_value(name: str) -> None:
+    n, table = 6, accuracy_table(6)
+    observed = torch.randperm(64, generator=rng())[:40]
+    utilities = torch.stack([table, table**2], dim=1)
+    surrogate, left_out = fit_surrogate(SURROGATES[name], all_coalitions(n)[observed], utilities[observed])
+    fitted = surrogate(all_coalitions(n))
+    assert fitted.shape == (64, 2)
+    torch.testing.assert_close(surrogate.shapley(), shapley_of_table(fitted))
+    residual = (utilities - fitted)[observed]
+    assert (residual.square().mean(dim=0) < utilities.var(dim=0)).all()
+    assert (left_out.abs() >= residual.abs() - 1e-9).all(), "a coalition is closer to a fit that has seen it"
+
+
+def test_leave_one_out_residuals_by_refitting() -> None:
+    masks = all_coalitions(5)[torch.randperm(32, generator=rng())[:20]]
+    utilities = table_game(accuracy_table(5))(masks).unsqueeze(1)
+    surrogate, left_out = fit_surrogate([SURROGATES["averaging"][1]], masks, utilities)
+    scale = utilities.std()
+    y = (utilities - utilities.mean()) / scale
+    matrix = sum(weight * gram(kernel, masks, masks) for kernel, weight in surrogate.parts) + _CONSTANT
+    # The ridge penalty, read off the fit: (matrix + penalty) dual = y.
+    dual = surrogate.coefficients / scale
+    penalty = float(((y - matrix @ dual) / dual).median())
+    for i in range(20):
+        keep = torch.arange(20) != i
+        system = matrix[keep][:, keep] + penalty * torch.eye(19, dtype=torch.float64)
+        prediction = matrix[i, keep] @ torch.linalg.solve(system, y[keep])
+        torch.testing.assert_close(left_out[i], (y[i] - prediction) * scale)
+
+
+@pytest.mark.parametrize("unbiased", [False, True])
+def test_games_the_surrogate_can_express(unbiased: bool) -> None:
+    updates = torch.randn(12, 3, generator=rng(), dtype=torch.float64)
+
+    def utility(masks: torch.Tensor) -> torch.Tensor:
+        average = masks.double() @ updates / masks.sum(dim=1, keepdim=True).clamp_min(1)
+        return -(average - 0.3).square().sum(dim=1)
+
+    exact = exact_shapley(utility, 12).values
+    scale = exact.abs().max()
+    sampled = surrogate_shapley(utility, 12, budget=300, generator=rng(), unbiased=unbiased)
+    assert (sampled.values - exact).abs().max() < 2e-3 * scale
+    regression = regression_shapley(utility, 12, budget=300, generator=rng())
+    assert (regression.values - exact).abs().max() > 5 * (sampled.values - exact).abs().max()
+
+
+def test_a_fifth_of_the_error_of_dmc() -> None:
+    ratios = []
+    for game in range(4):
+        table = accuracy_table(9, seed=game)
+        exact = normalize_shapley(exact_shapley(table_game(table), 9).values)
+        error = {
+            f: sum(
+                float(
+                    (normalize_shapley(f(table_game(table), 9, budget=150, generator=rng(s)).values) - exact)
+                    .square()
+                    .mean()
+                )
+                for s in range(20)
+            )
+            for f in (surrogate_shapley, difference_shapley)
+        }
+        ratios.append(error[surrogate_shapley] / error[difference_shapley])
+    assert sum(ratios) / len(ratios) < 0.2, ratios
+
+
+def test_default_claims_at_least_its_error_on_noisy_games() -> None:
+    table = accuracy_table(8)
+    runs = [surrogate_shapley(table_game(table), 8, budget=100, generator=rng(s)) for s in range(60)]
+    error = (
+        (torch.stack([run.values for run in runs]) - exact_shapley(table_game(table), 8).values).square().mean().sqrt()
+    )
+    claimed = torch.stack([run.stderr for run in runs]).square().mean().sqrt()
+    assert 0.8 < claimed / error < 2
+
+
+def test_columns_of_one_game_and_constant_columns() -> None:
+    table = accuracy_table(8)
+    both = torch.stack([table, torch.full_like(table, 0.7), -2 * table], dim=1)
+    estimate = surrogate_shapley(table_game(both), 8, budget=90, generator=rng())
+    assert (estimate.values[:, 1] == 0).all()
+    assert (estimate.stderr[:, 1] == 0).all()
+    torch.testing.assert_close(estimate.values[:, 2], -2 * estimate.values[:, 0])
+
+
+def test_adversarial_noise_is_no_worse_than_regression() -> None:
+    table = random_table(6, seed=8)
+    truth = torch.from_numpy(reference_shapley(table))
+    error = {
+        f: torch.stack([f(table_game(table), 6, budget=40, generator=rng(s)).values - truth for s in range(40)])
+        .square()
+        .mean()
+        for f in (surrogate_shapley, regression_shapley)
+    }
+    assert error[surrogate_shapley] < 1.1 * error[regression_shapley]
+
+
+def test_unknown_surrogate() -> None:
+    with pytest.raises(ConfigurationError, match="surrogate='cubic' is unknown; choose from"):
+        surrogate_shapley(table_game(random_table(4)), 4, surrogate="cubic")

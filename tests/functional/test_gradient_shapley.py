@@ -1,0 +1,225 @@
+"""Closed forms against enumeration, and gradient products against autograd's own Hessian."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flsv.coalition import CoalitionGames, CoalitionUtility, ModelEvaluator, validation_gradient_products
+from flsv.errors import ConfigurationError
+from flsv.functional.gradient_shapley import gradient_shapley
+from flsv.parameters import ParameterSpace
+from flsv.round import Round
+
+CLASSES = 3
+
+
+def enumerated_shapley(value: Callable[[tuple[int, ...]], float], n: int) -> np.ndarray:
+    """Definition: the mean marginal contribution over subsets (Shapley 1953)."""
+    result = np.zeros(n)
+    for i in range(n):
+        rest = [j for j in range(n) if j != i]
+        for size in range(n):
+            for members in itertools.combinations(rest, size):
+                gain = value((*members, i)) - value(members)
+                result[i] += gain / (n * math.comb(n - 1, size))
+    return result
+
+
+def products(n: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n)
+    factor = torch.randn(n, n, dtype=torch.float64, generator=generator)
+    hessian = factor @ factor.T - torch.eye(n, dtype=torch.float64)  # symmetric, indefinite
+    return torch.randn(n, dtype=torch.float64, generator=generator), hessian
+
+
+def taylor_value(members: tuple[int, ...], first: Tensor, second: Tensor | None, weights: Tensor | None, lr: float):
+    if not members:
+        return 0.0
+    own = list(members)
+    w = np.full(len(own), 1 / len(own)) if weights is None else weights.numpy()[own]
+    value = lr * w @ first.numpy()[own]
+    if second is not None:
+        value += lr**2 / 2 * w @ second.numpy()[np.ix_(own, own)] @ w
+    return -value
+
+
+@pytest.mark.parametrize("lr", [1.0, 0.3])
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("n", range(1, 8))
+def test_against_enumeration(n: int, fixed: bool, order: int, lr: float) -> None:
+    first, second = products(n)
+    hessian = second if order == 2 else None
+    weights = torch.rand(n, dtype=torch.float64, generator=torch.Generator().manual_seed(3)) if fixed else None
+    expected = enumerated_shapley(lambda members: taylor_value(members, first, hessian, weights, lr), n)
+    found = gradient_shapley(first, hessian, weighting="uniform" if weights is None else weights, server_lr=lr)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+    # Efficiency.
+    whole = taylor_value(tuple(range(n)), first, hessian, weights, lr)
+    assert found.sum().item() == pytest.approx(whole, abs=1e-12)
+
+
+def test_equal_clients_get_the_same_and_a_hundred_clients_are_fine() -> None:
+    first, second = torch.ones(100), torch.ones(100, 100)
+    found = gradient_shapley(first, second)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, torch.full((100,), -0.015))
+    weighted = gradient_shapley(first, second, weighting=torch.full((100,), 0.01))
+    torch.testing.assert_close(weighted, torch.full((100,), -0.015))
+
+
+def test_a_client_with_a_weight_of_zero_is_a_null_player() -> None:
+    first, second = products(4)
+    weights = torch.tensor([0.3, 0.0, 0.4, 0.3])
+    assert gradient_shapley(first, second, weighting=weights)[1] == 0
+
+
+def test_wrong_arguments() -> None:
+    first, second = products(3)
+    with pytest.raises(ConfigurationError, match="weighting='samples'.*closed form"):
+        gradient_shapley(first, weighting="samples")
+    with pytest.raises(ValueError, match=r"gradient_products \[k\]"):
+        gradient_shapley(second)
+    with pytest.raises(ValueError, match=r"gradient_products \[k\]"):
+        gradient_shapley(torch.zeros(0))
+    with pytest.raises(ValueError, match=r"\[3, 3\]"):
+        gradient_shapley(first, second[:2])
+    with pytest.raises(ValueError, match=r"fixed weights \[3\]"):
+        gradient_shapley(first, weighting=torch.ones(2))
+
+
+# ---- the products
+
+
+class Smooth(nn.Module):
+    """BatchNorm, attention, and a weight that is used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+        self.head = nn.Linear(4, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.second(torch.tanh(self.norm(self.first(x))))
+        mixed = nn.functional.scaled_dot_product_attention(hidden[:, None], hidden[:, None], hidden[:, None])[:, 0]
+        return self.head(torch.tanh(mixed + hidden))
+
+
+def setting(clients: int = 3, scale: float = 0.1) -> tuple[nn.Module, Round, list[tuple[Tensor, Tensor]]]:
+    torch.manual_seed(0)
+    net = Smooth().train()
+    net.norm.running_mean.uniform_(-1, 1)
+    net.norm.running_var.uniform_(0.5, 2)
+    space = ParameterSpace(net)
+    start = space.read(net)
+    updates = scale * torch.randn(clients, space.size)
+    updates[:, space.num_parameters :] = 0
+    x, y = torch.randn(40, 4), torch.randint(CLASSES, (40,))
+    round = Round(0, torch.arange(clients), torch.full((clients,), 5), start, start + updates, space)
+    return net, round, list(zip(x.split(16), y.split(16)))
+
+
+def loss_of(net: nn.Module, data: list[tuple[Tensor, Tensor]], space: ParameterSpace, buffers: Tensor):
+    """The mean loss as a function of the parameters, all samples at once."""
+    x, y = torch.cat([x for x, _ in data]), torch.cat([y for _, y in data])
+    names = {name for name, _ in net.named_parameters()}
+
+    def loss(parameters: Tensor) -> Tensor:
+        state = space.unflatten(torch.cat([parameters, buffers]))
+        state = {name: value if name in names else value.detach() for name, value in state.items()}
+        return nn.functional.cross_entropy(torch.func.functional_call(net.eval(), state, (x,)), y)
+
+    return loss
+
+
+def test_products_against_the_full_hessian() -> None:
+    net, round, data = setting()
+    space, cut = round.space, round.space.num_parameters
+    result = validation_gradient_products(
+        net, space, data, round.global_vector, round.client_updates, 2, num_classes=CLASSES
+    )
+    assert net.training
+    loss = loss_of(net, data, space, round.global_vector[cut:])
+    with sdpa_kernel(SDPBackend.MATH):  # the others have no second derivative
+        gradient = torch.autograd.functional.jacobian(loss, round.global_vector[:cut])
+        hessian = torch.autograd.functional.hessian(loss, round.global_vector[:cut])
+    updates = round.client_updates[:, :cut]
+    np.testing.assert_allclose(result.gradient, updates @ gradient, atol=1e-6)
+    np.testing.assert_allclose(result.hessian, updates @ hessian @ updates.T, atol=1e-6)
+    assert torch.equal(result.hessian, result.hessian.T)
+
+    only_first = validation_gradient_products(
+        net, space, data, round.global_vector, round.client_updates, num_classes=CLASSES
+    )
+    assert only_first.hessian is None
+    torch.testing.assert_close(only_first.gradient, result.gradient)
+    # What moves in the buffers does not count.
+    moved = round.client_updates.clone()
+    moved[:, cut:] = 9
+    again = validation_gradient_products(net, space, data, round.global_vector, moved, 2, num_classes=CLASSES)
+    assert torch.equal(again.hessian, result.hessian)
+
+
+@pytest.mark.parametrize("weighting", ["uniform", "fixed"])
+def test_the_expansion_approaches_the_game_of_evaluated_coalitions(weighting: str) -> None:
+    weights = "uniform" if weighting == "uniform" else torch.tensor([0.5, 0.2, 0.6])
+    errors: dict[int, list[float]] = {1: [], 2: []}
+    for scale in (0.2, 0.02):
+        net, round, data = setting(scale=scale)
+        evaluator = ModelEvaluator(net.double(), ParameterSpace(net), in_double(data), num_classes=CLASSES)
+        round = in_double_round(round, evaluator.space)
+        games = CoalitionGames(evaluator, server_lr=0.8)
+        games.begin(round)
+        utility = games.utility("negative_loss", weights)
+
+        def value(members: tuple[int, ...], utility: CoalitionUtility = utility) -> float:
+            mask = torch.zeros(1, 3, dtype=torch.bool)
+            mask[0, list(members)] = True
+            return utility(mask).item()
+
+        exact = enumerated_shapley(value, 3)
+        assert games.evaluations == 8
+        for order in (1, 2):
+            found = gradient_shapley(*games.gradient_products(order), weighting=weights, server_lr=0.8)
+            errors[order].append(float(np.abs(found.numpy() - exact).max()))
+    # The first term left out is of the second or third degree: a tenth of the step, a hundredth or a thousandth.
+    assert errors[1][1] < errors[1][0] / 50
+    assert errors[2][1] < errors[2][0] / 500
+
+
+def in_double(data: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+    return [(x.double(), y) for x, y in data]
+
+
+def in_double_round(round: Round, space: ParameterSpace) -> Round:
+    return Round(
+        0,
+        round.client_ids,
+        round.num_samples,
+        round.global_vector.double(),
+        round.client_vectors.double(),
+        space,
+    )
+
+
+def test_wrong_arguments_of_the_products() -> None:
+    net, round, data = setting()
+    with pytest.raises(ConfigurationError, match="order=3"):
+        validation_gradient_products(
+            net, round.space, data, round.global_vector, round.client_updates, 3, num_classes=CLASSES
+        )
+    with pytest.raises(ValueError, match="expected vector"):
+        validation_gradient_products(
+            net, round.space, data, round.global_vector[1:], round.client_updates, num_classes=CLASSES
+        )

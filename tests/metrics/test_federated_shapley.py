@@ -1,0 +1,240 @@
+"""Coalition metrics: against permutations written out, absent clients, and inside a federation."""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toys import Plain, fit, toy_data
+
+from flsv import ConfigurationError
+from flsv.aggregation import FedAvg
+from flsv.functional import gradient_shapley
+from flsv.loop import FederatedLoop
+from flsv.metrics import (
+    ContributionMetric,
+    CumulativeShapley,
+    GradientShapley,
+    LeaveOneOut,
+    PartialFederatedShapley,
+    SurrogateFederatedShapley,
+)
+from flsv.sampling import UniformSampler
+
+
+def by_permutations(table: dict[frozenset[int], Any], n: int) -> Any:
+    """The mean marginal contribution over all orders."""
+    total = [0.0 * table[frozenset()] for _ in range(n)]
+    for order in permutations(range(n)):
+        for position, i in enumerate(order):
+            total[i] = total[i] + table[frozenset(order[: position + 1])] - table[frozenset(order[:position])]
+    return torch.stack([torch.as_tensor(t) for t in total]) / math.factorial(n)
+
+
+def table_game(n: int, width: int = 0, seed: int = 0) -> tuple[dict[frozenset[int], Tensor], Any]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (2**n, width) if width else (2**n,)
+    values = torch.rand(shape, generator=generator, dtype=torch.float64)
+    table = {frozenset(i for i in range(n) if number >> i & 1): values[number] for number in range(2**n)}
+
+    def utility(masks: Tensor) -> Tensor:
+        return torch.stack([values[sum(2**i for i in row.nonzero().flatten().tolist())] for row in masks])
+
+    return table, utility
+
+
+def test_values_of_the_cohort_and_everybody_else_keeps_theirs() -> None:
+    metric = PartialFederatedShapley(num_clients=5, estimator="exact")
+    first, second = table_game(3, seed=1), table_game(2, seed=2)
+    metric.update(torch.tensor([0, 2, 3]), first[1])
+    expected = torch.full((5,), float("nan"), dtype=torch.float64)
+    expected[[0, 2, 3]] = by_permutations(first[0], 3)
+    torch.testing.assert_close(metric.compute().double(), expected, equal_nan=True, rtol=1e-5, atol=1e-6)
+    metric.update(torch.tensor([3, 4]), second[1])
+    expected[[3, 4]] = by_permutations(second[0], 2)
+    torch.testing.assert_close(metric.compute().double(), expected, equal_nan=True, rtol=1e-5, atol=1e-6)
+    assert metric.diagnostics()["evaluations"] == 8 + 4
+    assert metric.diagnostics()["stderr"][[0, 2, 3, 4]].tolist() == [0, 0, 0, 0]
+
+
+def test_per_class_values() -> None:
+    table, utility = table_game(3, width=4)
+    metric = PartialFederatedShapley(num_clients=3, num_classes=4, estimator="exact")
+    metric.update(torch.arange(3), utility)
+    assert metric.compute().shape == (3, 4)
+    torch.testing.assert_close(metric.compute().double(), by_permutations(table, 3), rtol=1e-5, atol=1e-6)
+
+
+def test_momentum() -> None:
+    metric = PartialFederatedShapley(num_clients=2, estimator="exact", momentum=0.75)
+    for worth in ([1.0, 2.0], [5.0, 0.0]):
+        metric.update(torch.arange(2), lambda masks, w=worth: masks.float() @ torch.tensor(w))
+    torch.testing.assert_close(metric.compute(), torch.tensor([0.75 * 1 + 0.25 * 5, 0.75 * 2]))
+
+
+def test_cumulative_sums_the_rounds_and_their_variances() -> None:
+    metric = CumulativeShapley(num_clients=4, estimator="permutation", estimator_args={"budget": 12})
+    single = PartialFederatedShapley(num_clients=4, estimator="permutation", estimator_args={"budget": 12})
+    total, variance = torch.zeros(3), torch.zeros(3)
+    for seed in range(3):
+        _, utility = table_game(3, seed=seed)
+        for each in (metric, single):
+            each.update(torch.tensor([0, 1, 3]), utility, torch.Generator().manual_seed(seed))
+        total += single.compute()[[0, 1, 3]]
+        variance += single.diagnostics()["stderr"][[0, 1, 3]] ** 2
+    torch.testing.assert_close(metric.compute()[[0, 1, 3]], total)
+    torch.testing.assert_close(metric.diagnostics()["stderr"][[0, 1, 3]], variance.sqrt())
+    assert metric.compute()[2].isnan()
+
+
+def test_surrogate_is_equation_3() -> None:
+    metric = SurrogateFederatedShapley(num_clients=4, beta=0.6, estimator="exact")
+    value = torch.full((4,), 0.5, dtype=torch.float64)
+    for ids, seed in (([0, 1, 2], 1), ([1, 3], 2), ([0, 1, 2], 3)):
+        table, utility = table_game(len(ids), seed=seed)
+        metric.update(torch.tensor(ids), utility)
+        sv = by_permutations(table, len(ids))
+        nsv = (sv - sv.min()) / (sv.max() - sv.min())
+        value[ids] = 0.6 * value[ids] + 0.4 * nsv
+        torch.testing.assert_close(metric.compute().double(), value, rtol=1e-5, atol=1e-6)
+
+
+def test_surrogate_of_equal_values_is_one_half() -> None:
+    metric = SurrogateFederatedShapley(num_clients=3, estimator="exact")
+    metric.update(torch.arange(3), lambda masks: torch.zeros(len(masks)))
+    assert metric.compute().tolist() == [0.5] * 3
+
+
+@pytest.mark.parametrize("kind", [PartialFederatedShapley, SurrogateFederatedShapley, CumulativeShapley])
+def test_forward_and_state_dict(kind: type[PartialFederatedShapley]) -> None:
+    rounds = [([0, 1, 2], 1), ([1, 3], 2), ([0, 3], 3)]
+    whole, parts = kind(num_clients=4, estimator="exact"), kind(num_clients=4, estimator="exact")
+    for number, (ids, seed) in enumerate(rounds):
+        whole(torch.tensor(ids), table_game(len(ids), seed=seed)[1])
+        if number == 1:
+            again = kind(num_clients=4, estimator="exact")
+            again.load_state_dict(parts.state_dict())
+            parts = again
+        parts.update(torch.tensor(ids), table_game(len(ids), seed=seed)[1])
+    torch.testing.assert_close(whole.compute(), parts.compute(), equal_nan=True)
+    assert whole.rounds == parts.rounds == 3
+
+
+def test_auto_is_exact_for_few_and_bounded_for_many() -> None:
+    few, many = PartialFederatedShapley(num_clients=3), PartialFederatedShapley(num_clients=12)
+    few.update(torch.arange(3), table_game(3)[1])
+    assert few.diagnostics()["evaluations"] == 8
+    many.update(torch.arange(12), lambda masks: masks.float().mean(1).sqrt(), torch.Generator().manual_seed(0))
+    assert many.diagnostics()["evaluations"] <= 240
+    torch.testing.assert_close(many.compute().sum(), torch.tensor(1.0), rtol=1e-3, atol=1e-3)
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ConfigurationError, match=r"estimator='shapley'\): expected a function or one of"):
+        PartialFederatedShapley(estimator="shapley")
+    with pytest.raises(ConfigurationError, match="momentum"):
+        PartialFederatedShapley(momentum=1.0)
+    with pytest.raises(ConfigurationError, match="expected 1 or 2"):
+        GradientShapley(order=3)  # type: ignore[arg-type]
+
+
+# ---- inside a federation
+
+
+class Remember(FedAvg):
+    """Keeps the rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: list[Any] = []
+
+    def weights(self, round: Any, contributions: Any) -> Tensor:
+        self.rounds.append(round)
+        return super().weights(round, contributions)
+
+
+def validation_accuracy(module: Plain, space: Any, vector: Tensor, data: Any) -> float:
+    before = space.read(module)
+    space.write(module, vector)
+    module.eval()
+    hits = [(module(x).argmax(-1) == y).float() for x, y in data.val_dataloader()]
+    space.write(module, before)
+    return torch.cat(hits).mean().double()
+
+
+def test_the_game_is_that_of_the_rounds_own_models(tmp_path: Path) -> None:
+    remember, data = Remember(), toy_data((3, 2, 2, 1), batch_size=7, server_val_fraction=0.3)
+    loop = FederatedLoop(
+        remember,
+        {
+            "sv": PartialFederatedShapley(estimator="exact"),
+            "loo": LeaveOneOut(),
+            "classes": PartialFederatedShapley(estimator="exact", per_class=True),
+        },
+        sampler=UniformSampler(3),
+        seed=4,
+    )
+    module = fit(loop, tmp_path, data=data, rounds=2)
+    round = remember.rounds[-1]
+    table = {}
+    for number in range(8):
+        members = [i for i in range(3) if number >> i & 1]
+        model = round.client_vectors[members].mean(0) if members else round.global_vector
+        table[frozenset(members)] = validation_accuracy(module, loop.space, model, data)
+    ids = round.client_ids
+    torch.testing.assert_close(loop.contributions["sv"][ids].double(), by_permutations(table, 3), rtol=1e-5, atol=1e-6)
+    everybody = frozenset(range(3))
+    without = torch.stack([table[everybody] - table[everybody - {i}] for i in range(3)])
+    torch.testing.assert_close(loop.contributions["loo"][ids].double(), without, rtol=1e-5, atol=1e-6)
+    assert loop.contributions["classes"].shape == (4, 3)
+    assert round.games is not None
+    assert loop.metrics["loo"].diagnostics()["evaluations"] == 2 * 4
+
+
+def test_metrics_of_a_round_share_their_evaluations(tmp_path: Path) -> None:
+    counts = []
+
+    class Count(FedAvg):
+        def weights(self, round: Any, contributions: Any) -> Tensor:
+            counts.append(round.games.evaluations)
+            return super().weights(round, contributions)
+
+    metrics: dict[str, ContributionMetric] = {
+        "a": PartialFederatedShapley(estimator="exact"),
+        "b": SurrogateFederatedShapley(estimator="exact"),
+        "c": PartialFederatedShapley(estimator="exact", per_class=True),
+    }
+    fit(FederatedLoop(Count(), metrics, seed=1), tmp_path, rounds=2)
+    assert counts == [8, 8]
+
+
+def test_gradient_shapley_is_that_of_the_validation_loss(tmp_path: Path) -> None:
+    remember, data = Remember(), toy_data(server_val_fraction=0.3)
+    metrics: dict[str, ContributionMetric] = {
+        "first": GradientShapley(),
+        "second": GradientShapley(order=2),
+        "exact": PartialFederatedShapley(estimator="exact", performance="negative_loss"),
+    }
+    module = Plain(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01))
+    loop = FederatedLoop(remember, metrics, seed=1)
+    fit(loop, tmp_path, module, data, rounds=1)
+    round = remember.rounds[0]
+    loop.space.write(module, round.global_vector)
+    module.eval().zero_grad()
+    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
+    torch.nn.functional.cross_entropy(module(x), y).backward()
+    gradient = torch.cat([p.grad.reshape(-1) for p in module.parameters()])
+    products = round.client_updates[:, : len(gradient)] @ gradient
+    torch.testing.assert_close(loop.contributions["first"], gradient_shapley(products), rtol=1e-4, atol=1e-6)
+    assert (loop.contributions["second"] - loop.contributions["first"]).abs().max() > 1e-6
+
+
+def test_without_validation_data_or_forward_it_is_said_before_training(tmp_path: Path) -> None:
+    loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
+    with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's validation set"):
+        fit(loop, tmp_path, data=toy_data(server_val_fraction=0))
