@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import lightning as L
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flsv._accumulation import AccumulationWindows
 from flsv._optimizers import ClientOptimizers
+from flsv.attacks import Attack, attacked
 from flsv.coalition import CoalitionGames
 from flsv.cohort import CohortLoader
 from flsv.parameters import ParameterSpace, integer_buffers
@@ -26,11 +27,20 @@ class CohortTraining:
         space: the map between the module and vectors.
         optimizers: the clients' optimizer states.
         seed: the run's seed.
+        attacks: what malicious clients do to their updates before they leave.
     """
 
-    def __init__(self, trainer: L.Trainer, space: ParameterSpace, optimizers: ClientOptimizers, seed: int) -> None:
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        space: ParameterSpace,
+        optimizers: ClientOptimizers,
+        seed: int,
+        attacks: Sequence[Attack] = (),
+    ) -> None:
         self.space, self.optimizers, self.windows = space, optimizers, AccumulationWindows(trainer)
         self._trainer, self._module, self._seed = trainer, trainer.lightning_module, seed
+        self._attacks = attacks
         self.active = False
 
     def begin_round(self, loader: CohortLoader, models: Mapping[int, Tensor]) -> None:
@@ -126,6 +136,19 @@ class CohortTraining:
     def _leave(self, client: int, num_samples: Tensor) -> None:
         # The rows of the clients that are kept lie together.
         vector = self.space.read(self._module, out=self._vectors[len(self._updates)])
+        if self._attacks:
+            start = self._models.get(client, self.global_vector)
+            update = vector - start
+            sent = attacked(
+                self._attacks,
+                update,
+                client=client,
+                num_clients=len(num_samples),
+                num_parameters=self.space.num_parameters,
+                round_index=self.round_index,
+            )
+            if sent is not update:  # honest clients stay as they are to the bit
+                torch.add(start, sent, out=vector)
         if vector.sum().isfinite() or vector.isfinite().all():
             if not self._updates:
                 self._next_counters = [buffer.clone() for buffer in integer_buffers(self._module)]

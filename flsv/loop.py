@@ -25,6 +25,7 @@ from flsv._clients import CohortTraining
 from flsv._metrics import ContributionBoard
 from flsv._optimizers import ClientOptimizers
 from flsv.aggregation import Aggregator, FedAvg
+from flsv.attacks import Attack
 from flsv.coalition import CoalitionGames, ModelEvaluator
 from flsv.cohort import CohortLoader
 from flsv.data import plot_partition
@@ -44,50 +45,53 @@ from flsv.strategy import Strategy
 class FederatedLoop(L.Callback):
     """Trains a LightningModule federated, and measures what every client contributes while it happens.
 
-    Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
-    the number of rounds; ``limit_train_batches`` holds per client and local epoch; gradient accumulation starts anew
-    with every client; a scheduler with ``interval="epoch"`` steps once a round, one with ``interval="step"`` belongs to
-    the client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming from it
-    goes on bit for bit.
+        Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
+        the number of rounds; ``limit_train_batches`` holds per client and local epoch; gradient accumulation starts anew
+        with every client; a scheduler with ``interval="epoch"`` steps once a round, one with ``interval="step"`` belongs to
+        the client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming from it
+        goes on bit for bit.
 
-    Args:
-        aggregator: how the clients' models become the next global one. Default: FedAvg.
-        metrics: name to contribution metric; ``loop.metrics[name]`` is the live metric. In Python any torchmetrics
-            ``Metric`` will do whose ``update`` names attributes of ``flsv.Round``.
-        personalizer: gives clients start points of their own. Default: everyone starts from the global model.
-        sampler: draws each round's cohort. Default: every client.
-        client_term: a term added to every client's loss, such as ``flsv.local.FedProx``.
-        local_epochs: passes over a client's data per round.
-        server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the
-            way.
-        client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every
-            client the one it left.
-        head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
-            the last ``nn.Linear``.
-        evaluate_clients_every: rounds between two evaluations of the clients' own models (their next start points)
-            on their own test splits; 0 for never.
-        log_per_class: log per-class contributions to the loggers too (the CSV always has them).
-        figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
-        print_table: print a table of the clients at the end.
-        seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
+        Args:
+            aggregator: how the clients' models become the next global one. Default: FedAvg.
+            metrics: name to contribution metric; ``loop.metrics[name]`` is the live metric. In Python any torchmetrics
+                ``Metric`` will do whose ``update`` names attributes of ``flsv.Round``.
+            personalizer: gives clients start points of their own. Default: everyone starts from the global model.
+            sampler: draws each round's cohort. Default: every client.
+            client_term: a term added to every client's loss, such as ``flsv.local.FedProx``.
+            attacks: what malicious clients do to their updates, such as ``flsv.attacks.GradientPoisoning``. The server does
+                not know.
+            local_epochs: passes over a client's data per round.
+            server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the
+                way.
+            client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every
+                client the one it left.
+            head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
+                the last ``nn.Linear``.
+            evaluate_clients_every: rounds between two evaluations of the clients' own models (their next start points)
+                on their own test splits; 0 for never.
+            log_per_class: log per-class contributions to the loggers too (the CSV always has them).
+            figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
+            print_table: print a table of the clients at the end.
+            seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
 
-    Attributes:
-        round_index: the number of completed rounds, so the index of the current or next one.
-        contributions: metric name to its current value, ``[n]`` or ``[n, M]``.
-        weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
-        client_accuracy: ``[n]``, the last evaluation of the clients' own models, or None.
-        models: client id to the start point ``[P]`` of its next round, where it has one of its own.
+        Attributes:
+            round_index: the number of completed rounds, so the index of the current or next one.
+            contributions: metric name to its current value, ``[n]`` or ``[n, M]``.
+            weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
+            client_accuracy: ``[n]``, the last evaluation of the clients' own models, or None.
+            models: client id to the start point ``[P]`` of its next round, where it has one of its own.
 
-    Raises:
-        ConfigurationError: a wrong argument or combination, before training starts.
-        RuntimeError: every client of a round returned a model that is not finite.
+        Raises:
+            ConfigurationError: a wrong argument or combination, before training starts.
+            RuntimeError: every client of a round returned a model that is not finite.
 
-    Example:
-        >>> from flsv.aggregation import ShapFedWA
-        >>> from flsv.metrics import ClassSpecificShapley
-        >>> loop = FederatedLoop(aggregator=ShapFedWA("cssv"), metrics={"cssv": ClassSpecificShapley()})
-        >>> loop.metrics["cssv"]
-        ClassSpecificShapley()
+        Example:
+            >>> from flsv.attacks import Attack
+    from flsv.aggregation import ShapFedWA
+            >>> from flsv.metrics import ClassSpecificShapley
+            >>> loop = FederatedLoop(aggregator=ShapFedWA("cssv"), metrics={"cssv": ClassSpecificShapley()})
+            >>> loop.metrics["cssv"]
+            ClassSpecificShapley()
     """
 
     round_index: int
@@ -111,6 +115,7 @@ class FederatedLoop(L.Callback):
         personalizer: Personalizer | None = None,
         sampler: ClientSampler | None = None,
         client_term: ClientTerm | None = None,
+        attacks: list[Attack] | None = None,
         local_epochs: int = 1,
         server_lr: float = 1.0,
         client_optimizer: Literal["reset", "keep"] = "reset",
@@ -138,6 +143,7 @@ class FederatedLoop(L.Callback):
         self.personalizer = personalizer
         self.sampler = sampler or FullParticipation()
         self.client_term = client_term
+        self.attacks = attacks or []
         self.board = ContributionBoard(metrics or {})
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
         self.head, self.evaluate_clients_every = head, evaluate_clients_every
@@ -204,7 +210,7 @@ class FederatedLoop(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         optimizers = ClientOptimizers(trainer, self.client_optimizer, self._optimizer_state)
         self._optimizer_state = None
-        self._training = CohortTraining(trainer, self.space, optimizers, self._seed)
+        self._training = CohortTraining(trainer, self.space, optimizers, self._seed, self.attacks)
         self._games = self._make_games(trainer) if self.board.game_metrics else None
         self._boundary = RoundBoundary(trainer)
 
@@ -410,5 +416,6 @@ class FederatedLoop(L.Callback):
             "federation_seed": self._seed,
         }
         settings |= {role: repr(strategy) for role, strategy in self.strategies.items()}
+        settings |= {"attacks": repr(self.attacks)} if self.attacks else {}
         settings |= {f"metric/{name}": repr(metric) for name, metric in self.metrics.items()}
         return {**settings, **{f"data/{name}": value for name, value in self._data.describe().items()}}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from toys import CLASSES, Plain, adam, fit, flat, network, sgd, toy_data, trainer_for, vector
 
 from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.attacks import Attack, FreeRider
 from flsv.data import FederatedDataModule
 from flsv.functional import class_specific_shapley, participant_weights
 from flsv.local import FedProx
@@ -505,3 +506,36 @@ def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> No
         pytest.raises(RuntimeError, match=r"round 1: every client of the cohort returned a model with NaN"),
     ):
         fit(FederatedLoop(seed=1), tmp_path, Diverges({0, 1, 2}, since=1))
+
+
+# ---- malicious clients
+
+
+class Double(Attack):
+    """Sends twice its update."""
+
+    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+        return 2 * update
+
+
+def test_an_attack_acts_on_the_update_that_leaves_the_client(tmp_path: Path) -> None:
+    honest, attacked = KeepUpdates(), KeepUpdates()
+    net = network()
+    fit(FederatedLoop(honest, seed=1), tmp_path, Plain(copy.deepcopy(net)), rounds=1)
+    loop = FederatedLoop(attacked, attacks=[Double(clients=[2])], seed=1)
+    fit(loop, tmp_path, Plain(copy.deepcopy(net)), rounds=1)
+    start, cut = loop.space.read(Plain(copy.deepcopy(net))), loop.space.num_parameters
+    for client in (0, 1):
+        assert torch.equal(attacked.rounds[0][client], honest.rounds[0][client])
+    expected = start + 2 * (honest.rounds[0][2] - start)
+    torch.testing.assert_close(attacked.rounds[0][2][:cut], expected[:cut])
+    torch.testing.assert_close(attacked.rounds[0][2][cut:], honest.rounds[0][2][cut:])  # buffers are left alone
+
+
+def test_a_free_rider_that_returns_the_global_model_contributes_nothing(tmp_path: Path) -> None:
+    loop = FederatedLoop(
+        metrics={"cssv": ClassSpecificShapley()}, attacks=[FreeRider(clients=[0], mode="zero")], seed=1
+    )
+    fit(loop, tmp_path)
+    assert loop.contributions["cssv"][0].abs().max() == 0
+    assert (loop.contributions["cssv"][1:].mean(1) > 0.3).all()

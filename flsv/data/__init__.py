@@ -1,5 +1,13 @@
-"""Data for a federation: sources, partitioners, and the data module that deals one out by the other."""
+"""Data for a federation: sources, partitioners, corruptions, and the data module that brings them together."""
 
+from flsv.data.corruption import (
+    ClientChoice,
+    ClosedSetLabelNoise,
+    Corruption,
+    GaussianNoise,
+    LongTail,
+    OpenSetLabelNoise,
+)
 from flsv.data.datamodule import FederatedDataModule
 from flsv.data.loaders import TensorBatches, make_loader
 from flsv.data.partition import (
@@ -18,11 +26,17 @@ from flsv.data.sets import DATA_SETS, ImageData, load_image_data
 
 __all__ = [
     "DATA_SETS",
+    "ClientChoice",
+    "ClosedSetLabelNoise",
+    "Corruption",
     "DirichletPartitioner",
     "FederatedDataModule",
+    "GaussianNoise",
     "GroupPartitioner",
     "IIDPartitioner",
     "ImageData",
+    "LongTail",
+    "OpenSetLabelNoise",
     "Partitioner",
     "PathologicalPartitioner",
     "ProportionPartitioner",

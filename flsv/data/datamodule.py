@@ -11,6 +11,8 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from flsv.data.corruption import Corruption
+from flsv.data.corruption.open_set import unknown_classes
 from flsv.data.federated_data import FederatedData, deal
 from flsv.data.loaders import TensorBatches
 from flsv.data.partition import IIDPartitioner, Partitioner
@@ -51,6 +53,9 @@ class FederatedDataModule(L.LightningDataModule):
         max_samples: use a random subset of so many training samples (the server's included).
         groups: natural group of each training sample, or the name of an attribute of the training data that has them;
             by default its attribute ``groups``, if any. For :class:`~flsv.data.GroupPartitioner`.
+        corruptions: what is wrong with some clients' training data, in the order in which it happens, such as
+            ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``preload`` for it. No
+            validation or test sample changes, and the data set itself does not either.
         train_transform: applied to the images ``[B, ...]`` of each training batch.
         drop_last: leave out a client's last training batch if not full; None for the wrapped loader's, else False.
         num_workers: processes that read data that are not tensors; None for the wrapped loader's, else 0.
@@ -91,6 +96,7 @@ class FederatedDataModule(L.LightningDataModule):
         client_test_fraction: float = 0.0,
         max_samples: int | None = None,
         groups: str | list[int] | list[str] | None = None,
+        corruptions: list[Corruption] | None = None,
         # Not "-> Tensor": jsonargparse would take a class path for that of a Tensor.
         train_transform: Callable[[Tensor], Any] | None = None,
         drop_last: bool | None = None,
@@ -112,6 +118,19 @@ class FederatedDataModule(L.LightningDataModule):
             raise ConfigurationError(
                 f"partitioner={partitioner!r}: expected a flsv.data.Partitioner, for example "
                 f"IIDPartitioner(num_clients=5)."
+            )
+        self.corruptions = list(corruptions or [])
+        for corruption in self.corruptions:
+            if not isinstance(corruption, Corruption):
+                raise ConfigurationError(
+                    f"corruptions contains {corruption!r}: expected flsv.data.Corruption objects, for example "
+                    f"ClosedSetLabelNoise(fraction=0.3)."
+                )
+        if unknown_classes(self.corruptions) and isinstance(source, L.LightningDataModule):
+            # Its test loader is passed on as it is.
+            raise ConfigurationError(
+                f"OpenSetLabelNoise takes the unknown classes out of validation and test data, which it cannot do to "
+                f"the loaders of {source_name(source)}. Give data sets, (train, test), instead of a data module."
             )
         self.source = source
         self.batch_size = batch_size
@@ -168,6 +187,7 @@ class FederatedDataModule(L.LightningDataModule):
                 self.partitioner,
                 self.split_options,
                 groups=self.groups,
+                corruptions=self.corruptions,
                 preloaded=self.preload,
                 batch_size=self.batch_size,
                 eval_batch_size=self.eval_batch_size,
@@ -241,7 +261,10 @@ class FederatedDataModule(L.LightningDataModule):
 
     @property
     def class_counts(self) -> Tensor:
-        """Training samples of each client and class, int64 ``[num_clients, num_classes]``."""
+        """Training samples of each client and class, int64 ``[num_clients, num_classes]``.
+
+        By the labels that the clients have, which ``corruptions`` may have changed.
+        """
         return self._data.class_counts
 
     @property
@@ -273,6 +296,19 @@ class FederatedDataModule(L.LightningDataModule):
             )
         return clients[client][split]
 
+    def corrupted_samples(self, client: int) -> Tensor:
+        """Which of a client's training samples differ from the source's, bool ``[n]`` beside :meth:`client_indices`.
+
+        Ground truth for tests and figures. Nothing of it reaches the server.
+        """
+        indices, corrupted = self.client_indices(client), self._data.corrupted
+        return torch.zeros(len(indices), dtype=torch.bool) if corrupted is None else corrupted.differs[indices]
+
+    @property
+    def malicious(self) -> list[int]:
+        """The clients with a corrupted sample, ascending. Ground truth, as :meth:`corrupted_samples`."""
+        return [client for client in range(self.num_clients) if self.corrupted_samples(client).any()]
+
     def client_loader(
         self, client: int, split: Literal["train", "val", "test"] = "train", generator: torch.Generator | None = None
     ) -> TensorBatches | DataLoader:
@@ -300,6 +336,8 @@ class FederatedDataModule(L.LightningDataModule):
             "client_test_fraction": options.client_test_fraction,
             "data_seed": self.seed,
         }
+        if self.corruptions:
+            facts["corruptions"] = ", ".join(map(repr, self.corruptions))
         if self._dealt is not None:
             facts |= {
                 "batch_size": self._dealt.train_options["batch_size"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from flsv.data.corruption import Corruption
+from flsv.data.corruption.corrupted_data import CorruptedData, corrupt_clients
+from flsv.data.corruption.open_set import known_samples, leave_out_unknown, unknown_classes
 from flsv.data.labels import dataset_groups, dataset_labels
 from flsv.data.loaders import TensorBatches, make_loader
 from flsv.data.partition import Partitioner, partition_counts
@@ -30,9 +33,10 @@ class FederatedData:
         test: test data, or None.
         splits: the server's and the clients' samples.
         class_names: one name per class.
-        class_counts: training samples, int64 ``[num_clients, num_classes]``.
+        class_counts: training samples as the clients label them, int64 ``[num_clients, num_classes]``.
         train_options: arguments of :func:`~flsv.data.make_loader` for training batches.
         eval_options: the same for evaluation batches.
+        corrupted: what the clients train on instead of ``train``, if any of them is corrupted.
     """
 
     train: Dataset
@@ -43,6 +47,7 @@ class FederatedData:
     class_counts: Tensor
     train_options: dict[str, Any]
     eval_options: dict[str, Any]
+    corrupted: CorruptedData | None = None
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -61,7 +66,12 @@ class FederatedData:
     def train_loader(
         self, indices: Tensor, generator: torch.Generator, transform: Callable[[Tensor], Tensor] | None
     ) -> TensorBatches | DataLoader:
-        """Shuffled batches of some of the training data."""
+        """Shuffled batches of some of the training data, as the clients have them."""
+        if self.corrupted is not None and self.corrupted.differs[indices].any():
+            size, drop_last = self.train_options["batch_size"], self.train_options["drop_last"]
+            return self.corrupted.loader(
+                indices, batch_size=size, drop_last=drop_last, generator=generator, transform=transform
+            )
         return make_loader(
             self.train, indices, shuffle=True, generator=generator, transform=transform, **self.train_options
         )
@@ -77,6 +87,7 @@ def deal(
     split_options: SplitOptions,
     *,
     groups: Any = None,
+    corruptions: Sequence[Corruption] = (),
     preloaded: bool = False,
     batch_size: int | None = None,
     eval_batch_size: int | None = None,
@@ -89,13 +100,14 @@ def deal(
         partitioner: who gets what.
         split_options: what is set aside.
         groups: see :func:`~flsv.data.labels.dataset_groups`.
+        corruptions: what is wrong with some clients' training data.
         preloaded: hold everything as tensors.
         batch_size: samples per training batch; None for the source's, else 32.
         eval_batch_size: samples per evaluation batch; None for the source's, else at least 256 from tensors.
         reading: ``drop_last``, ``num_workers``, ``pin_memory`` where they replace the source's.
 
     Raises:
-        ConfigurationError: data without labels, empty, or too few for what is asked.
+        ConfigurationError: data without labels, empty, too few for what is asked, or not corruptible.
     """
     labels = dataset_labels(source.train)
     if len(labels) == 0:
@@ -111,6 +123,8 @@ def deal(
         partitioner,
         replace(split_options, server_val_fraction=0.0) if has_val else split_options,
     )
+    unknown = unknown_classes(corruptions)
+    splits = leave_out_unknown(splits, labels, corruptions)
 
     given = {name: value for name, value in (reading or {}).items() if value is not None}
     train_options = {"batch_size": 32, "drop_last": False} | source.train_options | given
@@ -121,6 +135,7 @@ def deal(
         train = preload(train, train_options.pop("collate_fn", None), workers)
         eval_collate_fn = eval_options.pop("collate_fn", None)
         val, test = (part if part is None else preload(part, eval_collate_fn, workers) for part in (val, test))
+    val, test = (part if part is None else known_samples(part, unknown) for part in (val, test))
     if batch_size is not None:
         train_options["batch_size"] = batch_size
     in_tensors = isinstance(make_loader(train, batch_size=1, collate_fn=train_options.get("collate_fn")), TensorBatches)
@@ -134,9 +149,14 @@ def deal(
         val_loader = source.val_loaders if val is None else make_loader(val, **eval_options)
     if val is not None and len(val_loader) == 0:
         raise ConfigurationError("The source's validation set is empty. Give it samples, or leave it out altogether.")
+    corrupted = None
+    if corruptions:
+        collate_fn = train_options.get("collate_fn")
+        corrupted = corrupt_clients(train, labels, num_classes, splits, corruptions, collate_fn)
+        labels = corrupted.labels
     parts = [client["train"] for client in splits.clients]
     counts = partition_counts(parts, labels, num_classes)
-    return FederatedData(train, val_loader, test, splits, names, counts, train_options, eval_options)
+    return FederatedData(train, val_loader, test, splits, names, counts, train_options, eval_options, corrupted)
 
 
 def _check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:

@@ -1,0 +1,48 @@
+"""Updates made larger than they are.
+
+Boosting by a factor is how one client replaces the global model by its own: Bagdasaryan et al., "How To Backdoor
+Federated Learning", AISTATS 2020. With equal weights the factor that does it is the size of the cohort.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from flsv.attacks.base import Attack
+from flsv.errors import ConfigurationError
+
+
+class Scaling(Attack):
+    """Sends ``factor`` times the update.
+
+    Args:
+        factor: above 1 it gives the client more weight than the server does.
+        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
+        fraction: likewise.
+        seed: seed of the choice of clients.
+
+    Raises:
+        ConfigurationError: a factor that is not finite.
+
+    Example:
+        >>> Scaling(factor=3.0).attack(torch.tensor([1.0, -2.0]), 0, torch.Generator())
+        tensor([ 3., -6.])
+    """
+
+    def __init__(
+        self,
+        factor: float = 10.0,
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(clients, fraction, seed)
+        self.factor = factor
+        if not math.isfinite(factor):
+            raise ConfigurationError(f"{self!r}: factor must be a finite number.")
+
+    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+        return update * self.factor

@@ -1,0 +1,48 @@
+"""Updates turned round.
+
+The "sign-flipping" attack of Li et al., "RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed Learning
+from Heterogeneous Datasets", AAAI 2019.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from flsv.attacks.base import Attack
+from flsv.errors import ConfigurationError
+
+
+class SignFlip(Attack):
+    """Sends ``-scale`` times the update: a step up the client's own loss.
+
+    Args:
+        scale: above 0; 1 leaves the norm as it is.
+        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
+        fraction: likewise.
+        seed: seed of the choice of clients.
+
+    Raises:
+        ConfigurationError: a scale that is not positive and finite.
+
+    Example:
+        >>> SignFlip().attack(torch.tensor([1.0, -2.0]), 0, torch.Generator())
+        tensor([-1.,  2.])
+    """
+
+    def __init__(
+        self,
+        scale: float = 1.0,
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(clients, fraction, seed)
+        self.scale = scale
+        if not (math.isfinite(scale) and scale > 0):
+            raise ConfigurationError(f"{self!r}: scale must be a positive number.")
+
+    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+        return update * -self.scale

@@ -1,0 +1,77 @@
+"""What every corruption shares: whom it concerns, the method to override, and the checks around it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flsv.data.corruption.choice import ClientChoice
+from flsv.errors import ConfigurationError
+
+
+class Corruption(ClientChoice, ABC):
+    """Bad data: changes what some clients train on, once, when the data are dealt out.
+
+    Subclasses override :meth:`corrupt`, which sees one client's training samples and nothing else. The clients' own
+    validation and test samples, the server's validation set and everybody else's data stay as they are. So does the
+    data set itself: the changed samples are kept beside it.
+
+    Args:
+        clients: whom it concerns, see :class:`~flsv.data.ClientChoice`.
+        fraction: likewise.
+        seed: seed of the choice of clients and of all noise.
+
+    Raises:
+        ConfigurationError: arguments out of range; at the call, a result that does not fit the samples.
+
+    Example:
+        >>> class Darker(Corruption):
+        ...     def corrupt(self, x, y, num_classes, generator):
+        ...         return x / 2, y
+        >>> Darker(clients=[0])(torch.ones(2, 1, 1, 1), torch.tensor([0, 1]), 2, torch.Generator())[0].flatten()
+        tensor([0.5000, 0.5000])
+    """
+
+    #: Classes whose images are irrelevant to the task, see :class:`~flsv.data.OpenSetLabelNoise`.
+    unknown_classes: Sequence[int] = ()
+
+    @abstractmethod
+    def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """One client's training samples as it will use them: as many, in the same order.
+
+        Args:
+            x: inputs ``[n, ...]`` on the CPU, a copy that may be changed in place.
+            y: classes, int64 ``[n]``, likewise.
+            num_classes: classes lie in ``0 .. num_classes - 1``.
+            generator: CPU generator at the start of this corruption's stream for this client.
+        """
+
+    def __call__(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """:meth:`corrupt`, and a check of what comes out."""
+        new_x, new_y = self.corrupt(x, y, num_classes, generator)
+        if new_x.shape != x.shape or new_y.shape != y.shape:
+            raise ConfigurationError(
+                f"{self!r} made x {list(new_x.shape)} and y {list(new_y.shape)} out of x {list(x.shape)} and y "
+                f"{list(y.shape)}. A corruption keeps the number and the shape of the samples."
+            )
+        if len(new_y) and not 0 <= int(new_y.min()) <= int(new_y.max()) < num_classes:
+            raise ConfigurationError(f"{self!r} made labels outside 0 .. {num_classes - 1}.")
+        return new_x.to(x.dtype), new_y.to(y.dtype)
+
+    def _check_rate(self, name: str) -> None:
+        rate = getattr(self, name)
+        if not 0 <= rate <= 1:
+            raise ConfigurationError(f"{self!r}: {name} is a share, 0 to 1; 0.1 is 10 %.")
+
+
+def some(count: int, rate: float, generator: torch.Generator) -> Tensor:
+    """Random indices below ``count``, ``rate`` of them to the nearest whole number, int64.
+
+    Example:
+        >>> len(some(10, 0.25, torch.Generator().manual_seed(0)))
+        3
+    """
+    return torch.randperm(count, generator=generator)[: int(rate * count + 0.5)]

@@ -1,0 +1,139 @@
+"""Open-set label noise: half of the images come from classes that the task does not know, where they should."""
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from flsv.data import (
+    FederatedDataModule,
+    IIDPartitioner,
+    OpenSetLabelNoise,
+    PathologicalPartitioner,
+    ProportionPartitioner,
+    ShardPartitioner,
+)
+from flsv.errors import ConfigurationError
+
+EVEN = [0, 2, 4, 6, 8]
+Y = torch.arange(2000) % 10
+X = Y[:, None].float() + torch.zeros(1, 3)
+
+
+def relabelled(corruption, num_classes=10):
+    x, y = corruption(X.clone(), Y.clone(), num_classes, torch.Generator().manual_seed(0))
+    assert torch.equal(x, X)
+    return y
+
+
+def ready(*args, **kwargs):
+    data = FederatedDataModule(*args, **kwargs)
+    data.setup("fit")
+    return data
+
+
+def test_unknown_classes_get_the_next_known_label():
+    # As the authors' code does it: every even class becomes the odd one after it.
+    assert torch.equal(relabelled(OpenSetLabelNoise(EVEN)), Y + (Y % 2 == 0))
+    assert relabelled(OpenSetLabelNoise([0, 1, 9]))[:10].tolist() == [2, 2, 2, 3, 4, 5, 6, 7, 8, 2]
+
+
+def test_random_labels_are_known_ones_equally_often():
+    y = relabelled(OpenSetLabelNoise(EVEN, to="random"))
+    assert torch.equal(y[Y % 2 == 1], Y[Y % 2 == 1])
+    counts = torch.bincount(y[Y % 2 == 0], minlength=10)
+    assert counts[EVEN].sum() == 0
+    # Binomial(1000, 0.2): a standard deviation is 12.6.
+    assert (counts[1::2] - 200).abs().max() < 5 * 12.6
+
+
+def test_half_of_the_images_come_from_unknown_classes():
+    data = ready("digits", ShardPartitioner(10), corruptions=[OpenSetLabelNoise(EVEN)], client_test_fraction=0.2)
+    mislabelled = torch.cat([data.corrupted_samples(client) for client in range(10)])
+    assert mislabelled.float().mean().item() == pytest.approx(0.5, abs=0.02)
+    assert data.class_counts[:, EVEN].sum() == 0
+    labels = data._data.train.tensors[1]
+    for client in range(10):
+        true = labels[data.client_indices(client)]
+        assert torch.equal(data.corrupted_samples(client), true % 2 == 0)
+    # With two shards of sorted labels a client is irrelevant, half irrelevant or not at all.
+    shares = {round(float(data.corrupted_samples(client).float().mean()), 1) for client in range(10)}
+    assert {0.0, 1.0} <= shares
+
+
+def test_what_is_evaluated_on_is_known_classes_only():
+    sets = (TensorDataset(X, Y), TensorDataset(X[:100], Y[:100]))
+    data = ready(
+        sets,
+        IIDPartitioner(3),
+        corruptions=[OpenSetLabelNoise(EVEN, fraction=0.4)],
+        client_val_fraction=0.1,
+        client_test_fraction=0.1,
+    )
+    loaders = [data.val_dataloader(), data.test_dataloader()]
+    loaders += [data.client_loader(client, split) for client in range(3) for split in ("val", "test")]
+    for loader in loaders:
+        for x, y in loader:
+            assert (y % 2 == 1).all()
+            assert torch.equal(x[:, 0].long(), y)
+    assert data.num_classes == 10
+
+
+def test_those_who_are_not_concerned_have_known_classes_only():
+    data = ready((TensorDataset(X, Y),), IIDPartitioner(5), corruptions=[OpenSetLabelNoise(EVEN, clients=[1, 3])])
+    assert data.malicious == [1, 3]
+    for client in range(5):
+        x, y = (torch.cat(column) for column in zip(*data.client_loader(client)))
+        irrelevant = (x[:, 0].long() % 2 == 0).float().mean().item()
+        assert irrelevant == (pytest.approx(0.5, abs=0.1) if client in (1, 3) else 0)
+        assert (y % 2 == 1).all()
+    assert data.num_samples.tolist() == [len(data.client_indices(client)) for client in range(5)]
+
+
+def test_two_groups_of_irrelevant_clients():
+    each = [OpenSetLabelNoise(EVEN, clients=[client], to=to) for client, to in ((0, "next"), (1, "random"))]
+    data = ready((TensorDataset(X, Y),), IIDPartitioner(3), corruptions=each)
+    assert data.malicious == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"unknown_classes": []}, "at least one"), ({"unknown_classes": [-1]}, "from 0 up"), ({"to": "last"}, "to must")],
+)
+def test_wrong_arguments(arguments, message):
+    with pytest.raises(ConfigurationError, match=message):
+        OpenSetLabelNoise(**{"unknown_classes": [0], **arguments})
+
+
+@pytest.mark.parametrize("unknown", [list(range(10)), [10]])
+def test_classes_that_leave_nothing_or_do_not_exist(unknown):
+    with pytest.raises(ConfigurationError, match="at least one of them must stay known"):
+        relabelled(OpenSetLabelNoise(unknown))
+
+
+def test_an_honest_client_without_known_classes():
+    with pytest.raises(ConfigurationError, match=r"Without the classes .*, client 1 has no samples"):
+        ready(
+            (TensorDataset(X, Y),),
+            ProportionPartitioner([[1] * 10, [1] + [0] * 9], of="client"),
+            corruptions=[OpenSetLabelNoise(EVEN, clients=[0])],
+        )
+    # A client that is concerned may well have nothing else.
+    data = ready((TensorDataset(X, Y),), PathologicalPartitioner(10, 1), corruptions=[OpenSetLabelNoise(EVEN)])
+    assert len(data.malicious) == 5
+
+
+def test_a_server_without_known_classes():
+    labels = torch.cat([torch.zeros(96, dtype=torch.long), torch.ones(4, dtype=torch.long)])
+    with pytest.raises(ConfigurationError, match="the server's validation set has no samples"):
+        ready(
+            (TensorDataset(torch.zeros(100, 2), labels),),
+            IIDPartitioner(2),
+            server_val_fraction=0.02,
+            corruptions=[OpenSetLabelNoise([0])],
+        )
+
+
+def test_a_data_modules_own_loaders_cannot_be_filtered():
+    with pytest.raises(ConfigurationError, match="cannot do to the loaders of LightningDataModule"):
+        FederatedDataModule(L.LightningDataModule(), corruptions=[OpenSetLabelNoise(EVEN)])

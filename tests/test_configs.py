@@ -1,0 +1,308 @@
+"""The configuration files: each one loads, each scenario deals out what it says, and the quick start runs."""
+
+import functools
+import os
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv.cli import main
+from flsv.data import GaussianNoise, LongTail, ShardPartitioner
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+SCENARIOS = CONFIGS / "scenarios"
+ROOT = os.environ.get("FLSV_DATA_ROOT")
+EVEN = [0, 2, 4, 6, 8]
+
+
+def real(*files):
+    """Skip, with the reason, where the data root does not have these files."""
+    if ROOT is None:
+        return pytest.mark.skip(reason="FLSV_DATA_ROOT is not set: no real image data")
+    missing = [file for file in files if not (Path(ROOT) / file).exists()]
+    return pytest.mark.skipif(bool(missing), reason=f"FLSV_DATA_ROOT has no {', '.join(missing)}")
+
+
+def named(folder):
+    return [pytest.param(path, id=path.stem) for path in sorted(folder.glob("*.yaml"))]
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """The command line in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["flsv"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
+
+    def command(*configs, arguments=()):
+        options = [option for config in configs for option in ("--config", str(config))]
+        assert main(["fit", *options, "--trainer.enable_progress_bar", "false", *arguments]) == 0
+
+    return command
+
+
+@pytest.fixture
+def load(monkeypatch, run):
+    """What a command line builds, without training: model, data and federation."""
+
+    def command(*configs, arguments=()):
+        built = {}
+
+        @functools.wraps(L.Trainer.fit)  # the command line reads fit's signature
+        def fit(self, model, datamodule, **_):
+            built.update(model=model, data=datamodule)
+            built["loop"] = next(each for each in self.callbacks if isinstance(each, FederatedLoop))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(L.Trainer, "fit", fit)
+            run(*configs, arguments=arguments)
+        assert isinstance(built["data"], FederatedDataModule)
+        return built["model"], built["data"], built["loop"]
+
+    return command
+
+
+@pytest.fixture
+def deal(load):
+    """The data of a scenario, dealt out: by default on the quick start's digits."""
+
+    def command(scenario, base="quickstart", arguments=()):
+        _, data, _ = load(CONFIGS / f"{base}.yaml", SCENARIOS / f"{scenario}.yaml", arguments=arguments)
+        data.setup("fit")
+        return data
+
+    return command
+
+
+def dealt_counts(data):
+    """Samples by client and true class, all of a client's splits together ``[n, M]``."""
+    labels = data._data.train.tensors[-1]
+    return torch.stack(
+        [
+            sum(
+                torch.bincount(labels[data.client_indices(client, split)], minlength=data.num_classes)
+                for split in ("train", "val", "test")
+            )
+            for client in range(data.num_clients)
+        ]
+    )
+
+
+@pytest.mark.parametrize("config", named(CONFIGS))
+def test_every_configuration_can_be_built(load, config):
+    model, _, _ = load(config)
+    assert isinstance(model, ClassifierClient)
+
+
+@pytest.mark.parametrize("base", ["quickstart", "fashion_mnist"])
+@pytest.mark.parametrize("scenario", named(SCENARIOS))
+def test_every_scenario_composes_with_a_base(load, base, scenario):
+    model, data, loop = load(CONFIGS / f"{base}.yaml", scenario)
+    # What the scenario does not speak of stays the base's.
+    assert model.hparams["network"] == {"quickstart": "mlp", "fashion_mnist": "lenet5"}[base]
+    assert list(loop.metrics) == ["cssv"]
+    if "source:" not in scenario.read_text():
+        assert data.source == {"quickstart": "digits", "fashion_mnist": "fashion_mnist"}[base]
+
+
+def test_the_quick_start_runs(run, tmp_path, capsys):
+    run(CONFIGS / "quickstart.yaml", arguments=["--trainer.max_epochs", "2"])
+    table = capsys.readouterr().out
+    assert "Contributions" in table
+    assert "own accuracy" in table
+    written = {path.name for path in (tmp_path / "runs").rglob("*.*")}
+    assert {"config.yaml", "contributions.csv"} <= written
+    assert any(name.endswith(".ckpt") for name in written)
+
+
+@pytest.mark.parametrize("scenario", ["shapleyfl_closed_set", "shapleyfl_open_set", "guo_noisy", "shapfed_imbalanced"])
+def test_scenarios_run_on_the_quick_start(run, scenario):
+    quick = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--federation.print_table", "false"]
+    run(CONFIGS / "quickstart.yaml", SCENARIOS / f"{scenario}.yaml", arguments=quick)
+
+
+# ShapFed
+
+
+def test_shapfed_imbalanced(deal):
+    counts = dealt_counts(deal("shapfed_imbalanced"))
+    assert ((counts - torch.tensor([[0.7], [0.1], [0.1], [0.1]]) * counts.sum(0)).abs() < 1).all()
+
+
+def test_shapfed_heterogeneous(deal):
+    counts = dealt_counts(deal("shapfed_heterogeneous"))
+    total = counts.sum(0)
+    assert counts[:, 0].tolist() == [int(total[0]), 0, 0, 0]
+    assert ((counts[:, 1:] - 0.25 * total[1:]).abs() < 1).all()
+    assert total.min() > 100
+
+
+@real("pneumoniamnist.npz")
+def test_shapfed_chest_xray(deal):
+    arguments = ["--data.root", str(ROOT)]
+    data = deal("shapfed_chest_xray", "fashion_mnist", arguments)
+    shares = torch.tensor([[0.4, 0.0], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3], [0.0, 0.4]])
+    # The file has validation images of its own, so all of its training images are dealt out.
+    total = torch.tensor([1214, 3494])
+    assert ((data.class_counts - shares * total).abs() < 1).all()
+    equal = deal(
+        "shapfed_chest_xray", "fashion_mnist", [*arguments, "--data.partitioner.init_args.of", "client"]
+    ).class_counts
+    assert equal.sum(1).max() - equal.sum(1).min() <= 1
+    assert ((equal - shares * 1214).abs() <= 1).all()
+
+
+# ShapleyFL
+
+
+def test_shapleyfl_shards(load):
+    _, data, loop = load(CONFIGS / "quickstart.yaml", SCENARIOS / "shapleyfl_shards.yaml")
+    data.setup("fit")
+    assert loop.sampler.cohort_size == 10
+    assert data.num_clients == 100
+    sizes = dealt_counts(data).sum(1)
+    assert sizes.max() - sizes.min() <= 2
+    assert sizes.sum() == 1437 - len(data.server_val_indices)
+
+
+@real("FashionMNIST/raw")
+def test_shapleyfl_shards_of_fashion_mnist(deal):
+    data = deal("shapleyfl_shards", "fashion_mnist", ["--data.root", str(ROOT), "--data.server_val_fraction", "0"])
+    # 60,000 images, 200 shards of 300, two a client; with classes of 6,000 no shard crosses a border.
+    assert data.num_samples.tolist() == [600] * 100
+    assert (data.class_counts > 0).sum(1).max() == 2
+    assert set(data.class_counts.flatten().tolist()) == {0, 300, 600}
+
+
+def test_shapleyfl_long_tail(deal):
+    data = deal("shapleyfl_long_tail")
+    assert isinstance(data.partitioner, LongTail)
+    assert isinstance(data.partitioner.partitioner, ShardPartitioner)
+    sizes = dealt_counts(data).sum(0)
+    assert ((sizes - sizes[0] * 100 ** (-torch.arange(10) / 9)).abs() <= 0.5).all()
+    assert data.num_clients == 100
+
+
+@real("FashionMNIST/raw")
+def test_shapleyfl_long_tail_of_fashion_mnist(deal):
+    data = deal("shapleyfl_long_tail", "fashion_mnist", ["--data.root", str(ROOT)])
+    sizes = data.class_counts.sum(0)
+    assert (sizes[0] / sizes[-1]).item() == pytest.approx(100, rel=0.02)
+    assert sizes[0] > 5000
+
+
+def test_shapleyfl_open_set(deal):
+    data = deal("shapleyfl_open_set")
+    irrelevant = torch.cat([data.corrupted_samples(client) for client in range(5)])
+    assert irrelevant.float().mean().item() == pytest.approx(0.5, abs=0.03)
+    assert data.class_counts[:, EVEN].sum() == 0
+    assert {int(label) % 2 for _, y in data.val_dataloader() for label in y} == {1}
+    assert {int(label) % 2 for _, y in data.test_dataloader() for label in y} == {1}
+
+
+@pytest.mark.parametrize("scenario", ["shapleyfl_closed_set", "shapleyfl_data_noise"])
+def test_shapleyfls_malicious_clients(deal, scenario):
+    data = deal(scenario)
+    assert len(data.malicious) == 2  # 30 % of 5, rounded
+    for client in range(5):
+        assert data.corrupted_samples(client).all() == (client in data.malicious)
+    assert data.malicious == deal("shapleyfl_closed_set").malicious
+    true = dealt_counts(deal(scenario, arguments=["--data.client_test_fraction", "0"]))
+    counts = deal(scenario, arguments=["--data.client_test_fraction", "0"]).class_counts
+    for client in range(5):
+        flipped = scenario == "shapleyfl_closed_set" and client in data.malicious
+        assert torch.equal(counts[client], true[client].roll(1) if flipped else true[client])
+
+
+def test_shapleyfls_gradient_poisoning(load):
+    _, data, loop = load(CONFIGS / "quickstart.yaml", SCENARIOS / "shapleyfl_gradient_poisoning.yaml")
+    (attack,) = loop.attacks
+    assert (attack.low, attack.high) == (-0.5, 0.5)
+    assert attack.chosen(data.num_clients) == GaussianNoise(fraction=0.3, seed=0).chosen(5)
+
+
+# Guo et al.
+
+
+def equally(data, sizes=(1, 1, 1, 1, 1)):
+    """Whether the clients' totals are as ``sizes`` and every client has the same number of every class."""
+    counts = dealt_counts(data).double()
+    part = counts.sum() / sum(sizes) * torch.tensor(sizes) / 10
+    return bool(((counts - part[:, None]).abs() <= 1).all()) and counts.sum() > 1000
+
+
+def test_guo_same_distribution_and_size(deal):
+    assert equally(deal("guo_same"))
+
+
+def test_guo_sizes(deal):
+    data = deal("guo_sizes")
+    assert equally(data, (2, 3, 4, 5, 6))
+
+
+@real("MNIST/raw")
+def test_guo_on_mnist_are_the_papers_54210_images(deal):
+    arguments = ["--data.source", "mnist", "--data.root", str(ROOT), "--data.server_val_fraction", "0"]
+    assert deal("guo_same", "fashion_mnist", arguments).class_counts.sum(0).tolist() == pytest.approx(
+        [5421] * 10, abs=5
+    )
+    sizes = deal("guo_sizes", "fashion_mnist", arguments).num_samples
+    assert sizes.tolist() == pytest.approx([54210 * part / 20 for part in (2, 3, 4, 5, 6)], abs=1)
+
+
+def test_guo_mixtures(deal):
+    counts = dealt_counts(deal("guo_mixtures")).double()
+    shares = counts / counts.sum(1, keepdim=True)
+    for client, pair in enumerate([(1, 2), (3, 4), (5, 6), (7, 0)]):
+        others = [label for label in range(10) if label not in pair]
+        assert shares[client, list(pair)].sum().item() == pytest.approx(0.8, abs=0.01)
+        assert shares[client, others].tolist() == pytest.approx([0.025] * 8, abs=0.006)
+    assert shares[4].tolist() == pytest.approx([0] * 8 + [0.5] * 2, abs=0.01)
+    assert counts.sum(1).max() - counts.sum(1).min() <= 2
+
+
+def test_guo_biased(deal):
+    counts = dealt_counts(deal("guo_biased"))
+    present = [(row > 0).nonzero().flatten().tolist() for row in counts]
+    assert present == [[1, 2], [3, 4], [5, 6], [0, 7], list(range(10))]
+    assert counts.sum(1).max() - counts.sum(1).min() <= 2
+    assert counts[4].max() - counts[4].min() <= 1
+
+
+def test_guo_noisy(deal):
+    data, clean = deal("guo_noisy"), deal("guo_same")
+    assert equally(data)
+    assert data.malicious == [1, 2, 3, 4]
+    for client, std in enumerate((0.0, 0.05, 0.10, 0.15, 0.20)):
+        indices = data.client_indices(client)
+        assert torch.equal(indices, clean.client_indices(client))
+        order = [torch.Generator().manual_seed(0) for _ in range(2)]
+        noisy, true = (
+            torch.cat([x for x, _ in each.client_loader(client, generator=generator)])
+            for each, generator in zip((data, clean), order)
+        )
+        assert (noisy - true).std().item() == pytest.approx(std, rel=0.03)
+
+
+# Real data
+
+
+@real("FashionMNIST/raw")
+def test_fashion_mnist_runs(run, tmp_path):
+    arguments = ["--data.root", str(ROOT), "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2"]
+    run(CONFIGS / "fashion_mnist.yaml", arguments=arguments)
+    (csv,) = (tmp_path / "runs").rglob("contributions.csv")
+    assert "cssv" in csv.read_text()
+
+
+@real("cifar-10-batches-py")
+def test_cifar10_resnet34_deals_to_five_clients(load):
+    _, data, _ = load(CONFIGS / "cifar10_resnet34.yaml", arguments=["--data.root", str(ROOT)])
+    data.setup("fit")
+    assert data.num_clients == 5
+    assert data.num_samples.min() >= 500
+    assert data.input_shape == (3, 32, 32)
