@@ -45,53 +45,52 @@ from flsv.strategy import Strategy
 class FederatedLoop(L.Callback):
     """Trains a LightningModule federated, and measures what every client contributes while it happens.
 
-        Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
-        the number of rounds; ``limit_train_batches`` holds per client and local epoch; gradient accumulation starts anew
-        with every client; a scheduler with ``interval="epoch"`` steps once a round, one with ``interval="step"`` belongs to
-        the client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming from it
-        goes on bit for bit.
+    Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
+    the number of rounds; ``limit_train_batches`` holds per client and local epoch; gradient accumulation starts anew
+    with every client; a scheduler with ``interval="epoch"`` steps once a round, one with ``interval="step"`` belongs to
+    the client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming from it
+    goes on bit for bit.
 
-        Args:
-            aggregator: how the clients' models become the next global one. Default: FedAvg.
-            metrics: name to contribution metric; ``loop.metrics[name]`` is the live metric. In Python any torchmetrics
-                ``Metric`` will do whose ``update`` names attributes of ``flsv.Round``.
-            personalizer: gives clients start points of their own. Default: everyone starts from the global model.
-            sampler: draws each round's cohort. Default: every client.
-            client_term: a term added to every client's loss, such as ``flsv.local.FedProx``.
-            attacks: what malicious clients do to their updates, such as ``flsv.attacks.GradientPoisoning``. The server does
-                not know.
-            local_epochs: passes over a client's data per round.
-            server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the
-                way.
-            client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every
-                client the one it left.
-            head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
-                the last ``nn.Linear``.
-            evaluate_clients_every: rounds between two evaluations of the clients' own models (their next start points)
-                on their own test splits; 0 for never.
-            log_per_class: log per-class contributions to the loggers too (the CSV always has them).
-            figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
-            print_table: print a table of the clients at the end.
-            seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
+    Args:
+        aggregator: how the clients' models become the next global one. Default: FedAvg.
+        metrics: name to contribution metric; ``loop.metrics[name]`` is the live metric. In Python any torchmetrics
+            ``Metric`` will do whose ``update`` names attributes of ``flsv.Round``.
+        personalizer: gives clients start points of their own. Default: everyone starts from the global model.
+        sampler: draws each round's cohort. Default: every client.
+        client_term: a term added to every client's loss, such as ``flsv.local.FedProx``.
+        attacks: what malicious clients do to their updates, such as ``flsv.attacks.GradientPoisoning``. The server does
+            not know.
+        local_epochs: passes over a client's data per round.
+        server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the
+            way.
+        client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every
+            client the one it left.
+        head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
+            the last ``nn.Linear``.
+        evaluate_clients_every: rounds between two evaluations of the clients' own models (their next start points)
+            on their own test splits; 0 for never.
+        log_per_class: log per-class contributions to the loggers too (the CSV always has them).
+        figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
+        print_table: print a table of the clients at the end.
+        seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
 
-        Attributes:
-            round_index: the number of completed rounds, so the index of the current or next one.
-            contributions: metric name to its current value, ``[n]`` or ``[n, M]``.
-            weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
-            client_accuracy: ``[n]``, the last evaluation of the clients' own models, or None.
-            models: client id to the start point ``[P]`` of its next round, where it has one of its own.
+    Attributes:
+        round_index: the number of completed rounds, so the index of the current or next one.
+        contributions: metric name to its current value, ``[n]`` or ``[n, M]``.
+        weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
+        client_accuracy: ``[n]``, the last evaluation of the clients' own models, or None.
+        models: client id to the start point ``[P]`` of its next round, where it has one of its own.
 
-        Raises:
-            ConfigurationError: a wrong argument or combination, before training starts.
-            RuntimeError: every client of a round returned a model that is not finite.
+    Raises:
+        ConfigurationError: a wrong argument or combination, before training starts.
+        RuntimeError: every client of a round returned a model that is not finite.
 
-        Example:
-            >>> from flsv.attacks import Attack
-    from flsv.aggregation import ShapFedWA
-            >>> from flsv.metrics import ClassSpecificShapley
-            >>> loop = FederatedLoop(aggregator=ShapFedWA("cssv"), metrics={"cssv": ClassSpecificShapley()})
-            >>> loop.metrics["cssv"]
-            ClassSpecificShapley()
+    Example:
+        >>> from flsv.aggregation import ShapFedWA
+        >>> from flsv.metrics import ClassSpecificShapley
+        >>> loop = FederatedLoop(aggregator=ShapFedWA("cssv"), metrics={"cssv": ClassSpecificShapley()})
+        >>> loop.metrics["cssv"]
+        ClassSpecificShapley()
     """
 
     round_index: int

@@ -21,7 +21,8 @@ class ValidationBatches:
             are read once.
         device: where they are kept.
         num_classes: M.
-        largest: batches with more samples are cut into pieces of at most this many; None: they are left as they are.
+        size: tensors of one shape are put together and cut into batches of this many samples; None: batches stay as
+            they are.
 
     Attributes:
         support: int64 ``[M]`` on the CPU, samples per class.
@@ -31,9 +32,7 @@ class ValidationBatches:
     """
 
     @torch.inference_mode(False)
-    def __init__(
-        self, batches: Iterable[Any], device: torch.device, num_classes: int, largest: int | None = None
-    ) -> None:
+    def __init__(self, batches: Iterable[Any], device: torch.device, num_classes: int, size: int | None = None) -> None:
         self._batches: list[tuple[Any, Tensor]] = []
         self.support = torch.zeros(num_classes, dtype=torch.int64)
         for batch in batches:
@@ -42,12 +41,17 @@ class ValidationBatches:
                 continue
             self.support += torch.bincount(y.cpu(), minlength=num_classes)
             x, y = apply_to_collection(move_data_to_device((x, y), device), Tensor, _plain)
-            if largest is not None and isinstance(x, Tensor):
-                self._batches += zip(x.split(largest), y.split(largest))
-            else:
-                self._batches.append((x, y))
+            self._batches.append((x, y))
         if not self.support.any():
             raise ConfigurationError("there are no validation samples: coalitions cannot be evaluated on nothing.")
+        kinds = {(x.shape[1:], x.dtype) if isinstance(x, Tensor) else None for x, _ in self._batches}
+        if size is not None and len(kinds) == 1 and None not in kinds:
+            inputs, labels = (torch.cat(parts).split(size) for parts in zip(*self._batches))
+            self._batches = list(zip(inputs, labels))
+
+    def channels_last(self) -> None:
+        """Keep images in this memory layout from now on."""
+        self._batches = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in self._batches]
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -12,6 +12,7 @@ from torchmetrics import Metric
 
 from flsv._evaluation.batches import ValidationBatches
 from flsv._evaluation.gradients import GradientProducts, gradient_products
+from flsv._evaluation.layout import in_channels_last
 from flsv._evaluation.one_by_one import run_serial, run_threads
 from flsv._evaluation.replica import Build, Context, Replica, module_device
 from flsv._evaluation.scores import Scores, Sheet
@@ -21,8 +22,9 @@ from flsv.parameters import ParameterSpace
 
 Backend = Literal["auto", "threads", "vmap", "serial"]
 
-# A CPU's caches hold the activations of this many samples better than those of thousands, and beyond about 32 MB
-# the C library hands memory back to the system after every layer: LeNet5 takes twice as long on batches of 2,000.
+# Enough samples that Python's share is small, and few enough that activations stay below some 32 MB, beyond which the C
+# library hands memory back to the system after every layer: LeNet5 takes twice as long on batches of 2,000, and 1.2
+# times as long on batches of 25.
 _CPU_BATCH = 256
 
 
@@ -31,15 +33,17 @@ class ModelEvaluator:
 
     Models are evaluated in copies of the module in evaluation mode (BatchNorm's statistics come from the vector),
     without gradients; the module itself is read, never written. One pass over the batches gives all the
-    :class:`Scores`: hits per class, loss, and a torchmetrics metric. On the CPU every model gets the same bits whatever
-    the number of threads, the other models of the call and their order.
+    :class:`Scores`: hits per class, loss, and a torchmetrics metric. On the CPU a model's scores are the same to the last
+    bit whatever the number of threads, the other models of the call and their order; under vmap to rounding, since
+    batched kernels sum as the size of the chunk suggests.
 
     Args:
         module: its ``forward(x)`` gives logits ``[B, M]``. It and its buffers that a vector does not hold (integer or
             non-persistent ones) are read at every call.
         space: the map between the module and vectors ``[P]``.
         batches: pairs ``(x, y)``, y integer classes ``[B]``. They are read once, moved to the module's device and kept
-            there; on the CPU large batches are cut into smaller ones.
+            there; on the CPU they are put together or cut to a size that suits it, and images are kept in the memory
+            layout "channels last" if the module works in it.
         num_classes: M.
         metric: a torchmetrics metric of ``(logits [B, M], y [B])`` that gives one number. Copies of it are used.
         backend: ``"threads"``: a copy of the module per thread, each on one core; ``"vmap"``: chunks of models at
@@ -89,8 +93,8 @@ class ModelEvaluator:
         self.space, self.num_classes = space, num_classes
         self.device = module_device(module)
         self.backend = self._backend(backend)
-        largest = _CPU_BATCH if self.device.type == "cpu" else None
-        self._batches = ValidationBatches(batches, self.device, num_classes, largest)
+        size = _CPU_BATCH if self.device.type == "cpu" else None
+        self._batches = ValidationBatches(batches, self.device, num_classes, size)
         self._module, self._threads = module, threads
         self._sign = None if metric is None else (-1.0 if metric.higher_is_better is False else 1.0)
         with torch.inference_mode(False):  # what is made in there can only be changed in there
@@ -136,6 +140,7 @@ class ModelEvaluator:
                     self._run_one_by_one(build, count, sheet)
         return sheet.scores(batches.support, self._sign)
 
+    @torch.inference_mode(False)
     def gradient_products(self, vector: Tensor, updates: Tensor, order: int = 1) -> GradientProducts:
         """:func:`flsv.coalition.validation_gradient_products` on this evaluator's batches, in full precision."""
         replica = self._replicas[0]
@@ -189,3 +194,8 @@ class ModelEvaluator:
         if isinstance(x, Tensor):
             x, y = x[:1], y[:1]
         self._replicas[0].logits(x, y, self.num_classes)
+        if self.device.type == "cpu" and self.backend != "vmap":
+            twin = in_channels_last(self._replicas[0], self._batches)
+            if twin is not None:
+                self._replicas = [twin]
+                self._batches.channels_last()

@@ -29,6 +29,7 @@ class GradientProducts(NamedTuple):
     hessian: Tensor | None
 
 
+@torch.inference_mode(False)
 def validation_gradient_products(
     module: nn.Module,
     space: ParameterSpace,
@@ -73,6 +74,7 @@ def validation_gradient_products(
     return gradient_products(replica.module, space, kept, vector, updates, order)
 
 
+@torch.inference_mode(False)
 def gradient_products(
     module: nn.Module, space: ParameterSpace, batches: ValidationBatches, vector: Tensor, updates: Tensor, order: int
 ) -> GradientProducts:
@@ -93,7 +95,6 @@ def gradient_products(
 
     # Attention's fused kernels cannot be differentiated twice.
     with (
-        torch.inference_mode(False),
         torch.enable_grad(),
         torch.autocast(device.type, enabled=False),
         sdpa_kernel(SDPBackend.MATH),

@@ -31,7 +31,7 @@ class DeviceMemory:
         return None
 
     def start(self) -> None:
-        """Watch the peak from here on."""
+        """Watch the peak from here on (torch's own statistic of it starts anew)."""
 
     def peak(self) -> int:
         """The most bytes used since ``start``, beyond those used then."""
