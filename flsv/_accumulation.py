@@ -33,8 +33,6 @@ class AccumulationWindows:
 
     def begin_batch(self, position: int, batches: int) -> None:
         """``position`` counts the client's batches from 0; it has ``batches`` in this round."""
-        if not self.active:
-            return
         window = self._trainer.accumulate_grad_batches
         self._complete = (position + 1) % window == 0 or position + 1 == batches
         if position % window == 0:

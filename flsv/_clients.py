@@ -67,7 +67,8 @@ class CohortTraining:
             self.optimizers.load(visit.client)
             seed_global_rngs(self._seed, "train", self.round_index, visit.client)
             self._loss = self.global_vector.new_zeros(())
-        self.windows.begin_batch(self._position, visit.batches)
+        if self.windows.active:
+            self.windows.begin_batch(self._position, visit.batches)
         return first
 
     def end_batch(self, loss: Tensor | None, num_samples: Tensor) -> bool:

@@ -27,7 +27,8 @@ def derive_seed(seed: int, *path: int | str) -> int:
         False
     """
     words = [zlib.crc32(part.encode()) if isinstance(part, str) else part % 2**32 for part in path]
-    state = np.random.SeedSequence([seed % 2**64, *words]).generate_state(1, np.uint64)[0]
+    # The length is told, because SeedSequence fills up with zeros: ("a",) and ("a", 0) would be one stream.
+    state = np.random.SeedSequence([seed % 2**64, len(words), *words]).generate_state(1, np.uint64)[0]
     return int(state >> np.uint64(1))
 
 
@@ -41,4 +42,9 @@ def seed_global_rngs(seed: int, *path: int | str) -> None:
     derived = derive_seed(seed, *path)
     random.seed(derived)
     np.random.seed(derived % 2**32)  # noqa: NPY002 - users' code draws from the global generator
-    torch.manual_seed(derived)
+    torch.default_generator.manual_seed(derived)
+    # torch.manual_seed asks every kind of device, and takes a millisecond where none is there.
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(derived)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(derived)

@@ -6,7 +6,8 @@ import copy
 import itertools
 import threading
 import warnings
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import lightning as L
 import numpy as np
@@ -574,6 +575,53 @@ def test_a_module_in_half_precision(backend: Any) -> None:
         logits = [naive_model(net, round, all_masks(4)[row], "uniform")(x).float() for x, _ in data]
         expected = -nn.functional.cross_entropy(torch.cat(logits), torch.cat([y for _, y in data])).item()
         assert found[row].item() == pytest.approx(expected, abs=2e-2)
+
+
+def test_the_default_dtype_survives_threads_that_leave_in_any_order() -> None:
+    both_in, first_out, entries = threading.Barrier(2), threading.Event(), itertools.count()
+
+    @contextmanager
+    def context() -> Any:
+        """As Lightning's half precision, with the first thread to enter the first to leave."""
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.bfloat16)
+        worker = threading.current_thread() is not threading.main_thread()
+        first = worker and next(entries) == 0
+        if worker:
+            both_in.wait(30)
+        yield
+        if worker and not first:
+            first_out.wait(30)
+        torch.set_default_dtype(before)
+        if first:
+            first_out.set()
+
+    net = module()
+    space = ParameterSpace(net)
+    evaluator = ModelEvaluator(net, space, batches(), num_classes=CLASSES, threads=2, context=context)
+    evaluator(space.read(net).repeat(2, 1))
+    assert torch.get_default_dtype() == torch.float32
+
+
+class Counting(Branching):
+    """Notes how many threads its operators may use, and on which thread it runs."""
+
+    seen: ClassVar[set[tuple[int, bool]]] = set()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.add((torch.get_num_threads(), threading.current_thread() is threading.main_thread()))
+        return self.layer(x.flatten(1))
+
+
+def test_one_intra_op_thread_per_worker() -> None:
+    torch.set_num_threads(2)
+    net = Counting()
+    space = ParameterSpace(net)
+    for backend, expected in [("serial", {(2, True)}), ("threads", {(1, False)})]:
+        evaluator = ModelEvaluator(net, space, batches(), num_classes=CLASSES, backend=backend)
+        Counting.seen.clear()
+        evaluator(space.read(net).repeat(9, 1))
+        assert Counting.seen == expected
 
 
 @pytest.mark.parametrize("backend", ["threads", "vmap", "serial"])

@@ -33,9 +33,9 @@ class ModelEvaluator:
 
     Models are evaluated in copies of the module in evaluation mode (BatchNorm's statistics come from the vector),
     without gradients; the module itself is read, never written. One pass over the batches gives all the
-    :class:`Scores`: hits per class, loss, and a torchmetrics metric. On the CPU a model's scores are the same to the last
-    bit whatever the number of threads, the other models of the call and their order; under vmap to rounding, since
-    batched kernels sum as the size of the chunk suggests.
+    :class:`Scores`: hits per class, loss, and a torchmetrics metric. On the CPU a model's scores are the same to the
+    last bit whatever the number of threads, the other models of the call and their order; under vmap to rounding, since
+    how batched kernels sum depends on the size of the chunk.
 
     Args:
         module: its ``forward(x)`` gives logits ``[B, M]``. It and its buffers that a vector does not hold (integer or

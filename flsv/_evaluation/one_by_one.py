@@ -99,6 +99,8 @@ def _use_one_thread() -> None:
     :func:`_give_back` undoes. Other builds have one pool for all threads: there it is left alone.
     """
     if torch.backends.openmp.is_available():
+        # A thread takes the noted number when it first asks for it. It must do so now, not after _give_back.
+        torch.get_num_threads()
         torch.set_num_threads(1)
 
 

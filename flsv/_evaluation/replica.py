@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class Replica:
         self, module: nn.Module, space: ParameterSpace, metric: Metric | None = None, context: Context | None = None
     ) -> None:
         try:
-            self.module = copy.deepcopy(module).eval().requires_grad_(False)
+            self.module = _copied(module).eval().requires_grad_(False)
         except Exception as error:
             raise ConfigurationError(
                 f"{type(module).__name__} cannot be copied ({error}), and coalition models are evaluated in copies of "
@@ -130,3 +131,16 @@ def metric_value(metric: Metric) -> float:
             'metric average, such as average="macro".'
         )
     return float(value)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A deep copy that shares factories which cannot be copied, such as the command line's for the optimizer."""
+    memo: dict[int, Any] = {}
+    for layer in module.modules():
+        for value in vars(layer).values():
+            if isinstance(value, partial):
+                try:
+                    copy.deepcopy(value)
+                except TypeError:
+                    memo[id(value)] = value
+    return copy.deepcopy(module, memo)
