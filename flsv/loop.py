@@ -24,13 +24,12 @@ from flsv._checks import check_setup, check_space
 from flsv._clients import CohortTraining
 from flsv._metrics import ContributionBoard
 from flsv._optimizers import ClientOptimizers
+from flsv._server import Server
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
-from flsv.coalition import CoalitionGames, ModelEvaluator
 from flsv.cohort import CohortLoader
 from flsv.data import plot_partition
 from flsv.errors import ConfigurationError
-from flsv.evaluation import accuracy, on_device
 from flsv.local import ClientTerm
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
@@ -210,7 +209,7 @@ class FederatedLoop(L.Callback):
         optimizers = ClientOptimizers(trainer, self.client_optimizer, self._optimizer_state)
         self._optimizer_state = None
         self._training = CohortTraining(trainer, self.space, optimizers, self._seed, self.attacks)
-        self._games = self._make_games(trainer) if self.board.game_metrics else None
+        self._server = Server(self, trainer, self._data, self.space)
         self._boundary = RoundBoundary(trainer)
 
     def _round_loader(self) -> CohortLoader:
@@ -262,35 +261,20 @@ class FederatedLoop(L.Callback):
         if isinstance(loss, Tensor) and pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
         if self._training.end_batch(loss, self._data.num_samples):
-            self._aggregate(trainer)
+            self._end_round(trainer)
 
-    def _aggregate(self, trainer: L.Trainer) -> None:
-        round = self._training.collect(self._chances, self._games)
-        if self._games is not None:
-            self._games.begin(round)
-        self.board.update(round)
-        vector, weights = self.aggregator.aggregate(round, self.contributions)
-        cut = self.space.num_parameters
-        if self.server_lr != 1:
-            vector[:cut] = torch.lerp(round.global_vector[:cut], vector[:cut], self.server_lr)
-        if not vector.isfinite().all():
-            raise RuntimeError(f"round {self.round_index}: {self.aggregator!r} gave a global model that is not finite.")
-        round = round.aggregated(vector, weights)
-        self.board.update(round)
-        if self.personalizer is not None:
-            own = self.personalizer.personalize(round, self.contributions, self.models)
-            self.models.update({client: model.detach().clone() for client, model in own.items()})
-        all_weights = torch.full((self._data.num_clients,), float("nan"))
-        all_weights[round.client_ids.cpu()] = weights.detach().float().cpu()
-        self.weights = all_weights
-        last = self.round_index + 1 == trainer.max_epochs
-        every = self.evaluate_clients_every
+    def _end_round(self, trainer: L.Trainer) -> None:
+        round = self._server.aggregate(self._training.collect(self._chances, self._server.games))
+        assert round.server_vector is not None
+        assert round.aggregation_weights is not None
+        weights = torch.full((self._data.num_clients,), float("nan"))
+        weights[round.client_ids.cpu()] = round.aggregation_weights.detach().float().cpu()
+        self.weights = weights
+        last, every = self.round_index + 1 == trainer.max_epochs, self.evaluate_clients_every
         evaluated = bool(every) and (last or (self.round_index + 1) % every == 0)
         if evaluated:
-            self.client_accuracy = self._evaluate_clients(trainer, vector)
-        self._training.end_round(vector)
-        if self._games is not None:
-            self._games.end()
+            self.client_accuracy = self._server.evaluate_clients(round.server_vector)
+        self._training.end_round(round.server_vector)
         self._reporter.round(
             self.round_index,
             self.contributions,
@@ -300,24 +284,6 @@ class FederatedLoop(L.Callback):
         )
         seed_global_rngs(self._seed, "server", self.round_index)
         self.round_index += 1
-
-    def _make_games(self, trainer: L.Trainer) -> CoalitionGames:
-        evaluator = ModelEvaluator(
-            trainer.lightning_module,
-            self.space,
-            on_device(trainer, self._data.val_dataloader()),
-            num_classes=self._data.num_classes,
-            context=trainer.strategy.precision_plugin.forward_context,
-        )
-        return CoalitionGames(evaluator, server_lr=self.server_lr)
-
-    def _evaluate_clients(self, trainer: L.Trainer, server_vector: Tensor) -> Tensor:
-        """The accuracy ``[n]`` of each client's own model (the global one, if it has none) on its test split."""
-        result = []
-        for client in range(self._data.num_clients):
-            self.space.write(trainer.lightning_module, self.models.get(client, server_vector))
-            result.append(accuracy(trainer, self._data.client_loader(client, "test")))
-        return torch.tensor(result)
 
     # ---- between rounds
 
