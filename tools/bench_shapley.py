@@ -29,6 +29,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
@@ -155,6 +156,7 @@ def accuracy(seeds: int, png: Path | None, workers: int) -> None:
     figure = Figure(figsize=(11, 4.2), dpi=110, layout="constrained")
     console = Console(width=110)
     for axis, (metric, tables) in zip(figure.subplots(1, 2), games.items()):
+        axis.set_prop_cycle(color=colormaps["tab20"].colors)
         with ProcessPoolExecutor(workers) as pool:
             each = list(pool.map(partial(errors, seeds=seeds), tables))
         mean = {
@@ -175,6 +177,8 @@ def accuracy(seeds: int, png: Path | None, workers: int) -> None:
             axis.plot([mean[name][b][1] for b in BUDGETS], [mean[name][b][0] for b in BUDGETS], marker="o", label=name)
         console.print(out)
         axis.set(xscale="log", yscale="log", xlabel="distinct coalitions evaluated", title=f"utility: {metric}")
+        axis.set_xticks(BUDGETS, [str(budget) for budget in BUDGETS])
+        axis.minorticks_off()
     figure.axes[0].set_ylabel("mean squared error of NSV")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
     if png is not None:
