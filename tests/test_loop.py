@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -539,3 +541,28 @@ def test_a_free_rider_that_returns_the_global_model_contributes_nothing(tmp_path
     fit(loop, tmp_path)
     assert loop.contributions["cssv"][0].abs().max() == 0
     assert (loop.contributions["cssv"][1:].mean(1) > 0.3).all()
+
+
+# ---- memory
+
+
+def test_nothing_of_the_size_of_a_model_grows_with_the_rounds(tmp_path: Path) -> None:
+    class Count(Callback):
+        """Floats held in tensors as large as the model's largest layer, at the end of every round."""
+
+        def __init__(self) -> None:
+            self.floats: list[int] = []
+
+        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+            gc.collect()
+            held = {t.untyped_storage().data_ptr(): t for t in gc.get_objects() if torch.is_tensor(t)}
+            sizes = (t.untyped_storage().nbytes() // 4 for t in held.values())
+            self.floats.append(sum(size for size in sizes if size >= 20_000))
+
+    wide = nn.Sequential(nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 10), nn.Linear(10, 3))
+    count, loop = Count(), shapfed()
+    small_steps = partial(torch.optim.SGD, lr=0.001)
+    fit(loop, tmp_path, Plain(wide, small_steps), rounds=5, callbacks=[count])
+    assert count.floats[0] == count.floats[-1]
+    # The module, its gradients and the round's global vector are what stays between two rounds.
+    assert count.floats[-1] <= 4 * loop.space.size

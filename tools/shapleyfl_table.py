@@ -1,9 +1,9 @@
 """ShapleyFL's comparison: five scenarios x seven algorithms (Sun et al., KDD 2023, figures 1 and 2).
 
-    python tools/shapleyfl_table.py [--root DATA] [--seeds 3] [--rounds 25] [--workers 2] [--out FILE.md]
+    python tools/shapleyfl_table.py [--root DATA] [--seeds 3] [--rounds 20] [--workers 2] [--out FILE.md]
     python tools/shapleyfl_table.py --full --root DATA      the paper's own setting: CIFAR-10, 100 clients, 150 rounds
 
-The default is Fashion-MNIST on 20 clients with two label shards each, of which 30 % are malicious (none in the long
+The default is Fashion-MNIST on 20 clients with three label shards each, of which 30 % are malicious (none in the long
 tail). Accuracy of the global model on the test set after the last round, and the AUROC with which the surrogate
 federated Shapley value (SSV) of AFedSV and AFedSV+ ranks the malicious clients below the honest ones.
 """
@@ -45,14 +45,15 @@ class Setting:
     network: str = "lenet5"
     clients: int = 20
     cohort: int = 6
+    shards_per_client: int = 3
     malicious: float = 0.3
-    samples: int | None = 6000
-    validation: float = 0.05
-    rounds: int = 25
+    samples: int | None = 12000
+    validation: float = 0.025
+    rounds: int = 20
     local_epochs: int = 2
     batch_size: int = 32
     lr: float = 0.05
-    imbalance: float = 100.0
+    imbalance: float = 20.0
     estimator: str = "auto"
     accelerator: str = "cpu"
 
@@ -62,7 +63,10 @@ FULL = Setting(
     network="shapley_fl_cifar",
     clients=100,
     cohort=20,
+    shards_per_client=2,
     samples=None,
+    validation=0.05,
+    imbalance=100.0,
     rounds=150,
     local_epochs=5,
     lr=0.01,
@@ -115,7 +119,7 @@ class Result:
 def scenario(name: str, setting: Setting, seed: int) -> tuple[dict[str, Any], list[Any]]:
     """The data module's arguments and the attacks of a scenario."""
     chosen: dict[str, Any] = {"fraction": setting.malicious, "seed": seed}
-    partitioner: Any = ShardPartitioner(setting.clients, shards_per_client=2, seed=seed)
+    partitioner: Any = ShardPartitioner(setting.clients, shards_per_client=setting.shards_per_client, seed=seed)
     corruptions: list[Any] = []
     attacks: list[Any] = []
     if name == "long tail":

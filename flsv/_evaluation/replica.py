@@ -67,6 +67,8 @@ class Replica:
         build(index, self.vector)
         self.space.write(self.module, self.vector)
         self._copy_buffers()
+        if self.metric is not None:
+            self.metric.reset()  # what the model before, or a pass that failed half-way, left in it
 
     def logits(self, x: Any, y: Tensor, classes: int) -> Tensor:
         """The model's logits ``[B, M]``."""
@@ -121,9 +123,8 @@ def private_metric(metric: Metric) -> Metric:
 
 
 def metric_value(metric: Metric) -> float:
-    """The value of a metric that gives one number, after which it is empty again."""
+    """The value of a metric that gives one number."""
     value = metric.compute()
-    metric.reset()
     if not isinstance(value, Tensor) or value.numel() != 1:
         what = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
         raise ConfigurationError(

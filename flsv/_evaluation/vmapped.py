@@ -154,5 +154,5 @@ class VmapRunner:
         while len(self._metrics) < models:
             self._metrics.append(private_metric(self._replica.metric))
         for metric in self._metrics:
-            metric.reset()  # one that failed half-way
+            metric.reset()
         return self._metrics[:models]
