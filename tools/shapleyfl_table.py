@@ -3,9 +3,10 @@
     python tools/shapleyfl_table.py [--root DATA] [--seeds 3] [--rounds 20] [--workers 2] [--out FILE.md]
     python tools/shapleyfl_table.py --full --root DATA      the paper's own setting: CIFAR-10, 100 clients, 150 rounds
 
-The default is Fashion-MNIST on 20 clients with three label shards each, of which 30 % are malicious (none in the long
-tail). Accuracy of the global model on the test set after the last round, and the AUROC with which the surrogate
-federated Shapley value (SSV) of AFedSV and AFedSV+ ranks the malicious clients below the honest ones.
+The default is Fashion-MNIST on 20 clients with three label shards each (Dirichlet(0.5) for open-set noise), of which
+30 % are malicious (none in the long tail). Accuracy of the global model on the test set after the last round, and the
+AUROC with which the surrogate federated Shapley value (SSV) of AFedSV and AFedSV+ ranks the malicious clients below the
+honest ones.
 """
 
 from __future__ import annotations
@@ -31,7 +32,14 @@ from sklearn.metrics import roc_auc_score
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
 from flsv.attacks import GradientPoisoning
-from flsv.data import ClosedSetLabelNoise, GaussianNoise, LongTail, OpenSetLabelNoise, ShardPartitioner
+from flsv.data import (
+    ClosedSetLabelNoise,
+    DirichletPartitioner,
+    GaussianNoise,
+    LongTail,
+    OpenSetLabelNoise,
+    ShardPartitioner,
+)
 from flsv.local import FedProx
 from flsv.metrics import CumulativeShapley, PartialFederatedShapley, SurrogateFederatedShapley
 from flsv.sampling import BernoulliSampler, ShapleyImportanceSampler, SoftmaxSampler
@@ -125,6 +133,8 @@ def scenario(name: str, setting: Setting, seed: int) -> tuple[dict[str, Any], li
     if name == "long tail":
         partitioner = LongTail(partitioner, imbalance_ratio=setting.imbalance)
     elif name == "open-set noise":
+        # With shards, a client might have images of unknown classes only, and nothing to train on.
+        partitioner = DirichletPartitioner(setting.clients, alpha=0.5, min_samples=50, seed=seed)
         corruptions = [OpenSetLabelNoise(unknown_classes=[0, 2, 4, 6, 8], **chosen)]
     elif name == "closed-set noise":
         corruptions = [ClosedSetLabelNoise(**chosen)]
