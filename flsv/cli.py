@@ -1,6 +1,7 @@
 """Federated learning in which every participant's contribution is measured.
 
-LightningCLI, with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``.
+LightningCLI, with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``. Besides the
+subcommands below there is ``flsv compare``: several algorithms on one partition (``flsv compare --help``).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class FederatedCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.add_lightning_class_args(FederatedLoop, "federation")
-        parser.set_defaults({"model": {"class_path": "flsv.ClassifierClient"}})
+        parser.set_defaults({"model": {"class_path": "flsv.ClassifierClient", "init_args": {"network": "mlp"}}})
 
     def before_fit(self) -> None:
         """``--ckpt_path last`` is the newest checkpoint of any run below ``default_root_dir``."""
@@ -55,18 +56,14 @@ def main(args: list[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     _quieten()
+    given = sys.argv[1:] if args is None else args
     try:
-        FederatedCLI(
-            L.LightningModule,
-            FederatedDataModule,
-            subclass_mode_model=True,
-            auto_configure_optimizers=False,
-            seed_everything_default=0,
-            trainer_defaults={"default_root_dir": "runs", "max_epochs": 10, "log_every_n_steps": 1},
-            parser_kwargs={"prog": "flsv", "version": __version__, "description": __doc__},
-            save_config_kwargs={"overwrite": True},
-            args=args,
-        )
+        if given[:1] == ["compare"]:
+            from flsv.compare import main as compare
+
+            compare(given[1:])
+        else:
+            make_cli(args)
     except ValueError as error:
         # An error of a nested object's arguments arrives wrapped in the parser's own.
         cause: BaseException | None = error
@@ -77,6 +74,26 @@ def main(args: list[str] | None = None) -> int:
         print(f"flsv: error: {cause}", file=sys.stderr)
         return 2
     return 0
+
+
+def make_cli(args: list[str] | None = None, run: bool = True) -> FederatedCLI:
+    """Parse a command line, build what it names and, with ``run``, do what its subcommand says.
+
+    Args:
+        args: the arguments, by default those of the process; without ``run`` there is no subcommand among them.
+    """
+    return FederatedCLI(
+        L.LightningModule,
+        FederatedDataModule,
+        run=run,
+        subclass_mode_model=True,
+        auto_configure_optimizers=False,
+        seed_everything_default=0,
+        trainer_defaults={"default_root_dir": "runs", "max_epochs": 10, "log_every_n_steps": 1},
+        parser_kwargs={"prog": "flsv", "version": __version__, "description": __doc__},
+        save_config_kwargs={"overwrite": True},
+        args=args,
+    )
 
 
 def _quieten() -> None:

@@ -551,13 +551,17 @@ def test_nothing_of_the_size_of_a_model_grows_with_the_rounds(tmp_path: Path) ->
         """Floats held in tensors as large as the model's largest layer, at the end of every round."""
 
         def __init__(self) -> None:
+            self.before = self.storages()  # what other tests have left
             self.floats: list[int] = []
 
-        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        def storages(self) -> dict[int, int]:
             gc.collect()
-            held = {t.untyped_storage().data_ptr(): t for t in gc.get_objects() if torch.is_tensor(t)}
-            sizes = (t.untyped_storage().nbytes() // 4 for t in held.values())
-            self.floats.append(sum(size for size in sizes if size >= 20_000))
+            held = [t.untyped_storage() for t in gc.get_objects() if torch.is_tensor(t)]
+            return {s.data_ptr(): s.nbytes() // 4 for s in held}
+
+        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+            new = {place: size for place, size in self.storages().items() if place not in self.before}
+            self.floats.append(sum(size for size in new.values() if size >= 20_000))
 
     wide = nn.Sequential(nn.Linear(6, 3000), nn.ReLU(), nn.Linear(3000, 10), nn.Linear(10, 3))
     count, loop = Count(), shapfed()

@@ -1,9 +1,10 @@
 """Aggregators: how the clients' models become the next global model. One file each."""
 
 from flsv.aggregation.base import Aggregator
+from flsv.aggregation.cgsv import CGSV
 from flsv.aggregation.fedavg import FedAvg
 from flsv.aggregation.geometric_median import GeometricMedian
 from flsv.aggregation.shapfed import ShapFedWA
 from flsv.aggregation.shapley_weighted import ShapleyWeighted
 
-__all__ = ["Aggregator", "FedAvg", "GeometricMedian", "ShapFedWA", "ShapleyWeighted"]
+__all__ = ["CGSV", "Aggregator", "FedAvg", "GeometricMedian", "ShapFedWA", "ShapleyWeighted"]

@@ -1,6 +1,8 @@
 """The mathematics: pure functions on tensors, without state and without Lightning."""
 
 from flsv.functional.class_specific_shapley import class_specific_shapley, participant_weights
+from flsv.functional.collaborative_fairness import collaborative_fairness
+from flsv.functional.cosine_gradient_shapley import cosine_gradient_shapley
 from flsv.functional.gradient_shapley import gradient_shapley
 from flsv.functional.shapley import (
     ESTIMATORS,
@@ -27,7 +29,9 @@ __all__ = [
     "ShapleyEstimate",
     "banzhaf",
     "class_specific_shapley",
+    "collaborative_fairness",
     "complementary_shapley",
+    "cosine_gradient_shapley",
     "difference_shapley",
     "exact_shapley",
     "gradient_shapley",

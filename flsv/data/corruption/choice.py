@@ -28,7 +28,7 @@ class ClientChoice:
 
     Example:
         >>> ClientChoice(fraction=0.3, seed=1).chosen(10)
-        [4, 5, 6]
+        [0, 3, 4]
         >>> ClientChoice(clients=[2, 0]).chosen(10), ClientChoice().chosen(3)
         ([0, 2], [0, 1, 2])
     """

@@ -9,21 +9,22 @@ from pathlib import Path
 from flsv.data.sets.base import ImageData
 from flsv.data.sets.digits import digits
 from flsv.data.sets.folder import folder
+from flsv.data.sets.gaussians import gaussians
 from flsv.data.sets.npz import npz
 from flsv.data.sets.vision import KINDS, vision
 from flsv.errors import ConfigurationError
 
 #: The data sets known by name.
-DATA_SETS = ("digits", *KINDS)
+DATA_SETS = ("digits", *KINDS, "gaussians")
 
 
 def load_image_data(name: str, root: str = "data", download: bool = False, image_size: int = 224) -> ImageData:
     """Load a data set by name or by path.
 
     Args:
-        name: ``digits``, ``mnist``, ``fashion_mnist``, ``cifar10``, ``cifar100`` (in any case, with or without
-            separators), a MedMNIST-style ``.npz`` file, or a folder with ``train/<class>`` and ``test/<class>`` images.
-            Files and folders are looked up below ``root``, then as they are.
+        name: ``digits``, ``gaussians``, ``mnist``, ``fashion_mnist``, ``cifar10``, ``cifar100`` (in any case, with or
+            without separators), a MedMNIST-style ``.npz`` file, or a folder with ``train/<class>`` and
+            ``test/<class>`` images. Files and folders are looked up below ``root``, then as they are.
         root: folder of the data.
         download: fetch torchvision's sets if they are missing.
         image_size: side in pixels of the images of a folder.
@@ -40,6 +41,8 @@ def load_image_data(name: str, root: str = "data", download: bool = False, image
     kind = known.get(_plain(name))
     if kind == "digits":
         return digits()
+    if kind == "gaussians":
+        return gaussians()
     if kind is not None:
         return vision(kind, root, download)
     places = [Path(root) / name, Path(name)]

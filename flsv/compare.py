@@ -1,0 +1,316 @@
+"""``flsv compare``: several algorithms on one partition, and what each client got out of it.
+
+    flsv compare --config configs/fedavg.yaml --config configs/shapfed.yaml --base configs/quickstart.yaml
+
+Every ``--config`` is one algorithm; a ``--base`` comes before each. A run in which every client is alone comes first
+(``Standalone``): gains and collaborative fairness (Tastan et al., IJCAI 2024, section 4.3, tables 1-2) are relative to
+it. On NaN fairness see :func:`flsv.functional.collaborative_fairness`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from flsv.coalition import ModelEvaluator
+from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
+from flsv.evaluation import on_device
+from flsv.functional import collaborative_fairness
+from flsv.loop import FederatedLoop
+from flsv.personalization import Personalizer, Standalone
+from flsv.round import Round
+from flsv.strategy import Contributions
+
+STANDALONE = "standalone"
+Models = Literal["received", "trained"]
+MEASURES = ("accuracy", "balanced_accuracy")
+
+
+class OwnModels(L.Callback):
+    """Evaluates every client's own model, and the global one, on the test set that no client has, after the last round.
+
+    A client has two: the one it has ``trained`` in its last round, and the one it then ``received`` from the server,
+    the start point of the next (the global model where there is no personalisation). What an attacker trained is what
+    it sent.
+
+    Args:
+        loop: of the same trainer. Its personaliser is watched.
+
+    Attributes:
+        scores: after the fit, ``"received"`` and ``"trained"`` to measure to ``[n]``, and ``"global"`` to measure to
+            ``[1]``; measures are ``"accuracy"`` and ``"balanced_accuracy"``.
+        seconds: that the evaluation took.
+    """
+
+    def __init__(self, loop: FederatedLoop) -> None:
+        self.loop = loop
+        self.scores: dict[str, dict[str, Tensor]] = {}
+        self.seconds = 0.0
+        self._watched = loop.personalizer = _Watched(loop.personalizer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        start = time.perf_counter()
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        evaluate = ModelEvaluator(
+            pl_module,
+            self.loop.space,
+            on_device(trainer, data.test_dataloader()),
+            num_classes=data.num_classes,
+            context=trainer.strategy.precision_plugin.forward_context,
+        )
+        server = self.loop.space.read(pl_module)
+        distinct: list[Tensor] = []  # whoever has no model of its own has the global one: that is evaluated once
+        places: dict[str, list[int]] = {}
+        for name, own in (("received", self.loop.models), ("trained", self._watched.trained), ("global", {0: server})):
+            clients = 1 if name == "global" else data.num_clients
+            places[name] = [_place(own.get(client, server), distinct) for client in range(clients)]
+        scores = evaluate(torch.stack(distinct))
+        for name, rows in places.items():
+            self.scores[name] = {measure: scores.value(measure)[rows] for measure in MEASURES}
+        self.seconds = time.perf_counter() - start
+
+
+def _place(model: Tensor, distinct: list[Tensor]) -> int:
+    """Where in ``distinct`` the model is; put there if it is not."""
+    for place, other in enumerate(distinct):
+        if torch.equal(model, other):
+            return place
+    distinct.append(model)
+    return len(distinct) - 1
+
+
+class _Watched(Personalizer):
+    """Another personaliser, or none; remembers the models that the clients trained."""
+
+    def __init__(self, inner: Personalizer | None) -> None:
+        self.inner, self.trained = inner, dict[int, Tensor]()
+        self.metric = None if inner is None else inner.metric
+
+    def personalize(
+        self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
+    ) -> Mapping[int, Tensor]:
+        self.trained.update(zip(round.client_ids.tolist(), round.client_vectors.clone()))
+        return {} if self.inner is None else self.inner.personalize(round, contributions, models)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"trained": self.trained, "inner": {} if self.inner is None else self.inner.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.trained = dict(state["trained"])
+        if self.inner is not None:
+            self.inner.load_state_dict(state["inner"])
+
+    def __repr__(self) -> str:
+        return repr(self.inner)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one algorithm came to.
+
+    Args:
+        name: of the algorithm.
+        scores: as :attr:`OwnModels.scores`.
+        seconds: of the whole fit, without the evaluation of the models.
+        evaluations: coalitions that the algorithm's metrics asked to have evaluated.
+    """
+
+    name: str
+    scores: Mapping[str, Mapping[str, Tensor]]
+    seconds: float
+    evaluations: int
+
+    def gains(self, alone: Outcome, measure: str, models: Models = "received") -> Tensor:
+        """``[n]``: each client's score minus what it has alone."""
+        return self.scores[models][measure] - alone.scores[models][measure]
+
+    def fairness(self, alone: Outcome, measure: str, models: Models = "received") -> float:
+        """Collaborative fairness; NaN where all clients end up with equally good models."""
+        return float(collaborative_fairness(alone.scores[models][measure], self.scores[models][measure]))
+
+
+def run(name: str, trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule) -> Outcome:
+    """One fit; the trainer has a :class:`flsv.FederatedLoop` among its callbacks."""
+    loop = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+    own = OwnModels(loop)
+    trainer.callbacks.append(own)  # type: ignore[attr-defined]
+    if "PL_GLOBAL_SEED" in os.environ:
+        L.seed_everything(int(os.environ["PL_GLOBAL_SEED"]), verbose=False)  # all start from the same weights
+    start = time.perf_counter()
+    trainer.fit(module, data)
+    seconds = time.perf_counter() - start - own.seconds
+    if not own.scores:
+        raise RuntimeError(f"{name}: the run was stopped before its last round.")
+    evaluations = sum(int(getattr(metric, "evaluations", 0)) for metric in loop.metrics.values())
+    return Outcome(name, own.scores, seconds, evaluations)
+
+
+def compare(
+    configs: Sequence[str], base: Sequence[str] = (), arguments: Sequence[str] = (), out: Path = Path("runs/compare")
+) -> list[Outcome]:
+    """Run the standalone baseline and every configuration.
+
+    Args:
+        configs: configuration files, one per algorithm.
+        base: configuration files that come before each of them.
+        arguments: further arguments of ``flsv fit``, which override the files.
+        out: what the runs write goes below, a folder each.
+
+    Raises:
+        ConfigurationError: the configurations do not deal out the same data to the same clients.
+    """
+    from flsv.cli import make_cli
+
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # given, beside this process's own
+    names = [STANDALONE, *_names(configs)]
+    outcomes: list[Outcome] = []
+    dealt: list[Tensor] | None = None
+    for name, config in zip(names, [configs[0], *configs]):
+        files = [option for file in (*base, config) for option in ("--config", file)]
+        folder = ["--trainer.default_root_dir", str(out / name), "--federation.print_table", "false"]
+        cli = make_cli([*files, *arguments, *folder], run=False)
+        callbacks: list[L.Callback] = cli.trainer.callbacks  # type: ignore[attr-defined]
+        if name == STANDALONE:
+            place = next(i for i, callback in enumerate(callbacks) if isinstance(callback, FederatedLoop))
+            callbacks[place] = _alone(callbacks[place])  # type: ignore[arg-type]
+        cli.datamodule.prepare_data()
+        cli.datamodule.setup("fit")
+        mine = [cli.datamodule.client_indices(client) for client in range(cli.datamodule.num_clients)]
+        if dealt is not None and not (len(mine) == len(dealt) and all(map(torch.equal, mine, dealt))):
+            raise ConfigurationError(
+                f"{config} deals the data out to the clients otherwise than {configs[0]}, so there is nothing to "
+                "compare. Say the data once, in a --base, and only the federation in each --config."
+            )
+        dealt = mine
+        outcomes.append(run(name, cli.trainer, cli.model, cli.datamodule))
+    return outcomes
+
+
+def _alone(loop: FederatedLoop) -> FederatedLoop:
+    """The same clients without a federation: neither attacks nor samplers nor anything measured."""
+    return FederatedLoop(
+        personalizer=Standalone(),
+        local_epochs=loop.local_epochs,
+        client_optimizer=loop.client_optimizer,
+        head=loop.head,
+        figures_every=0,
+        print_table=False,
+        seed=loop.seed,
+    )
+
+
+def _names(configs: Sequence[str]) -> list[str]:
+    names: list[str] = []
+    for config in configs:
+        stem, again = Path(config).stem, 2
+        name = stem
+        while name in (*names, STANDALONE):
+            name, again = f"{stem}_{again}", again + 1
+        names.append(name)
+    return names
+
+
+# ---- tables
+
+
+def rows(outcomes: Sequence[Outcome], measure: str, models: Models = "received") -> list[list[str]]:
+    """The table of one measure, in %, its head first: a column per algorithm, the first of which is the standalone."""
+    alone = outcomes[0]
+    clients = range(len(alone.scores[models][measure]))
+    columns = [["", *(f"client {i}" for i in clients), "mean", "fairness", "global", "seconds", "coalitions"]]
+    for outcome in outcomes:
+        values = 100 * outcome.scores[models][measure]
+        cells = [f"{value:.1f}" for value in values.tolist()]
+        fairness, overall = float("nan"), "-"
+        if outcome is not alone:
+            gains = 100 * outcome.gains(alone, measure, models)
+            cells = [f"{cell} ({gain:+.1f})" for cell, gain in zip(cells, gains.tolist())]
+            fairness = outcome.fairness(alone, measure, models)
+            overall = f"{100 * outcome.scores['global'][measure].item():.1f}"
+        correlation = "-" if fairness != fairness else f"{fairness:.2f}"
+        cost = [f"{outcome.seconds:.1f}", str(outcome.evaluations)]
+        columns.append([outcome.name, *cells, f"{values.mean():.1f}", correlation, overall, *cost])
+    return [list(row) for row in zip(*columns)]
+
+
+def markdown(outcomes: Sequence[Outcome], models: Models = "received") -> str:
+    """Both measures as Markdown tables; negative gains in bold."""
+    parts = []
+    for measure in MEASURES:
+        head, *body = rows(outcomes, measure, models)
+        lines = [head, ["---"] * len(head), *[[f"**{c}**" if "(-" in c else c for c in row] for row in body]]
+        table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+        parts.append(f"**{_title(measure, models)}**\n\n{table}")
+    return "\n\n".join(parts) + "\n"
+
+
+def write_csv(path: Path, outcomes: Sequence[Outcome]) -> None:
+    """One row per algorithm, kind of model and client; the global model has no client."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["algorithm", "models", "client", *MEASURES, "seconds", "evaluations"])
+        for outcome in outcomes:
+            for models, scores in outcome.scores.items():
+                for client, values in enumerate(zip(*(scores[measure].tolist() for measure in MEASURES))):
+                    who = "" if models == "global" else client
+                    cost = [f"{outcome.seconds:.3f}", outcome.evaluations]
+                    writer.writerow([outcome.name, models, who, *(f"{value:.6f}" for value in values), *cost])
+
+
+def _show(outcomes: Sequence[Outcome], models: Models) -> None:
+    console = Console()
+    for measure in MEASURES:
+        head, *body = rows(outcomes, measure, models)
+        table = Table(title=_title(measure, models), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+        for position, name in enumerate(head):
+            table.add_column(name, justify="right" if position else "left")
+        for row in body:
+            table.add_row(*(f"[red]{cell}[/red]" if "(-" in cell else cell for cell in row))
+        console.print(table)
+
+
+def _title(measure: str, models: Models) -> str:
+    name = measure.replace("_", " ").capitalize()
+    return f"{name} on the test set, %, of the models that the clients {models} (gain over standalone)"
+
+
+def main(args: Sequence[str]) -> None:
+    """The command line, without ``compare`` itself."""
+    parser = argparse.ArgumentParser(
+        prog="flsv compare",
+        description=__doc__,
+        epilog="Further arguments are those of flsv fit and override the files: --trainer.max_epochs 5",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", action="append", required=True, help="an algorithm; give several")
+    parser.add_argument("--base", action="append", default=[], help="comes before every algorithm; may be given twice")
+    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the tables and the runs")
+    parser.add_argument(
+        "--models",
+        choices=("received", "trained"),
+        default="received",
+        help="the clients' models that are shown: those received after the last round, or those they trained in it",
+    )
+    options, rest = parser.parse_known_args(list(args))
+    outcomes = compare(options.config, options.base, rest, options.out)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "compare.md").write_text(markdown(outcomes, options.models))
+    write_csv(options.out / "compare.csv", outcomes)
+    _show(outcomes, options.models)
+    print(f"Tables: {options.out / 'compare.md'}, {options.out / 'compare.csv'}")

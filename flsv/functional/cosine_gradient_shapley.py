@@ -1,0 +1,108 @@
+"""Cosine gradient Shapley values (CGSV): reputations from how far each participant's update points with the aggregate.
+
+Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021, Algorithm 1:
+
+    u_i = scale d_i / |d_i|,   u_N = sum_i r_i u_i,   phi_i = cos(u_i, u_N),   r_i <- alpha r_i + (1 - alpha) phi_i
+
+and r is made to sum to 1. Lengths are taken as |d_i| + 1e-7, and no reputation falls below a floor, so that nobody is
+shut out for good.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+EPSILON = 1e-7
+
+
+def cosine_gradient_shapley(
+    client_updates: Tensor,
+    reputation: Tensor | None = None,
+    *,
+    alpha: float = 0.95,
+    scale: float = 1.0,
+    floor: float = 1e-3,
+    weights: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """One round of CGSV.
+
+    Args:
+        client_updates: ``[k, P]``, d_i.
+        reputation: ``[k]``, r_i before the round, not negative, on any scale; None: all equal.
+        alpha: in [0, 1], how much of the reputation is memory.
+        scale: length of a normalised update. Cosines do not depend on it.
+        floor: the least reputation before they are made to sum to 1; above 0.
+        weights: ``[k]``, who weighs what in u_N; None: the reputations, as in the paper.
+
+    Returns:
+        ``phi [k]``, cosines in [-1, 1], 0 for an update of zero, and ``reputation [k]`` after the round, which sums
+        to 1.
+
+    Raises:
+        ValueError: shapes that do not fit, arguments out of range.
+
+    Example:
+        >>> updates = torch.tensor([[2.0, 0.0], [1.0, 0.0], [0.0, 0.0], [-1.0, 0.0]])
+        >>> phi, reputation = cosine_gradient_shapley(updates, alpha=0.5)
+        >>> phi
+        tensor([ 1.,  1.,  0., -1.])
+        >>> reputation
+        tensor([0.4542, 0.4542, 0.0908, 0.0007])
+    """
+    k = len(client_updates)
+    if client_updates.ndim != 2 or not k:
+        raise ValueError(f"expected client_updates [k, P], got {list(client_updates.shape)}.")
+    if not 0 <= alpha <= 1 or scale <= 0 or floor <= 0:
+        raise ValueError(
+            f"alpha={alpha}, scale={scale}, floor={floor}: expected alpha in [0, 1], scale > 0 and floor > 0."
+        )
+    for name, given in (("reputation", reputation), ("weights", weights)):
+        if given is not None and given.shape != (k,):
+            raise ValueError(f"expected {name} [{k}], got {list(given.shape)}.")
+    before = torch.ones(k) if reputation is None else reputation
+    before = before.to(client_updates.device, torch.float64)
+    if not (before >= 0).all() or before.sum() == 0:
+        raise ValueError(f"reputation={before.tolist()}: expected numbers that are not negative, not all 0.")
+    before = before / before.sum()
+    aggregate = aggregate_updates(client_updates, before if weights is None else weights, scale)
+    lengths = client_updates.norm(dim=1).double() * aggregate.norm().double()
+    phi = (client_updates @ aggregate).double() / lengths.where(lengths > 0, torch.ones_like(lengths))
+    phi = phi.clamp(-1, 1)
+    after = (alpha * before + (1 - alpha) * phi).clamp_min(floor)
+    return phi.to(client_updates.dtype), (after / after.sum()).to(client_updates.dtype)
+
+
+def aggregate_updates(client_updates: Tensor, weights: Tensor, scale: float = 1.0) -> Tensor:
+    """u_N ``[P]`` = sum_i weights_i u_i: every update counts by its direction, none by its length.
+
+    Example:
+        >>> aggregate_updates(torch.tensor([[3.0, 4.0], [0.0, 100.0]]), torch.tensor([0.5, 0.5]), scale=2.0)
+        tensor([0.6000, 1.8000])
+    """
+    factors = scale * weights.to(client_updates) / (client_updates.norm(dim=1) + EPSILON)
+    return factors @ client_updates
+
+
+def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples: Tensor) -> Tensor:
+    """The reputations ``[k]`` of a round's cohort before the round.
+
+    Data shares in the first round. A participant that joins later starts from the mean of those that are known, which
+    the paper, with full participation, has no need to say.
+
+    Args:
+        reputation: ``[n]`` of all participants, NaN where there is none yet; None: nobody has one.
+        client_ids: ``[k]``, the cohort.
+        num_samples: ``[k]`` training samples.
+
+    Example:
+        >>> cohort_reputation(None, torch.tensor([0, 2]), torch.tensor([30, 10]))
+        tensor([0.7500, 0.2500], dtype=torch.float64)
+        >>> held = torch.tensor([0.75, float("nan"), 0.25])
+        >>> cohort_reputation(held, torch.tensor([0, 1]), torch.tensor([30, 10]))
+        tensor([0.7500, 0.5000], dtype=torch.float64)
+    """
+    if reputation is None or reputation.isnan().all():
+        return num_samples.double() / num_samples.sum()
+    known = reputation.double()
+    return known.where(~known.isnan(), known.nanmean())[client_ids.to(known.device)]

@@ -1,0 +1,99 @@
+"""CGSV's reward: the better a participant's reputation, the more of the aggregate it is given.
+
+Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021,
+Algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.parameters import ParameterSpace
+from flsv.personalization.base import Personalizer
+from flsv.round import Round
+from flsv.strategy import Contributions
+
+
+class SparsifiedReward(Personalizer):
+    """Client i goes on from the model it started this round with, plus the largest entries of the aggregate u_N.
+
+    Of every layer (parameter tensor) it receives the floor(q_i size) entries of the largest magnitude, with
+
+        q_i = tanh(beta r_i) / max_j tanh(beta r_j)
+
+    over the reputations r after this round, so the best client receives all of u_N. The authors' code keeps one entry
+    less, even at q = 1. What the client has learnt itself reaches it only through u_N. Buffers (BatchNorm's statistics)
+    are the new global ones.
+
+    u_N is the step of the global model, whatever the aggregator and ``server_lr``; with
+    :class:`flsv.aggregation.CGSV` it is the paper's: ``configs/cgsv.yaml``. A client outside the cohort receives
+    nothing; one that was in none yet starts from the global model.
+
+    Args:
+        metric: the name of a :class:`flsv.metrics.CosineGradientShapley`, or another metric ``[n]``, among the loop's
+            metrics; below 0 or NaN counts as 0.
+        beta: above 0; the larger, the more equal the rewards (the paper's altruism degree).
+
+    Raises:
+        ConfigurationError: beta not above 0.
+
+    Example:
+        >>> SparsifiedReward(beta=2.0)
+        SparsifiedReward(metric='cgsv', beta=2.0)
+    """
+
+    def __init__(self, metric: str = "cgsv", beta: float = 1.0) -> None:
+        if beta <= 0:
+            raise ConfigurationError(f"SparsifiedReward(beta={beta}): expected a positive number.")
+        self.metric: str = metric
+        self.beta = beta
+
+    def shares(self, reputation: Tensor) -> Tensor:
+        """q ``[n]`` in [0, 1] from reputations ``[n]``; all 1 if nobody has any."""
+        merit = torch.tanh(self.beta * reputation.double().nan_to_num(0.0).clamp_min(0))
+        best = merit.max()
+        return merit / best if best > 0 else torch.ones_like(merit)
+
+    def personalize(
+        self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
+    ) -> Mapping[int, Tensor]:
+        assert round.server_vector is not None
+        shares = self.shares(contributions[self.metric])
+        cut = round.space.num_parameters
+        sizes = parameter_sizes(round.space)
+        ranks = layer_ranks(round.server_update[:cut], sizes)
+        result = {}
+        for client in round.client_ids.tolist():
+            kept = ranks_below(ranks, sizes, float(shares[client]))
+            vector = round.server_vector.clone()
+            vector[:cut] = models.get(client, round.global_vector)[:cut] + round.server_update[:cut] * kept
+            result[client] = vector
+        return result
+
+
+def layer_ranks(update: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+    """Every entry's place by magnitude in its layer, 0 for the largest: ``[P]`` to one tensor per layer."""
+    return [layer.abs().argsort(descending=True, stable=True).argsort() for layer in update.split(list(sizes))]
+
+
+def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> Tensor:
+    """Which entries ``[P]`` are among the floor(share * size) largest of their layer.
+
+    Example:
+        >>> update = torch.tensor([1.0, -3.0, 2.0, 5.0])
+        >>> ranks_below(layer_ranks(update, [3, 1]), [3, 1], share=0.7)
+        tensor([False,  True,  True, False])
+    """
+    return torch.cat([rank < math.floor(share * size) for rank, size in zip(ranks, sizes)])
+
+
+def parameter_sizes(space: ParameterSpace) -> list[int]:
+    """How many entries of a vector each layer has: those of the parameters, which come before the buffers'."""
+    sizes = [math.prod(shape) for shape in space.shapes]
+    return [size for size, end in zip(sizes, accumulate(sizes)) if end <= space.num_parameters]

@@ -1,0 +1,60 @@
+"""ShapFed's personalisation: who contributes more is brought closer to the global model.
+
+Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equation 8 and Algorithm 1,
+lines 5-6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional import participant_weights
+from flsv.personalization.base import Personalizer
+from flsv.round import Round
+from flsv.strategy import Contributions
+
+
+class ShapFedPersonalizer(Personalizer):
+    """Client i starts its next round from gamma_i x_s + (1 - gamma_i) x_i.
+
+    x_s is the new global model, x_i the client's own after local training, and gamma_i in [0, 1] its contribution by
+    eq. 6, this round's included and not normalised over clients: 1 for a client that always pulls where the federation
+    goes, 1/2 for one that has nothing to say, 0 for one that pulls the other way. Buffers (BatchNorm's statistics) are
+    mixed alike. With :class:`flsv.aggregation.ShapFedWA` this is ShapFed: ``configs/shapfed.yaml``.
+
+    Where the paper, with full participation, is silent: a client outside the cohort keeps the model it has, a client
+    that was in none yet starts from the global one, and should a client of the cohort have no contribution (NaN) it
+    counts as the mean of the others.
+
+    Args:
+        metric: the name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.
+
+    Raises:
+        ConfigurationError: in the first round, a metric whose values are not per class.
+
+    Example:
+        >>> ShapFedPersonalizer()
+        ShapFedPersonalizer(metric='cssv')
+    """
+
+    def __init__(self, metric: str = "cssv") -> None:
+        self.metric: str = metric
+
+    def personalize(
+        self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
+    ) -> Mapping[int, Tensor]:
+        assert round.server_vector is not None
+        cssv = contributions[self.metric]
+        if cssv.ndim != 2:
+            raise ConfigurationError(
+                f"{self!r}: the metric's values are {list(cssv.shape)}, but eq. 6 needs one per client and class. Name "
+                "a flsv.metrics.ClassSpecificShapley."
+            )
+        gamma, _ = participant_weights(cssv[round.client_ids.to(cssv.device)])
+        gamma = gamma.nan_to_num(float(gamma.nanmean().nan_to_num(1.0))).to(round.client_vectors)
+        mixed = torch.lerp(round.client_vectors, round.server_vector, gamma[:, None])
+        return dict(zip(round.client_ids.tolist(), mixed))

@@ -1,0 +1,95 @@
+"""CGSV's reward: who receives which entries."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import fit
+
+from flsv.aggregation import CGSV
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import CosineGradientShapley
+from flsv.personalization import SparsifiedReward
+from flsv.sampling import UniformSampler
+
+
+class Watched(SparsifiedReward):
+    """Remembers what it was given and gave."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: list[Any] = []
+
+    def personalize(self, round: Any, contributions: Any, models: Any) -> Any:
+        own = super().personalize(round, contributions, models)
+        held = {c: m.clone() for c, m in models.items()}
+        self.seen.append((round, contributions["cgsv"].clone(), held, {c: m.clone() for c, m in own.items()}))
+        return own
+
+
+def run(folder: Path, personalizer: SparsifiedReward, **kwargs: Any) -> FederatedLoop:
+    loop = FederatedLoop(CGSV(scale=0.5), {"cgsv": CosineGradientShapley(alpha=0.5)}, personalizer, seed=2, **kwargs)
+    fit(loop, folder, rounds=4)
+    return loop
+
+
+def test_every_layer_gives_its_largest_entries(tmp_path: Path) -> None:
+    personalizer = Watched(beta=1.0)
+    loop = run(tmp_path, personalizer)
+    for round, reputation, held, own in personalizer.seen:
+        merit = [math.tanh(float(r)) for r in reputation.double()]
+        shares = [m / max(merit) for m in merit]
+        assert min(shares) < 0.999  # so that the test says something
+        step = loop.space.unflatten(round.server_vector - round.global_vector)
+        for client in range(3):
+            start = loop.space.unflatten(held.get(client, round.global_vector))
+            new, server = loop.space.unflatten(own[client]), loop.space.unflatten(round.server_vector)
+            for name in loop.space.names:
+                if "running" in name:
+                    torch.testing.assert_close(new[name], server[name])
+                    continue
+                flat = step[name].flatten()
+                count = math.floor(shares[client] * len(flat))
+                best = sorted(range(len(flat)), key=lambda i, flat=flat: -abs(float(flat[i])))[:count]
+                expected = start[name].flatten().clone()
+                expected[best] += flat[best]
+                torch.testing.assert_close(new[name].flatten(), expected, msg=name)
+
+
+def test_the_best_receives_all_of_it(tmp_path: Path) -> None:
+    personalizer = Watched()
+    run(tmp_path, personalizer)
+    round, reputation, _, own = personalizer.seen[0]
+    best = int(reputation.argmax())
+    torch.testing.assert_close(own[best], round.server_vector)
+
+
+def test_a_large_beta_treats_all_alike(tmp_path: Path) -> None:
+    loop = run(tmp_path, SparsifiedReward(beta=1e6))
+    for model in loop.models.values():
+        torch.testing.assert_close(model, loop.models[0])
+
+
+def test_absent_clients_receive_nothing(tmp_path: Path) -> None:
+    personalizer = Watched()
+    run(tmp_path, personalizer, sampler=UniformSampler(2))
+    assert any(len(held) > 2 for _, _, held, _ in personalizer.seen) or len(personalizer.seen[0][3]) == 2
+    for round, _, _, own in personalizer.seen:
+        assert sorted(own) == sorted(round.client_ids.tolist())
+
+
+def test_shares() -> None:
+    shares = SparsifiedReward(beta=2.0).shares(torch.tensor([0.4, 0.2, float("nan"), -1.0]))
+    expected = torch.tensor([1.0, math.tanh(0.4) / math.tanh(0.8), 0.0, 0.0])
+    torch.testing.assert_close(shares.float(), expected)
+    assert SparsifiedReward().shares(torch.zeros(2)).tolist() == [1, 1]
+
+
+def test_beta_must_be_positive() -> None:
+    with pytest.raises(ConfigurationError, match=r"beta=0"):
+        SparsifiedReward(beta=0)

@@ -1,0 +1,127 @@
+"""ShapFed's personalisation: equation 8, Algorithm 1's order, and what free-riders get from it."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import Plain, fit, network
+
+from flsv import ClassifierClient, FederatedDataModule
+from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.attacks import FreeRider
+from flsv.compare import OwnModels
+from flsv.data import IIDPartitioner
+from flsv.errors import ConfigurationError
+from flsv.functional import class_specific_shapley
+from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
+from flsv.personalization import ShapFedPersonalizer
+from flsv.sampling import UniformSampler
+
+
+class Watched(ShapFedPersonalizer):
+    """Remembers the rounds."""
+
+    def __init__(self, metric: str = "cssv") -> None:
+        super().__init__(metric)
+        self.rounds: list[Any] = []
+
+    def personalize(self, round: Any, contributions: Any, models: Any) -> Any:
+        self.rounds.append(round)
+        return super().personalize(round, contributions, models)
+
+
+def shapfed(personalizer: ShapFedPersonalizer, **kwargs: Any) -> FederatedLoop:
+    return FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley(momentum=0.5)}, personalizer, **kwargs)
+
+
+def test_equation_8_and_the_order_of_algorithm_1(tmp_path: Path) -> None:
+    """Start points, aggregates and contributions of four rounds, recomputed from the clients' vectors alone."""
+    personalizer = Watched()
+    loop = shapfed(personalizer, seed=1)
+    fit(loop, tmp_path, Plain(network(batch_norm=True)), rounds=4)
+    starts, share, running = None, torch.full((3,), 1 / 3), None
+    for round in personalizer.rounds:
+        rows = round.space.head.rows
+        begun = round.global_vector.expand(3, -1) if starts is None else starts
+        torch.testing.assert_close(share @ round.client_vectors, round.server_vector, rtol=1e-5, atol=1e-6)
+        heads = rows(round.client_vectors) - rows(begun)  # updates from where each client started
+        now = class_specific_shapley(heads, torch.einsum("k,kmd->md", share, heads))
+        running = now if running is None else 0.5 * running + 0.5 * now
+        gamma = ((1 + running) / 2).mean(1)
+        assert gamma.sum() > 1.2  # not normalised
+        starts = gamma[:, None] * round.server_vector + (1 - gamma[:, None]) * round.client_vectors
+        share = gamma / gamma.sum()
+    for client in range(3):
+        torch.testing.assert_close(loop.models[client], starts[client], rtol=1e-5, atol=1e-5)
+
+
+def test_buffers_are_mixed_likewise_and_variances_stay_positive(tmp_path: Path) -> None:
+    loop = shapfed(ShapFedPersonalizer(), seed=1)
+    fit(loop, tmp_path, Plain(network(batch_norm=True)))
+    for model in loop.models.values():
+        assert (loop.space.unflatten(model)["net.1.running_var"] > 0).all()
+
+
+def test_absent_clients_keep_theirs_and_newcomers_have_none(tmp_path: Path) -> None:
+    personalizer = Watched()
+    loop = shapfed(personalizer, sampler=UniformSampler(1), seed=1)
+    fit(loop, tmp_path, rounds=2)
+    assert set(loop.models) == {int(i) for round in personalizer.rounds for i in round.client_ids}
+    first, second = (int(round.client_ids[0]) for round in personalizer.rounds)
+    last = personalizer.rounds[-1]
+    if first != second:
+        assert last.start_vectors is None  # it starts from the global model
+
+
+def test_unmeasured_clients_count_as_the_mean(tmp_path: Path) -> None:
+    personalizer = Watched()
+    fit(shapfed(personalizer, seed=1), tmp_path, rounds=1)
+    (round,) = personalizer.rounds
+    nan = float("nan")
+    cssv = torch.tensor([[1.0, 1.0, 1.0], [nan, nan, nan], [0.0, 0.0, 0.0]])
+    own = personalizer.personalize(round, {"cssv": cssv}, {})
+    torch.testing.assert_close(own[0], round.server_vector)
+    torch.testing.assert_close(own[1], 0.75 * round.server_vector + 0.25 * round.client_vectors[1])
+    torch.testing.assert_close(own[2], 0.5 * round.server_vector + 0.5 * round.client_vectors[2])
+
+
+def test_a_metric_that_is_not_per_class(tmp_path: Path) -> None:
+    loop = FederatedLoop(
+        FedAvg(), {"cgsv": CosineGradientShapley()}, ShapFedPersonalizer("cgsv"), print_table=False, seed=0
+    )
+    with pytest.raises(ConfigurationError, match=r"one per client and class"):
+        fit(loop, tmp_path, rounds=1)
+
+
+@pytest.mark.parametrize("mode", ["zero", "noise"])
+@pytest.mark.parametrize("rider", [0, 3])
+def test_free_riders_rank_last_and_get_the_worst_models(tmp_path: Path, mode: Any, rider: int) -> None:
+    """Digits dealt equally to five clients, so that nothing but free-riding tells one from the others.
+
+    While training goes on, that is: at gamma = 1/2 a free-rider lags about a round behind the global model, and once
+    that no longer changes there is nothing left to lag behind.
+    """
+    data = FederatedDataModule("digits", IIDPartitioner(5), batch_size=16)
+    loop = FederatedLoop(
+        ShapFedWA("cssv"),
+        {"cssv": ClassSpecificShapley()},
+        ShapFedPersonalizer("cssv"),
+        attacks=[FreeRider(mode, clients=[rider])],
+        print_table=False,
+        seed=0,
+    )
+    own = OwnModels(loop)
+    torch.manual_seed(0)
+    module = ClassifierClient("mlp", {"hidden": [32]}, optimizer=partial(torch.optim.SGD, lr=0.03))
+    fit(loop, tmp_path, module, data, rounds=12, callbacks=[own])
+    gamma = loop.metrics["cssv"].client_values(loop.contributions["cssv"])
+    honest = torch.arange(5) != rider
+    assert gamma[honest].min() > gamma[rider] + 0.1
+    received = own.scores["received"]["accuracy"]
+    assert received[honest].min() > received[rider] + 0.005
+    assert loop.weights[honest].min() > loop.weights[rider]
