@@ -37,7 +37,8 @@ class ClassSpecificShapley(ContributionMetric):
         num_classes: M, likewise.
         momentum: mu in [0, 1); the paper gives none. A client's momentum counts the rounds in which it took part.
         source: the head of the client's ``"update"``, or of its ``"weights"``. Weights are what the authors' code
-            compares, but after some tens of rounds every cosine is above 0.98, so updates are the default.
+            compares, but after some tens of rounds every cosine is above 0.98, so updates are the default. With two
+            classes the rows of an update mirror each other and say little of either; weights rank better there.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
