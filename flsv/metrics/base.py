@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,9 +70,9 @@ class ContributionMetric(Metric):
         if not bound:
             self._create_states()
 
+    @abstractmethod
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         """Declare the states with ``add_state``; called once, as soon as the sizes that are needed are known."""
-        raise NotImplementedError
 
     def diagnostics(self) -> dict[str, Tensor]:
         """What else to log after an update: scalars ``[]`` or one number per client ``[num_clients]``, by name."""
