@@ -13,8 +13,9 @@ from toys import Plain, fit, toy_data
 
 from flsv.aggregation import FedAvg
 from flsv.cli import main
-from flsv.compare import MEASURES, Outcome, OwnModels, markdown, rows, write_csv
+from flsv.compare import Outcome, markdown, rows, write_csv
 from flsv.loop import FederatedLoop
+from flsv.own_models import MEASURES, OwnModels
 from flsv.personalization import Standalone
 from flsv.sampling import UniformSampler
 

@@ -13,12 +13,12 @@ from toys import Plain, fit, network
 from flsv import ClassifierClient, FederatedDataModule
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import FreeRider
-from flsv.compare import OwnModels
 from flsv.data import IIDPartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
+from flsv.own_models import OwnModels
 from flsv.personalization import ShapFedPersonalizer
 from flsv.sampling import UniformSampler
 
