@@ -39,7 +39,7 @@ def preload(
                 [1.],
                 [2.]]), tensor([0, 1, 4]))
     """
-    if type(dataset) is TensorDataset:
+    if type(dataset) is TensorDataset and collate_fn in (None, default_collate):
         return dataset
     length = len(dataset)  # type: ignore[arg-type]
     loader = DataLoader(

@@ -46,3 +46,14 @@ def test_samples_that_are_no_tensors():
 
     with pytest.raises(ConfigurationError, match="preload=True needs samples that collate to a tuple of tensors"):
         preload(Records(3))
+
+
+def test_a_collate_fn_of_the_users_own_is_not_passed_over_for_tensors():
+    dataset = TensorDataset(torch.arange(6.0).view(6, 1), torch.arange(6))
+
+    def doubled(samples):
+        x, y = torch.utils.data.default_collate(samples)
+        return 2 * x, y
+
+    assert torch.equal(preload(dataset, doubled).tensors[0], 2 * dataset.tensors[0])
+    assert preload(dataset) is dataset
