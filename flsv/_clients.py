@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import lightning as L
 import torch
@@ -11,12 +12,17 @@ from torch import Tensor
 
 from flsv._accumulation import AccumulationWindows
 from flsv._optimizers import ClientOptimizers
+from flsv._participants import Participants
 from flsv.attacks import Attack, attacked
 from flsv.coalition import CoalitionGames
 from flsv.cohort import CohortLoader
 from flsv.parameters import ParameterSpace, integer_buffers
 from flsv.round import ClientUpdate, Round
-from flsv.seeding import seed_global_rngs
+from flsv.seeding import generator_for, seed_global_rngs
+from flsv.strategy import Strategy
+
+if TYPE_CHECKING:
+    from flsv.privacy import GaussianPrivacy
 
 
 class CohortTraining:
@@ -27,7 +33,13 @@ class CohortTraining:
         space: the map between the module and vectors.
         optimizers: the clients' optimizer states.
         seed: the run's seed.
+        participants: the clients as holders of data.
+        strategies: what the clients report, beside their models, is up to these.
         attacks: what malicious clients do to their updates before they leave.
+        privacy: what every client does to its update before it leaves.
+
+    Attributes:
+        own: client id to the model ``[P]`` that it has trained in this round; its upload may be another.
     """
 
     def __init__(
@@ -36,20 +48,28 @@ class CohortTraining:
         space: ParameterSpace,
         optimizers: ClientOptimizers,
         seed: int,
+        participants: Participants,
+        strategies: Sequence[Strategy] = (),
         attacks: Sequence[Attack] = (),
+        privacy: GaussianPrivacy | None = None,
     ) -> None:
         self.space, self.optimizers, self.windows = space, optimizers, AccumulationWindows(trainer)
-        self._trainer, self._module, self._seed = trainer, trainer.lightning_module, seed
-        self._attacks = attacks
+        self._trainer, self.module, self._seed = trainer, trainer.lightning_module, seed
+        self._participants, self._strategies = participants, strategies
+        self._attacks, self._privacy = attacks, privacy
+        self.own: dict[int, Tensor] = {}
         self.active = False
 
-    def begin_round(self, loader: CohortLoader, models: Mapping[int, Tensor]) -> None:
-        """The module holds the global model; ``models`` holds the start points of clients that have their own."""
-        self.round_index, self._visits, self._models = loader.round_index, loader.visits, models
-        self.global_vector = self.space.read(self._module)
-        self._counters = [buffer.clone() for buffer in integer_buffers(self._module)]
+    def begin_round(self, loader: CohortLoader, starts: Callable[[list[int], Tensor], Mapping[int, Tensor]]) -> None:
+        """The module holds the global model; ``starts(clients, global_vector)`` gives the start points of the clients
+        that have their own."""
+        self.round_index, self._visits = loader.round_index, loader.visits
+        self.global_vector = self.space.read(self.module)
+        self._models = starts([visit.client for visit in self._visits], self.global_vector)
+        self._counters = [buffer.clone() for buffer in integer_buffers(self.module)]
         self._vectors = self.global_vector.new_empty(len(self._visits), self.space.size)
         self._updates: list[ClientUpdate] = []
+        self.own = {}
         self._visited = self._position = 0
         self.active = True
 
@@ -58,12 +78,17 @@ class CohortTraining:
         """``"3/10"``: the third of ten clients."""
         return f"{self._visited + 1}/{len(self._visits)}"
 
+    @property
+    def start(self) -> Tensor:
+        """``[P]``, where the current client started from."""
+        return self._models.get(self._visits[self._visited].client, self.global_vector)
+
     def begin_batch(self) -> bool:
         """Before every batch. Whether it is a client's first."""
         visit = self._visits[self._visited]
         first = self._position == 0
         if first:
-            self._write(self._models.get(visit.client, self.global_vector), self._counters)
+            self._write(self.start, self._counters)
             self.optimizers.load(visit.client)
             seed_global_rngs(self._seed, "train", self.round_index, visit.client)
             self._loss = self.global_vector.new_zeros(())
@@ -97,6 +122,7 @@ class CohortTraining:
             )
         updates, vector = self._updates, self.global_vector
         starts = [self._models.get(update.client_id, vector) for update in updates]
+        divergence = torch.tensor([u.label_divergence for u in updates], dtype=torch.float64, device=vector.device)
         return Round(
             round_index=self.round_index,
             client_ids=torch.tensor([update.client_id for update in updates], device=vector.device),
@@ -105,6 +131,9 @@ class CohortTraining:
             global_vector=vector,
             client_vectors=self._vectors[: len(updates)],
             start_vectors=None if all(start is vector for start in starts) else torch.stack(starts),
+            label_divergence=None if divergence.isnan().all() else divergence,
+            clients=tuple(self._participants.clients[update.client_id] for update in updates),
+            server_data=self._participants.server,
             space=self.space,
             seed=self._seed,
             chances=chances,
@@ -116,45 +145,37 @@ class CohortTraining:
         self.optimizers.commit()
         # Averages of counters mean nothing: the global model goes on with those of the cohort's first client.
         self._write(vector, self._next_counters)
-        self._vectors, self._updates, self.active = vector.new_empty(0), [], False
+        self._vectors, self._updates, self.own, self.active = vector.new_empty(0), [], {}, False
 
     def discard(self) -> None:
         """Forget an unfinished round: the module is the global model of its start again."""
         if self.active:
             self.optimizers.discard()
             self._write(self.global_vector, self._counters)
-            self._vectors, self._updates = self.global_vector.new_empty(0), []
+            self._vectors, self._updates, self.own = self.global_vector.new_empty(0), [], {}
             # `active` stays: a checkpoint saved from here on is still one of the round's start.
 
     def global_state_dict(self) -> dict[str, Tensor]:
         """The module's ``state_dict`` as it was at the start of the round; the module keeps its client's."""
-        now, counters = self.space.read(self._module), [buffer.clone() for buffer in integer_buffers(self._module)]
+        now, counters = self.space.read(self.module), [buffer.clone() for buffer in integer_buffers(self.module)]
         self._write(self.global_vector, self._counters)
-        state = {name: value.clone() for name, value in self._module.state_dict().items()}
+        state = {name: value.clone() for name, value in self.module.state_dict().items()}
         self._write(now, counters)
         return state
 
     def _leave(self, client: int, num_samples: Tensor) -> None:
         # The rows of the clients that are kept lie together.
-        vector = self.space.read(self._module, out=self._vectors[len(self._updates)])
-        if self._attacks:
-            start = self._models.get(client, self.global_vector)
-            update = vector - start
-            sent = attacked(
-                self._attacks,
-                update,
-                client=client,
-                num_clients=len(num_samples),
-                num_parameters=self.space.num_parameters,
-                round_index=self.round_index,
-            )
-            if sent is not update:  # honest clients stay as they are to the bit
-                torch.add(start, sent, out=vector)
+        vector = self.space.read(self.module, out=self._vectors[len(self._updates)])
+        own = self._change(client, vector, len(num_samples))
         if vector.sum().isfinite() or vector.isfinite().all():
             if not self._updates:
-                self._next_counters = [buffer.clone() for buffer in integer_buffers(self._module)]
+                self._next_counters = [buffer.clone() for buffer in integer_buffers(self.module)]
             loss = (self._loss / self._position).item()
-            self._updates.append(ClientUpdate(client, int(num_samples[client]), vector, loss))
+            self.own[client] = own
+            told: dict[str, float] = {}
+            for strategy in self._strategies:
+                told |= self._participants.clients[client].ask(strategy.report)
+            self._updates.append(ClientUpdate(client, int(num_samples[client]), vector, loss, **told))
             self.optimizers.save(client)
         else:
             warnings.warn(
@@ -165,8 +186,35 @@ class CohortTraining:
         self._position = 0
         self._visited += 1
 
+    def _change(self, client: int, vector: Tensor, num_clients: int) -> Tensor:
+        """Make the trained model ``vector``, in place, what the client uploads; what it keeps to itself is returned."""
+        own = vector
+        if self.optimizers.upload():
+            own = vector.clone()
+            self.space.read(self.module, out=vector)
+        start = self._models.get(client, self.global_vector)
+        if self._attacks:
+            update = vector - start
+            sent = attacked(
+                self._attacks,
+                update,
+                client=client,
+                num_clients=num_clients,
+                num_parameters=self.space.num_parameters,
+                round_index=self.round_index,
+            )
+            if sent is not update:  # honest clients stay as they are to the bit
+                own = vector.clone() if own is vector else own
+                torch.add(start, sent, out=vector)
+        if self._privacy is not None:
+            own = vector.clone() if own is vector else own
+            # What is protected is the step away from what everybody knows; a client's own start point is its secret.
+            draw = generator_for(self._seed, "privacy", self.round_index, client)
+            torch.add(self.global_vector, self._privacy.protect(vector - self.global_vector, draw), out=vector)
+        return own
+
     @torch.no_grad()
     def _write(self, vector: Tensor, counters: list[Tensor]) -> None:
-        self.space.write(self._module, vector)
-        for buffer, value in zip(integer_buffers(self._module), counters):
+        self.space.write(self.module, vector)
+        for buffer, value in zip(integer_buffers(self.module), counters):
             buffer.copy_(value)

@@ -12,7 +12,7 @@ from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
-from flsv.round import AFTER_AGGREGATION, HEAD_FIELDS, VOCABULARY, Round
+from flsv.round import AFTER_AGGREGATION, AFTER_PERSONALIZATION, HEAD_FIELDS, VOCABULARY, Round
 
 RESERVED = ("weight", "accuracy")
 GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products"}
@@ -69,11 +69,12 @@ class ContributionBoard:
 
     @torch.no_grad()
     def update(self, round: Round) -> None:
-        """Update the metrics whose time it is: those that ask for the aggregate after aggregation, the rest before."""
-        aggregated = round.server_vector is not None
+        """Update the metrics whose time it is: after personalisation those that ask for what crossed, after aggregation
+        those that ask for the aggregate, before it the rest."""
+        stage = 2 if round.exchange is not None else int(round.server_vector is not None)
         for name, metric in self.metrics.items():
             fields = self._fields[name]
-            if aggregated != bool(AFTER_AGGREGATION & set(fields.values())):
+            if stage != _stage(set(fields.values())):
                 continue
             arguments = {a: field(round) if callable(field) else getattr(round, field) for a, field in fields.items()}
             metric.update(**arguments)
@@ -101,6 +102,11 @@ class ContributionBoard:
         for name, metric in self.metrics.items():
             metric.load_state_dict(state["metrics"][name])
         self.contributions = dict(state["contributions"])
+
+
+def _stage(fields: set[Any]) -> int:
+    """When a metric that asks for these is updated: 0 before aggregation, 1 after it, 2 after personalisation."""
+    return 2 if AFTER_PERSONALIZATION & fields else int(bool(AFTER_AGGREGATION & fields))
 
 
 def _fields(name: str, metric: Metric) -> dict[str, Field]:

@@ -55,6 +55,14 @@ class ClientOptimizers:
         if self._schedulers:
             self._set_pace(self._paces.get(client, self._fresh))
 
+    def upload(self) -> bool:
+        """Before a client leaves: an optimizer that uploads other weights than it trained puts them into its parameters
+        (``upload_parameters``). Whether there was one."""
+        uploading = [optimizer for optimizer in self._optimizers if hasattr(optimizer, "upload_parameters")]
+        for optimizer in uploading:
+            optimizer.upload_parameters()
+        return bool(uploading)
+
     def save(self, client: int) -> None:
         """Take the client's own states out of the shared optimizers."""
         states = [optimizer.state for optimizer in self._optimizers] if self.policy == "keep" else []

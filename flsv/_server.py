@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import lightning as L
 import torch
 from torch import Tensor
 
-from flsv.coalition import CoalitionGames, ModelEvaluator
+from flsv._participants import Participants
+from flsv.coalition import CoalitionGames
 from flsv.data import FederatedDataModule
 from flsv.evaluation import accuracy, on_device
 from flsv.parameters import ParameterSpace
-from flsv.round import Round
+from flsv.round import Exchange, Round
 
 if TYPE_CHECKING:
     from flsv.loop import FederatedLoop
@@ -26,24 +28,25 @@ class Server:
         trainer: with its module on its device.
         data: for the server's validation set and the clients' test splits.
         space: the map between the module and vectors.
+        participants: the clients, and the server's own data.
 
     Attributes:
         games: the coalition games on the server's validation set; None where no metric asks for them.
     """
 
     def __init__(
-        self, loop: FederatedLoop, trainer: L.Trainer, data: FederatedDataModule, space: ParameterSpace
+        self,
+        loop: FederatedLoop,
+        trainer: L.Trainer,
+        data: FederatedDataModule,
+        space: ParameterSpace,
+        participants: Participants,
     ) -> None:
         self._loop, self._trainer, self._data, self._space = loop, trainer, data, space
+        self._participants = participants
         self.games: CoalitionGames | None = None
         if loop.board.game_metrics:
-            evaluator = ModelEvaluator(
-                trainer.lightning_module,
-                space,
-                on_device(trainer, data.val_dataloader()),
-                num_classes=data.num_classes,
-                context=trainer.strategy.precision_plugin.forward_context,
-            )
+            evaluator = participants.evaluator(on_device(trainer, data.val_dataloader()))
             self.games = CoalitionGames(evaluator, server_lr=loop.server_lr)
 
     def aggregate(self, round: Round) -> Round:
@@ -66,20 +69,36 @@ class Server:
             )
         round = round.aggregated(vector, weights)
         loop.board.update(round)
+        exchange = Exchange.of_models(round)
         if loop.personalizer is not None:
             own = loop.personalizer.personalize(round, loop.contributions, loop.models)
             loop.models.update({client: model.detach().clone() for client, model in own.items()})
+            exchange = loop.personalizer.exchanged(round)
+        round = round.exchanged(exchange)
+        loop.board.update(round)
         if self.games is not None:
             self.games.end()
         return round
 
+    def starts(self, clients: Iterable[int], global_vector: Tensor) -> dict[int, Tensor]:
+        """The start points ``[P]`` of the clients that have one of their own: what each is to train on from."""
+        loop, everybody = self._loop, self._participants.clients
+        if loop.personalizer is None:
+            return {}
+        starts = {i: loop.personalizer.start(everybody[i], global_vector, loop.models) for i in clients}
+        return {client: start for client, start in starts.items() if start is not None}
+
     def evaluate_clients(self, server_vector: Tensor) -> Tensor:
-        """The accuracy ``[n]`` of each client's own model (the global one, if it has none) on its test split.
+        """The accuracy ``[n]`` of each client's own model on its test split: of the one it has received (the global one
+        without personalisation), or of the one that it trained last, as the loop's ``evaluate_models`` says.
 
         The trainer's module is left with the last client's model.
         """
+        clients = range(self._data.num_clients)
+        trained = self._loop.trained if self._loop.evaluate_models == "trained" else {}
+        models = {**self.starts([i for i in clients if i not in trained], server_vector), **trained}
         result = []
-        for client in range(self._data.num_clients):
-            self._space.write(self._trainer.lightning_module, self._loop.models.get(client, server_vector))
+        for client in clients:
+            self._space.write(self._trainer.lightning_module, models.get(client, server_vector))
             result.append(accuracy(self._trainer, self._data.client_loader(client, "test")))
         return torch.tensor(result)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 import torch
@@ -24,6 +24,7 @@ from flsv._checks import check_setup, check_space
 from flsv._clients import CohortTraining
 from flsv._metrics import ContributionBoard
 from flsv._optimizers import ClientOptimizers
+from flsv._participants import Participants
 from flsv._server import Server
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
@@ -31,6 +32,7 @@ from flsv.cohort import CohortLoader
 from flsv.data import plot_partition
 from flsv.errors import ConfigurationError
 from flsv.local import ClientTerm
+from flsv.local_data import Client
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
 from flsv.personalization import Personalizer
@@ -38,7 +40,10 @@ from flsv.reporting.progress import ProgressText
 from flsv.reporting.reporter import Reporter
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import generator_for, seed_global_rngs
-from flsv.strategy import Strategy
+from flsv.strategy import Federation, Strategy
+
+if TYPE_CHECKING:
+    from flsv.privacy import GaussianPrivacy
 
 
 class FederatedLoop(L.Callback):
@@ -59,6 +64,7 @@ class FederatedLoop(L.Callback):
         client_term: a term added to every client's loss, such as ``flsv.local.FedProx``.
         attacks: what malicious clients do to their updates, such as ``flsv.attacks.GradientPoisoning``. The server does
             not know.
+        privacy: what every client does to its update before it leaves, and the budget at which the fit stops.
         local_epochs: passes over a client's data per round.
         server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the
             way.
@@ -66,8 +72,10 @@ class FederatedLoop(L.Callback):
             client the one it left.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
-        evaluate_clients_every: rounds between two evaluations of the clients' own models (their next start points)
-            on their own test splits; 0 for never.
+        evaluate_clients_every: rounds between two evaluations of the clients' own models on their own test splits; 0
+            for never.
+        evaluate_models: which of a client's models that is: ``"received"``, its next start point, or ``"trained"``, the
+            one that it trained last (the fine-tuned one).
         log_per_class: log per-class contributions to the loggers too (the CSV always has them).
         figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
         print_table: print a table of the clients at the end.
@@ -79,6 +87,8 @@ class FederatedLoop(L.Callback):
         weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
         client_accuracy: ``[n]``, the last evaluation of the clients' own models, or None.
         models: client id to the start point ``[P]`` of its next round, where it has one of its own.
+        trained: client id to the model ``[P]`` that it trained last; kept where ``keep_trained`` is set, as
+            ``evaluate_models="trained"`` does.
 
     Raises:
         ConfigurationError: a wrong argument or combination, before training starts.
@@ -96,6 +106,7 @@ class FederatedLoop(L.Callback):
     weights: Tensor | None
     client_accuracy: Tensor | None
     models: dict[int, Tensor]
+    trained: dict[int, Tensor]
     _seed: int
     _csv: str | None
     _optimizer_state: dict[str, Any] | None
@@ -104,7 +115,9 @@ class FederatedLoop(L.Callback):
     # There from the start of a fit on.
     _reporter: Reporter
     _progress: ProgressText
+    _participants: Participants
     _training: CohortTraining
+    _server: Server
 
     def __init__(
         self,
@@ -114,11 +127,13 @@ class FederatedLoop(L.Callback):
         sampler: ClientSampler | None = None,
         client_term: ClientTerm | None = None,
         attacks: list[Attack] | None = None,
+        privacy: GaussianPrivacy | None = None,
         local_epochs: int = 1,
         server_lr: float = 1.0,
         client_optimizer: Literal["reset", "keep"] = "reset",
         head: str | None = None,
         evaluate_clients_every: int = 0,
+        evaluate_models: Literal["received", "trained"] = "received",
         log_per_class: bool = True,
         figures_every: int = 10,
         print_table: bool = True,
@@ -137,15 +152,20 @@ class FederatedLoop(L.Callback):
             raise ConfigurationError(
                 f'FederatedLoop(client_optimizer={client_optimizer!r}): expected "reset" or "keep".'
             )
+        if evaluate_models not in ("received", "trained"):
+            raise ConfigurationError(
+                f'FederatedLoop(evaluate_models={evaluate_models!r}): expected "received" or "trained".'
+            )
         self.aggregator = aggregator or FedAvg()
         self.personalizer = personalizer
         self.sampler = sampler or FullParticipation()
         self.client_term = client_term
-        self.attacks = attacks or []
+        self.attacks, self.privacy = attacks or [], privacy
         self.board = ContributionBoard(metrics or {})
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
-        self.head, self.evaluate_clients_every = head, evaluate_clients_every
+        self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
+        self.keep_trained = evaluate_models == "trained"
         self.seed = seed
         self._reset()
 
@@ -158,6 +178,16 @@ class FederatedLoop(L.Callback):
     def contributions(self) -> dict[str, Tensor]:
         """The metrics' current values by name."""
         return self.board.contributions
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients, by number."""
+        return self._participants.clients
+
+    def received(self) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one.
+        Within a fit."""
+        return self._server.starts(range(self._data.num_clients), self.space.read(self._training.module))
 
     @property
     def strategies(self) -> dict[str, Strategy]:
@@ -194,6 +224,7 @@ class FederatedLoop(L.Callback):
         check_space(self, self.space, self._data.num_classes)
         self.board.to(pl_module.device)
         self.models = {client: model.to(pl_module.device) for client, model in self.models.items()}
+        self.trained = {client: model.to(pl_module.device) for client, model in self.trained.items()}
         self._reporter = Reporter(
             trainer,
             self.metrics,
@@ -208,8 +239,22 @@ class FederatedLoop(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         optimizers = ClientOptimizers(trainer, self.client_optimizer, self._optimizer_state)
         self._optimizer_state = None
-        self._training = CohortTraining(trainer, self.space, optimizers, self._seed, self.attacks)
-        self._server = Server(self, trainer, self._data, self.space)
+        own_model = lambda client: self._training.own.get(client)  # noqa: E731
+        self._participants = Participants(trainer, self._data, self.space, own_model)
+        self._training = CohortTraining(
+            trainer,
+            self.space,
+            optimizers,
+            self._seed,
+            self._participants,
+            list(self.strategies.values()),
+            self.attacks,
+            self.privacy,
+        )
+        self._server = Server(self, trainer, self._data, self.space, self._participants)
+        federation = self._federation(pl_module)
+        for strategy in self.strategies.values():
+            (strategy.resume if self._resumed or trainer.current_epoch else strategy.begin)(federation)
         self._boundary = RoundBoundary(trainer)
 
     def _round_loader(self) -> CohortLoader:
@@ -237,10 +282,9 @@ class FederatedLoop(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # What hooks and validation draw must not depend on how the run got here.
         seed_global_rngs(self._seed, "round", self.round_index)
-        self._training.begin_round(self._round_loader(), self.models)
+        self._training.begin_round(self._round_loader(), self._server.starts)
         if self.client_term is not None:
-            anchors = self.space.unflatten(self._training.global_vector)
-            self._anchors = {p: anchors[name].to(p.dtype) for name, p in pl_module.named_parameters()}
+            self._anchor(pl_module, self._training.global_vector)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -248,11 +292,17 @@ class FederatedLoop(L.Callback):
         if self._training.begin_batch():
             rounds = f"{self.round_index + 1}/{trainer.max_epochs}"
             self._progress.text = {"round": rounds, "client": self._training.place}
+            if self.client_term is not None and self.client_term.anchor == "start":
+                self._anchor(pl_module, self._training.start)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         if self.client_term is not None:
             held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
             self.client_term.add_gradients(held, [p.grad for p in held], [self._anchors[p] for p in held])
+
+    def _anchor(self, module: L.LightningModule, vector: Tensor) -> None:
+        anchors = self.space.unflatten(vector)
+        self._anchors = {p: anchors[name].to(p.dtype) for name, p in module.named_parameters()}
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -270,6 +320,8 @@ class FederatedLoop(L.Callback):
         weights = torch.full((self._data.num_clients,), float("nan"))
         weights[round.client_ids.cpu()] = round.aggregation_weights.detach().float().cpu()
         self.weights = weights
+        if self.keep_trained:
+            self.trained.update({client: model.clone() for client, model in self._training.own.items()})
         last, every = self.round_index + 1 == trainer.max_epochs, self.evaluate_clients_every
         evaluated = bool(every) and (last or (self.round_index + 1) % every == 0)
         if evaluated:
@@ -325,6 +377,7 @@ class FederatedLoop(L.Callback):
             "seed": self._seed,
             "board": self.board.state_dict(),
             "models": dict(self.models),
+            "trained": dict(self.trained),
             "weights": self.weights,
             "client_accuracy": self.client_accuracy,
             "optimizers": optimizers,
@@ -337,7 +390,8 @@ class FederatedLoop(L.Callback):
             return  # validating, testing or predicting with a checkpoint: only the global model matters
         self.round_index, self._seed = state_dict["round_index"], state_dict["seed"]
         self.board.load_state_dict(state_dict["board"])
-        self.models = dict(state_dict["models"])
+        self.models, self.trained = dict(state_dict["models"]), dict(state_dict.get("trained", {}))
+        self._resumed = True
         self.weights, self.client_accuracy = state_dict["weights"], state_dict["client_accuracy"]
         self._optimizer_state, self._csv = state_dict["optimizers"], state_dict["csv"]
         for role, strategy in self.strategies.items():
@@ -354,10 +408,11 @@ class FederatedLoop(L.Callback):
     def _reset(self) -> None:
         """As if no round had been run."""
         self.round_index = 0
-        self.weights, self.client_accuracy, self.models = None, None, {}
+        self.weights, self.client_accuracy, self.models, self.trained = None, None, {}, {}
+        self._resumed = False
         self._seed, self._loader, self._csv, self._optimizer_state = 0, None, None, None
         self._borrowed, self._fitting = Borrowed(), False
-        for name in ("_reporter", "_progress", "_training"):
+        for name in ("_reporter", "_progress", "_participants", "_training", "_server"):
             self.__dict__.pop(name, None)
 
     def _return(self) -> None:
@@ -373,6 +428,14 @@ class FederatedLoop(L.Callback):
     def _started(self) -> bool:
         return "_training" in self.__dict__
 
+    def _federation(self, module: L.LightningModule) -> Federation:
+        clients, data = range(self._data.num_clients), self._data
+        sizes = {
+            split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
+            for split in ("train", "val", "test")
+        }
+        return Federation(self.space.read(module), self.space, data.num_clients, data.num_classes, sizes, self._seed)
+
     def _settings(self) -> dict[str, Any]:
         settings: dict[str, Any] = {
             "local_epochs": self.local_epochs,
@@ -382,5 +445,6 @@ class FederatedLoop(L.Callback):
         }
         settings |= {role: repr(strategy) for role, strategy in self.strategies.items()}
         settings |= {"attacks": repr(self.attacks)} if self.attacks else {}
+        settings |= {"privacy": repr(self.privacy)} if self.privacy is not None else {}
         settings |= {f"metric/{name}": repr(metric) for name, metric in self.metrics.items()}
         return {**settings, **{f"data/{name}": value for name, value in self._data.describe().items()}}

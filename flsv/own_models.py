@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
 
 import lightning as L
 import torch
@@ -14,9 +12,6 @@ from flsv.coalition import ModelEvaluator
 from flsv.data import FederatedDataModule
 from flsv.evaluation import on_device
 from flsv.loop import FederatedLoop
-from flsv.personalization import Personalizer
-from flsv.round import Round
-from flsv.strategy import Contributions
 
 MEASURES = ("accuracy", "balanced_accuracy")
 
@@ -29,7 +24,7 @@ class OwnModels(L.Callback):
     it sent.
 
     Args:
-        loop: of the same trainer. Its personaliser is watched.
+        loop: of the same trainer. It keeps the models that its clients train.
 
     Attributes:
         scores: after the fit, ``"received"`` and ``"trained"`` to measure to ``[n]``, and ``"global"`` to measure to
@@ -41,7 +36,7 @@ class OwnModels(L.Callback):
         self.loop = loop
         self.scores: dict[str, dict[str, Tensor]] = {}
         self.seconds = 0.0
-        self._watched = loop.personalizer = _Watched(loop.personalizer)
+        loop.keep_trained = True
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         start = time.perf_counter()
@@ -56,7 +51,8 @@ class OwnModels(L.Callback):
         server = self.loop.space.read(pl_module)
         distinct: list[Tensor] = []  # whoever has no model of its own has the global one: that is evaluated once
         places: dict[str, list[int]] = {}
-        for name, own in (("received", self.loop.models), ("trained", self._watched.trained), ("global", {0: server})):
+        received = self.loop.received()
+        for name, own in (("received", received), ("trained", self.loop.trained), ("global", {0: server})):
             clients = 1 if name == "global" else data.num_clients
             places[name] = [_place(own.get(client, server), distinct) for client in range(clients)]
         scores = evaluate(torch.stack(distinct))
@@ -72,28 +68,3 @@ def _place(model: Tensor, distinct: list[Tensor]) -> int:
             return place
     distinct.append(model)
     return len(distinct) - 1
-
-
-class _Watched(Personalizer):
-    """Another personaliser, or none; remembers the models that the clients trained."""
-
-    def __init__(self, inner: Personalizer | None) -> None:
-        self.inner, self.trained = inner, dict[int, Tensor]()
-        self.metric = None if inner is None else inner.metric
-
-    def personalize(
-        self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
-    ) -> Mapping[int, Tensor]:
-        self.trained.update(zip(round.client_ids.tolist(), round.client_vectors.clone()))
-        return {} if self.inner is None else self.inner.personalize(round, contributions, models)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"trained": self.trained, "inner": {} if self.inner is None else self.inner.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.trained = dict(state["trained"])
-        if self.inner is not None:
-            self.inner.load_state_dict(state["inner"])
-
-    def __repr__(self) -> str:
-        return repr(self.inner)

@@ -6,10 +6,10 @@ A contribution metric, an aggregator, a personaliser or a sampler asks for a qua
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -20,17 +20,42 @@ from flsv.seeding import generator_for
 
 if TYPE_CHECKING:
     from flsv.coalition import CoalitionGames, CoalitionUtility, GradientProducts, UtilityMetric, Weighting
+    from flsv.local_data import Client, LocalData
 
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """What crosses from one client to the server: its id, how many samples it trained on, its vector ``[P]``, and its
-    mean training loss (NaN where the module's ``training_step`` gives none)."""
+    """What crosses from one client to the server: its id, how many samples it trained on, its vector ``[P]``, its mean
+    training loss (NaN where the module's ``training_step`` gives none), and what a strategy asks it to report: how far
+    its classes are from those of the federation (NaN where nobody asks)."""
 
     client_id: int
     num_samples: int
     vector: Tensor
     loss: float = float("nan")
+    label_divergence: float = float("nan")
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """What crossed in one round, and what the clients made of it.
+
+    Args:
+        uploaded: int64 ``[k]``, parameters that every client of the cohort sent.
+        downloaded: int64 ``[k]``, parameters that it received.
+        client_values: ``[k, n]``, what it found every other client's model to be worth to it; NaN for those it did not
+            look at. None where clients do not judge each other.
+    """
+
+    uploaded: Tensor
+    downloaded: Tensor
+    client_values: Tensor | None = None
+
+    @classmethod
+    def of_models(cls, round: Round, up: float = 1, down: float = 1) -> Exchange:
+        """``up`` whole models sent and ``down`` received by every client of the round."""
+        size = torch.full((len(round),), round.space.size, device=round.client_ids.device)
+        return cls((size * up).long(), (size * down).long())
 
 
 @dataclass(frozen=True)
@@ -38,7 +63,8 @@ class Round:
     """One communication round, seen from the server. k = cohort size, P = length of the parameter vector, M = classes.
 
     Fields named ``server_*`` and ``aggregation_weights`` exist only after aggregation: a metric that asks for one of
-    them is updated then, and weighs the next round.
+    them is updated then, and weighs the next round. ``uploaded``, ``downloaded`` and ``client_values`` exist only after
+    personalisation.
 
     Args:
         round_index: the round's number, from 0.
@@ -48,12 +74,16 @@ class Round:
         client_vectors: ``[k, P]``, the clients' models after local training.
         start_vectors: ``[k, P]``, the models that the clients started from; None where all started from the global one.
         losses: ``[k]`` mean training losses.
+        label_divergence: float64 ``[k]``, what the clients report of it; None where no strategy asks.
+        clients: the cohort, to be asked for what follows from their data; None outside of a fit.
+        server_data: the server's validation set; None where there is none.
         seed: of the round's own random choices; see :meth:`generator`.
         chances: gives each client's probability ``[n]`` to be drawn into this cohort; None: certain.
         games: the round's coalition games on the server's validation set, or None.
         space: the map between vectors and modules.
         server_vector: ``[P]``, the next global model; None before aggregation.
         aggregation_weights: ``[k]``, the clients' weights in it; None before aggregation.
+        exchange: what crossed; None before personalisation.
     """
 
     round_index: int
@@ -64,11 +94,15 @@ class Round:
     space: ParameterSpace
     start_vectors: Tensor | None = None
     losses: Tensor | None = None
+    label_divergence: Tensor | None = None
+    clients: Sequence[Client] | None = None
+    server_data: LocalData | None = None
     seed: int = 0
     chances: Callable[[], Tensor] | None = None
     games: CoalitionGames | None = None
     server_vector: Tensor | None = None
     aggregation_weights: Tensor | None = None
+    exchange: Exchange | None = None
 
     def __len__(self) -> int:
         """k, the size of the cohort."""
@@ -152,7 +186,41 @@ class Round:
 
     def aggregated(self, server_vector: Tensor, weights: Tensor) -> Round:
         """This round after aggregation. What has been derived so far is kept."""
-        after = replace(self, server_vector=server_vector, aggregation_weights=weights)
+        return self._with(server_vector=server_vector, aggregation_weights=weights)
+
+    def exchanged(self, exchange: Exchange) -> Round:
+        """This round after personalisation. What has been derived so far is kept."""
+        return self._with(exchange=exchange)
+
+    @cached_property
+    def uploaded(self) -> Tensor:
+        """int64 ``[k]``: parameters that every client sent."""
+        return self._exchange.uploaded
+
+    @cached_property
+    def downloaded(self) -> Tensor:
+        """int64 ``[k]``: parameters that every client received."""
+        return self._exchange.downloaded
+
+    @cached_property
+    def client_values(self) -> Tensor:
+        """``[k, n]``: what every client of the cohort found every client to be worth to it; NaN where not looked at."""
+        values = self._exchange.client_values
+        if values is None:
+            raise ConfigurationError(
+                "a metric asks for client_values, what clients find each other to be worth, and no personaliser gives "
+                "them. flsv.personalization.PFedSV and FedFomo do."
+            )
+        return values
+
+    @property
+    def _exchange(self) -> Exchange:
+        if self.exchange is None:
+            raise RuntimeError("what crossed in a round is known only after personalisation.")
+        return self.exchange
+
+    def _with(self, **changes: Any) -> Round:
+        after = replace(self, **changes)
         after.__dict__.update({name: self.__dict__[name] for name in _DERIVED if name in self.__dict__})
         return after
 
@@ -177,8 +245,9 @@ class Round:
         return value
 
 
-# What a metric's `update` may name; the second set is known only after aggregation.
+# What a metric's `update` may name; the second and third sets are known only after aggregation and personalisation.
 _DERIVED = {name for name, value in vars(Round).items() if isinstance(value, cached_property)}
-AFTER_AGGREGATION = {n for n in _DERIVED if n.startswith("server_")} | {"server_vector", "aggregation_weights"}
-VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - {"space", "seed", "chances", "games"})
+AFTER_PERSONALIZATION = {"uploaded", "downloaded", "client_values"}
+AFTER_AGGREGATION = {"server_vector", "server_update", "server_head", "server_head_weights", "aggregation_weights"}
+VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - {"space", "seed", "chances", "games", "exchange"})
 HEAD_FIELDS = {name for name in _DERIVED if "_head" in name}

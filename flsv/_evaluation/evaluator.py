@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from copy import copy
 from typing import Any, Literal
 
 import torch
@@ -95,12 +96,34 @@ class ModelEvaluator:
         self.backend = self._backend(backend)
         size = _CPU_BATCH if self.device.type == "cpu" else None
         self._batches = ValidationBatches(batches, self.device, num_classes, size)
-        self._module, self._threads = module, threads
+        self._module, self._threads, self._channels_last = module, threads, False
         self._sign = None if metric is None else (-1.0 if metric.higher_is_better is False else 1.0)
         with torch.inference_mode(False):  # what is made in there can only be changed in there
             self._replicas = [Replica(module, space, metric, context)]
             self._vmap = VmapRunner(self._replicas[0], chunk)
         self._try()
+
+    def on(self, batches: Iterable[Any]) -> ModelEvaluator:
+        """An evaluator of the same models on other batches. It shares this one's copies of the module, so the two must
+        not evaluate at the same time."""
+        other = copy(self)
+        size = _CPU_BATCH if self.device.type == "cpu" else None
+        other._batches = ValidationBatches(batches, self.device, self.num_classes, size)
+        if self._channels_last:
+            other._batches.channels_last()
+        return other
+
+    @torch.inference_mode(False)
+    def module_with(self, vector: Tensor) -> nn.Module:
+        """The copy of the module that models are evaluated in, holding ``vector [P]``, in evaluation mode."""
+        replica = self._replicas[0]
+        replica.follow(self._module)
+
+        def build(index: int, out: Tensor) -> None:
+            out.copy_(vector)
+
+        replica.load(build, 0)
+        return replica.module
 
     @property
     def has_metric(self) -> bool:
@@ -197,5 +220,5 @@ class ModelEvaluator:
         if self.device.type == "cpu" and self.backend != "vmap":
             twin = in_channels_last(self._replicas[0], self._batches)
             if twin is not None:
-                self._replicas = [twin]
+                self._replicas, self._channels_last = [twin], True
                 self._batches.channels_last()

@@ -310,7 +310,11 @@ class FederatedDataModule(L.LightningDataModule):
         return [client for client in range(self.num_clients) if self.corrupted_samples(client).any()]
 
     def client_loader(
-        self, client: int, split: Literal["train", "val", "test"] = "train", generator: torch.Generator | None = None
+        self,
+        client: int,
+        split: Literal["train", "val", "test"] = "train",
+        generator: torch.Generator | None = None,
+        shuffle: bool = True,
     ) -> TensorBatches | DataLoader:
         """A client's batches.
 
@@ -318,8 +322,11 @@ class FederatedDataModule(L.LightningDataModule):
             client: the client's number.
             split: ``train`` is shuffled and transformed; ``val`` and ``test`` come in order.
             generator: drives the shuffle, and nothing else does; by default one of this module's seed and the client.
+            shuffle: False gives the training samples as the client has them: in order, not transformed.
         """
         indices = self.client_indices(client, split)
+        if split == "train" and not shuffle:
+            return self._data.held_loader(indices)
         if split == "train":
             generator = generator or generator_for(self.seed, "client", client)
             return self._data.train_loader(indices, generator, self.train_transform)

@@ -76,6 +76,12 @@ class FederatedData:
             self.train, indices, shuffle=True, generator=generator, transform=transform, **self.train_options
         )
 
+    def held_loader(self, indices: Tensor) -> TensorBatches | DataLoader:
+        """Batches of training samples in order, as the clients have them."""
+        if self.corrupted is not None and self.corrupted.differs[indices].any():
+            return self.corrupted.loader(indices, batch_size=self.eval_options["batch_size"], drop_last=False)
+        return self.eval_loader(self.train, indices)
+
     def eval_loader(self, dataset: Dataset, indices: Tensor | None = None) -> TensorBatches | DataLoader:
         """Batches in order."""
         return make_loader(dataset, indices, **self.eval_options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Literal
 
 from torch import Tensor
 
@@ -14,7 +15,12 @@ class ClientTerm(Strategy):
 
     It works with any module, precision, accumulation and optimizer, because it acts on the gradients just before the
     optimizer's step (and before gradient clipping).
+
+    Attributes:
+        anchor: what the anchors are: the ``"global"`` model at the start of the round, or the client's own ``"start"``.
     """
+
+    anchor: Literal["global", "start"] = "global"
 
     @abstractmethod
     def add_gradients(self, parameters: list[Tensor], gradients: list[Tensor], anchors: list[Tensor]) -> None:
@@ -23,5 +29,5 @@ class ClientTerm(Strategy):
         Args:
             parameters: the trainable parameters that have a gradient.
             gradients: their gradients.
-            anchors: the same parameters in the global model at the start of the round.
+            anchors: the same parameters in the model that ``anchor`` names.
         """

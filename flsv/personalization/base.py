@@ -7,12 +7,31 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from flsv.round import Round
+from flsv.local_data import Client
+from flsv.round import Exchange, Round
 from flsv.strategy import Contributions, Strategy
 
 
 class Personalizer(Strategy):
     """Base class. A client that was never given a model of its own starts from the global one."""
+
+    def start(self, client: Client, global_vector: Tensor, models: Mapping[int, Tensor]) -> Tensor | None:
+        """The model that a client starts a round from, asked at the beginning of each round that it takes part in, and
+        when the clients' own models are evaluated. It must not change the personaliser's state.
+
+        Args:
+            client: the client; ``client.ask`` works something out from its data.
+            global_vector: ``[P]``, the global model.
+            models: what :meth:`personalize` has given so far, client id to ``[P]``.
+
+        Returns:
+            ``[P]``, or None for the global model. By default what :meth:`personalize` gave the client last.
+        """
+        return models.get(client.id)
+
+    def exchanged(self, round: Round) -> Exchange:
+        """What crossed in the round, asked after :meth:`personalize`; by default one model up and one down."""
+        return Exchange.of_models(round)
 
     @abstractmethod
     def personalize(

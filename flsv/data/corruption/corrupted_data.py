@@ -75,10 +75,11 @@ class CorruptedData:
         *,
         batch_size: int,
         drop_last: bool,
-        generator: torch.Generator,
-        transform: Callable[[Tensor], Tensor] | None,
+        generator: torch.Generator | None = None,
+        transform: Callable[[Tensor], Tensor] | None = None,
     ) -> TensorBatches:
-        """Shuffled batches of some of the samples, as :func:`~flsv.data.make_loader` would make them."""
+        """Batches of some of the samples, as :func:`~flsv.data.make_loader` would make them; shuffled by the generator,
+        if there is one."""
         rows, slot = self.inputs.rows, self.inputs.slot
         plain = rows is None and bool((slot[indices.to(slot.device)] < 0).all())
         tensors: list[Any] = [self.inputs.base if plain else self.inputs, *self.fields]
@@ -86,7 +87,7 @@ class CorruptedData:
             tensors,
             indices,
             batch_size,
-            shuffle=True,
+            shuffle=generator is not None,
             drop_last=drop_last,
             generator=generator,
             transform=transform,
