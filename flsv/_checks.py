@@ -15,6 +15,24 @@ if TYPE_CHECKING:
     from flsv.loop import FederatedLoop
 
 
+def check_arguments(loop: FederatedLoop) -> None:
+    """Check what the loop was made with.
+
+    Raises:
+        ConfigurationError: a number out of range, an unknown word.
+    """
+    for name, least in (("local_epochs", 1), ("evaluate_clients_every", 0), ("figures_every", 0)):
+        if getattr(loop, name) < least:
+            raise ConfigurationError(f"FederatedLoop({name}={getattr(loop, name)}): expected at least {least}.")
+    if loop.server_lr <= 0:
+        raise ConfigurationError(f"FederatedLoop(server_lr={loop.server_lr}): expected a positive number.")
+    for name, words in (("client_optimizer", ("reset", "keep")), ("evaluate_models", ("received", "trained"))):
+        if getattr(loop, name) not in words:
+            raise ConfigurationError(
+                f'FederatedLoop({name}={getattr(loop, name)!r}): expected "{words[0]}" or "{words[1]}".'
+            )
+
+
 def check_setup(loop: FederatedLoop, trainer: L.Trainer, module: L.LightningModule) -> FederatedDataModule:
     """Check the loop against the trainer and the data, as soon as both are set up.
 

@@ -20,17 +20,18 @@ from torchmetrics import Metric
 
 from flsv._borrow import Borrowed
 from flsv._checkpoint import RoundBoundary
-from flsv._checks import check_setup, check_space
+from flsv._checks import check_arguments, check_setup, check_space
 from flsv._clients import CohortTraining
+from flsv._describe import federation, settings
 from flsv._metrics import ContributionBoard
 from flsv._optimizers import ClientOptimizers
 from flsv._participants import Participants
 from flsv._server import Server
+from flsv._terms import AnchoredTerm
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.cohort import CohortLoader
 from flsv.data import plot_partition
-from flsv.errors import ConfigurationError
 from flsv.local import ClientTerm
 from flsv.local_data import Client
 from flsv.metrics import ContributionMetric
@@ -40,7 +41,7 @@ from flsv.reporting.progress import ProgressText
 from flsv.reporting.reporter import Reporter
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import generator_for, seed_global_rngs
-from flsv.strategy import Federation, Strategy
+from flsv.strategy import Strategy
 
 if TYPE_CHECKING:
     from flsv.privacy import GaussianPrivacy
@@ -139,23 +140,6 @@ class FederatedLoop(L.Callback):
         print_table: bool = True,
         seed: int | None = None,
     ) -> None:
-        for name, value, least in (
-            ("local_epochs", local_epochs, 1),
-            ("evaluate_clients_every", evaluate_clients_every, 0),
-            ("figures_every", figures_every, 0),
-        ):
-            if value < least:
-                raise ConfigurationError(f"FederatedLoop({name}={value}): expected at least {least}.")
-        if server_lr <= 0:
-            raise ConfigurationError(f"FederatedLoop(server_lr={server_lr}): expected a positive number.")
-        if client_optimizer not in ("reset", "keep"):
-            raise ConfigurationError(
-                f'FederatedLoop(client_optimizer={client_optimizer!r}): expected "reset" or "keep".'
-            )
-        if evaluate_models not in ("received", "trained"):
-            raise ConfigurationError(
-                f'FederatedLoop(evaluate_models={evaluate_models!r}): expected "received" or "trained".'
-            )
         self.aggregator = aggregator or FedAvg()
         self.personalizer = personalizer
         self.sampler = sampler or FullParticipation()
@@ -167,6 +151,7 @@ class FederatedLoop(L.Callback):
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
         self.keep_trained = evaluate_models == "trained"
         self.seed = seed
+        check_arguments(self)
         self._reset()
 
     @property
@@ -233,7 +218,7 @@ class FederatedLoop(L.Callback):
             figures_every=self.figures_every,
         )
         figure, _ = plot_partition(self._data.class_counts, self._data.class_names)
-        self._csv = self._reporter.begin(self.round_index, self._csv, self._settings(), figure)
+        self._csv = self._reporter.begin(self.round_index, self._csv, settings(self, self._data, self._seed), figure)
         self._progress = ProgressText(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -252,9 +237,10 @@ class FederatedLoop(L.Callback):
             self.privacy,
         )
         self._server = Server(self, trainer, self._data, self.space, self._participants)
-        federation = self._federation(pl_module)
+        self._term = AnchoredTerm(self.client_term, self._training)
+        known = federation(self, pl_module, self._data, self._seed)
         for strategy in self.strategies.values():
-            (strategy.resume if self._resumed or trainer.current_epoch else strategy.begin)(federation)
+            (strategy.resume if self._resumed or trainer.current_epoch else strategy.begin)(known)
         self._boundary = RoundBoundary(trainer)
 
     def _round_loader(self) -> CohortLoader:
@@ -283,8 +269,7 @@ class FederatedLoop(L.Callback):
         # What hooks and validation draw must not depend on how the run got here.
         seed_global_rngs(self._seed, "round", self.round_index)
         self._training.begin_round(self._round_loader(), self._server.starts)
-        if self.client_term is not None:
-            self._anchor(pl_module, self._training.global_vector)
+        self._term.begin_round()
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -292,17 +277,10 @@ class FederatedLoop(L.Callback):
         if self._training.begin_batch():
             rounds = f"{self.round_index + 1}/{trainer.max_epochs}"
             self._progress.text = {"round": rounds, "client": self._training.place}
-            if self.client_term is not None and self.client_term.anchor == "start":
-                self._anchor(pl_module, self._training.start)
+            self._term.begin_client()
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        if self.client_term is not None:
-            held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            self.client_term.add_gradients(held, [p.grad for p in held], [self._anchors[p] for p in held])
-
-    def _anchor(self, module: L.LightningModule, vector: Tensor) -> None:
-        anchors = self.space.unflatten(vector)
-        self._anchors = {p: anchors[name].to(p.dtype) for name, p in module.named_parameters()}
+        self._term.add_gradients(optimizer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -427,24 +405,3 @@ class FederatedLoop(L.Callback):
     @property
     def _started(self) -> bool:
         return "_training" in self.__dict__
-
-    def _federation(self, module: L.LightningModule) -> Federation:
-        clients, data = range(self._data.num_clients), self._data
-        sizes = {
-            split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
-            for split in ("train", "val", "test")
-        }
-        return Federation(self.space.read(module), self.space, data.num_clients, data.num_classes, sizes, self._seed)
-
-    def _settings(self) -> dict[str, Any]:
-        settings: dict[str, Any] = {
-            "local_epochs": self.local_epochs,
-            "server_lr": self.server_lr,
-            "client_optimizer": self.client_optimizer,
-            "federation_seed": self._seed,
-        }
-        settings |= {role: repr(strategy) for role, strategy in self.strategies.items()}
-        settings |= {"attacks": repr(self.attacks)} if self.attacks else {}
-        settings |= {"privacy": repr(self.privacy)} if self.privacy is not None else {}
-        settings |= {f"metric/{name}": repr(metric) for name, metric in self.metrics.items()}
-        return {**settings, **{f"data/{name}": value for name, value in self._data.describe().items()}}
