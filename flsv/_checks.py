@@ -97,7 +97,9 @@ def check_setup(loop: FederatedLoop, trainer: L.Trainer, module: L.LightningModu
 
 
 def check_space(loop: FederatedLoop, space: ParameterSpace, num_classes: int) -> None:
-    """Check the classifier head, once the module's layers exist."""
+    """Check what depends on the module's layers, once they exist."""
+    if loop.privacy is not None:
+        loop.privacy.check(space)
     if not (loop.board.head_metrics or loop.head):
         return
     asking = f"metrics {loop.board.head_metrics}" if loop.board.head_metrics else f"head={loop.head!r}"

@@ -49,12 +49,14 @@ class ContributionBoard:
         """Names of the metrics that evaluate models on the server's validation set."""
         return [name for name, fields in self._fields.items() if GAME_ARGUMENTS & set(fields)]
 
-    def bind(self, num_clients: int, num_classes: int, class_names: Sequence[str] | None) -> None:
-        """Tell every metric the size of the federation."""
+    def bind(
+        self, num_clients: int, num_classes: int, class_names: Sequence[str] | None, class_counts: Tensor | None = None
+    ) -> None:
+        """Tell every metric the size of the federation; see :meth:`ContributionMetric.bind`."""
         self._num_clients = num_clients
         for metric in self.metrics.values():
             if isinstance(metric, ContributionMetric):
-                metric.bind(num_clients, num_classes, class_names)
+                metric.bind(num_clients, num_classes, class_names, class_counts)
             metric.persistent(True)
 
     def reset(self) -> None:

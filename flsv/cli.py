@@ -1,7 +1,8 @@
 """Federated learning in which every participant's contribution is measured.
 
 LightningCLI, with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``. Besides the
-subcommands below there is ``flsv compare``: several algorithms on one partition (``flsv compare --help``).
+subcommands below there are ``flsv compare``, several algorithms on one partition, and ``flsv value``, valuation before
+training (``flsv compare --help``, ``flsv value --help``).
 """
 
 from __future__ import annotations
@@ -62,6 +63,10 @@ def main(args: list[str] | None = None) -> int:
             from flsv.compare import main as compare
 
             compare(given[1:])
+        elif given[:1] == ["value"]:
+            from flsv.value import main as value
+
+            value(given[1:])
         else:
             make_cli(args)
     except ValueError as error:

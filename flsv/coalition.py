@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from flsv._evaluation.coalition_models import CoalitionModels, Weighting
+from flsv._evaluation.coalition_models import CoalitionModels, Renormalized, Weighting
 from flsv._evaluation.evaluator import ModelEvaluator
 from flsv._evaluation.gradients import GradientProducts, validation_gradient_products
 from flsv._evaluation.scores import METRICS, Scores, check_metric
@@ -32,6 +32,7 @@ __all__ = [
     "CoalitionUtility",
     "GradientProducts",
     "ModelEvaluator",
+    "Renormalized",
     "Scores",
     "validation_gradient_products",
 ]
@@ -57,7 +58,7 @@ class CoalitionUtility:
             the mean cross-entropy, nats), ``"per_class_accuracy"`` (0 for classes without samples) or ``"custom"``, the
             evaluator's torchmetrics metric (its sign turned where ``higher_is_better`` is False). More is better.
         weighting: w_i(S): ``"uniform"``, 1/|S|; ``"samples"``, n_i / sum_{j in S} n_j; or fixed weights ``[k]``, not
-            renormalised inside S.
+            renormalised inside S, or ``Renormalized(weights)``, w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
         server_lr: eta, the share of the way to the average that the coalition's model moves.
         empty: the utility of the empty coalition, a number or, for per-class accuracy, ``[M]``; None: that of the
             global model.

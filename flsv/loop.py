@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -32,19 +32,18 @@ from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.cohort import CohortLoader
 from flsv.data import plot_partition
+from flsv.errors import ConfigurationError
 from flsv.local import ClientTerm
 from flsv.local_data import Client
-from flsv.metrics import ContributionMetric
+from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.parameters import ParameterSpace
 from flsv.personalization import Personalizer
+from flsv.privacy import GaussianPrivacy
 from flsv.reporting.progress import ProgressText
 from flsv.reporting.reporter import Reporter
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import generator_for, seed_global_rngs
 from flsv.strategy import Strategy
-
-if TYPE_CHECKING:
-    from flsv.privacy import GaussianPrivacy
 
 
 class FederatedLoop(L.Callback):
@@ -65,7 +64,8 @@ class FederatedLoop(L.Callback):
         client_term: a term added to every client's loss, such as ``flsv.local.FedProx``.
         attacks: what malicious clients do to their updates, such as ``flsv.attacks.GradientPoisoning``. The server does
             not know.
-        privacy: what every client does to its update before it leaves, and the budget at which the fit stops.
+        privacy: what every client does to its update before it leaves, and the budget at which the fit stops; adds the
+            metric ``"epsilon"``.
         local_epochs: passes over a client's data per round.
         server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the
             way.
@@ -145,7 +145,13 @@ class FederatedLoop(L.Callback):
         self.sampler = sampler or FullParticipation()
         self.client_term = client_term
         self.attacks, self.privacy = attacks or [], privacy
-        self.board = ContributionBoard(metrics or {})
+        self._epsilon = None if privacy is None else PrivacyLoss(privacy)
+        if self._epsilon is not None and "epsilon" in (metrics or {}):
+            raise ConfigurationError(
+                'FederatedLoop(privacy=...) adds a metric "epsilon", and there is one of that name: choose another.'
+            )
+        spent = {} if self._epsilon is None else {"epsilon": self._epsilon}
+        self.board = ContributionBoard({**(metrics or {}), **spent})
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
@@ -190,7 +196,8 @@ class FederatedLoop(L.Callback):
             self._reset()
             self.board.reset()
         self._fitting = True
-        self.board.bind(self._data.num_clients, self._data.num_classes, self._data.class_names)
+        data = self._data
+        self.board.bind(data.num_clients, data.num_classes, data.class_names, data.class_counts)
         seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
         self._seed = int.from_bytes(os.urandom(4), "little") if seed is None else int(seed)
         # limit_train_batches holds per client here, and a fast_dev_run's max_steps would cut the cohort short.
@@ -268,6 +275,8 @@ class FederatedLoop(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # What hooks and validation draw must not depend on how the run got here.
         seed_global_rngs(self._seed, "round", self.round_index)
+        if why := self._spent():  # a resumed run, or min_epochs
+            raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
         self._training.begin_round(self._round_loader(), self._server.starts)
         self._term.begin_round()
 
@@ -301,6 +310,9 @@ class FederatedLoop(L.Callback):
         if self.keep_trained:
             self.trained.update({client: model.clone() for client, model in self._training.own.items()})
         last, every = self.round_index + 1 == trainer.max_epochs, self.evaluate_clients_every
+        if not last and (why := self._spent()):
+            last = trainer.should_stop = True
+            warnings.warn(f"training stops after {self.round_index + 1} rounds: {why}.", stacklevel=2)
         evaluated = bool(every) and (last or (self.round_index + 1) % every == 0)
         if evaluated:
             self.client_accuracy = self._server.evaluate_clients(round.server_vector)
@@ -314,6 +326,10 @@ class FederatedLoop(L.Callback):
         )
         seed_global_rngs(self._seed, "server", self.round_index)
         self.round_index += 1
+
+    def _spent(self) -> str | None:
+        """Why the privacy budget does not last for another round."""
+        return None if self._epsilon is None else self._epsilon.spent()
 
     # ---- between rounds
 

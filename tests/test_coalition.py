@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassF1Score, MulticlassHingeLoss
 
 from flsv._evaluation import vmapped
-from flsv.coalition import CoalitionGames, CoalitionTable, CoalitionUtility, ModelEvaluator
+from flsv.coalition import CoalitionGames, CoalitionTable, CoalitionUtility, ModelEvaluator, Renormalized
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
@@ -84,8 +84,9 @@ def all_masks(clients: int) -> Tensor:
 def coalition_weights(round: Round, mask: Tensor, weighting: Any) -> tuple[dict[int, float], dict[int, float]]:
     """The members' weights in parameters and in buffers, in plain Python."""
     members = mask.nonzero().flatten().tolist()
-    if isinstance(weighting, Tensor):
-        raw = {i: float(weighting[i]) for i in members}
+    if not isinstance(weighting, str):
+        given = weighting.weights if isinstance(weighting, Renormalized) else weighting
+        raw = {i: float(given[i]) for i in members}
     else:
         raw = {i: float(round.num_samples[i]) if weighting == "samples" else 1.0 for i in members}
     total = sum(raw.values())
@@ -144,7 +145,13 @@ FIXED = torch.tensor([0.5, 0.1, 0.0, 0.7])
 
 @pytest.mark.parametrize(
     ("weighting", "server_lr", "own_starts"),
-    [("uniform", 1.0, False), ("samples", 0.6, False), (FIXED, 1.0, False), (FIXED, 1.7, True)],
+    [
+        ("uniform", 1.0, False),
+        ("samples", 0.6, False),
+        (FIXED, 1.0, False),
+        (FIXED, 1.7, True),
+        (Renormalized(FIXED), 0.6, True),
+    ],
 )
 @pytest.mark.parametrize("backend", ["threads", "vmap", "serial"])
 def test_every_metric_against_naive_averaging_and_scikit_learn(
@@ -159,7 +166,7 @@ def test_every_metric_against_naive_averaging_and_scikit_learn(
     masks = all_masks(4)
     expected = []
     for mask in masks:
-        if isinstance(weighting, Tensor) and mask.any() and not weighting[mask].any():
+        if not isinstance(weighting, str) and mask.any() and not FIXED[mask].any():
             mask = torch.zeros_like(mask)  # nobody with a weight: the global model
         expected.append(naive_scores(naive_model(net, round, mask, weighting, server_lr), data))
     for name in METRICS:
@@ -787,6 +794,7 @@ def test_a_metric_of_several_numbers(backend: Any) -> None:
         ({"weighting": torch.ones(3)}, "expected 4 weights"),
         ({"weighting": torch.tensor([1, 1, 1, -0.1])}, "not negative"),
         ({"weighting": torch.tensor([1, 1, 1, torch.nan])}, "finite"),
+        ({"weighting": Renormalized(torch.ones(3))}, "expected 4 weights"),
         ({"server_lr": 0.0}, "server_lr=0.0"),
     ],
 )

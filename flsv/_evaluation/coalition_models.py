@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +11,14 @@ from flsv._evaluation.replica import Build
 from flsv.errors import ConfigurationError
 from flsv.round import Round
 
-Weighting = Literal["uniform", "samples"] | Tensor
+
+class Renormalized(NamedTuple):
+    """Weights ``[k]`` that are made to sum to 1 inside every coalition; a plain tensor's are not."""
+
+    weights: Tensor
+
+
+Weighting = Literal["uniform", "samples"] | Tensor | Renormalized
 
 
 class CoalitionModels:
@@ -19,7 +26,7 @@ class CoalitionModels:
 
     Args:
         round: the cohort.
-        weighting: ``"uniform"``, ``"samples"`` or fixed weights ``[k]``.
+        weighting: ``"uniform"``, ``"samples"``, fixed weights ``[k]`` or :class:`Renormalized` ones.
         server_lr: the parameters' step.
 
     Attributes:
@@ -65,6 +72,8 @@ class CoalitionModels:
 
 
 def _client_weights(round: Round, weighting: Weighting) -> Tensor:
+    if isinstance(weighting, Renormalized):
+        weighting = weighting.weights
     if isinstance(weighting, Tensor):
         weights = weighting.detach().to("cpu", torch.float64)
         if weights.shape != (len(round),) or not bool((weights.isfinite() & (weights >= 0)).all()):
@@ -78,6 +87,6 @@ def _client_weights(round: Round, weighting: Weighting) -> Tensor:
     if weighting == "samples":
         return round.num_samples.to("cpu", torch.float64)
     raise ConfigurationError(
-        f'CoalitionUtility(weighting={weighting!r}): expected "uniform", "samples" or a tensor of fixed weights '
-        f"[{len(round)}]."
+        f'CoalitionUtility(weighting={weighting!r}): expected "uniform", "samples", a tensor of fixed weights '
+        f"[{len(round)}] or Renormalized(weights)."
     )

@@ -2,9 +2,10 @@
 
 from flsv.aggregation.base import Aggregator
 from flsv.aggregation.cgsv import CGSV
+from flsv.aggregation.divergence_weighted import DivergenceWeighted
 from flsv.aggregation.fedavg import FedAvg
 from flsv.aggregation.geometric_median import GeometricMedian
 from flsv.aggregation.shapfed import ShapFedWA
 from flsv.aggregation.shapley_weighted import ShapleyWeighted
 
-__all__ = ["CGSV", "Aggregator", "FedAvg", "GeometricMedian", "ShapFedWA", "ShapleyWeighted"]
+__all__ = ["CGSV", "Aggregator", "DivergenceWeighted", "FedAvg", "GeometricMedian", "ShapFedWA", "ShapleyWeighted"]

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from flsv.data.corruption import Corruption
 from flsv.data.corruption.open_set import unknown_classes
 from flsv.data.federated_data import FederatedData, deal
+from flsv.data.filtering import without_flagged
 from flsv.data.loaders import TensorBatches
 from flsv.data.partition import IIDPartitioner, Partitioner
 from flsv.data.sets import is_downloadable, load_image_data
@@ -21,6 +22,7 @@ from flsv.data.source import open_source, source_name
 from flsv.data.splits import SplitOptions
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
+from flsv.valuation import FedBary
 
 _BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
@@ -56,6 +58,8 @@ class FederatedDataModule(L.LightningDataModule):
         corruptions: what is wrong with some clients' training data, in the order in which it happens, such as
             ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``preload`` for it. No
             validation or test sample changes, and the data set itself does not either.
+        drop_flagged: leave out the training samples that the clients flag when they value them against the server's
+            validation set (or, without one, each other), see :class:`flsv.valuation.FedBary`; True for its defaults.
         train_transform: applied to the images ``[B, ...]`` of each training batch.
         drop_last: leave out a client's last training batch if not full; None for the wrapped loader's, else False.
         num_workers: processes that read data that are not tensors; None for the wrapped loader's, else 0.
@@ -97,6 +101,7 @@ class FederatedDataModule(L.LightningDataModule):
         max_samples: int | None = None,
         groups: str | list[int] | list[str] | None = None,
         corruptions: list[Corruption] | None = None,
+        drop_flagged: bool | FedBary = False,
         # Not "-> Tensor": jsonargparse would take a class path for that of a Tensor.
         train_transform: Callable[[Tensor], Any] | None = None,
         drop_last: bool | None = None,
@@ -132,6 +137,7 @@ class FederatedDataModule(L.LightningDataModule):
                 f"OpenSetLabelNoise takes the unknown classes out of validation and test data, which it cannot do to "
                 f"the loaders of {source_name(source)}. Give data sets, (train, test), instead of a data module."
             )
+        self.detector = FedBary() if drop_flagged is True else drop_flagged or None
         self.source = source
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
@@ -150,6 +156,7 @@ class FederatedDataModule(L.LightningDataModule):
         self._stages: set[str] = set()
         self._stale = True
         self._dealt: FederatedData | None = None
+        self._dropped = 0
         self._eval_loaders: dict[Any, Any] = {}
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
@@ -195,6 +202,10 @@ class FederatedDataModule(L.LightningDataModule):
             )
             self._eval_loaders.clear()
             self._stale = False
+            if self.detector is not None:
+                held = int(self.num_samples.sum())
+                self._dealt = without_flagged(self, self._dealt, self.detector)
+                self._dropped = held - int(self.num_samples.sum())
 
     def teardown(self, stage: str) -> None:
         """Tear the wrapped data module down; if that means anything to it, the next ``setup`` starts anew."""
@@ -345,6 +356,8 @@ class FederatedDataModule(L.LightningDataModule):
         }
         if self.corruptions:
             facts["corruptions"] = ", ".join(map(repr, self.corruptions))
+        if self.detector is not None:
+            facts |= {"drop_flagged": repr(self.detector), "dropped_samples": self._dropped}
         if self._dealt is not None:
             facts |= {
                 "batch_size": self._dealt.train_options["batch_size"],

@@ -2,8 +2,14 @@
 
 from flsv.functional.class_specific_shapley import class_specific_shapley, participant_weights
 from flsv.functional.collaborative_fairness import collaborative_fairness
+from flsv.functional.communication import classifier_size, communication_parameters, download_schedule
 from flsv.functional.cosine_gradient_shapley import cosine_gradient_shapley
+from flsv.functional.decayed_shapley import DecayedValues, decayed_shapley
+from flsv.functional.divergence_weights import divergence_weights
 from flsv.functional.gradient_shapley import gradient_shapley
+from flsv.functional.label_divergence import label_divergence
+from flsv.functional.personalised_weights import personalised_weights
+from flsv.functional.relevance import discovery_bound, label_overlap, relevance_auroc
 from flsv.functional.shapley import (
     ESTIMATORS,
     DifferenceEstimate,
@@ -22,27 +28,80 @@ from flsv.functional.shapley import (
     stratified_shapley,
     surrogate_shapley,
 )
+from flsv.functional.top_k_download import top_k_download
+from flsv.functional.transport import (
+    ClassStatistics,
+    FederatedBarycenter,
+    FederatedDistance,
+    TransportClient,
+    TransportServer,
+    calibrated_gradient,
+    class_statistics,
+    client_values,
+    contribution_shares,
+    debiased_potential,
+    federated_wasserstein,
+    interpolating_measure,
+    knn_shapley,
+    label_augmented_cost,
+    label_distance,
+    label_embedding,
+    lava_values,
+    wasserstein_barycenter,
+    wasserstein_distance,
+)
 
 __all__ = [
     "ESTIMATORS",
+    "ClassStatistics",
+    "DecayedValues",
     "DifferenceEstimate",
+    "FederatedBarycenter",
+    "FederatedDistance",
     "ShapleyEstimate",
+    "TransportClient",
+    "TransportServer",
     "banzhaf",
+    "calibrated_gradient",
     "class_specific_shapley",
+    "class_statistics",
+    "classifier_size",
+    "client_values",
     "collaborative_fairness",
+    "communication_parameters",
     "complementary_shapley",
+    "contribution_shares",
     "cosine_gradient_shapley",
+    "debiased_potential",
+    "decayed_shapley",
     "difference_shapley",
+    "discovery_bound",
+    "divergence_weights",
+    "download_schedule",
     "exact_shapley",
+    "federated_wasserstein",
     "gradient_shapley",
     "gtg_shapley",
     "importance_probabilities",
+    "interpolating_measure",
+    "knn_shapley",
+    "label_augmented_cost",
+    "label_distance",
+    "label_divergence",
+    "label_embedding",
+    "label_overlap",
+    "lava_values",
     "leave_one_out",
     "normalize_differences",
     "normalize_shapley",
     "participant_weights",
     "permutation_shapley",
+    "personalised_weights",
     "regression_shapley",
+    "relevance_auroc",
     "stratified_shapley",
     "surrogate_shapley",
+    "top_k_download",
+    "wasserstein_barycenter",
+    "wasserstein_distance",
 ]

@@ -1,22 +1,38 @@
 """Contribution metrics: stateful torchmetrics, one per function in ``flsv.functional``."""
 
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.calibrated_ot_gradient import CalibratedOTGradient
 from flsv.metrics.class_specific_shapley import ClassSpecificShapley
 from flsv.metrics.collaborative_fairness import CollaborativeFairness
+from flsv.metrics.communication_cost import CommunicationCost
 from flsv.metrics.cosine_gradient_shapley import CosineGradientShapley
 from flsv.metrics.cumulative_shapley import CumulativeShapley
+from flsv.metrics.decayed_shapley import DecayedShapley
+from flsv.metrics.domain_relevance import DomainRelevance
 from flsv.metrics.federated_shapley import LeaveOneOut, PartialFederatedShapley
 from flsv.metrics.gradient_shapley import GradientShapley
+from flsv.metrics.mean_test_accuracy import MeanTestAccuracy
+from flsv.metrics.one_round_shapley import OneRoundShapley
+from flsv.metrics.privacy_loss import PrivacyLoss
 from flsv.metrics.surrogate_federated_shapley import SurrogateFederatedShapley
+from flsv.metrics.wasserstein_contribution import WassersteinContribution
 
 __all__ = [
+    "CalibratedOTGradient",
     "ClassSpecificShapley",
     "CollaborativeFairness",
+    "CommunicationCost",
     "ContributionMetric",
     "CosineGradientShapley",
     "CumulativeShapley",
+    "DecayedShapley",
+    "DomainRelevance",
     "GradientShapley",
     "LeaveOneOut",
+    "MeanTestAccuracy",
+    "OneRoundShapley",
     "PartialFederatedShapley",
+    "PrivacyLoss",
     "SurrogateFederatedShapley",
+    "WassersteinContribution",
 ]

@@ -48,11 +48,25 @@ class ContributionMetric(Metric):
             )
         self.num_clients, self.num_classes = num_clients, num_classes
         self.class_names: Sequence[str] | None = None
+        self.class_counts: Tensor | None = None
         if self._sized:
             self._create_states()
 
-    def bind(self, num_clients: int, num_classes: int, class_names: Sequence[str] | None = None) -> None:
+    def bind(
+        self,
+        num_clients: int,
+        num_classes: int,
+        class_names: Sequence[str] | None = None,
+        class_counts: Tensor | None = None,
+    ) -> None:
         """Take the number of clients and classes from the federation, or check them against it.
+
+        Args:
+            num_clients: n.
+            num_classes: M.
+            class_names: names of the classes, for pictures.
+            class_counts: ``[n, M]`` training samples of each client and class, which nobody in a real federation would
+                know: for a ground truth to judge values by.
 
         Raises:
             ConfigurationError: the metric was made for another number of clients or classes.
@@ -64,7 +78,7 @@ class ContributionMetric(Metric):
                     f"{type(self).__name__}({name}={mine}) does not fit the federation, which has {name}={value}. "
                     f"Leave {name} out: it is taken from the data."
                 )
-        self.class_names = class_names
+        self.class_names, self.class_counts = class_names, class_counts
         bound = self._sized
         self.num_clients, self.num_classes = num_clients, num_classes
         if not bound:
@@ -77,6 +91,10 @@ class ContributionMetric(Metric):
     def diagnostics(self) -> dict[str, Tensor]:
         """What else to log after an update: scalars ``[]`` or one number per client ``[num_clients]``, by name."""
         return {}
+
+    def columns(self) -> list[str] | None:
+        """Names of the columns of ``[num_clients, M]`` values in the reports; None: they are the classes."""
+        return None
 
     def client_values(self, value: Tensor) -> Tensor:
         """One number per client ``[num_clients]`` from what ``compute`` gave: by default the mean over classes."""

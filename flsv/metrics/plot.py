@@ -11,7 +11,11 @@ from torch import Tensor
 
 
 def plot_contributions(
-    val: Tensor | Sequence[Tensor], ax: Any = None, name: str = "contribution", class_names: Sequence[str] | None = None
+    val: Tensor | Sequence[Tensor],
+    ax: Any = None,
+    name: str = "contribution",
+    class_names: Sequence[str] | None = None,
+    columns: str = "class",
 ) -> tuple[Any, Any]:
     """Draw contributions.
 
@@ -20,7 +24,8 @@ def plot_contributions(
             client over rounds. NaN is left blank.
         ax: a matplotlib axis; by default a new figure that belongs to nobody (no pyplot state, nothing to close).
         name: the title.
-        class_names: labels of the classes, M of them.
+        class_names: labels of the columns, M of them.
+        columns: what the columns of ``[n, M]`` are.
 
     Returns:
         ``(figure, axis)``.
@@ -28,9 +33,9 @@ def plot_contributions(
     if not isinstance(val, Tensor):
         val = list(val)
     if ax is None:
-        ax = _figure(val).subplots()
+        ax = new_figure(val).subplots()
     if isinstance(val, Tensor) and val.ndim == 2:
-        _heatmap(ax, val.detach().float().cpu(), class_names)
+        _heatmap(ax, val.detach().float().cpu(), class_names, columns)
     elif isinstance(val, Tensor) and val.ndim == 1:
         ax.bar(range(len(val)), val.detach().float().cpu().nan_to_num().numpy(), color="#4878a8")
         ax.set_xlabel("client")
@@ -47,16 +52,18 @@ def plot_contributions(
     return ax.figure, ax
 
 
-def _figure(val: Tensor | list[Tensor]) -> Figure:
+def new_figure(val: Tensor | list[Tensor], panels: int = 1) -> Figure:
+    """A figure, empty, for so many pictures like that of ``val`` side by side."""
     if isinstance(val, Tensor) and val.ndim == 2:
         clients, classes = val.shape
         size = (min(2.2 + 0.55 * classes, 16), min(1.4 + 0.36 * clients, 16))
     else:
         size = (6.4, 3.6)
+    size = (panels * size[0], size[1])
     return Figure(figsize=size, dpi=100, layout="constrained")
 
 
-def _heatmap(ax: Any, values: Tensor, class_names: Sequence[str] | None) -> None:
+def _heatmap(ax: Any, values: Tensor, class_names: Sequence[str] | None, columns: str) -> None:
     clients, classes = values.shape
     bound = values[values.isfinite()].abs().max().item() if values.isfinite().any() else 1.0
     # Symmetric about 0, so that colour says the sign.
@@ -68,7 +75,7 @@ def _heatmap(ax: Any, values: Tensor, class_names: Sequence[str] | None) -> None
     labels = [str(class_names[j]) if class_names else str(j) for j in range(0, classes, every)]
     long = max(map(len, labels)) > 3
     ax.set_xticks(range(0, classes, every), labels, rotation=45 if long else 0, ha="right" if long else "center")
-    ax.set_xlabel("class")
+    ax.set_xlabel(columns)
     ax.set_ylabel("client")
     if clients * classes <= 200:
         for i in range(clients):

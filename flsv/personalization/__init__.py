@@ -2,7 +2,25 @@
 
 from flsv.personalization.base import Personalizer
 from flsv.personalization.cgsv import SparsifiedReward
+from flsv.personalization.fedamp import FedAMP, HeurFedAMP
+from flsv.personalization.fedem import FedEM
+from flsv.personalization.fedfomo import FedFomo
+from flsv.personalization.ifca import IFCA
+from flsv.personalization.pfedhn import PFedHN
+from flsv.personalization.pfedsv import PFedSV
 from flsv.personalization.shapfed import ShapFedPersonalizer
 from flsv.personalization.standalone import Standalone
 
-__all__ = ["Personalizer", "ShapFedPersonalizer", "SparsifiedReward", "Standalone"]
+__all__ = [
+    "IFCA",
+    "FedAMP",
+    "FedEM",
+    "FedFomo",
+    "HeurFedAMP",
+    "PFedHN",
+    "PFedSV",
+    "Personalizer",
+    "ShapFedPersonalizer",
+    "SparsifiedReward",
+    "Standalone",
+]

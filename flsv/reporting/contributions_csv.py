@@ -16,7 +16,8 @@ Row = tuple[int, str, int, "int | str", float]
 class ContributionsFile:
     """Appends a round at a time, in one write.
 
-    Columns: ``round`` (from 0), ``metric``, ``client``, ``class`` (empty for a client's overall value), ``value``.
+    Columns: ``round`` (from 0), ``metric``, ``client``, ``class`` (empty for a client's overall value; where a
+    metric's columns are no classes their names, such as the other client's number), ``value``.
 
     Args:
         path: the file.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -28,7 +27,7 @@ class Reporter:
         trainer: whose loggers and log folder are used.
         metrics: the contribution metrics by name.
         class_names: names of the classes, or None.
-        per_class: whether ``[n, M]`` values are logged per class too.
+        per_class: whether ``[n, M]`` values are logged per class too; columns that are no classes are in the CSV only.
         figures_every: rounds between two figures of a metric; 0 for none.
     """
 
@@ -80,10 +79,11 @@ class Reporter:
             rows += overall
             scalars |= {f"contribution/{name}/client_{i}": v for _, _, i, _, v in overall}
             if value.ndim == 2:
+                names = self._columns(name)
                 for j, column in enumerate(value.T):
-                    per_class = _rows(round_index, name, j, column)
+                    per_class = _rows(round_index, name, names[j] if names else j, column)
                     rows += per_class
-                    if self._per_class:
+                    if self._per_class and names is None:
                         scalars |= {f"contribution/{name}/class_{j}/client_{i}": v for _, _, i, _, v in per_class}
         for name, metric in self._metrics.items():
             for what, value in (metric.diagnostics() if isinstance(metric, ContributionMetric) else {}).items():
@@ -130,7 +130,8 @@ class Reporter:
         console.print(client_table(num_samples, values, weights, accuracy))
         for name, value in contributions.items():
             if value.ndim == 2 and value.shape[1] <= 10:
-                console.print(class_table(name, value, self._class_names))
+                names = self._columns(name)
+                console.print(class_table(name, value, names or self._class_names, "column" if names else "class"))
 
     def overall(self, name: str, value: Tensor) -> Tensor:
         """One number per client ``[n]``: the metric's own summary, or the mean over classes."""
@@ -138,6 +139,11 @@ class Reporter:
         if summary is not None:
             return summary(value)
         return value.mean(-1) if value.ndim == 2 else value
+
+    def _columns(self, name: str) -> list[str] | None:
+        """Names of the columns of a metric's values where they are no classes."""
+        metric = self._metrics[name]
+        return metric.columns() if isinstance(metric, ContributionMetric) else None
 
     def _log(self, scalars: Mapping[str, float], step: int) -> None:
         for logger in self._trainer.loggers:
@@ -166,5 +172,6 @@ class Reporter:
 
 
 def _rows(round_index: int, metric: str, label: int | str, values: Tensor) -> list[Row]:
-    numbers = values.detach().to("cpu", torch.float32).tolist()
+    values = values.detach().cpu()
+    numbers = (values.float() if values.is_floating_point() else values).tolist()
     return [(round_index, metric, i, label, v) for i, v in enumerate(numbers) if v == v]

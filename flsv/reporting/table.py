@@ -29,14 +29,14 @@ def client_table(
     return _table("Contributions", columns)
 
 
-def class_table(name: str, values: Tensor, class_names: Sequence[str] | None = None) -> Table:
-    """One row per client and one column per class, of a metric's values ``[n, M]``."""
-    columns = {"client": [str(i) for i in range(len(values))]}
-    columns |= {
+def class_table(name: str, values: Tensor, class_names: Sequence[str] | None = None, columns: str = "class") -> Table:
+    """One row per client and one column per class (or whatever ``columns`` are), of a metric's values ``[n, M]``."""
+    cells = {"client": [str(i) for i in range(len(values))]}
+    cells |= {
         str(class_names[j] if class_names else j): [x.replace("0.", ".", 1) for x in _numbers(column, 2)]
         for j, column in enumerate(values.T)
     }
-    return _table(f"{name} by class", columns)
+    return _table(f"{name} by {columns}", cells)
 
 
 def _table(title: str, columns: Mapping[str, list[str]]) -> Table:
@@ -49,4 +49,5 @@ def _table(title: str, columns: Mapping[str, list[str]]) -> Table:
 
 
 def _numbers(values: Tensor, digits: int) -> list[str]:
+    digits = digits if values.is_floating_point() else 0
     return ["-" if value != value else f"{value:.{digits}f}" for value in values.tolist()]

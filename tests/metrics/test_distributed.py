@@ -11,7 +11,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from flsv.metrics import ClassSpecificShapley, CumulativeShapley, PartialFederatedShapley, SurrogateFederatedShapley
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CumulativeShapley,
+    DecayedShapley,
+    PartialFederatedShapley,
+    SurrogateFederatedShapley,
+)
 
 ROUNDS = [([0, 1, 2], 1), ([1, 3], 2), ([0, 2, 3], 3), ([0, 1], 4)]
 
@@ -22,6 +28,7 @@ def metrics() -> dict[str, torch.nn.Module]:
         "partial": PartialFederatedShapley(num_clients=4, estimator="exact", momentum=0.5),
         "ssv": SurrogateFederatedShapley(num_clients=4, estimator="exact"),
         "sum": CumulativeShapley(num_clients=4, estimator="exact"),
+        "decayed": DecayedShapley(num_clients=4, decay=0.7),
     }
 
 
@@ -33,7 +40,8 @@ def feed(metric: torch.nn.Module, ids: list[int], seed: int) -> None:
         metric.update(clients, heads, heads.mean(0))
     else:
         worth = torch.randn(len(ids), generator=generator)
-        metric.update(clients, lambda masks: masks.float() @ worth)
+        index = (seed - 1,) if isinstance(metric, DecayedShapley) else ()
+        metric.update(clients, *index, lambda masks: masks.float() @ worth)
 
 
 def process(rank: int, port: int, folder: str) -> None:

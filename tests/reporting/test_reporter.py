@@ -14,7 +14,8 @@ from toys import Plain, fit, toy_data
 
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, DomainRelevance
+from flsv.personalization import PFedSV
 from flsv.sampling import UniformSampler
 
 
@@ -126,3 +127,27 @@ def test_the_progress_bar_shows_round_client_and_validation(tmp_path: Path) -> N
     assert [row["round"] for row in shown] == ["1/2"] * (len(shown) // 2) + ["2/2"] * (len(shown) // 2)
     assert shown[-1]["val_acc"] == 0.5
     assert "get_metrics" not in bar.__dict__
+
+
+def test_columns_that_are_no_classes(tmp_path: Path) -> None:
+    """Pairs of clients: named in the CSV and the table, in TensorBoard a figure and a number per client."""
+    metrics = {"relevance": DomainRelevance(truth=torch.eye(3).roll(1, 0)), "cost": CommunicationCost()}
+    federation = FederatedLoop(metrics=metrics, personalizer=PFedSV(), seed=1, figures_every=1)
+    data = toy_data(client_val_fraction=0.2, drop_last=True)
+    fit(federation, tmp_path, data=data, rounds=2, logger=TensorBoardLogger(tmp_path, name="", version="run"))
+    with (tmp_path / "run" / "contributions.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["round"] == "1"]
+    scores = {(r["client"], r["class"]): float(r["value"]) for r in rows if r["metric"] == "relevance" and r["class"]}
+    final = federation.contributions["relevance"]
+    known = [(i, j) for i in range(3) for j in range(3) if not final[i, j].isnan()]
+    assert len(known) > 3
+    assert scores == {(str(i), str(j)): pytest.approx(final[i, j].item()) for i, j in known}
+    cost = {(r["client"], r["class"]): r["value"] for r in rows if r["metric"] == "cost"}
+    size = federation.space.size
+    assert {cost[str(i), "up"] for i in range(3)} == {str(2 * size)}  # a whole number
+    seen = events(tmp_path / "run")
+    tags = seen.Tags()
+    assert not [tag for tag in tags["scalars"] if "class_" in tag]
+    for tag in ("relevance/client_0", "relevance/auroc", "relevance/found", "cost/client_2", "cost/bytes_down"):
+        assert f"contribution/{tag}" in tags["scalars"]
+    assert {"contribution/relevance", "contribution/cost"} <= set(tags["images"])

@@ -1,0 +1,65 @@
+"""DivergenceWeighted: clients weigh by their samples, less by how one-sided their labels are.
+
+Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equations 5 to 7.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from flsv.aggregation.base import Aggregator
+from flsv.errors import ConfigurationError
+from flsv.functional.divergence_weights import divergence_weights
+from flsv.functional.label_divergence import Divergence, label_divergence
+from flsv.local_data import LocalData
+from flsv.round import Round
+from flsv.strategy import Contributions
+
+
+class DivergenceWeighted(Aggregator):
+    """Weights proportional to N_k - a F_k + b; see :func:`flsv.functional.divergence_weights`.
+
+    N_k is the client's share of the cohort's samples and F_k the divergence of its label distribution. Every client
+    works F_k out itself: its class histogram stays where it is, and one number crosses to the server.
+
+    Args:
+        a: how much divergence counts against a client.
+        b: what everybody gets.
+        kind: of the divergence, ``"kl"`` (nats) or ``"l2"``.
+        reference: what labels are compared with: ``"uniform"``, as in the paper, or ``"global"``, the whole
+            federation's label counts, which clients are then told (as secure aggregation would give them).
+        normalize_divergence: make the cohort's F sum to 1; with raw ones most of the paper's own weights are negative.
+
+    Raises:
+        ConfigurationError: another kind or reference.
+
+    Example:
+        >>> DivergenceWeighted(a=0.5)
+        DivergenceWeighted(a=0.5, b=0.1, kind='kl', reference='uniform', normalize_divergence=True)
+    """
+
+    def __init__(
+        self,
+        a: float = 0.6,
+        b: float = 0.1,
+        kind: Divergence = "kl",
+        reference: Literal["uniform", "global"] = "uniform",
+        normalize_divergence: bool = True,
+    ) -> None:
+        if kind not in ("kl", "l2"):
+            raise ConfigurationError(f'DivergenceWeighted(kind={kind!r}): expected "kl" or "l2".')
+        if reference not in ("uniform", "global"):
+            raise ConfigurationError(f'DivergenceWeighted(reference={reference!r}): expected "uniform" or "global".')
+        self.a, self.b, self.kind, self.reference = a, b, kind, reference
+        self.normalize_divergence = normalize_divergence
+
+    def report(self, local: LocalData) -> dict[str, float]:
+        reference: Literal["uniform"] | Tensor = local.population if self.reference == "global" else "uniform"
+        return {"label_divergence": float(label_divergence(local.class_counts, self.kind, reference))}
+
+    def weights(self, round: Round, contributions: Contributions) -> Tensor:
+        if round.label_divergence is None:
+            raise RuntimeError(f"{self!r}: the clients have not reported their label_divergence.")
+        return divergence_weights(round.num_samples, round.label_divergence, self.a, self.b, self.normalize_divergence)

@@ -1,0 +1,11 @@
+"""What samples are compared in: pixels, principal components, a backbone's features, or the model's own."""
+
+from flsv.features.backbone import Backbone
+from flsv.features.base import FEATURES, Features, make_features
+from flsv.features.pca import PCA, Moments
+from flsv.features.penultimate import Penultimate
+from flsv.features.pixels import Pixels
+
+FEATURES |= {"backbone": Backbone, "pca": PCA, "penultimate": Penultimate, "pixels": Pixels}
+
+__all__ = ["FEATURES", "PCA", "Backbone", "Features", "Moments", "Penultimate", "Pixels", "make_features"]

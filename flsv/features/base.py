@@ -1,0 +1,71 @@
+"""What every map from samples to features has: a fit that pools no raw data, and a call."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+
+from flsv.errors import ConfigurationError
+from flsv.local_data import Client
+
+#: Features by the name that configuration files use; filled by ``flsv.features``.
+FEATURES: dict[str, Callable[..., Features]] = {}
+
+
+class Features(ABC):
+    """A map from samples ``[m, ...]`` to features ``[m, d]``, the same one at every client and at the server.
+
+    Attributes:
+        needs_model: whether the call needs the current global model.
+
+    Example:
+        >>> class Mean(Features):
+        ...     def __call__(self, x, module=None):
+        ...         return x.flatten(1).mean(1, keepdim=True)
+        >>> import torch
+        >>> Mean()(torch.ones(3, 1, 2, 2)).shape
+        torch.Size([3, 1])
+    """
+
+    needs_model = False
+
+    @abstractmethod
+    def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
+        """Features ``[m, d]`` of samples ``[m, ...]``; rows that hold NaN may come out as NaN, and change no other.
+
+        Args:
+            x: the samples.
+            module: the global model in evaluation mode, where ``needs_model``.
+        """
+
+    # A map that has nothing to learn is the usual one, so this is no abstract method.
+    def fit(self, server: Tensor | None, clients: Sequence[Client]) -> None:  # noqa: B027
+        """Learn what the map needs; called before the first call. By default nothing.
+
+        Args:
+            server: the server's own samples ``[m, ...]``, or None.
+            clients: may be asked for statistics. What the questions return is all that crosses.
+        """
+
+
+def make_features(features: str | Features) -> Features:
+    """Features by name, with their usual options, or as they are.
+
+    Raises:
+        ConfigurationError: an unknown name, or something else.
+
+    Example:
+        >>> make_features("pca")
+        PCA(components=50)
+    """
+    if isinstance(features, Features):
+        return features
+    if features not in FEATURES or features == "backbone":
+        names = [name for name in FEATURES if name != "backbone"]
+        raise ConfigurationError(
+            f"features={features!r}: expected one of {names}, or a flsv.features.Features object such as "
+            'Backbone("resnet18").'
+        )
+    return FEATURES[features]()

@@ -1,0 +1,119 @@
+"""Rounds' Shapley values as one value per client, early rounds counting most.
+
+Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, Algorithm 1, line 21:
+
+    phi_i = sum_{t=1..R} omega^t phi_i(t) / sum_j phi_j(t).
+
+With omega = 1 it is the multi-round index (MR) of Song et al., "Profit Allocation for Federated Learning", IEEE Big
+Data 2019; with a threshold the truncated one (TMR) of Wei et al., "Efficient and Fair Data Valuation for Horizontal
+Federated Learning", 2020.
+
+Departures: the quotient has no meaning in a round that gains nothing or loses. A round in which nobody's value differs
+from 0 is skipped; one whose values sum to nothing or less is divided by sum_j |phi_j|: with the literal formula a
+client that did harm would be credited for it. What is left is that a round which gains 0.1 % counts as much as one that
+gains 60 %, and that shares are unbounded where a small gain is the sum of values of both signs. Without the division
+(``normalize=False``) the values are sum_t omega^t phi_i(t), in the unit of the utility.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+
+EPSILON = 1e-6
+
+
+class DecayedValues(NamedTuple):
+    """Of :func:`decayed_shapley`.
+
+    Attributes:
+        values: float64 ``[n]``, NaN for clients that were in no round.
+        skipped: rounds in which nobody's value differed from 0.
+        flagged: rounds whose values summed to nothing or less.
+    """
+
+    values: Tensor
+    skipped: int
+    flagged: int
+
+
+def check_decay(owner: str, decay: float, threshold: float) -> None:
+    """Raise ConfigurationError unless 0 < decay <= 1 and 0 <= threshold <= decay."""
+    if not 0 < decay <= 1:
+        raise ConfigurationError(f"{owner}(decay={decay}): expected a number in (0, 1].")
+    if not 0 <= threshold <= decay:
+        raise ConfigurationError(
+            f"{owner}(threshold={threshold}): expected a number from 0 to decay={decay}; above, no round would be "
+            "evaluated."
+        )
+
+
+def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> float:
+    """decay^t with t = ``round_index`` + 1, or 0 where that is below the threshold: the round need not be evaluated."""
+    factor = decay ** (round_index + 1)
+    return factor if factor >= threshold else 0.0
+
+
+def round_shares(values: Tensor, epsilon: float = EPSILON) -> tuple[Tensor, bool, bool]:
+    """What each client has of a round's gain.
+
+    Args:
+        values: ``[k]``, the round's Shapley values.
+        epsilon: what counts as nothing, in the unit of the values.
+
+    Returns:
+        float64 ``[k]``; whether the round is skipped (all shares 0: the absolute values sum to less than ``epsilon``);
+        and whether it is flagged (the values sum to less than ``epsilon``; their shares are of the absolute values).
+
+    Example:
+        >>> round_shares(torch.tensor([0.3, 0.1]))
+        (tensor([0.7500, 0.2500], dtype=torch.float64), False, False)
+        >>> round_shares(torch.tensor([-0.3, 0.1]))
+        (tensor([-0.7500,  0.2500], dtype=torch.float64), False, True)
+    """
+    values = values.double()
+    total, absolute = float(values.sum()), float(values.abs().sum())
+    if absolute < epsilon:
+        return torch.zeros_like(values), True, False
+    flagged = total < epsilon
+    return values / (absolute if flagged else total), False, flagged
+
+
+def decayed_shapley(rows: Tensor, decay: float = 0.8, threshold: float = 0.0, normalize: bool = True) -> DecayedValues:
+    """The sum over rounds of decay^t times each client's share of the round's gain.
+
+    Args:
+        rows: ``[T, n]``, a round's Shapley values in each row, the first round first; NaN for a client that was not in
+            the cohort.
+        decay: omega in (0, 1].
+        threshold: rounds with decay^t below it are left out; at most ``decay``.
+        normalize: divide each round's values by their sum, as the paper does.
+
+    Returns:
+        See :class:`DecayedValues`. Where every round gains, normalised values sum to sum_t decay^t.
+
+    Raises:
+        ConfigurationError: ``decay`` or ``threshold`` out of range.
+        ValueError: ``rows`` of another shape.
+
+    Example:
+        >>> decayed_shapley(torch.tensor([[0.3, 0.1], [0.0, 0.0], [0.1, -0.2]]), decay=0.5)
+        DecayedValues(values=tensor([0.4167, 0.0417], dtype=torch.float64), skipped=1, flagged=1)
+    """
+    check_decay("decayed_shapley", decay, threshold)
+    if rows.ndim != 2:
+        raise ValueError(f"expected rows [T, n], got {list(rows.shape)}.")
+    values = torch.full(rows.shape[1:], float("nan"), dtype=torch.float64, device=rows.device)
+    skipped = flagged = 0
+    for index, row in enumerate(rows):
+        factor, here = round_factor(index, decay, threshold), ~row.isnan()
+        if factor == 0 or not here.any():
+            continue
+        shares, nothing, loss = round_shares(row[here])
+        values[here] = values[here].nan_to_num() + factor * (shares if normalize else row[here].double())
+        skipped, flagged = skipped + nothing, flagged + loss
+    return DecayedValues(values, skipped, flagged)

@@ -1,0 +1,38 @@
+"""Optimal transport between data sets: distances, the federated protocol, and values of clients and samples."""
+
+from flsv.functional.transport.barycenter import FederatedBarycenter, wasserstein_barycenter
+from flsv.functional.transport.cost import label_augmented_cost, label_embedding
+from flsv.functional.transport.exact import contribution_shares, wasserstein_distance
+from flsv.functional.transport.federated import (
+    FederatedDistance,
+    TransportClient,
+    TransportServer,
+    federated_wasserstein,
+)
+from flsv.functional.transport.interpolation import interpolating_measure
+from flsv.functional.transport.knn_shapley import knn_shapley
+from flsv.functional.transport.potentials import calibrated_gradient, debiased_potential
+from flsv.functional.transport.statistics import ClassStatistics, class_statistics, label_distance
+from flsv.functional.transport.values import client_values, lava_values
+
+__all__ = [
+    "ClassStatistics",
+    "FederatedBarycenter",
+    "FederatedDistance",
+    "TransportClient",
+    "TransportServer",
+    "calibrated_gradient",
+    "class_statistics",
+    "client_values",
+    "contribution_shares",
+    "debiased_potential",
+    "federated_wasserstein",
+    "interpolating_measure",
+    "knn_shapley",
+    "label_augmented_cost",
+    "label_distance",
+    "label_embedding",
+    "lava_values",
+    "wasserstein_barycenter",
+    "wasserstein_distance",
+]

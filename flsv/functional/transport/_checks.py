@@ -1,0 +1,54 @@
+"""What every function of this package asks of its samples, with errors that say whose fault it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+
+
+def check_points(x: Tensor, name: str = "x") -> None:
+    """Raise unless ``x`` is a non-empty ``[m, d]`` float tensor of finite numbers."""
+    if x.ndim != 2 or not x.is_floating_point():
+        raise ConfigurationError(
+            f"{name}: expected a float tensor [samples, features], got {list(x.shape)} of {x.dtype}. Flatten "
+            f"images with {name}.flatten(1).float()."
+        )
+    if len(x) == 0:
+        raise ConfigurationError(f"{name} is empty: a distribution needs at least one sample. Leave this side out.")
+    bad = int((~torch.isfinite(x)).any(1).sum())
+    if bad:
+        raise ConfigurationError(
+            f"{name}: {bad} of {len(x)} rows hold NaN or infinite values. Drop or impute them: they have no "
+            f"distance to anything."
+        )
+
+
+def check_pair(x: Tensor, x2: Tensor, name: str = "x", name2: str = "x2") -> None:
+    """Both sides as :func:`check_points` has it, and of one feature dimension."""
+    check_points(x, name)
+    check_points(x2, name2)
+    if x.shape[1] != x2.shape[1]:
+        raise ConfigurationError(
+            f"{name} has {x.shape[1]} features and {name2} has {x2.shape[1]}: both sides must use the same "
+            f"features. Take the same pixels, projection or network for both."
+        )
+
+
+def check_labels(y: Tensor, x: Tensor, name: str = "y") -> None:
+    """Raise unless ``y`` holds one integer class per row of ``x``."""
+    if y.is_floating_point() or y.is_complex() or y.shape != x.shape[:1]:
+        raise ConfigurationError(
+            f"{name}: expected {len(x)} integer classes, one a sample, got {list(y.shape)} of {y.dtype}."
+        )
+
+
+def check_step(t: float, p: float) -> None:
+    """Raise unless t is inside (0, 1) and p is at least 1."""
+    if not 0 < t < 1:
+        raise ConfigurationError(
+            f"t={t}: the place on the geodesic must be between 0 and 1, exclusive; 0.5 is its middle."
+        )
+    if not p >= 1:
+        raise ConfigurationError(f"p={p}: Wasserstein distances are defined for p >= 1.")

@@ -1,0 +1,125 @@
+"""The Wasserstein barycentre of the clients' samples: the target where there is no validation set.
+
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, Algorithm 1 without a validation
+set, with the step of Cuturi and Doucet, "Fast Computation of Wasserstein Barycenters", ICML 2014, for its support
+points:
+
+    X_Q <- sum_i lambda_i S pi(X_Q, gamma_i) gamma_i.
+
+Theorem 1's monotone objective does not hold for this step. Support points that start equal (the paper's zeros) stay
+equal for ever; ours start as samples of the clients' first interpolants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional.transport.federated import SPREAD
+from flsv.functional.transport.interpolation import interpolate_along, interpolating_measure, matching
+
+
+class AnsweringClient(Protocol):
+    """What the barycentre asks of a client: :class:`TransportClient` is one."""
+
+    @property
+    def dim(self) -> int: ...
+
+    def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class FederatedBarycenter:
+    """What the protocol found.
+
+    Attributes:
+        support_points: ``[S, d]``, equally heavy.
+        distances: ``[n]``, W(P_i, gamma_i) + W(gamma_i, X_Q) of the last iteration, in feature units.
+    """
+
+    support_points: Tensor
+    distances: Tensor
+
+
+def wasserstein_barycenter(
+    clients: Sequence[AnsweringClient],
+    *,
+    support: int,
+    iterations: int,
+    weights: Tensor | None = None,
+    initial: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    p: float = 2,
+) -> FederatedBarycenter:
+    """Free-support barycentre of the clients' samples, from interpolants and distances only.
+
+    Args:
+        clients: n of them, each with ``answer(gamma)`` as :class:`TransportClient` has it.
+        support: S.
+        iterations: K, at least 1.
+        weights: ``[n]`` lambda, at least 0 (sample counts, say); None: equal. They are made to sum to 1.
+        initial: ``[S, d]``, the first points sent to all clients; None: normal, next to 0 (see
+            :class:`TransportServer`). No two may be equal.
+        generator: draws; None: torch's default.
+        p: exponent of the distance; the support's step is the one for 2.
+
+    Returns:
+        See :class:`FederatedBarycenter`.
+
+    Raises:
+        ConfigurationError: no clients, clients of different dimensions, or wrong settings.
+
+    Example:
+        >>> from flsv.functional.transport import TransportClient
+        >>> x = torch.tensor([[0.0], [1.0], [2.0]])
+        >>> clients = [TransportClient(x), TransportClient(x + 6)]
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> found = wasserstein_barycenter(clients, support=3, iterations=25, generator=generator)
+        >>> found.support_points.sort(0).values.T.round(decimals=2), found.distances.round(decimals=2)
+        (tensor([[3., 4., 5.]]), tensor([3., 3.]))
+    """
+    shares = _shares(clients, weights)
+    if iterations < 1 or support < 1:
+        raise ConfigurationError(f"support={support}, iterations={iterations}: both must be at least 1.")
+    start = SPREAD * torch.randn(support, clients[0].dim, generator=generator) if initial is None else initial
+    if start.shape != (support, clients[0].dim):
+        raise ConfigurationError(f"initial: expected [{support}, {clients[0].dim}], got {list(start.shape)}.")
+    if support > 1 and len(start.unique(dim=0)) < support:
+        raise ConfigurationError("initial: equal support points never separate. Start from distinct ones.")
+    gammas = [client.answer(start)[0] for client in clients]
+    # Each point from a client drawn by weight: the mixture of the gammas.
+    owner = torch.multinomial(shares, support, replacement=True, generator=generator).tolist()
+    place = torch.randperm(support, generator=generator).tolist()
+    center = torch.stack([gammas[i][j] for i, j in zip(owner, place)])
+    distances = center.new_full((len(clients),), torch.nan)
+    for _ in range(iterations):
+        moved = torch.zeros_like(center)
+        for i, client in enumerate(clients):
+            answer, distance = client.answer(gammas[i])
+            plan, own = matching(gammas[i], center, p)
+            distances[i] = distance + own
+            ours = interpolate_along(gammas[i], center, plan, support, 0.5)
+            gammas[i] = interpolating_measure(answer.to(ours), ours, p=p)
+            moved += shares[i].to(center) * support * (matching(center, gammas[i], p)[0] @ gammas[i])
+        center = moved
+    return FederatedBarycenter(center, distances)
+
+
+def _shares(clients: Sequence[AnsweringClient], weights: Tensor | None) -> Tensor:
+    if not clients:
+        raise ConfigurationError("clients is empty: a barycentre needs at least one client.")
+    dims = [client.dim for client in clients]
+    for i, dim in enumerate(dims):
+        if dim != dims[0]:
+            raise ConfigurationError(
+                f"client 0 has {dims[0]} features and client {i} has {dim}: all clients must use the same features."
+            )
+    shares = torch.ones(len(clients)) if weights is None else weights.detach().cpu().double()
+    if shares.shape != (len(clients),) or not bool(((shares >= 0) & shares.isfinite()).all()) or not shares.sum() > 0:
+        raise ConfigurationError(f"weights: expected {len(clients)} finite numbers of at least 0, not all 0.")
+    return shares / shares.sum()

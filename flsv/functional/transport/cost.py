@@ -1,0 +1,148 @@
+"""The ground cost between labelled samples, and the vectors whose squared distance it is.
+
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equation 9 and the stacked vector
+[x; m_y; vec(Sigma_y^(1/2))] of section 4.1. The squared distance of two stacked vectors is |x - x'|^2 plus a number
+that depends on the two labels only, so for a cost matrix the vectors (of length d^2 and more) are never built.
+
+We add a weight w of the label term: with w = 1 raw features drown it, and label noise stays invisible (the paper's own
+finding). Each side uses its own class statistics; a class that the other side lacks is simply far from all of its.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional.transport._checks import check_labels, check_pair, check_points
+from flsv.functional.transport.statistics import (
+    ClassStatistics,
+    Covariance,
+    class_statistics,
+    label_distance,
+    squared_distances,
+)
+
+CHUNK_BYTES = 256 * 2**20
+MAX_EMBEDDED_COVARIANCE = 4096
+
+
+def label_augmented_cost(
+    x: Tensor,
+    y: Tensor | None,
+    x2: Tensor,
+    y2: Tensor | None,
+    *,
+    covariance: Covariance = "diag",
+    label_weight: float = 1.0,
+    statistics: ClassStatistics | None = None,
+    statistics2: ClassStatistics | None = None,
+    chunk: int | None = None,
+) -> Tensor:
+    """|x - x'|^2 + w (|m_y - m_y'|^2 + |s_y - s_y'|^2), with s the deviations of :func:`class_statistics`.
+
+    Args:
+        x: ``[m, d]`` features of one side.
+        y: ``[m]`` its integer classes; None on either side leaves the label term out.
+        x2: ``[m2, d]`` features of the other side.
+        y2: ``[m2]`` its classes.
+        covariance: how a class's spread enters: ``"diag"``, ``"full"`` or ``"none"``.
+        label_weight: w, at least 0.
+        statistics: of the first side, where they are known already; else they are computed from ``x`` and ``y``.
+        statistics2: of the other side.
+        chunk: rows of ``x`` at a time; None: as many as keep temporaries below about 0.5 GiB.
+
+    Returns:
+        ``[m, m2]`` costs in squared feature units, in the dtype of ``x``; exactly 0 between equal samples.
+
+    Raises:
+        ConfigurationError: a side is empty, has NaN or infinite rows, other features than the other side, labels that
+            do not fit, or a negative weight.
+
+    Example:
+        >>> x, y = torch.tensor([[0.0], [2.0], [4.0]]), torch.tensor([0, 0, 1])
+        >>> label_augmented_cost(x, y, x[:1], y[:1], label_weight=2.0)  # class 0: mean 1, deviation 1, against 0 and 0
+        tensor([[ 4.],
+                [ 8.],
+                [48.]])
+        >>> label_augmented_cost(x, None, x[:1], y[:1]).T
+        tensor([[ 0.,  4., 16.]])
+    """
+    check_pair(x, x2)
+    if label_weight < 0:
+        raise ConfigurationError(f"label_weight={label_weight}: the weight of the label term must be at least 0.")
+    if chunk is not None and chunk < 1:
+        raise ConfigurationError(f"chunk={chunk}: take at least one row at a time, or None.")
+    labels = None
+    if y is not None and y2 is not None and label_weight > 0:
+        check_labels(y, x)
+        check_labels(y2, x2, "y2")
+        first = class_statistics(x, y, covariance=covariance) if statistics is None else statistics
+        other = class_statistics(x2, y2, covariance=covariance) if statistics2 is None else statistics2
+        between = label_weight * label_distance(first, other).to(x.dtype)
+        labels = first.index(y), between[:, other.index(y2)]
+    chunk = chunk or max(1, CHUNK_BYTES // (16 * len(x2)))
+    result = x.new_empty(len(x), len(x2))
+    for start in range(0, len(x), chunk):
+        rows = slice(start, start + chunk)
+        result[rows] = squared_distances(x[rows], x2).to(x.dtype)
+        if labels is not None:
+            result[rows] += labels[1][labels[0][rows]]
+    return result
+
+
+def label_embedding(
+    x: Tensor,
+    y: Tensor | None,
+    *,
+    covariance: Covariance = "diag",
+    label_weight: float = 1.0,
+    num_classes: int | None = None,
+    statistics: ClassStatistics | None = None,
+) -> Tensor:
+    """[x; sqrt(w) m_y; sqrt(w) s_y]: points whose squared distances are :func:`label_augmented_cost`'s.
+
+    In this form labels pass through anything that works on points, such as :class:`TransportClient`. Whoever gets a
+    sample's embedding gets its features and its class's mean and deviation; the protocol sends averages of several.
+
+    Args:
+        x: ``[m, d]`` features.
+        y: ``[m]`` integer classes; None: ``x`` as it is.
+        covariance: ``"diag"`` (d' = 3 d), ``"none"`` (2 d) or ``"full"`` (2 d + d^2).
+        label_weight: w, at least 0; the same on both sides.
+        num_classes: raise for a class outside 0..num_classes-1.
+        statistics: of ``x`` and ``y``, where they are known already.
+
+    Returns:
+        ``[m, d']``, in the dtype of ``x``.
+
+    Raises:
+        ConfigurationError: wrong input, or a full covariance of more than 64 features.
+
+    Example:
+        >>> x, y = torch.tensor([[0.0], [2.0], [4.0]]), torch.tensor([0, 0, 1])
+        >>> label_embedding(x, y, label_weight=4.0)
+        tensor([[0., 2., 2.],
+                [2., 2., 2.],
+                [4., 8., 0.]])
+    """
+    check_points(x)
+    if label_weight < 0:
+        raise ConfigurationError(f"label_weight={label_weight}: the weight of the label term must be at least 0.")
+    if y is None:
+        return x
+    check_labels(y, x)
+    if num_classes is not None and (int(y.min()) < 0 or int(y.max()) >= num_classes):
+        raise ConfigurationError(f"y: classes {int(y.min())}..{int(y.max())} are not all in 0..{num_classes - 1}.")
+    size = x.shape[1] ** 2
+    if covariance == "full" and size > MAX_EMBEDDED_COVARIANCE:
+        raise ConfigurationError(
+            f'covariance="full" with {x.shape[1]} features would make points of {size} more numbers, above '
+            f'{MAX_EMBEDDED_COVARIANCE}. Use covariance="diag", or fewer features (PCA to 50, say).'
+        )
+    known = class_statistics(x, y, covariance=covariance) if statistics is None else statistics
+    index, scale = known.index(y), label_weight**0.5
+    parts = [x, scale * known.means[index].to(x)]
+    if known.deviations is not None:
+        parts.append(scale * known.deviations.flatten(1)[index].to(x))
+    return torch.cat(parts, 1)

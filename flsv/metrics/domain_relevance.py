@@ -1,0 +1,145 @@
+"""DomainRelevance: who finds whose model useful, as a matrix.
+
+Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
+2024, equation 5 and figure 7.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
+from flsv.functional.relevance import label_overlap, relevance_auroc
+from flsv.metrics.base import ContributionMetric
+from flsv.metrics.plot import new_figure, plot_contributions
+
+
+class DomainRelevance(ContributionMetric):
+    r"""pFedSV's relevance scores, of every client for every client.
+
+    .. math:: \phi^i_j \leftarrow \alpha\,\phi^i_j + (1 - \alpha)\,\varphi^i_j
+
+    for the clients *j* that client *i* looked at in this round, from 0 at the start; :math:`\varphi^i_j` is what *i*
+    found *j*'s model to be worth (its Shapley value in *i*'s game, in accuracy).
+
+    As input to ``update``: ``client_ids [k]`` and ``client_values [k, num_clients]``, NaN for clients not looked at,
+    which a personaliser such as :class:`flsv.personalization.PFedSV` gives. ``compute`` gives ``[num_clients,
+    num_clients]``, row i for client i's view; NaN for pairs never looked at. ``client_values`` gives what a client is
+    worth to the others that looked at it, on average. With a ``truth``, ``diagnostics`` has ``auroc``, the chance that
+    a relevant pair has a higher score than another, over the pairs looked at, and ``found``, the share of relevant
+    pairs looked at.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        alpha: in [0, 1), the share of the old score that stays. The paper gives none.
+        truth: ``[n, n]``, above 0 where a pair is relevant. By default, in a ``FederatedLoop``, the label overlap
+            (:func:`flsv.functional.label_overlap`) of the clients' training samples, which no client knows: it is
+            there to judge the scores by.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: alpha outside [0, 1).
+        ValueError: shapes that do not fit, unknown or repeated client ids.
+
+    Example:
+        >>> metric = DomainRelevance(num_clients=3, truth=torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
+        >>> nan = float("nan")
+        >>> metric.update(torch.tensor([0, 1]), torch.tensor([[0.6, 0.4, -0.2], [nan, 0.8, 0.0]]))
+        >>> metric.compute()
+        tensor([[ 0.3000,  0.2000, -0.1000],
+                [    nan,  0.4000,  0.0000],
+                [    nan,     nan,     nan]])
+        >>> metric.diagnostics()["auroc"], metric.diagnostics()["found"]
+        (tensor(1., dtype=torch.float64), tensor(0.5000))
+    """
+
+    per_class = False
+    history: Tensor
+
+    def __init__(
+        self, num_clients: int | None = None, alpha: float = 0.5, truth: Tensor | None = None, **kwargs: Any
+    ) -> None:
+        if not 0 <= alpha < 1:
+            raise ConfigurationError(f"DomainRelevance(alpha={alpha}): expected a number in [0, 1).")
+        self.alpha = alpha
+        super().__init__(num_clients, **kwargs)
+        self._truth = truth
+
+    @property
+    def truth(self) -> Tensor | None:
+        """``[n, n]``, above 0 where a pair is relevant; None where nobody knows."""
+        if self._truth is None and self.class_counts is not None:
+            return label_overlap(self.class_counts.cpu())
+        return self._truth
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        # A row per pair, of flsv.functional.momentum.
+        self.add_state(
+            "history",
+            torch.zeros(num_clients**2, 3),
+            dist_reduce_fx=partial(momentum_merge, momentum=self.alpha),
+        )
+
+    def update(self, client_ids: Tensor, client_values: Tensor) -> None:
+        """Add one round; shapes ``[k]`` and ``[k, n]``."""
+        self._check_clients(client_ids)
+        n = self.num_clients
+        assert n is not None
+        if client_values.shape != (len(client_ids), n):
+            raise ValueError(f"expected client_values [k={len(client_ids)}, n={n}], got {list(client_values.shape)}.")
+        values = self.history.new_full((n, n), float("nan"))
+        values[client_ids] = client_values.to(values)
+        pairs = (~values.isnan()).flatten()
+        now = torch.zeros_like(self.history)
+        now[pairs] = momentum_row(values.flatten()[pairs, None], self.alpha)
+        self.history = momentum_merge(torch.stack([self.history, now]), self.alpha)
+        self.rounds += 1
+
+    def compute(self) -> Tensor:
+        """``[num_clients, num_clients]``, NaN for pairs never looked at."""
+        assert self.num_clients is not None
+        scores = momentum_value(self.history, self.alpha, init=0.0).squeeze(-1)
+        return scores.masked_fill(self.history[:, -1] == 0, float("nan")).view(self.num_clients, -1)
+
+    def client_values(self, value: Tensor) -> Tensor:
+        """``[num_clients]``, each client's mean score with the others that looked at it; NaN where nobody did."""
+        others = value.clone()
+        others.fill_diagonal_(float("nan"))
+        return others.nanmean(0)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """How well the scores tell who is relevant, and how many of those are known; nothing without a truth."""
+        truth = self.truth
+        if truth is None:
+            return {}
+        scores = self.compute().cpu()
+        relevant = truth.cpu() > 0
+        relevant.fill_diagonal_(False)
+        return {"auroc": relevance_auroc(scores, relevant), "found": (~scores[relevant].isnan()).float().mean()}
+
+    def columns(self) -> list[str]:
+        return [str(j) for j in range(self.num_clients or 0)]
+
+    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
+        """The scores as a heatmap, beside the truth where there is one.
+
+        Args:
+            val: what ``compute`` gave; by default ``compute()``.
+            ax: a matplotlib axis to draw the scores into, and nothing else.
+
+        Returns:
+            ``(figure, axis of the scores)``.
+        """
+        val = self.compute() if val is None else val
+        truth = self.truth
+        if truth is None or ax is not None or not isinstance(val, Tensor) or val.ndim != 2:
+            return plot_contributions(val, ax=ax, name=type(self).__name__, columns="client")
+        ax, beside = new_figure(val, panels=2).subplots(1, 2)
+        plot_contributions(truth, ax=beside, name="truth", columns="client")
+        return plot_contributions(val, ax=ax, name=type(self).__name__, columns="client")

@@ -1,0 +1,131 @@
+"""WassersteinContribution: how near every client's data are to the server's, in the eyes of the current model.
+
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.features import Features
+from flsv.functional.transport import contribution_shares
+from flsv.local_data import Client, LocalData
+from flsv.metrics.base import ContributionMetric
+from flsv.metrics.federated_shapley import _latest
+from flsv.valuation import FedBary, Valuation
+
+
+class WassersteinContribution(ContributionMetric):
+    r"""FedBary's contribution shares.
+
+    .. math::
+        \phi_i = \frac{1 / W(P_i, Q)}{\sum_j 1 / W(P_j, Q)}
+
+    with W the Wasserstein distance between client *i*'s training samples and the server's validation set or, where
+    there is none, the barycentre of the round's clients. It is found by a protocol in which only interpolants and
+    distances cross; no coalition is evaluated, and the cost is linear in the number of clients.
+
+    As input to ``update``: ``client_ids [k]`` and the ``clients`` themselves, the ``server_data``, the global model
+    ``global_vector [P]`` for features that need it, ``round_index`` and a ``generator``. ``compute`` gives
+    ``[num_clients]``, shares that sum to 1 over the clients seen; NaN for clients never seen and those without samples.
+    ``diagnostics`` holds the distances, in feature units. A client outside the cohort keeps its last distance; with
+    features of the model, distances of different rounds are in different units, so compare a cohort's.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.features.Features`.
+        support: points of the interpolating measures.
+        iterations: of the protocol.
+        label_weight: w of the label term of the distance; 0 for none.
+        covariance: how a class's spread enters it.
+        every: rounds between two updates; 0: every client once, which is enough for features that need no model.
+        use_validation: False: measure against the barycentre although there is a validation set.
+        options: further arguments of :class:`flsv.valuation.FedBary`.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: arguments out of range; at an update, clients of different features.
+
+    Example:
+        >>> from flsv.valuation import clients_of, server_of
+        >>> y = torch.tensor([0, 0, 1, 1])
+        >>> clients = clients_of([(torch.eye(4), y), (torch.eye(4) + 3, y), (torch.eye(4), y)])
+        >>> metric = WassersteinContribution(num_clients=3, features="pixels", support=4, iterations=20)
+        >>> metric.update(torch.tensor([0, 1]), clients[:2], server_of(torch.eye(4) + 1, y))
+        >>> metric.compute()
+        tensor([0.6667, 0.3333,    nan])
+    """
+
+    per_class = False
+    plot_lower_bound = 0.0
+    judges = False
+
+    distances: Tensor
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        features: str | Features = "penultimate",
+        support: int = 100,
+        iterations: int = 10,
+        label_weight: float = 1.0,
+        covariance: str = "diag",
+        every: int = 1,
+        use_validation: bool = True,
+        options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if every < 0:
+            raise ConfigurationError(f"{type(self).__name__}(every={every}): expected at least 0.")
+        named = {"label_weight": label_weight, "covariance": covariance}
+        self.valuer = FedBary(features, support, iterations, **{**named, **(options or {})})  # type: ignore[arg-type]
+        self.every, self.use_validation = every, use_validation
+        super().__init__(num_clients, None, **kwargs)
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        return {"generator": lambda round: round.generator(type(self).__name__)}
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("distances", torch.full((num_clients,), float("nan")), dist_reduce_fx=_latest)
+
+    def update(
+        self,
+        client_ids: Tensor,
+        clients: Sequence[Client],
+        server_data: LocalData | None = None,
+        global_vector: Tensor | None = None,
+        round_index: int = 0,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Run the protocol with one round's cohort, ``client_ids [k]`` and ``clients``."""
+        self._check_clients(client_ids)
+        if [client.id for client in clients] != client_ids.tolist():
+            raise ValueError(f"clients {[c.id for c in clients]} are not those of client_ids={client_ids.tolist()}.")
+        self.rounds += 1
+        if self.every:
+            wanted = list(clients) if round_index % self.every == 0 else []
+        else:
+            wanted = [client for client in clients if self.distances[client.id].isnan()]
+        if wanted:
+            server = server_data if self.use_validation else None
+            self._take(wanted, self.valuer.value(wanted, server, generator, global_vector, judge=self.judges))
+
+    def _take(self, clients: Sequence[Client], found: Valuation) -> None:
+        """Put a valuation into the state."""
+        self.distances = self.distances.clone()
+        self.distances[list(found.clients)] = found.distances.to(self.distances)
+
+    def compute(self) -> Tensor:
+        """``[num_clients]``, NaN for clients never seen."""
+        return contribution_shares(self.distances)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Each client's distance ``[num_clients]``."""
+        return {"distance": self.distances.clone()}

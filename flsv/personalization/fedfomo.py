@@ -1,0 +1,148 @@
+"""FedFomo: every client weighs the others' models by how much they lower its own validation loss.
+
+Zhang et al., "Personalized Federated Learning with First Order Model Optimization", ICLR 2021, equation 3, and section
+3.2 for which models a client downloads.
+
+Where the paper is silent, or we depart:
+
+- The affinities P are running sums of equation 3's weights before negative ones are cut off, scaled so that one
+  round's magnitudes sum to 1: otherwise the first rounds, whose losses fall the fastest, would outweigh all later ones.
+- Distances are taken over the parameters; BatchNorm's statistics are averaged with the same weights.
+- A client downloads the last upload of an absent client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.local_data import LocalData
+from flsv.personalization.base import Personalizer
+from flsv.round import Exchange, Round
+from flsv.seeding import generator_for
+from flsv.strategy import Contributions, Federation
+
+
+class FedFomo(Personalizer):
+    """Client i goes on from sum_j w_ij x_j over its own model and those that it downloaded.
+
+    With theta_i the model that the client started this round from and L_i its validation loss (equation 3),
+
+        w_ij = max((L_i(theta_i) - L_i(x_j)) / |x_j - theta_i|, 0),  normalised to sum to 1;
+
+    if no model is better than theta_i, the client keeps theta_i. Downloads are chosen by affinity, ties at random; each
+    of them is instead any other client's with a probability that falls from round to round. A client outside the cohort
+    keeps the model it has.
+
+    The round's ``client_values`` are the weights before negative ones are cut off, in [-1, 1].
+
+    Args:
+        num_downloads: M, other clients' models that a client downloads per round.
+        epsilon: chance that a download is a random one, in the first round.
+        epsilon_decay: by how much ``epsilon`` falls per round.
+
+    Raises:
+        ConfigurationError: a wrong argument; before training, a client without validation samples.
+
+    Example:
+        >>> FedFomo(num_downloads=3)
+        FedFomo(num_downloads=3, epsilon=0.3, epsilon_decay=0.05)
+    """
+
+    def __init__(self, num_downloads: int = 5, epsilon: float = 0.3, epsilon_decay: float = 0.05) -> None:
+        if num_downloads < 1:
+            raise ConfigurationError(f"FedFomo(num_downloads={num_downloads}): expected at least 1.")
+        if not 0 <= epsilon <= 1 or epsilon_decay < 0:
+            raise ConfigurationError(
+                f"FedFomo(epsilon={epsilon}, epsilon_decay={epsilon_decay}): expected a probability and a number >= 0."
+            )
+        self.num_downloads, self.epsilon, self.epsilon_decay = num_downloads, epsilon, epsilon_decay
+        self._uploads: dict[int, Tensor] = {}
+        self._affinity = torch.zeros(0, 0)
+
+    def begin(self, federation: Federation) -> None:
+        empty = (federation.split_sizes["val"] == 0).nonzero().flatten().tolist()
+        if empty:
+            raise ConfigurationError(
+                f"{self!r} needs validation samples at every client; clients {empty} have none. Set "
+                "FederatedDataModule(client_val_fraction=0.2)."
+            )
+        self._uploads = {}
+        self._affinity = torch.zeros(federation.num_clients, federation.num_clients, dtype=torch.float64)
+
+    def personalize(
+        self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
+    ) -> Mapping[int, Tensor]:
+        assert round.clients is not None
+        ids = round.client_ids.tolist()
+        self._uploads.update({client: vector.clone() for client, vector in zip(ids, round.client_vectors)})
+        starts = round.global_vector.expand(len(ids), -1) if round.start_vectors is None else round.start_vectors
+        values = torch.full((len(ids), len(self._affinity)), float("nan"), dtype=torch.float64)
+        result, downloads = {}, []
+        for row, client in enumerate(round.clients):
+            chosen = self._choose(client.id, round)
+            others = [self._uploads[other].to(starts) for other in chosen]
+            model, weights = client.ask(mix_models, starts[row], others, round.space.num_parameters)
+            values[row, [client.id, *chosen]] = weights
+            self._affinity[client.id, [client.id, *chosen]] += weights
+            # The model stays at the client: the loop keeps it there as its start point.
+            result[client.id] = model
+            downloads.append(len(chosen))
+        down = torch.tensor(downloads, device=round.client_ids.device) * round.space.size
+        self._exchange = Exchange(Exchange.of_models(round).uploaded, down, values.to(round.client_ids.device))
+        return result
+
+    def exchanged(self, round: Round) -> Exchange:
+        """One model up, those that were chosen down; there is no global one."""
+        return self._exchange
+
+    def _choose(self, client: int, round: Round) -> list[int]:
+        """Whose models the client downloads."""
+        draw = generator_for(round.seed, "fedfomo", round.round_index, client)
+        epsilon = self.epsilon - self.epsilon_decay * round.round_index
+        others = sorted(other for other in self._uploads if other != client)
+        shuffled = [others[place] for place in torch.randperm(len(others), generator=draw).tolist()]
+        ranked = sorted(shuffled, key=lambda other: -float(self._affinity[client, other]))
+        chosen: list[int] = []
+        while ranked and len(chosen) < self.num_downloads:
+            explore = float(torch.rand((), generator=draw)) < epsilon
+            chosen.append(ranked.pop(int(torch.randint(len(ranked), (), generator=draw)) if explore else 0))
+        return chosen
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"uploads": dict(self._uploads), "affinity": self._affinity.clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._uploads, self._affinity = dict(state["uploads"]), state["affinity"].cpu().clone()
+
+
+def mix_models(local: LocalData, start: Tensor, others: list[Tensor], num_parameters: int) -> tuple[Tensor, Tensor]:
+    """At the client: its next model ``[P]``, and signed weights ``[1 + s]`` of its own and of the s others' models."""
+    assert local.model is not None
+    models = torch.stack([local.model, *others])
+    losses = -local.evaluate(torch.cat([start[None], models])).value("negative_loss")
+    distances = torch.linalg.vector_norm((models - start)[:, :num_parameters], dim=1)
+    signed = first_order_weights(losses[0], losses[1:], distances.to(losses))
+    weights = signed.clamp_min(0)
+    mixed = (weights / weights.sum()).to(models) @ models if weights.sum() > 0 else start.clone()
+    return mixed, signed / signed.abs().sum().clamp_min(torch.finfo(signed.dtype).tiny)
+
+
+def first_order_weights(start_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:
+    """Equation 3 with its sign: (L(theta) - L(x_j)) / |x_j - theta|; 0 for the model theta itself and a broken one.
+
+    Args:
+        start_loss: L(theta), a scalar.
+        losses: ``[s]``, L(x_j).
+        distances: ``[s]``, |x_j - theta|.
+
+    Example:
+        >>> first_order_weights(torch.tensor(2.0), torch.tensor([1.0, 2.5, 2.0]), torch.tensor([4.0, 0.5, 0.0]))
+        tensor([ 0.2500, -1.0000,  0.0000])
+    """
+    weights = (start_loss - losses) / distances
+    return torch.where((distances > 0) & weights.isfinite(), weights, 0.0)

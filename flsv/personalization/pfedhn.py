@@ -1,0 +1,146 @@
+"""pFedHN: a hypernetwork on the server writes every client's model.
+
+Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021, Algorithm 1: client i trains
+theta_i = h(v_i; phi) to theta~_i, and the server follows the vector-Jacobian product of delta_i = theta_i - theta~_i
+through h to its weights phi and to the client's embedding v_i.
+
+Where the paper is silent, or we depart:
+
+- The paper takes one client per round. A cohort trains from what h wrote at the round's start; the server then makes
+  one step per client, in the order of the cohort, each through h as the step before left it.
+- h writes the global model for every client at first: its last layer starts with zero weights and the global model as
+  bias. A random one, as in the authors' code, writes initial models of the wrong scale for most networks.
+- One last layer writes all parameters, which is the authors' one layer per parameter tensor. BatchNorm's statistics are
+  the global ones.
+- The features before the last layer are normalised (LayerNorm), and the embeddings are wider than the authors'
+  1 + n / 4: their network takes thousands of small steps to tell the clients apart and blows up with larger ones, this
+  one takes tens of rounds. Plain steps then do, without momentum, weight decay and gradient clipping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flsv.errors import ConfigurationError
+from flsv.local_data import Client
+from flsv.personalization.base import Personalizer
+from flsv.round import Round
+from flsv.seeding import generator_for
+from flsv.strategy import Contributions, Federation
+
+
+class HyperNetwork(nn.Module):
+    """From a client's number to its model: an embedding, an MLP, and a layer that writes all parameters.
+
+    Args:
+        num_clients: n.
+        num_parameters: what it writes per client.
+        embedding_dim: of the clients' embeddings.
+        hidden: width of the MLP.
+    """
+
+    def __init__(self, num_clients: int, num_parameters: int, embedding_dim: int, hidden: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_clients, embedding_dim)
+        self.features = nn.Sequential(
+            nn.Linear(embedding_dim, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Linear(hidden, hidden),
+            nn.LayerNorm(hidden, elementwise_affine=False),
+        )
+        self.writer = nn.Linear(hidden, num_parameters)
+
+    @torch.no_grad()
+    def initialise(self, model: Tensor, draw: torch.Generator) -> None:
+        """Random, but so that it writes ``model`` for everybody."""
+        self.embedding.weight.normal_(generator=draw)
+        for layer in self.features:
+            if isinstance(layer, nn.Linear):
+                bound = layer.in_features**-0.5
+                layer.weight.uniform_(-bound, bound, generator=draw)
+                layer.bias.uniform_(-bound, bound, generator=draw)
+        self.writer.weight.zero_()
+        self.writer.bias.copy_(model)
+
+    def forward(self, client: Tensor) -> Tensor:
+        return self.writer(self.features(self.embedding(client)))
+
+
+class PFedHN(Personalizer):
+    """Every client starts from what the hypernetwork writes for it; the hypernetwork learns from what it made of it.
+
+    The hypernetwork has ``hidden`` times as many weights as the clients' model.
+
+    Args:
+        lr: the server's learning rate; lr (1 + hidden) is the share of the way that a client's own step takes its model
+            to what it has trained.
+        embedding_dim: of the clients' embeddings.
+        hidden: width of the hypernetwork.
+
+    Raises:
+        ConfigurationError: an argument out of range.
+
+    Example:
+        >>> PFedHN()
+        PFedHN(lr=0.005, embedding_dim=32, hidden=100)
+    """
+
+    def __init__(self, lr: float = 0.005, embedding_dim: int = 32, hidden: int = 100) -> None:
+        if lr <= 0 or hidden < 1 or embedding_dim < 1:
+            raise ConfigurationError(
+                f"PFedHN(lr={lr}, embedding_dim={embedding_dim}, hidden={hidden}): expected a positive learning rate "
+                "and sizes of at least 1."
+            )
+        self.lr, self.embedding_dim, self.hidden = lr, embedding_dim, hidden
+        self._network: HyperNetwork | None = None
+        self._loaded: dict[str, Tensor] = {}
+
+    def begin(self, federation: Federation) -> None:
+        model = federation.global_vector[: federation.space.num_parameters].cpu()
+        network = self._make(federation)
+        network.initialise(model, generator_for(federation.seed, "pfedhn"))
+        self._network = network.to(federation.global_vector.device)
+
+    def resume(self, federation: Federation) -> None:
+        network = self._make(federation)
+        network.load_state_dict(self._loaded)
+        self._network = network.to(federation.global_vector.device)
+
+    def _make(self, federation: Federation) -> HyperNetwork:
+        clients, parameters = federation.num_clients, federation.space.num_parameters
+        network = HyperNetwork(clients, parameters, self.embedding_dim, self.hidden)
+        return network.to(federation.space.dtype)
+
+    @torch.no_grad()
+    def start(self, client: Client, global_vector: Tensor, models: Mapping[int, Tensor]) -> Tensor:
+        assert self._network is not None
+        written = self._network(torch.tensor(client.id, device=global_vector.device))
+        return torch.cat([written, global_vector[len(written) :]])
+
+    @torch.inference_mode(False)
+    @torch.enable_grad()
+    def personalize(
+        self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
+    ) -> Mapping[int, Tensor]:
+        assert self._network is not None
+        deltas = -round.client_updates[:, : round.space.num_parameters]
+        phi: list[Tensor] = list(self._network.parameters())
+        for client, delta in zip(round.client_ids, deltas):
+            gradients = torch.autograd.grad(self._network(client), phi, grad_outputs=delta)
+            with torch.no_grad():
+                torch._foreach_add_(phi, gradients, alpha=-self.lr)
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._network is None:  # loaded, and not yet resumed
+            return {"network": self._loaded}
+        return {"network": {name: value.clone() for name, value in self._network.state_dict().items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._network, self._loaded = None, state["network"]

@@ -1,0 +1,260 @@
+"""pFedSV: every client downloads whom it finds relevant, and takes of their models by Shapley value.
+
+Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
+2024, Algorithms 1 and 2 and equations 4, 6 and 7; section V-A for the shared feature extractor. Where we depart:
+
+- Algorithm 2, line 4 puts "p(l) <= j" where it must be p(l) < p(j), or every marginal contribution is zero.
+- Its R orders of the players cost R(|S| - 1) + 2 evaluations. Coalitions are remembered, so that this budget buys more
+  orders (in antithetic pairs) and, for up to 7 players at R = 3|S|, all coalitions: the exact value, no Monte Carlo.
+- The weight of the own model: :func:`flsv.functional.personalised_weights`.
+- Partial participation, on which the paper is silent: the server keeps everybody's last upload, so that clients outside
+  the cohort can be downloaded too, as they were; who has not uploaded yet cannot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Generator, Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional.personalised_weights import SelfWeight, check_self_weight, personalised_weights
+from flsv.functional.shapley import permutation_shapley
+from flsv.functional.top_k_download import Explore, check_explore, top_k_download
+from flsv.local_data import Client, LocalData
+from flsv.parameters import ParameterSpace
+from flsv.personalization.base import Personalizer
+from flsv.round import Exchange, Round
+from flsv.seeding import generator_for
+from flsv.strategy import Contributions, Federation
+
+_CHUNK = 2**26  # numbers in the coalition models that exist at a time
+
+
+class PFedSV(Personalizer):
+    """Client i starts its next round from sum_j w_j x_j over a coalition: its own model and those that it downloads.
+
+    Downloads follow its relevance scores (:func:`flsv.functional.top_k_download`). The Shapley values of the game
+    U(X) = accuracy of the plain mean of the models in X on the client's own validation split, U(empty) = 0, give the
+    weights (:func:`flsv.functional.personalised_weights`) and, as ``round.client_values``, the scores that
+    :class:`flsv.metrics.DomainRelevance` folds. A client that nobody helps keeps its own model, the one before noise.
+
+    A client's first round starts from the run's initial model: the server has no global one to give, except in
+    ``mode="extractor"``, where only the classifier is personalised and all else is the new global model's (with
+    FedAvg, the paper's).
+
+    Args:
+        metric: the name of a :class:`flsv.metrics.DomainRelevance` among the loop's metrics.
+        k: downloads a round while there are clients that a client has never looked at.
+        permutations_factor: R/|S|, orders of the players per player of a game, which tell how many coalitions may be
+            evaluated.
+        self_weight: the distance that the own model is given in eq. 6: ``"mean"``, ``"min"``, or ``"exclude"``.
+        mode: ``"model"``: whole models are downloaded; ``"extractor"``: one shared extractor, and classifiers.
+        explore: whether clients never looked at come by ``"score"`` or first (``"unvisited"``).
+        classifier: names of the layers, as in ``module.named_modules()``, that make up the classifier in
+            ``mode="extractor"``. Default: the head.
+
+    Raises:
+        ConfigurationError: an argument out of range; before the first round, clients without validation samples, or a
+            classifier that is not there.
+
+    Example:
+        >>> PFedSV(k=3)
+        PFedSV(metric='relevance', k=3, permutations_factor=3, self_weight='mean', mode='model', explore='score', \
+classifier=None)
+    """
+
+    def __init__(
+        self,
+        metric: str = "relevance",
+        k: int = 5,
+        permutations_factor: int = 3,
+        self_weight: SelfWeight = "mean",
+        mode: Literal["model", "extractor"] = "model",
+        explore: Explore = "score",
+        classifier: list[str] | None = None,
+    ) -> None:
+        for name, value in (("k", k), ("permutations_factor", permutations_factor)):
+            if value < 1:
+                raise ConfigurationError(f"PFedSV({name}={value}): expected at least 1.")
+        if mode not in ("model", "extractor"):
+            raise ConfigurationError(f'PFedSV(mode={mode!r}): expected "model" or "extractor".')
+        if classifier is not None and mode == "model":
+            raise ConfigurationError('PFedSV(classifier=...) is for mode="extractor"; leave it out.')
+        check_self_weight(self_weight)
+        check_explore(explore)
+        self.metric: str = metric
+        self.k, self.permutations_factor, self.self_weight, self.mode = k, permutations_factor, self_weight, mode
+        self.explore, self.classifier = explore, classifier
+        self._initial = torch.zeros(0)
+        self._uploads: dict[int, Tensor] = {}
+        self._cohort: list[int] = []
+
+    def begin(self, federation: Federation) -> None:
+        empty = (federation.split_sizes["val"] == 0).nonzero().flatten().tolist()
+        if empty:
+            raise ConfigurationError(
+                f"PFedSV evaluates models on every client's own validation split; clients {empty} have none. Set "
+                "FederatedDataModule(client_val_fraction=0.2), or a larger one."
+            )
+        self.resume(federation)
+        self._initial, self._uploads, self._cohort = federation.global_vector.clone(), {}, []
+
+    def resume(self, federation: Federation) -> None:
+        self._num_clients = federation.num_clients
+        # Which entries of a vector are personal: None for all.
+        self._personal = None if self.mode == "model" else entries_of(federation.space, self.classifier)
+
+    def start(self, client: Client, global_vector: Tensor, models: Mapping[int, Tensor]) -> Tensor:
+        own = models.get(client.id, self._initial.to(global_vector))
+        return placed(picked(own, self._personal), global_vector, self._personal)
+
+    def personalize(
+        self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
+    ) -> Mapping[int, Tensor]:
+        assert round.server_vector is not None
+        assert round.clients is not None
+        cohort, vectors = round.client_ids.tolist(), round.client_vectors
+        # Clones row by row: a view would keep, and save, the whole cohort's models for as long as one is not replaced.
+        self._uploads.update({i: picked(vector, self._personal).clone() for i, vector in zip(cohort, vectors)})
+        available = torch.zeros(self._num_clients, dtype=torch.bool)
+        available[list(self._uploads)] = True
+        values = torch.full((len(cohort), self._num_clients), float("nan"), device=vectors.device)
+        counts, result = torch.zeros(len(cohort), dtype=torch.long), {}
+        for row, (client, relevance) in enumerate(zip(round.clients, self._relevance(contributions)[cohort])):
+            draw = generator_for(round.seed, "pfedsv", round.round_index, client.id)
+            ids = top_k_download(relevance, available, client.id, self.k, self.explore, draw).tolist()
+            worth, mixed = client.ask(
+                collaborate,
+                torch.stack([self._uploads[i].to(vectors) for i in (client.id, *ids)]),
+                base=round.server_vector,
+                personal=self._personal,
+                num_parameters=round.space.num_parameters,
+                permutations_factor=self.permutations_factor,
+                self_weight=self.self_weight,
+                generator=draw,
+            )
+            values[row, [client.id, *ids]] = worth.to(values)
+            counts[row] = len(ids)
+            result[client.id] = placed(mixed, round.server_vector, self._personal)
+        self._exchange = self._account(round, counts, values)
+        self._cohort = cohort
+        return result
+
+    def exchanged(self, round: Round) -> Exchange:
+        """A whole model up. Down: the models or the classifiers of the others and, with a shared extractor, that
+        after aggregation, and before training too if the client was not there in the round before."""
+        return self._exchange
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"initial": self._initial, "uploads": dict(self._uploads), "cohort": list(self._cohort)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._initial, self._uploads = state["initial"], dict(state["uploads"])
+        self._cohort = list(state["cohort"])
+
+    def _account(self, round: Round, downloads: Tensor, values: Tensor) -> Exchange:
+        size = round.space.size if self._personal is None else int(self._personal.sum())
+        shared = round.space.size - size
+        absent = [round.round_index > 0 and client not in self._cohort for client in round.client_ids.tolist()]
+        extractors = shared * (1 + torch.tensor(absent).long())
+        device = values.device
+        whole = torch.full_like(downloads, round.space.size)
+        return Exchange(whole.to(device), (downloads * size + extractors).to(device), values)
+
+    def _relevance(self, contributions: Contributions) -> Tensor:
+        n = self._num_clients
+        relevance = contributions.get(self.metric, torch.full((n, n), float("nan")))
+        if relevance.shape != (n, n):
+            raise ConfigurationError(
+                f"{self!r}: the metric's values are {list(relevance.shape)}, expected a score [{n}, {n}] for every "
+                "pair of clients. Name a flsv.metrics.DomainRelevance."
+            )
+        return relevance.cpu()
+
+
+def collaborate(
+    local: LocalData,
+    models: Tensor,
+    *,
+    base: Tensor,
+    personal: Tensor | None,
+    num_parameters: int,
+    permutations_factor: int,
+    self_weight: SelfWeight,
+    generator: Generator,
+) -> tuple[Tensor, Tensor]:
+    """At a client: what every model is worth to it, and its own next one, which the loop keeps for it.
+
+    Args:
+        local: the client's data, and the model that it has just trained.
+        models: ``[s, Q]``, its upload and those that it downloaded; Q = P, or the size of the classifier.
+        base: ``[P]``, where the rest of the models is from.
+        personal: bool ``[P]``, which entries are the Q; None for all.
+        num_parameters: how many entries of ``base`` are parameters; distances leave out BatchNorm's statistics after
+            them.
+        permutations_factor: as of :class:`PFedSV`.
+        self_weight: likewise.
+        generator: of the orders of the players, where not all coalitions are evaluated.
+
+    Returns:
+        Shapley values ``[s]``, and ``[Q]``.
+    """
+    if local.model is not None:
+        models[0] = picked(local.model, personal)
+
+    def utility(masks: Tensor) -> Tensor:
+        result = torch.zeros(len(masks), dtype=torch.float64)
+        somebody = masks.any(1).nonzero().flatten()
+        for rows in somebody.split(max(_CHUNK // len(base), 1)):
+            shares = masks[rows] / masks[rows].sum(1, keepdim=True)
+            result[rows] = local.evaluate(placed(shares.to(models) @ models, base, personal)).value("accuracy")
+        return result
+
+    players = len(models)
+    budget = permutations_factor * players * (players - 1) + 2
+    values = permutation_shapley(utility, players, budget=budget, generator=generator).values
+    cut = num_parameters if personal is None else int(personal[:num_parameters].sum())
+    distances = (models - models[0])[:, :cut].norm(dim=1)
+    weights = personalised_weights(values, distances.to(values), own=0, self_weight=self_weight)
+    return values, weights.to(models) @ models
+
+
+def picked(vector: Tensor, personal: Tensor | None) -> Tensor:
+    """The personal entries ``[Q]`` of a vector ``[P]``."""
+    return vector if personal is None else vector[personal.to(vector.device)]
+
+
+def placed(own: Tensor, base: Tensor, personal: Tensor | None) -> Tensor:
+    """Whole models ``[..., P]``: their personal entries ``[..., Q]``, and the rest of ``base [P]``."""
+    if personal is None:
+        return own
+    vectors = base.expand(*own.shape[:-1], -1).clone()
+    vectors[..., personal.to(base.device)] = own
+    return vectors
+
+
+def entries_of(space: ParameterSpace, layers: Sequence[str] | None = None) -> Tensor:
+    """Which entries ``[P]`` of a vector belong to layers, by their names; to the head by default.
+
+    Raises:
+        ConfigurationError: there are no such layers, or no head.
+
+    Example:
+        >>> from torch import nn
+        >>> space = ParameterSpace(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)))
+        >>> entries_of(space).int().tolist(), int(entries_of(space, ["0"]).sum())
+        ([0, 0, 0, 0, 0, 0, 1, 1, 1], 6)
+    """
+    if layers is None:
+        if space.head is None:
+            raise ConfigurationError("the module has no linear layer for a classifier. Name it: classifier=[...].")
+        layers = [space.head.name]
+    prefixes = tuple(f"{layer}." for layer in layers)
+    missing = [prefix[:-1] for prefix in prefixes if not any(name.startswith(prefix) for name in space.names)]
+    if missing or not layers:
+        raise ConfigurationError(f"classifier={list(layers)}: {missing} are no layers with parameters of the module.")
+    chosen = [torch.full(shape, name.startswith(prefixes)) for name, shape in zip(space.names, space.shapes)]
+    return torch.cat([part.reshape(-1) for part in chosen])

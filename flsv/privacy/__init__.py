@@ -1,0 +1,7 @@
+"""Privacy: noise on what clients share, what that costs, and the attack that it is against."""
+
+from flsv.privacy.accounting import gaussian_epsilon
+from flsv.privacy.gaussian import GaussianPrivacy
+from flsv.privacy.inversion import Inversion, invert_gradient
+
+__all__ = ["GaussianPrivacy", "Inversion", "gaussian_epsilon", "invert_gradient"]

@@ -1,0 +1,20 @@
+"""What data are worth before anything is trained on them: clients and samples, by optimal transport."""
+
+from flsv.valuation.fedbary import FedBary, Valuation
+from flsv.valuation.flags import flag_samples
+from flsv.valuation.pictures import keep_pictures
+from flsv.valuation.questions import SampleValues, Verdict, sample_values
+from flsv.valuation.sets import clients_of, participants_of, server_of
+
+__all__ = [
+    "FedBary",
+    "SampleValues",
+    "Valuation",
+    "Verdict",
+    "clients_of",
+    "flag_samples",
+    "keep_pictures",
+    "participants_of",
+    "sample_values",
+    "server_of",
+]

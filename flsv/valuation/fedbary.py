@@ -1,0 +1,272 @@
+"""FedBary: what clients and their samples are worth, before anything is trained, without anybody's samples.
+
+Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, Algorithm 1 with the server's
+validation set, or with the clients' Wasserstein barycentre in its place where there is none; section 4.3 for samples.
+
+Where we depart: labels enter with a weight (``label_weight``), without which label noise stays invisible; potentials
+are debiased entropic ones and not the linear programme's (see ``flsv.functional.transport.potentials``); a sample is
+compared with its own class (``calibration``), and what is flagged is a choice (``rule``). Without validation data we
+first find the barycentre, then run the protocol against it, so that clients are measured and judged in the same way in
+both cases.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.features import Features, make_features
+from flsv.functional.transport import TransportServer, contribution_shares, wasserstein_barycenter
+from flsv.local_data import Client, LocalData
+from flsv.seeding import generator_for
+from flsv.valuation import questions
+from flsv.valuation.flags import RULES
+from flsv.valuation.questions import Covariance, Labels, Presence, Verdict
+
+
+@dataclass(frozen=True)
+class Valuation:
+    """What the server knows after a valuation of k clients.
+
+    Args:
+        clients: their numbers.
+        samples: int64 ``[k]``, training samples that took part.
+        broken: int64 ``[k]``, training samples that did not, because they are not finite.
+        distances: ``[k]``, from the target, in feature units; NaN for a client without samples.
+        verdicts: of each client on its samples; None for a client without samples, or where nobody judged.
+    """
+
+    clients: tuple[int, ...]
+    samples: Tensor
+    broken: Tensor
+    distances: Tensor
+    verdicts: tuple[Verdict | None, ...]
+
+    @property
+    def shares(self) -> Tensor:
+        """``[k]``: (1/W_i) / sum_j (1/W_j); NaN for a client without samples."""
+        return contribution_shares(self.distances)
+
+    @property
+    def flagged(self) -> Tensor:
+        """int64 ``[k]``, samples that are suspicious; every broken one is."""
+        counts = [b if v is None else v.flagged for v, b in zip(self.verdicts, self.broken.tolist())]
+        return torch.tensor(counts, dtype=torch.long)
+
+    @property
+    def flagged_shares(self) -> Tensor:
+        """``[k]``, out of all samples; NaN for a client that has none."""
+        return self.flagged / (self.samples + self.broken)
+
+
+class FedBary:
+    """Values clients by the Wasserstein distance of their data from the server's, and samples by their gradients.
+
+    Only interpolants and distances cross, and for samples a count and a histogram. Clients work on a pool of threads.
+
+    Args:
+        features: what samples are compared in: ``"pixels"``, ``"pca"``, ``"penultimate"`` (in a loop only) or a
+            :class:`flsv.features.Features`.
+        support: S, points of the interpolating measures. Fewer cost less, tell less of anybody, and bias distances
+            upwards.
+        iterations: K. The error about halves with each.
+        label_weight: w of the label term of the distance, in units of the features'; 0 for none.
+        covariance: how a class's spread enters it: ``"diag"``, ``"none"``, or ``"full"`` for up to 64 features.
+        t: place of the interpolants, in (0, 1).
+        p: exponent of the distance.
+        calibration: what a sample's gradient is relative to: the other samples of its ``"class"``, or all of the
+            ``"client"`` (equation 11). The latter also follows how often a class occurs, which hides wrong labels; the
+            former does not see that a whole class is bad.
+        rule: which samples are flagged, see :func:`flsv.valuation.flag_samples`.
+        blur: see :func:`flsv.functional.debiased_potential`.
+        scaling: likewise.
+        part: samples that are valued at once.
+        workers: threads; None: as many as there are cores.
+
+    Raises:
+        ConfigurationError: arguments out of range; from :meth:`value`, clients or a server of different features, or no
+            client with samples.
+
+    Example:
+        >>> from flsv.valuation import clients_of, server_of
+        >>> draw = lambda shift, seed: torch.randn(40, 3, generator=torch.Generator().manual_seed(seed)) + shift
+        >>> y = torch.zeros(40, dtype=torch.long)
+        >>> clients = clients_of([(draw(0.0, 1), y), (draw(2.0, 2), y)])
+        >>> found = FedBary(support=40).value(clients, server_of(draw(0.0, 3), y), torch.Generator().manual_seed(0))
+        >>> found.shares.round(decimals=1)
+        tensor([0.8000, 0.2000])
+    """
+
+    def __init__(
+        self,
+        features: str | Features = "pixels",
+        support: int = 100,
+        iterations: int = 10,
+        label_weight: float = 1.0,
+        covariance: Covariance = "diag",
+        t: float = 0.5,
+        p: float = 2.0,
+        calibration: Literal["class", "client"] = "class",
+        rule: Literal["outlier", "positive"] = "outlier",
+        blur: float = 0.05,
+        scaling: float = 0.7,
+        part: int = 2000,
+        workers: int | None = None,
+    ) -> None:
+        for good, message in (
+            (
+                min(support, iterations, part) >= 1,
+                f"support={support}, iterations={iterations}, part={part}: at least 1",
+            ),
+            (workers is None or workers >= 1, f"workers={workers}: at least 1, or None"),
+            (label_weight >= 0, f"label_weight={label_weight}: at least 0"),
+            (covariance in ("diag", "full", "none"), f'covariance={covariance!r}: one of "diag", "full", "none"'),
+            (0 < t < 1 and p >= 1, f"t={t}, p={p}: t between 0 and 1, p at least 1"),
+            (blur > 0 and 0 < scaling < 1, f"blur={blur}, scaling={scaling}: blur above 0, scaling between 0 and 1"),
+            (rule in RULES, f"rule={rule!r}: one of {RULES}"),
+            (calibration in ("class", "client"), f'calibration={calibration!r}: one of "class", "client"'),
+        ):
+            if not good:
+                raise ConfigurationError(f"FedBary: expected for {message}.")
+        self.features = make_features(features)
+        self.support, self.iterations, self.t, self.p = support, iterations, t, p
+        self.labels = Labels(covariance, label_weight)
+        self.judging: dict[str, Any] = {
+            "blur": blur,
+            "scaling": scaling,
+            "part": part,
+            "calibration": calibration,
+            "rule": rule,
+        }
+        self.workers = workers
+
+    def value(
+        self,
+        clients: Sequence[Client],
+        server: LocalData | None,
+        generator: torch.Generator | None,
+        vector: Tensor | None = None,
+        judge: bool = True,
+    ) -> Valuation:
+        """Run the protocol.
+
+        Args:
+            clients: k of them.
+            server: holds the validation set; None: the target is the clients' barycentre.
+            generator: draws; None: torch's default.
+            vector: ``[P]``, the current global model, for features that need it.
+            judge: whether the clients value their samples, too.
+        """
+        key = object()
+        seed = int(torch.randint(2**62, (1,), generator=generator))
+        own = None if server is None else server.samples("val")
+        self.features.fit(None if own is None else own[0], clients)
+        embed = partial(_embed, features=self.features, vector=vector)
+        enter = partial(questions.enter, key=key, embed=embed, labels=self.labels, t=self.t, p=self.p)
+        try:
+            # One after the other: the features' network is one for all, and uses the cores itself.
+            present = [client.ask(enter) for client in clients]
+            there = [i for i, presence in enumerate(present) if presence.samples]
+            target = self._target(clients, present, there, key, seed, server, own, embed)
+            run = partial(self._one, target=target, key=key, seed=seed, judge=judge)
+            with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
+                results = dict(zip(there, pool.map(run, [clients[i] for i in there])))
+        finally:
+            for client in clients:
+                client.ask(questions.leave, key)
+        missing = (torch.tensor(torch.nan), None)
+        distances, verdicts = zip(*(results.get(i, missing) for i in range(len(clients))))
+        return Valuation(
+            tuple(client.id for client in clients),
+            torch.tensor([presence.samples for presence in present]),
+            torch.tensor([presence.broken for presence in present]),
+            torch.stack(distances),
+            verdicts,
+        )
+
+    def _target(
+        self,
+        clients: Sequence[Client],
+        present: Sequence[Presence],
+        there: Sequence[int],
+        key: object,
+        seed: int,
+        server: LocalData | None,
+        own: tuple[Tensor, Tensor] | None,
+        embed: Callable[[LocalData, Tensor], Tensor],
+    ) -> Tensor:
+        """What the clients are measured against: the server's points ``[m2, d']``, or the barycentre's ``[S, d']``."""
+        if not there:
+            raise ConfigurationError("no client has a sample that is finite, so there is nothing to value.")
+        dims = {f"client {clients[i].id}": present[i].features for i in there}
+        points = None
+        if server is not None and own is not None:
+            x = embed(server, own[0]).detach().float().cpu()
+            whole = x.isfinite().all(1)
+            if not whole.any():
+                raise ConfigurationError("no sample of the server's validation set is finite.")
+            points, _ = questions.embedded(x[whole], own[1].cpu()[whole], self.labels)
+            dims["the server"] = x.shape[1]
+        first, dim = next(iter(dims.items()))
+        for name, other in dims.items():
+            if other != dim:
+                raise ConfigurationError(
+                    f"{first} has {dim} features and {name} has {other} ({self.features!r}): samples can be compared "
+                    "in the same features only. Bring all inputs to one shape."
+                )
+        if points is not None:
+            return points
+        found = wasserstein_barycenter(
+            [_Answers(clients[i], key, present[i].dim) for i in there],
+            support=self.support,
+            iterations=self.iterations,
+            weights=torch.tensor([float(present[i].samples) for i in there]),
+            generator=generator_for(seed, "barycentre"),
+            p=self.p,
+        )
+        return found.support_points
+
+    def _one(
+        self, client: Client, target: Tensor, key: object, seed: int, judge: bool
+    ) -> tuple[Tensor, Verdict | None]:
+        """The server's side of one client's valuation."""
+        server = TransportServer(target, t=self.t, p=self.p)
+        gamma = server.start(self.support, generator=generator_for(seed, "support", client.id))
+        for _ in range(self.iterations):
+            gamma = server.step(*client.ask(questions.answer, key, gamma))
+        if not judge:
+            return server.distance, None
+        assert server.eta is not None
+        verdict = client.ask(questions.judge, key, server.eta, self.labels, seed=seed, **self.judging)
+        return server.distance, verdict
+
+    def __repr__(self) -> str:
+        return (
+            f"FedBary(features={self.features!r}, support={self.support}, iterations={self.iterations}, "
+            f"label_weight={self.labels.weight})"
+        )
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """A client in the barycentre's protocol."""
+
+    client: Client
+    key: object
+    dim: int
+
+    def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]:
+        return self.client.ask(questions.answer, self.key, gamma)
+
+
+def _embed(local: LocalData, x: Tensor, features: Features, vector: Tensor | None) -> Tensor:
+    module = local.module(vector) if features.needs_model and vector is not None else None
+    return features(x, module)

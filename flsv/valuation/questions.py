@@ -1,0 +1,200 @@
+"""What the clients are asked in a valuation by optimal transport: here, and nowhere else, samples are read.
+
+Each function's first argument is what one client holds, and its return value is exactly what crosses to the server:
+counts, interpolants and distances, and of the per-sample values their number above a threshold and a histogram.
+Features, per-sample values and pictures stay in the client's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from flsv.functional.transport import (
+    ClassStatistics,
+    TransportClient,
+    calibrated_gradient,
+    class_statistics,
+    client_values,
+    label_embedding,
+)
+from flsv.local_data import LocalData
+from flsv.local_memory import memory
+from flsv.seeding import generator_for
+from flsv.valuation.flags import flag_samples
+
+Covariance = Literal["diag", "full", "none"]
+Embed = Callable[[LocalData, Tensor], Tensor]
+BINS = 40
+
+
+@dataclass(frozen=True)
+class Labels:
+    """How labels enter the distance; see :func:`flsv.functional.label_embedding`."""
+
+    covariance: Covariance
+    weight: float
+
+
+@dataclass(frozen=True)
+class Presence:
+    """A client's first answer.
+
+    Args:
+        samples: training samples that take part.
+        broken: training samples that do not, because they or their features are not finite.
+        features: d, of its samples; 0 where it has none.
+        dim: d', of its points in the protocol.
+    """
+
+    samples: int
+    broken: int
+    features: int = 0
+    dim: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a client tells of its samples' calibrated gradients.
+
+    Args:
+        flagged: samples that are suspicious, the broken ones included.
+        edges: ``[BINS + 1]``, of the histogram of the finite ones, in squared feature units.
+        counts: int64 ``[BINS]``.
+    """
+
+    flagged: int
+    edges: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True)
+class SampleValues:
+    """A client's samples, in the order of ``local.samples()``. Stays at the client.
+
+    Args:
+        gradients: ``[m]`` calibrated gradients in squared feature units, positive means harmful; inf for a broken
+            sample.
+        flagged: bool ``[m]``.
+    """
+
+    gradients: Tensor
+    flagged: Tensor
+
+
+@dataclass(frozen=True)
+class _Held:
+    """What a client keeps during a valuation."""
+
+    x: Tensor
+    y: Tensor
+    whole: Tensor
+    statistics: ClassStatistics
+    role: TransportClient
+
+
+def embedded(x: Tensor, y: Tensor, labels: Labels) -> tuple[Tensor, ClassStatistics]:
+    """Points ``[m, d']`` of features ``[m, d]`` and classes ``[m]``, and the classes' statistics."""
+    statistics = class_statistics(x, y, covariance=labels.covariance)
+    if labels.weight == 0:
+        return x, statistics
+    points = label_embedding(x, y, covariance=labels.covariance, label_weight=labels.weight, statistics=statistics)
+    return points, statistics
+
+
+def enter(local: LocalData, key: Any, embed: Embed, labels: Labels, t: float, p: float) -> Presence:
+    """Compute the features of the training samples, and take the client's role in the protocol with them."""
+    if not int(local.class_counts.sum()):
+        return Presence(0, 0)
+    x, y = local.samples()
+    features, y = embed(local, x).detach().float().cpu(), y.cpu()
+    whole = features.isfinite().all(1)
+    broken = int((~whole).sum())
+    if broken == len(whole):
+        memory(local)[SampleValues] = SampleValues(torch.full((broken,), torch.inf), ~whole)
+        return Presence(0, broken)
+    points, statistics = embedded(features[whole], y[whole], labels)
+    role = TransportClient(points, t=t, p=p)
+    memory(local)[key] = _Held(features[whole], y[whole], whole, statistics, role)
+    return Presence(int(whole.sum()), broken, features.shape[1], role.dim)
+
+
+def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
+    """The interpolant ``[S, d']`` of the client's samples and gamma, and the distance between them."""
+    return memory(local)[key].role.answer(gamma)
+
+
+def judge(
+    local: LocalData,
+    key: Any,
+    points: Tensor,
+    labels: Labels,
+    *,
+    blur: float,
+    scaling: float,
+    part: int,
+    calibration: str,
+    rule: str,
+    seed: int,
+) -> Verdict:
+    """Value the client's samples against points that the server has sent it.
+
+    In random parts of at most ``part`` samples, because the costs are a matrix of samples against samples.
+    """
+    held: _Held = memory(local)[key]
+    values = torch.empty(len(held.x))
+    order = torch.randperm(len(held.x), generator=generator_for(seed, "parts"))
+    for rows in order.chunk(-(-len(order) // part)):
+        values[rows] = client_values(
+            held.x[rows],
+            held.y[rows] if labels.weight > 0 else None,
+            points,
+            blur=blur,
+            scaling=scaling,
+            covariance=labels.covariance,
+            label_weight=labels.weight,
+            statistics=held.statistics,
+        )
+    if calibration == "class":
+        values = calibrated_by_class(values, held.y)
+    gradients = torch.full(held.whole.shape, torch.inf)
+    gradients[held.whole] = values
+    flagged = ~held.whole
+    flagged[held.whole] = flag_samples(values, rule, held.y if calibration == "class" else None)
+    memory(local)[SampleValues] = SampleValues(gradients, flagged)
+    counts, edges = torch.histogram(values, BINS)
+    return Verdict(int(flagged.sum()), edges, counts.long())
+
+
+def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
+    """Equation 11 with the sums over the samples of the same class: ``[m]``, which sum to 0 in every class.
+
+    The potential of a class as a whole follows how often the class occurs on either side; that hides the wrong labels
+    in it. This is the rate of change if a sample gets weight at the cost of the others of its class.
+
+    Args:
+        gradients: ``[m]`` potentials or gradients, up to a constant.
+        y: ``[m]`` classes.
+
+    Example:
+        >>> calibrated_by_class(torch.tensor([1.0, 3.0, 9.0, 9.0]), torch.tensor([0, 0, 1, 1]))
+        tensor([-2.,  2.,  0.,  0.])
+    """
+    result = torch.empty_like(gradients)
+    for label in y.unique():
+        result[y == label] = calibrated_gradient(gradients[y == label])
+    return result
+
+
+def sample_values(local: LocalData) -> SampleValues:
+    """The values of the client's own samples, as it last found them. No server asks this: a client asks itself."""
+    return memory(local)[SampleValues]
+
+
+def leave(local: LocalData, key: Any) -> None:
+    """Forget the features."""
+    memory(local).pop(key, None)

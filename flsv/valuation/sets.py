@@ -1,0 +1,68 @@
+"""Clients, and a server, without a training: made of tensors, or of what a data module has dealt out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.local_data import Client, LocalData, Split
+
+if TYPE_CHECKING:
+    from flsv.data import FederatedDataModule
+
+
+def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None) -> list[Client]:
+    """Clients that hold these samples.
+
+    Args:
+        sets: x ``[m, ...]`` and classes ``[m]`` of each client; m may be 0.
+        num_classes: M; None: as many as there are.
+
+    Example:
+        >>> (client,) = clients_of([(torch.zeros(3, 2), torch.tensor([0, 1, 1]))])
+        >>> client.ask(lambda local: local.class_counts)
+        tensor([1, 2])
+    """
+    classes = num_classes or max((int(y.max()) + 1 for _, y in sets if len(y)), default=1)
+    counts = torch.stack([torch.bincount(y.long().cpu(), minlength=classes) for _, y in sets])
+    return [_client(i, partial(_train_only, x, y), counts[i], counts.sum(0)) for i, (x, y) in enumerate(sets)]
+
+
+def server_of(x: Tensor, y: Tensor) -> LocalData:
+    """A server with this validation set: x ``[m, ...]`` and classes ``[m]``."""
+    nothing = torch.zeros(int(y.max()) + 1 if len(y) else 1, dtype=torch.long)
+    return LocalData("the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, _no_model, guarded=False)
+
+
+def participants_of(data: FederatedDataModule) -> tuple[list[Client], LocalData | None]:
+    """The clients of a data module that is set up, and its server; None where it has no validation set."""
+    counts = data.class_counts
+    clients = [_client(i, partial(_split_of, data, i), counts[i], counts.sum(0)) for i in range(data.num_clients)]
+    loader = data.val_dataloader()
+    if not loader:
+        return clients, None
+    nothing = torch.zeros_like(counts[0])
+    return clients, LocalData("the server", lambda split: loader, nothing, nothing, _no_model, guarded=False)
+
+
+def _client(number: int, batches: Callable[[Split], Iterable[Any]], counts: Tensor, population: Tensor) -> Client:
+    return Client(number, LocalData(f"client {number}", batches, counts, population, _no_model))
+
+
+def _train_only(x: Tensor, y: Tensor, split: Split) -> list[tuple[Tensor, Tensor]]:
+    return [(x, y)] if split == "train" and len(y) else []
+
+
+def _split_of(data: FederatedDataModule, client: int, split: Split) -> Iterable[Any]:
+    return data.client_loader(client, split, shuffle=False)
+
+
+def _no_model(batches: Iterable[Any]) -> Any:
+    raise ConfigurationError(
+        "there is no model before training. Choose features that need none: Pixels(), PCA() or Backbone(...)."
+    )

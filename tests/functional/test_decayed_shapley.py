@@ -1,0 +1,92 @@
+"""The final formula of Guo's Algorithm 1 against plain Python, and the rounds in which it has no meaning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from flsv.errors import ConfigurationError
+from flsv.functional import decayed_shapley
+from flsv.functional.decayed_shapley import round_factor, round_shares
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("decay", [0.3, 0.8, 1.0])
+def test_against_the_formula(decay: float) -> None:
+    rows = torch.rand(6, 4, generator=torch.Generator().manual_seed(0)) + 0.1
+    expected = [sum(decay ** (t + 1) * float(row[i] / row.sum()) for t, row in enumerate(rows)) for i in range(4)]
+    result = decayed_shapley(rows, decay)
+    assert result.values.tolist() == pytest.approx(expected)
+    assert (result.skipped, result.flagged) == (0, 0)
+    assert result.values.sum().item() == pytest.approx(sum(decay**t for t in range(1, 7)))
+
+
+def test_without_normalisation_a_round_counts_by_what_it_gains() -> None:
+    rows = torch.tensor([[0.4, 0.3], [-0.1, 0.0], [NAN, 0.2], [0.0, 0.0]])
+    values, skipped, flagged = decayed_shapley(rows, decay=0.5, normalize=False)
+    assert values.tolist() == pytest.approx([0.2 - 0.025, 0.15 + 0.025])
+    assert (skipped, flagged) == (1, 1)
+
+
+def test_values_of_both_signs_with_a_gain_are_taken_literally() -> None:
+    values, skipped, flagged = decayed_shapley(torch.tensor([[0.3, -0.1]]), decay=0.5)
+    assert values.tolist() == pytest.approx([0.5 * 1.5, 0.5 * -0.5])
+    assert (skipped, flagged) == (0, 0)
+
+
+def test_a_round_without_anything_is_skipped_and_keeps_its_place() -> None:
+    rows = torch.tensor([[0.0, 0.0], [0.2, 0.2]])
+    values, skipped, flagged = decayed_shapley(rows, decay=0.5)
+    assert values.tolist() == [0.125, 0.125]  # decay^2
+    assert (skipped, flagged) == (1, 0)
+    assert decayed_shapley(torch.full((3, 2), 1e-12)).values.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("row", [[0.1, -0.3], [0.2, -0.2], [-0.1, -0.1], [1 / 3, 1 / 3, -2 / 3]])
+def test_a_round_that_gains_nothing_keeps_its_signs_and_is_flagged(row: list[float]) -> None:
+    values, skipped, flagged = decayed_shapley(torch.tensor([row]), decay=1.0)
+    assert values.abs().sum().item() == pytest.approx(1)
+    assert values.sign().tolist() == torch.tensor(row).sign().tolist()
+    assert (skipped, flagged) == (0, 1)
+
+
+def test_clients_outside_the_cohort() -> None:
+    rows = torch.tensor([[0.3, NAN, 0.1, NAN], [NAN, NAN, 0.5, -0.1], [NAN] * 4])
+    values = decayed_shapley(rows, decay=0.5).values
+    expected = torch.tensor([0.375, NAN, 0.125 + 0.3125, -0.0625], dtype=torch.float64)
+    torch.testing.assert_close(values, expected, equal_nan=True)
+    assert decayed_shapley(torch.zeros(0, 3)).values.isnan().all()
+
+
+def test_threshold() -> None:
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    assert decayed_shapley(rows, 0.5, threshold=0.25).values.tolist() == [0.75, 0]
+    assert decayed_shapley(rows, 0.5, threshold=0.26).values.tolist() == [0.5, 0]
+    assert [round_factor(t, 0.5, 0.2) for t in range(3)] == [0.5, 0.25, 0.0]
+
+
+def test_shares_of_float32_values_that_cancel() -> None:
+    """Rounding leaves a total of 1e-8: divided by it, the shares would be millions."""
+    shares, skipped, flagged = round_shares(torch.tensor([0.1, 0.2, -0.3]))
+    assert flagged
+    assert not skipped
+    assert shares.tolist() == pytest.approx([1 / 6, 2 / 6, -3 / 6])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"decay": 0.0}, r"decay=0.0\): expected a number in \(0, 1\]"),
+        ({"decay": 1.1}, "decay=1.1"),
+        ({"threshold": -0.1}, "threshold=-0.1"),
+        ({"decay": 0.5, "threshold": 0.6}, "no round would be evaluated"),
+        ({"rows": torch.zeros(3)}, r"rows \[T, n\]"),
+    ],
+)
+def test_errors(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        decayed_shapley(**{"rows": torch.ones(2, 2), **arguments})
+    assert isinstance(caught.value, ConfigurationError) == ("rows" not in arguments)

@@ -1,0 +1,121 @@
+"""The protocol against the exact distance, and what its roles see."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from functional.transport.transport_data import mnist_features, needs_data
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional.transport import (
+    TransportClient,
+    TransportServer,
+    federated_wasserstein,
+    label_embedding,
+    wasserstein_distance,
+)
+
+
+def gaussians(dim: int, m: int = 150, m2: int = 150, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(dim)
+    x, x2 = torch.randn(m, dim, generator=generator), 0.5 * torch.randn(m2, dim, generator=generator) + 1
+    return x.to(dtype), x2.to(dtype)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(0)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 10, 50])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_s_of_m_is_exact_after_20_iterations(dim: int, dtype: torch.dtype) -> None:
+    x, x2 = gaussians(dim, dtype=dtype)
+    result = federated_wasserstein(x + 7, x2 + 7, support=150, iterations=20, generator=seeded())
+    exact = wasserstein_distance(x, x2)
+    torch.testing.assert_close(result.distance, exact, rtol=1e-3, atol=0)
+    assert result.distance >= exact * (1 - 1e-5)
+
+
+def test_the_error_about_halves() -> None:
+    x, x2 = gaussians(10)
+    result = federated_wasserstein(x, x2, support=150, iterations=8, generator=seeded())
+    errors = result.history - wasserstein_distance(x, x2)
+    assert (errors[1:6] < 0.6 * errors[:5]).all()
+
+
+@needs_data
+def test_s_of_m_is_exact_on_labelled_mnist() -> None:
+    x, y, x2, y2 = mnist_features(300, 300)
+    result = federated_wasserstein(
+        label_embedding(x, y), label_embedding(x2, y2), support=300, iterations=20, generator=seeded()
+    )
+    exact = wasserstein_distance(x, x2, y=y, y2=y2)
+    torch.testing.assert_close(result.distance, exact, rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("support", [1, 10, 60])
+@pytest.mark.parametrize("p", [1, 2])
+def test_fewer_points_stay_above(support: int, p: int) -> None:
+    x, x2 = gaussians(5, m=100, m2=80)
+    result = federated_wasserstein(x, x2, support=support, iterations=8, p=p, generator=seeded())
+    assert result.gamma.shape == (support, 5)
+    assert (result.history > wasserstein_distance(x, x2, p=p)).all()
+
+
+def test_more_points_are_nearer() -> None:
+    x, x2 = gaussians(5)
+    found = [federated_wasserstein(x, x2, support=s, iterations=10, generator=seeded()).distance for s in (5, 50, 150)]
+    assert found[0] > found[1] > found[2]
+
+
+def test_gamma_ends_where_t_says() -> None:
+    x, x2 = gaussians(3)
+    result = federated_wasserstein(x, x2, support=150, iterations=25, t=0.75, generator=seeded())
+    torch.testing.assert_close(
+        wasserstein_distance(x, result.gamma), 0.9 * wasserstein_distance(x, x2), rtol=1e-3, atol=0
+    )
+
+
+def test_equal_sets_come_out_near_0() -> None:
+    x, _ = gaussians(3)
+    assert federated_wasserstein(x, x.flip(0), support=150, iterations=20, generator=seeded()).distance < 1e-4
+
+
+def test_a_run_is_reproducible_and_the_roles_exchange_points_and_numbers() -> None:
+    x, x2 = gaussians(4, m=60, m2=50)
+    client, server = TransportClient(x), TransportServer(x2)
+    gamma = server.start(20, client.dim, seeded())
+    for _ in range(3):
+        eta, distance = client.answer(gamma)
+        assert eta.shape == (20, 4)
+        assert distance.shape == ()
+        torch.testing.assert_close(distance, wasserstein_distance(x, gamma))
+        before, gamma = gamma, server.step(eta, distance)
+        torch.testing.assert_close(server.distance, distance + wasserstein_distance(before, x2))
+    wired = federated_wasserstein(x, x2, support=20, iterations=3, generator=seeded())
+    assert torch.equal(wired.gamma, gamma)
+    assert torch.equal(wired.distance, server.distance)
+    assert server.eta is not None
+    assert torch.equal(wired.eta, server.eta)
+
+
+def test_one_sample_a_side() -> None:
+    result = federated_wasserstein(torch.zeros(1, 2), torch.tensor([[3.0, 4.0]]), support=1, iterations=20)
+    torch.testing.assert_close(result.distance, torch.tensor(5.0))
+
+
+def test_wrong_input_says_so() -> None:
+    x, x2 = gaussians(3)
+    with pytest.raises(ConfigurationError, match="have 2 features and the server's have 3"):
+        federated_wasserstein(x[:, :2], x2, support=4, iterations=1)
+    with pytest.raises(ConfigurationError, match="iterations=0"):
+        federated_wasserstein(x, x2, support=4, iterations=0)
+    with pytest.raises(ConfigurationError, match="support=0"):
+        TransportServer(x2).start(0)
+    with pytest.raises(ConfigurationError, match=r"start\(\) first"):
+        TransportServer(x2).step(x, torch.tensor(1.0))
+    with pytest.raises(ConfigurationError, match="1 of 150 rows"):
+        TransportClient(x.index_fill(0, torch.tensor(3), torch.nan))
+    with pytest.raises(ConfigurationError, match="samples has 3 features and gamma has 2"):
+        TransportClient(x).answer(x2[:, :2])

@@ -1,0 +1,102 @@
+"""Potentials against POT's log-domain Sinkhorn and finite differences; eq. 11 against its own sum."""
+
+from __future__ import annotations
+
+import numpy as np
+import ot
+import pytest
+import torch
+from functional.transport.test_statistics import labelled
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional.transport import calibrated_gradient, debiased_potential, label_augmented_cost
+from flsv.functional.transport.potentials import entropic_potentials
+
+
+def reference(cost: Tensor, eps: float) -> np.ndarray:
+    """POT's potential of the rows, of mean 0."""
+    masses = [np.full(n, 1 / n) for n in cost.shape]
+    log = ot.sinkhorn(*masses, cost.numpy(), eps, method="sinkhorn_log", numItermax=20_000, stopThr=1e-8, log=True)[1]
+    return eps * (log["log_u"] - log["log_u"].mean())
+
+
+@pytest.mark.parametrize("blur", [0.5, 0.1])
+def test_debiased_potential_is_the_difference_of_pots(blur: float) -> None:
+    (x, y), (x2, y2) = labelled(0, m=40), labelled(1, m=25)
+    cost = label_augmented_cost(x, y, x2, y2)
+    eps = blur * float(cost.mean())
+    expected = reference(cost, eps) - reference(label_augmented_cost(x, y, x, y), eps)
+    found = debiased_potential(x, x2, y=y, y2=y2, blur=blur)
+    np.testing.assert_allclose(found - found.mean(), expected, atol=0.02 * expected.std())
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e4])
+def test_float32_at_any_scale_agrees_with_float64(scale: float) -> None:
+    (x, _), (x2, _) = labelled(0), labelled(1, m=25)
+    exact = debiased_potential(x, x2, blur=0.02)
+    found = debiased_potential(scale * x.float(), scale * x2.float(), blur=0.02) / scale**2
+    torch.testing.assert_close(found.double(), exact, atol=0.01 * float(exact.std()), rtol=0)
+
+
+def test_the_marginals_hold() -> None:
+    (x, _), (x2, _) = labelled(0), labelled(1, m=25)
+    cost = label_augmented_cost(x, None, x2, None)
+    f, g = entropic_potentials(cost.clone(), 0.5, 0.7)
+    plan = ((f[:, None] + g - cost) / 0.5).exp() / cost.numel()
+    torch.testing.assert_close(plan.sum(1), torch.full((40,), 1 / 40, dtype=torch.float64))
+    torch.testing.assert_close(plan.sum(0), torch.full((25,), 1 / 25, dtype=torch.float64), rtol=0.02, atol=0)
+
+
+def test_equal_sets_have_no_gradient_and_an_outlier_the_largest() -> None:
+    x, y = labelled(0)
+    torch.testing.assert_close(
+        debiased_potential(x, x, y=y, y2=y), torch.zeros(40, dtype=torch.float64), atol=0.01, rtol=0
+    )
+    assert torch.equal(debiased_potential(x[:1], x[:1]), torch.zeros(1, dtype=torch.float64))
+    far = torch.cat([x, x.new_full((1, 3), 30.0)])
+    assert debiased_potential(far, x).argmax() == 40
+
+
+def test_potential_is_the_change_of_the_divergence() -> None:
+    """f_xy - f_xx is the derivative of the Sinkhorn divergence in the masses, along directions that keep their sum."""
+    (x, _), (x2, _) = labelled(0, m=12), labelled(1, m=9)
+    cost, own = (label_augmented_cost(x, None, other, None).numpy() for other in (x2, x))
+    eps, b = 0.2 * cost.mean(), np.full(9, 1 / 9)
+
+    def divergence(a: np.ndarray) -> float:
+        def value(matrix: np.ndarray, other: np.ndarray) -> float:
+            log = ot.sinkhorn(a, other, matrix, eps, method="sinkhorn_log", numItermax=50_000, stopThr=1e-12, log=True)[
+                1
+            ]
+            # The dual value, for the entropy relative to the product of the marginals.
+            f, g = eps * (log["log_u"] - np.log(a)), eps * (log["log_v"] - np.log(other))
+            return float(f @ a + g @ other)
+
+        return value(cost, b) - value(own, a) / 2
+
+    potential = debiased_potential(x, x2, blur=0.2).numpy()
+    a, step = np.full(12, 1 / 12), 1e-3
+    for i, j in [(0, 1), (3, 7)]:
+        move = np.zeros(12)
+        move[i], move[j] = step, -step
+        slope = (divergence(a + move) - divergence(a - move)) / (2 * step)
+        assert slope == pytest.approx(potential[i] - potential[j], abs=0.02 * potential.std())
+
+
+def test_calibrated_gradient_is_equation_11() -> None:
+    f = torch.randn(9, generator=torch.Generator().manual_seed(0))
+    expected = torch.stack([f[i] - (f.sum() - f[i]) / 8 for i in range(9)])
+    torch.testing.assert_close(calibrated_gradient(f), expected)
+    torch.testing.assert_close(calibrated_gradient(f + 100), expected, rtol=1e-3, atol=1e-4)
+    assert calibrated_gradient(torch.tensor([5.0])).tolist() == [0.0]
+    with pytest.raises(ConfigurationError, match="vector"):
+        calibrated_gradient(torch.zeros(0))
+
+
+def test_wrong_settings_say_so() -> None:
+    x, _ = labelled(0)
+    with pytest.raises(ConfigurationError, match=r"scaling in \(0, 1\)"):
+        debiased_potential(x, x, scaling=1.0)
+    with pytest.raises(ConfigurationError, match="random parts of at most"):
+        entropic_potentials(torch.zeros(1).expand(20_000, 20_000), 0.1, 0.7)

@@ -1,0 +1,104 @@
+"""Noise detection: through the protocol and with access to the validation samples."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from functional.transport.test_statistics import labelled
+from functional.transport.transport_data import mnist_features, needs_data
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional.transport import (
+    calibrated_gradient,
+    client_values,
+    debiased_potential,
+    federated_wasserstein,
+    label_embedding,
+    lava_values,
+)
+
+
+def blobs(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.randint(4, (count,), generator=generator)
+    centers = 2 * torch.randn(4, 8, generator=torch.Generator().manual_seed(9))
+    return torch.randn(count, 8, generator=generator) + centers[y], y
+
+
+def flipped(y: Tensor, share: float, classes: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    bad = torch.rand(len(y), generator=generator) < share
+    return torch.where(bad, (y + torch.randint(1, classes, y.shape, generator=generator)) % classes, y), bad
+
+
+def received(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, support: int) -> Tensor:
+    sides = label_embedding(x, y), label_embedding(x2, y2)
+    generator = torch.Generator().manual_seed(0)
+    return federated_wasserstein(*sides, support=support, iterations=8, generator=generator).gamma
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_flips_and_feature_noise_of_blobs_are_found(share: float) -> None:
+    (x, y), (x2, y2) = blobs(300, 0), blobs(200, 1)
+    noisy, bad = flipped(y, share, 4)
+    gamma = received(x, noisy, x2, y2, 80)
+    for part in ("both", "labels"):
+        assert roc_auc_score(bad, client_values(x, noisy, gamma, part=part)) > 0.95
+        assert roc_auc_score(bad, lava_values(x, noisy, x2, y2, part=part)) > 0.9
+    assert roc_auc_score(bad, client_values(x, noisy, gamma, part="features")) < 0.7
+    shaken = x + 3 * bad[:, None] * torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
+    gamma = received(shaken, y, x2, y2, 80)
+    for part in ("both", "features"):
+        assert roc_auc_score(bad, client_values(shaken, y, gamma, part=part)) > 0.93
+        assert roc_auc_score(bad, lava_values(shaken, y, x2, y2, part=part)) > 0.93
+
+
+@needs_data
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_flips_of_mnist_are_found_through_the_protocol(share: float) -> None:
+    x, y, x2, y2 = mnist_features(1000, 500)
+    noisy, bad = flipped(y, share, 10)
+    gamma = received(x, noisy, x2, y2, 250)
+    assert roc_auc_score(bad, client_values(x, noisy, gamma, part="labels")) > 0.94
+
+
+def test_parts_add_up_and_the_features_part_is_the_debiased_potential() -> None:
+    (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
+    parts = {part: lava_values(x, y, x2, y2, part=part) for part in ("features", "labels", "both")}  # type: ignore[arg-type]
+    expected = parts["features"] + 2 * parts["labels"]
+    for label in range(4):
+        expected[y == label] -= expected[y == label].mean()
+    torch.testing.assert_close(parts["both"], expected, atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(parts["features"], calibrated_gradient(debiased_potential(x, x2)), atol=1e-3, rtol=1e-3)
+    assert float(parts["both"].sum()) == pytest.approx(0, abs=1e-2)
+
+
+def test_the_servers_embedding_as_gamma_is_direct_access() -> None:
+    (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
+    direct = lava_values(x, y, x2, y2, label_weight=2.0)
+    found = client_values(x, y, label_embedding(x2, y2, label_weight=2.0), label_weight=2.0)
+    torch.testing.assert_close(found, direct, atol=1e-2, rtol=1e-2)
+    unlabelled = lava_values(x, None, x2, y2)
+    torch.testing.assert_close(client_values(x, None, x2), unlabelled)
+    torch.testing.assert_close(client_values(x, None, label_embedding(x2, y2)), unlabelled)
+    assert torch.equal(lava_values(x, y, x2, None), unlabelled)
+
+
+def test_one_sample_and_absent_classes_have_finite_values() -> None:
+    x, y = labelled(0)
+    assert lava_values(x[:1], y[:1], x, y).tolist() == [0.0]
+    assert lava_values(x, y, x[y == 0], y[y == 0]).isfinite().all()
+
+
+def test_wrong_input_says_so() -> None:
+    (x, y), (x2, y2) = blobs(30, 0), blobs(20, 1)
+    with pytest.raises(ConfigurationError, match='part="labels" needs classes'):
+        lava_values(x, None, x2, y2, part="labels")
+    with pytest.raises(ConfigurationError, match="part='all'"):
+        lava_values(x, y, x2, y2, part="all")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="24 features and gamma has 8"):
+        client_values(x, y, x2)
+    with pytest.raises(ConfigurationError, match="8 features and gamma has 5"):
+        client_values(x, None, x2[:, :5])

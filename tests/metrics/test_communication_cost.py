@@ -1,0 +1,80 @@
+"""CommunicationCost: sums, and that they stay whole numbers."""
+
+import pytest
+import torch
+
+from flsv.errors import ConfigurationError
+from flsv.metrics import CommunicationCost
+
+ROUNDS = [
+    (torch.tensor([0, 2]), torch.tensor([10, 10]), torch.tensor([50, 20])),
+    (torch.tensor([1, 2]), torch.tensor([10, 10]), torch.tensor([0, 30])),
+]
+
+
+def metric_after(*rounds, **kwargs):
+    metric = CommunicationCost(4, **kwargs)
+    for each in rounds:
+        metric.update(*each)
+    return metric
+
+
+def test_totals_and_the_last_round():
+    metric = metric_after(*ROUNDS, bytes_per_parameter=2)
+    assert metric.compute().tolist() == [[10, 50], [10, 0], [20, 50], [0, 0]]
+    assert metric.client_values(metric.compute()).tolist() == [60, 10, 70, 0]
+    said = {name: value.item() for name, value in metric.diagnostics().items()}
+    assert said == {
+        "parameters_up": 40,
+        "parameters_down": 100,
+        "bytes_up": 80,
+        "bytes_down": 200,
+        "round_parameters_up": 20,
+        "round_parameters_down": 30,
+        "round_bytes_up": 40,
+        "round_bytes_down": 60,
+    }
+
+
+def test_before_the_first_round():
+    assert {value.item() for value in CommunicationCost(2).diagnostics().values()} == {0}
+
+
+def test_large_numbers_stay_whole():
+    metric = CommunicationCost(2)
+    for _ in range(3):
+        metric.update(torch.tensor([0]), torch.tensor([143_667_241]), torch.tensor([9 * 143_667_241]))
+    assert metric.compute()[0].tolist() == [431_001_723, 3_879_015_507]
+    assert metric.diagnostics()["parameters_down"].item() == 3_879_015_507
+
+
+def test_forward_merge_and_resume():
+    whole, called = metric_after(*ROUNDS), CommunicationCost(4)
+    for each in ROUNDS:
+        own = called(*each)
+        assert own.sum() == each[1].sum() + each[2].sum()
+    resumed = CommunicationCost(4)
+    resumed.load_state_dict(whole.state_dict())
+    same = [called, resumed]
+    if hasattr(whole, "merge_state"):  # torchmetrics 1.5
+        merged, empty = metric_after(ROUNDS[1]), CommunicationCost(4)
+        merged.merge_state(metric_after(ROUNDS[0]))
+        empty.merge_state(whole)  # a stretch without rounds does not hide the last one
+        same += [merged, empty]
+    for other in same:
+        assert torch.equal(other.compute(), whole.compute())
+        assert other.diagnostics() == whole.diagnostics()
+
+
+def test_the_picture_is_a_bar_per_client():
+    _, axis = metric_after(*ROUNDS).plot()
+    assert [bar.get_height() for bar in axis.patches] == [60, 10, 70, 0]
+
+
+def test_wrong_input():
+    with pytest.raises(ConfigurationError, match="bytes_per_parameter"):
+        CommunicationCost(2, bytes_per_parameter=0)
+    with pytest.raises(ValueError, match="uploaded"):
+        CommunicationCost(2).update(torch.tensor([0]), torch.tensor([1, 2]), torch.tensor([1]))
+    with pytest.raises(ValueError, match="client_ids"):
+        CommunicationCost(2).update(torch.tensor([2]), torch.tensor([1]), torch.tensor([1]))

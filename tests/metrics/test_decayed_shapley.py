@@ -1,0 +1,201 @@
+"""DecayedShapley: against the function, over merges and restarts, and on the models of a federation's own rounds."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import Plain, fit, network, toy_data, trainer_for
+
+from flsv import ConfigurationError
+from flsv.aggregation import DivergenceWeighted, FedAvg
+from flsv.functional import decayed_shapley, exact_shapley
+from flsv.loop import FederatedLoop
+from flsv.metrics import DecayedShapley
+from flsv.sampling import UniformSampler
+
+NAN = float("nan")
+ROUNDS = [([0, 1, 2], 1), ([1, 3], 2), ([0, 2, 3], 3), ([0, 1], 4)]
+
+
+def of_table(table: torch.Tensor) -> Any:
+    return lambda masks: table[(masks.long() << torch.arange(masks.shape[1])).sum(1)]
+
+
+def game(players: int, seed: int) -> Any:
+    return of_table(torch.rand(2**players, generator=torch.Generator().manual_seed(seed), dtype=torch.float64))
+
+
+def additive(*worth: float) -> Any:
+    return lambda masks: masks.float() @ torch.tensor(worth)
+
+
+def expected(decay: float, threshold: float = 0.0, normalize: bool = True) -> torch.Tensor:
+    rows = torch.full((len(ROUNDS), 5), NAN, dtype=torch.float64)
+    for row, (ids, seed) in zip(rows, ROUNDS):
+        row[ids] = exact_shapley(game(len(ids), seed), len(ids)).values
+    return decayed_shapley(rows, decay, threshold, normalize).values.float()
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.3])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_as_the_function(threshold: float, normalize: bool) -> None:
+    metric = DecayedShapley(num_clients=5, decay=0.6, threshold=threshold, normalize=normalize)
+    for index, (ids, seed) in enumerate(ROUNDS):
+        metric.update(torch.tensor(ids), index, game(len(ids), seed))
+    torch.testing.assert_close(metric.compute(), expected(0.6, threshold, normalize), equal_nan=True)
+    assert metric.compute()[4].isnan()
+    assert metric.diagnostics()["evaluations"] == (8 + 4 if threshold else 8 + 4 + 8 + 4)
+
+
+def test_rounds_are_evaluated_only_above_the_threshold() -> None:
+    def never(masks: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("evaluated")
+
+    metric = DecayedShapley(num_clients=3, decay=0.5, threshold=0.2)
+    for index in range(4):
+        metric.update(torch.tensor([0, 1]), index, additive(1.0, 1.0) if index < 2 else never)
+    metric.update(torch.tensor([2]), 4, never)
+    assert metric.compute().nan_to_num(-1).tolist() == [0.375, 0.375, -1]
+    assert metric.diagnostics()["truncated"] == 3
+    assert metric.rounds == 5
+
+
+def test_rounds_without_gain_are_counted() -> None:
+    metric = DecayedShapley(num_clients=2, decay=1.0)
+    for index, worth in enumerate([(0.0, 0.0), (0.1, -0.3), (0.3, 0.1)]):
+        metric.update(torch.arange(2), index, additive(*worth))
+    torch.testing.assert_close(metric.compute(), torch.tensor([0.25 + 0.75, -0.75 + 0.25]))
+    assert {name: int(value) for name, value in metric.diagnostics().items()} == {
+        "evaluations": 12,
+        "skipped": 1,
+        "flagged": 1,
+        "truncated": 0,
+    }
+
+
+def test_forward_merge_and_state_dict() -> None:
+    forward, first, second = (DecayedShapley(num_clients=5, decay=0.6) for _ in range(3))
+    for index, (ids, seed) in enumerate(ROUNDS):
+        value = forward(torch.tensor(ids), index, game(len(ids), seed))
+        assert torch.equal(~value.isnan(), torch.zeros(5).index_fill(0, torch.tensor(ids), 1).bool())
+        part = first if index < 2 else second
+        part.update(torch.tensor(ids), index, game(len(ids), seed))
+    torch.testing.assert_close(forward.compute(), expected(0.6), equal_nan=True)
+    again = pickle.loads(pickle.dumps(DecayedShapley(num_clients=5, decay=0.6)))
+    again.load_state_dict(first.state_dict())
+    for index, (ids, seed) in list(enumerate(ROUNDS))[2:]:
+        again.update(torch.tensor(ids), index, game(len(ids), seed))
+    torch.testing.assert_close(again.compute(), expected(0.6), equal_nan=True)
+    if hasattr(first, "merge_state"):  # torchmetrics 1.5
+        second.merge_state(first)
+        torch.testing.assert_close(second.compute(), expected(0.6), equal_nan=True)
+
+
+def test_plot() -> None:
+    metric = DecayedShapley(num_clients=3)
+    metric.update(torch.arange(3), 0, additive(1.0, 2.0, 3.0))
+    figure, ax = metric.plot()
+    assert [bar.get_height() for bar in ax.patches] == pytest.approx(metric.compute().tolist())
+    _, ax = metric.plot([metric.compute(), 2 * metric.compute()])
+    assert len(ax.lines) == 3
+    assert figure is not ax.figure
+
+
+def test_wrong_arguments() -> None:
+    for arguments, message in (
+        ({"decay": 0.0}, "decay=0.0"),
+        ({"threshold": 0.9}, "threshold=0.9"),
+        ({"coalition_weights": "mean"}, '"renormalized" or "fixed"'),
+        ({"estimator": "guess"}, "estimator='guess'"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"DecayedShapley.*{message}"):
+            DecayedShapley(**arguments)
+
+
+# ---- inside a federation
+
+
+class Watch:
+    """An estimator that keeps the round's utilities of all coalitions, in the order of their numbers."""
+
+    def __init__(self) -> None:
+        self.tables: list[torch.Tensor] = []
+
+    def __call__(self, utility: Any, players: int, generator: Any = None) -> Any:
+        masks = (torch.arange(2**players)[:, None] >> torch.arange(players)) & 1
+        self.tables.append(utility(masks.bool()))
+        return exact_shapley(utility, players)
+
+
+class Remember(DivergenceWeighted):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rounds: list[Any] = []
+
+    def weights(self, round: Any, contributions: Any) -> torch.Tensor:
+        weights = super().weights(round, contributions)
+        self.rounds.append((round, weights))
+        return weights
+
+
+def loss(module: Plain, space: Any, vector: torch.Tensor, data: Any) -> float:
+    space.write(module, vector)
+    module.eval()
+    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(module(x), y))
+
+
+@pytest.mark.parametrize("kind", ["fixed", "renormalized"])
+@pytest.mark.parametrize("server_lr", [1.0, 0.5])
+def test_sub_models_have_the_weights_of_the_rounds_aggregation(tmp_path: Path, kind: Any, server_lr: float) -> None:
+    watch, remember = Watch(), Remember(a=0.3)
+    metric = DecayedShapley(decay=0.5, estimator=watch, performance="negative_loss", coalition_weights=kind)
+    data = toy_data((3, 2, 2), server_val_fraction=0.3)
+    loop = FederatedLoop(remember, {"guo": metric}, server_lr=server_lr, seed=4)
+    # Without BatchNorm, whose buffers are always averages.
+    module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=2)
+    for (round, weights), table in zip(remember.rounds, watch.tables):
+        for number, utility in enumerate(table.tolist()):
+            members = [i for i in range(3) if number >> i & 1]
+            own = weights[members].float()
+            if kind == "renormalized" and members:
+                own = own / own.sum()
+            model = round.global_vector + server_lr * own @ (round.client_vectors - round.global_vector)[members]
+            assert -loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
+    # Everybody together is the next global model, which is the next round's empty coalition.
+    assert watch.tables[0][-1].item() == pytest.approx(watch.tables[1][0].item(), abs=1e-6)
+    rows = [exact_shapley(of_table(table), 3).values for table in watch.tables]
+    torch.testing.assert_close(loop.contributions["guo"], decayed_shapley(torch.stack(rows), 0.5).values.float())
+
+
+def test_a_client_whose_weight_is_clipped_is_a_null_player(tmp_path: Path) -> None:
+    watch = Watch()
+    metric = DecayedShapley(estimator=watch, coalition_weights="fixed")
+    remember = Remember(a=3.0, b=0.0)
+    loop = FederatedLoop(remember, {"guo": metric}, seed=4)
+    fit(loop, tmp_path, data=toy_data((3, 2, 2), server_val_fraction=0.3), rounds=1)
+    weights = remember.rounds[0][1]
+    assert 0 < (weights == 0).sum() < 3
+    assert (loop.contributions["guo"][weights == 0] == 0).all()
+
+
+def test_partial_participation_and_resume(tmp_path: Path) -> None:
+    def loop() -> FederatedLoop:
+        return FederatedLoop(FedAvg(), {"guo": DecayedShapley()}, sampler=UniformSampler(2), seed=1)
+
+    def data() -> Any:
+        return toy_data((3, 2, 2, 4), server_val_fraction=0.3)
+
+    whole, half, rest = loop(), loop(), loop()
+    fit(whole, tmp_path, data=data(), rounds=4)
+    trainer = trainer_for(half, tmp_path, 2)
+    trainer.fit(Plain(), data())
+    trainer.save_checkpoint(tmp_path / "half.ckpt")
+    fit(rest, tmp_path, data=data(), rounds=4, ckpt_path=tmp_path / "half.ckpt")
+    assert whole.contributions["guo"].shape == (4,)
+    torch.testing.assert_close(rest.contributions["guo"], whole.contributions["guo"], rtol=0, atol=0, equal_nan=True)

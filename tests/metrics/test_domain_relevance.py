@@ -1,0 +1,130 @@
+"""DomainRelevance: equation 5 round by round, and what it says of the truth."""
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from flsv.errors import ConfigurationError
+from flsv.metrics import DomainRelevance
+
+nan = float("nan")
+N = 5
+
+
+def rounds(count=6, seed=0):
+    """Cohorts of random sizes, each client looking at some others."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        ids = torch.randperm(N, generator=generator)[: 1 + int(torch.randint(N, (), generator=generator))]
+        values = torch.randn(len(ids), N, generator=generator)
+        values[torch.rand(len(ids), N, generator=generator) > 0.5] = nan
+        yield ids, values
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 0.9])
+def test_equation_5(alpha):
+    metric = DomainRelevance(N, alpha=alpha)
+    phi, looked = torch.zeros(N, N), torch.zeros(N, N, dtype=torch.bool)
+    assert metric.compute().isnan().all()
+    for ids, values in rounds():
+        metric.update(ids, values)
+        for i, row in zip(ids.tolist(), values):
+            for j in range(N):
+                if row[j] == row[j]:
+                    phi[i, j] = alpha * phi[i, j] + (1 - alpha) * row[j]
+                    looked[i, j] = True
+        torch.testing.assert_close(metric.compute(), phi.masked_fill(~looked, nan), equal_nan=True)
+
+
+def test_the_score_starts_at_0():
+    metric = DomainRelevance(2)
+    metric.update(torch.tensor([1]), torch.tensor([[0.8, nan]]))
+    assert metric.compute()[1, 0].item() == pytest.approx(0.4)
+
+
+def test_forward_gives_the_rounds_own_and_keeps_the_running_one():
+    plain, called = DomainRelevance(N), DomainRelevance(N)
+    for ids, values in rounds():
+        plain.update(ids, values)
+        own = called(ids, values)
+        torch.testing.assert_close(own[ids], 0.5 * values, equal_nan=True)
+    torch.testing.assert_close(called.compute(), plain.compute(), equal_nan=True)
+
+
+def test_merge_is_one_stretch_after_the_other():
+    whole, first, second = (DomainRelevance(N, alpha=0.7) for _ in range(3))
+    for place, each in enumerate(rounds()):
+        whole.update(*each)
+        (first if place < 3 else second).update(*each)
+    if hasattr(second, "merge_state"):  # torchmetrics 1.5
+        second.merge_state(first)
+        torch.testing.assert_close(second.compute(), whole.compute(), equal_nan=True)
+
+
+def test_state_dict_resumes():
+    whole, before = DomainRelevance(N), DomainRelevance(N)
+    stretch = list(rounds())
+    for each in stretch:
+        whole.update(*each)
+    for each in stretch[:3]:
+        before.update(*each)
+    after = DomainRelevance(N)
+    after.load_state_dict(before.state_dict())
+    for each in stretch[3:]:
+        after.update(*each)
+    assert torch.equal(after.compute().nan_to_num(9), whole.compute().nan_to_num(9))
+
+
+def test_auroc_and_found_against_a_given_truth():
+    truth = torch.rand(N, N, generator=torch.Generator().manual_seed(1)) > 0.5
+    metric = DomainRelevance(N, truth=truth)
+    for each in rounds(3):
+        metric.update(*each)
+    scores = metric.compute()
+    known = [(i, j) for i in range(N) for j in range(N) if i != j and scores[i, j] == scores[i, j]]
+    said = metric.diagnostics()
+    assert said["auroc"].item() == pytest.approx(
+        roc_auc_score([bool(truth[p]) for p in known], [float(scores[p]) for p in known])
+    )
+    relevant = [(i, j) for i in range(N) for j in range(N) if i != j and truth[i, j]]
+    assert said["found"].item() == pytest.approx(sum(p in known for p in relevant) / len(relevant))
+
+
+def test_the_truth_is_the_label_overlap_of_the_federation():
+    metric = DomainRelevance()
+    assert metric.diagnostics() == {}
+    metric.bind(3, 2, class_counts=torch.tensor([[4, 0], [2, 2], [0, 9]]))
+    metric.update(torch.arange(3), torch.tensor([[nan, 0.2, 0.1], [0.3, nan, 0.3], [-0.1, 0.2, nan]]))
+    assert metric.diagnostics()["auroc"].item() == 1
+    given = DomainRelevance(truth=torch.zeros(3, 3))
+    given.bind(3, 2, class_counts=torch.ones(3, 2))
+    assert not given.truth.any()
+
+
+def test_one_number_per_client_is_what_the_others_think_of_it():
+    value = torch.tensor([[9.0, 0.2, nan], [0.4, 9.0, nan], [0.2, -0.4, nan]])
+    torch.testing.assert_close(DomainRelevance(3).client_values(value), torch.tensor([0.3, -0.1, nan]), equal_nan=True)
+
+
+def test_the_picture_has_the_truth_beside_it():
+    values = torch.rand(N, N)
+    figure, axis = DomainRelevance(N, truth=torch.eye(N)).plot(values)
+    panels = [each for each in figure.axes if each.get_title()]
+    assert [each.get_title() for each in panels] == ["DomainRelevance", "truth"]
+    assert axis is panels[0]
+    assert axis.get_xlabel() == axis.get_ylabel() == "client"
+    torch.testing.assert_close(torch.as_tensor(panels[1].images[0].get_array().data), torch.eye(N))
+    figure, _ = DomainRelevance(N).plot(values)
+    assert len([each for each in figure.axes if each.get_title()]) == 1
+
+
+def test_wrong_input():
+    for alpha in (-0.1, 1.0):
+        with pytest.raises(ConfigurationError, match="alpha"):
+            DomainRelevance(N, alpha=alpha)
+    with pytest.raises(ValueError, match="client_values"):
+        DomainRelevance(N).update(torch.tensor([0]), torch.zeros(1, N + 1))
+    with pytest.raises(ValueError, match="client_ids"):
+        DomainRelevance(N).update(torch.tensor([N]), torch.zeros(1, N))
+    with pytest.raises(ConfigurationError, match="num_clients"):
+        DomainRelevance().update(torch.tensor([0]), torch.zeros(1, N))

@@ -1,0 +1,165 @@
+"""Contribution shares over rounds, alone and in a loop; suspicious samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import Plain, fit, toy_data, trainer_for, vector
+
+from flsv.data import GaussianNoise
+from flsv.errors import ConfigurationError
+from flsv.features import PCA
+from flsv.loop import FederatedLoop
+from flsv.metrics import WassersteinContribution
+from flsv.sampling import UniformSampler
+from flsv.valuation import FedBary, clients_of, server_of
+
+CHEAP: dict[str, Any] = {"support": 12, "iterations": 4}
+
+
+def draw(samples: int, seed: int, shift: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(seed)) + shift
+    return x, torch.arange(samples) % 2
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def test_shares_are_those_of_the_distances() -> None:
+    clients, server = clients_of([draw(30, 1), draw(20, 2, 1.0), draw(25, 3, 3.0)]), server_of(*draw(30, 0))
+    metric = WassersteinContribution(3, features="pixels", **CHEAP)
+    metric.update(torch.arange(3), clients, server, generator=seeded())
+    distances = FedBary("pixels", **CHEAP).value(clients, server, seeded(), judge=False).distances
+    torch.testing.assert_close(metric.diagnostics()["distance"], distances)
+    torch.testing.assert_close(metric.compute(), (1 / distances) / (1 / distances).sum())
+    assert metric.compute().argsort(descending=True).tolist() == [0, 1, 2]
+
+
+def test_an_absent_client_keeps_its_distance_and_one_never_seen_is_nan() -> None:
+    clients, server = clients_of([draw(20, seed) for seed in range(1, 5)]), server_of(*draw(20, 0))
+    metric = WassersteinContribution(4, features="pixels", **CHEAP)
+    metric.update(torch.tensor([0, 1]), clients[:2], server, generator=seeded())
+    before = metric.diagnostics()["distance"]
+    metric.update(torch.tensor([2, 1]), [clients[2], clients[1]], server, round_index=1, generator=seeded(1))
+    after = metric.diagnostics()["distance"]
+    assert after[0] == before[0]
+    assert after[1] != before[1]  # another start of the protocol
+    assert metric.compute()[3].isnan()
+    assert metric.compute()[:3].sum().item() == pytest.approx(1)
+
+
+def test_every() -> None:
+    clients, server = clients_of([draw(20, seed) for seed in range(1, 4)]), server_of(*draw(20, 0))
+    metric = WassersteinContribution(3, features="pixels", every=2, **CHEAP)
+    history = []
+    for index in range(3):
+        metric.update(torch.tensor([0, 1]), clients[:2], server, round_index=index, generator=seeded(index))
+        history.append(metric.diagnostics()["distance"][:2])
+    assert torch.equal(history[0], history[1])
+    assert not torch.equal(history[1], history[2])
+    once = WassersteinContribution(3, features="pixels", every=0, **CHEAP)
+    once.update(torch.tensor([0, 1]), clients[:2], server, round_index=3, generator=seeded(3))
+    first = once.diagnostics()["distance"]
+    once.update(torch.tensor([1, 2]), clients[1:], server, round_index=4, generator=seeded(4))
+    assert torch.equal(once.diagnostics()["distance"][:2], first[:2])
+    assert once.diagnostics()["distance"][2].isfinite()
+    assert once.rounds == 2
+
+
+def test_two_halves_of_a_run_merge() -> None:
+    clients, server = clients_of([draw(20, seed) for seed in range(1, 4)]), server_of(*draw(20, 0))
+    whole, halves = WassersteinContribution(3, features="pixels", **CHEAP), []
+    for index, cohort in enumerate(([0, 1], [1, 2])):
+        halves.append(WassersteinContribution(3, features="pixels", **CHEAP))
+        for metric in (whole, halves[-1]):
+            members = [clients[i] for i in cohort]
+            metric.update(torch.tensor(cohort), members, server, round_index=index, generator=seeded(index))
+    if hasattr(whole, "merge_state"):  # torchmetrics 1.5
+        halves[1].merge_state(halves[0])  # what merge_state is given came earlier
+        torch.testing.assert_close(halves[1].compute(), whole.compute())
+
+
+def test_without_validation_data_and_without_using_them() -> None:
+    clients = clients_of([draw(40, 1), draw(40, 2), draw(40, 3, 4.0)])
+    none = WassersteinContribution(3, features="pixels", **CHEAP)
+    none.update(torch.arange(3), clients, None, generator=seeded())
+    unused = WassersteinContribution(3, features="pixels", use_validation=False, **CHEAP)
+    unused.update(torch.arange(3), clients, server_of(*draw(20, 0, 9.0)), generator=seeded())
+    assert torch.equal(none.compute(), unused.compute())
+    assert none.compute().argmin() == 2
+
+
+def test_wrong_use() -> None:
+    clients = clients_of([draw(20, 1), draw(20, 2)])
+    with pytest.raises(ConfigurationError, match="every=-1"):
+        WassersteinContribution(every=-1)
+    with pytest.raises(ConfigurationError, match="support=0"):
+        WassersteinContribution(support=0)
+    with pytest.raises(ValueError, match="are not those of client_ids"):
+        WassersteinContribution(2, features="pixels").update(torch.tensor([1, 0]), clients)
+    with pytest.raises(ConfigurationError, match="no model before training"):
+        WassersteinContribution(2).update(torch.arange(2), clients, global_vector=torch.zeros(3))
+
+
+# In a loop
+
+
+def test_in_a_loop_it_sees_the_features_of_the_global_model(tmp_path: Path) -> None:
+    """A round's distances are those of the penultimate features at the start of the round, computed by hand."""
+    module, starts = Plain(), []
+
+    class Watch(WassersteinContribution):
+        def update(self, client_ids: Any, clients: Any, server_data: Any = None, global_vector: Any = None,
+                   round_index: int = 0, generator: Any = None) -> None:  # fmt: skip
+            starts.append((global_vector.clone(), generator.get_state()))
+            super().update(client_ids, clients, server_data, global_vector, round_index, generator)
+
+        @property
+        def round_fields(self) -> Any:
+            return {"generator": lambda round: round.generator("WassersteinContribution")}
+
+    loop = FederatedLoop(metrics={"ot": Watch(**CHEAP)}, seed=0)
+    data = toy_data()
+    fit(loop, tmp_path, module, data, rounds=2)
+    found = loop.contributions["ot"]
+    loop.space.write(module, starts[-1][0])
+    body = module.net[:-1].eval()
+
+    def features(batches: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = (torch.cat(parts) for parts in zip(*batches))
+        return body(x).detach(), y
+
+    sets = [features(data.client_loader(i, shuffle=False)) for i in range(3)]
+    generator = torch.Generator()
+    generator.set_state(starts[-1][1])
+    wanted = FedBary("pixels", **CHEAP).value(
+        clients_of(sets), server_of(*features(data.val_dataloader())), generator, judge=False
+    )
+    torch.testing.assert_close(found, wanted.shares, rtol=1e-4, atol=1e-5)
+
+
+def test_a_noisy_client_contributes_least_in_a_loop_with_partial_participation(tmp_path: Path) -> None:
+    data = toy_data((1, 1, 1, 1), corruptions=[GaussianNoise(std=4.0, clients=[2])])
+    metric = WassersteinContribution(features=PCA(4), every=0, **CHEAP)
+    fit(FederatedLoop(metrics={"ot": metric}, sampler=UniformSampler(2), seed=1), tmp_path, data=data, rounds=8)
+    assert metric.compute().isfinite().all()
+    assert metric.compute().argmin() == 2
+
+
+def test_a_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    def run(folder: Path, rounds: int, resume: Any = None) -> tuple[Any, torch.Tensor]:
+        loop = FederatedLoop(metrics={"ot": WassersteinContribution(every=2, **CHEAP)}, seed=3)
+        module, trainer = Plain(), trainer_for(loop, folder, rounds)
+        trainer.fit(module, toy_data(), ckpt_path=resume)
+        trainer.save_checkpoint(folder / "last.ckpt")
+        return loop.contributions["ot"], vector(module)
+
+    whole, model = run(tmp_path / "whole", 4)
+    run(tmp_path / "part", 3)
+    resumed, same = run(tmp_path / "part", 4, tmp_path / "part" / "last.ckpt")
+    assert torch.equal(whole, resumed)
+    assert torch.equal(model, same)

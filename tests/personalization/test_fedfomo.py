@@ -1,0 +1,163 @@
+"""FedFomo: equation 3 from the clients' own samples, whom a client downloads, and what it costs."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from resuming import assert_resumes
+from toys import Plain, fit, network, toy_data
+
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.personalization import FedFomo
+from flsv.personalization.fedfomo import mix_models
+from flsv.sampling import UniformSampler
+
+DATA = partial(toy_data, (3, 2, 3, 2), client_val_fraction=0.3, drop_last=True)
+
+
+class Watched(FedFomo):
+    """Remembers what it was given and gave."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: list[Any] = []
+
+    def personalize(self, round: Any, contributions: Any, models: Any) -> Any:
+        before = {client: upload.clone() for client, upload in self._uploads.items()}
+        affinity = self._affinity.clone()
+        own = super().personalize(round, contributions, models)
+        self.seen.append((round, before, affinity, {c: m.clone() for c, m in own.items()}, self.exchanged(round)))
+        return own
+
+
+def losses(loop: FederatedLoop, data: Any, client: int, vectors: list[torch.Tensor]) -> list[float]:
+    """Mean cross-entropy on the client's validation samples, without flsv's evaluator."""
+    module = Plain(network(batch_norm=True)).eval()
+    x, y = (part[data.client_indices(client, "val")] for part in data.source[0].tensors)
+    result = []
+    for vector in vectors:
+        loop.space.write(module, vector)
+        with torch.no_grad():
+            log = module(x).double().log_softmax(1)
+        result.append(-float(log[torch.arange(len(y)), y].mean()))
+    return result
+
+
+@pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
+def test_equation_3(tmp_path: Path, sampler: Any) -> None:
+    personalizer, data = Watched(num_downloads=2), DATA()
+    loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=3)
+    fit(loop, tmp_path, data=data, rounds=4)
+    moved = 0
+    for round, before, affinity, own, exchange in personalizer.seen:
+        uploads = before | dict(zip(round.client_ids.tolist(), round.client_vectors))
+        for row, client in enumerate(round.client_ids.tolist()):
+            start = round.global_vector if round.start_vectors is None else round.start_vectors[row]
+            values = exchange.client_values[row]
+            looked_at = (~values.isnan()).nonzero().flatten().tolist()
+            assert client in looked_at
+            assert len(looked_at) == 1 + min(2, len(uploads) - 1)
+            assert exchange.downloaded[row] == (len(looked_at) - 1) * loop.space.size
+            assert exchange.uploaded[row] == loop.space.size
+            base, *others = losses(loop, data, client, [start, *(uploads[j] for j in looked_at)])
+            cut = loop.space.num_parameters
+            distance = [float((uploads[j] - start)[:cut].double().norm()) for j in looked_at]
+            signed = (base - np.array(others)) / np.array(distance)
+            np.testing.assert_allclose(values[looked_at], signed / abs(signed).sum(), rtol=1e-3, atol=1e-6)
+            weights = np.maximum(signed, 0)
+            if weights.sum() > 0:
+                weights = weights / weights.sum()
+                expected = start.double() + sum(w * (uploads[j] - start).double() for w, j in zip(weights, looked_at))
+                moved += 1
+            else:
+                expected = start.double()
+            torch.testing.assert_close(own[client].double(), expected, rtol=1e-4, atol=1e-5)
+            affinity[client, looked_at] += values[looked_at]
+        assert set(own) == set(round.client_ids.tolist())
+    assert moved > 3
+    torch.testing.assert_close(personalizer._affinity, affinity)
+
+
+class Local:
+    """A client whose models' losses are given."""
+
+    def __init__(self, model: torch.Tensor, losses: list[float]) -> None:
+        self.model, self.losses = model, torch.tensor(losses, dtype=torch.float64)
+
+    def evaluate(self, vectors: torch.Tensor) -> Any:
+        assert len(vectors) == len(self.losses)
+        return self
+
+    def value(self, metric: str) -> torch.Tensor:
+        assert metric == "negative_loss"
+        return -self.losses
+
+
+def test_nobody_is_better_than_where_it_started() -> None:
+    start, worse = torch.zeros(3), torch.ones(3)
+    model, values = mix_models(Local(worse, [1.0, 2.0, 5.0]), start, [2 * worse], 3)  # type: ignore[arg-type]
+    assert torch.equal(model, start)
+    torch.testing.assert_close(values, torch.tensor([-1 / 3, -2 / 3], dtype=torch.float64))
+
+
+def test_a_model_that_is_the_start_and_a_broken_one_weigh_nothing() -> None:
+    start, other = torch.zeros(3), torch.tensor([1.0, 0.0, 0.0])
+    local = Local(start, [1.0, 1.0, 0.5, float("nan"), float("inf")])
+    model, values = mix_models(local, start, [other, 2 * other, 3 * other], 3)  # type: ignore[arg-type]
+    assert torch.equal(model, other)
+    assert values.tolist() == [0, 1, 0, 0]
+
+
+def chosen(personalizer: FedFomo, affinity: list[float], rounds: int = 200, first: int = 0) -> np.ndarray:
+    """How often client 0 downloads each of the others."""
+
+    class Round:
+        seed, round_index = 0, 0
+
+    personalizer._uploads = {client: torch.zeros(1) for client in range(len(affinity))}
+    personalizer._affinity = torch.tensor([affinity])
+    counts = np.zeros(len(affinity))
+    for Round.round_index in range(first, first + rounds):
+        counts[personalizer._choose(0, Round)] += 1  # type: ignore[arg-type]
+    return counts / rounds
+
+
+def test_the_most_helpful_are_downloaded_with_ties_at_random() -> None:
+    often = chosen(FedFomo(2, epsilon=0), [9.0, 0.1, 0.5, 0.1, -0.2])
+    assert often[[0, 2, 4]].tolist() == [0, 1, 0]
+    assert often[1] + often[3] == pytest.approx(1)
+    assert 0.4 < often[1] < 0.6
+
+
+def test_exploration_and_its_decay() -> None:
+    affinity = [0.0, 1.0, 0.0, 0.0, 0.0]
+    explored = chosen(FedFomo(1, epsilon=0.4, epsilon_decay=0), affinity, rounds=400)
+    assert explored[1] == pytest.approx(0.6 + 0.4 / 4, abs=0.08)
+    assert (explored[2:] > 0.04).all()
+    assert chosen(FedFomo(1, epsilon=0.4, epsilon_decay=0.1), affinity, first=4)[1] == 1
+
+
+def test_resumes(tmp_path: Path) -> None:
+    loop = assert_resumes(
+        lambda: FederatedLoop(
+            personalizer=FedFomo(2), sampler=UniformSampler(3), evaluate_clients_every=2, local_epochs=2, seed=5
+        ),
+        tmp_path,
+        data=DATA,
+    )
+    assert float(loop.client_accuracy.mean()) > 0.6
+
+
+def test_wrong_arguments(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"num_downloads=0\): expected at least 1"):
+        FedFomo(0)
+    with pytest.raises(ConfigurationError, match=r"expected a probability and a number >= 0"):
+        FedFomo(epsilon=1.5)
+    with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none"):
+        fit(FederatedLoop(personalizer=FedFomo()), tmp_path, data=toy_data())

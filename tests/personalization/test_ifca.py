@@ -1,0 +1,116 @@
+"""IFCA: initial models, choice by training loss, averages inside a cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resuming import assert_resumes
+from toys import Plain, fit, toy_sets
+
+from flsv.data import FederatedDataModule, ProportionPartitioner
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.personalization import IFCA
+from flsv.sampling import UniformSampler
+
+
+class Watched(IFCA):
+    """Remembers rounds and clusters."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: list[Any] = []
+
+    def personalize(self, round: Any, contributions: Any, models: Any) -> Any:
+        before = self._clusters.clone()
+        own = super().personalize(round, contributions, models)
+        self.seen.append((round, before, self._clusters.clone()))
+        return own
+
+
+def two_groups() -> FederatedDataModule:
+    """Four clients, two and two with the same classes."""
+    train, test = toy_sets(200)
+    return FederatedDataModule(
+        (train, test), ProportionPartitioner(TWO_GROUPS), batch_size=8, client_test_fraction=0.2, drop_last=True
+    )
+
+
+TWO_GROUPS = [[0.5, 0.0, 0.0], [0.5, 0.0, 0.0], [0.0, 0.5, 0.5], [0.0, 0.5, 0.5]]
+
+
+def test_algorithm_1(tmp_path: Path) -> None:
+    personalizer, data = Watched(3), two_groups()
+    loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=0)
+    fit(loop, tmp_path, data=data, rounds=4)
+    used = set()
+    for round, before, after in personalizer.seen:
+        members: dict[int, list[torch.Tensor]] = {}
+        for row, client in enumerate(round.client_ids.tolist()):
+            x, y = (part[data.client_indices(client)] for part in data.source[0].tensors)
+            losses = []
+            for cluster in before:
+                module = Plain().eval()
+                loop.space.write(module, cluster)
+                with torch.no_grad():
+                    losses.append(float(torch.nn.functional.cross_entropy(module(x), y)))
+            best = losses.index(min(losses))
+            assert torch.equal(round.start_vectors[row], before[best])
+            members.setdefault(best, []).append(round.client_vectors[row])
+        for index in range(3):
+            expected = torch.stack(members[index]).mean(0) if index in members else before[index]
+            torch.testing.assert_close(after[index], expected)
+        used |= set(members)
+        exchange = personalizer.exchanged(round)
+        assert exchange.uploaded.tolist() == [loop.space.size] * 3
+        assert exchange.downloaded.tolist() == [3 * loop.space.size] * 3
+    assert len(used) > 1
+
+
+def test_the_first_models_are_different_and_of_the_right_scale(tmp_path: Path) -> None:
+    personalizer = Watched(4, spread=0.5)
+    loop = FederatedLoop(personalizer=personalizer, seed=0)
+    fit(loop, tmp_path, rounds=1)
+    round, clusters, _ = personalizer.seen[0]
+    assert torch.equal(clusters[0], round.global_vector)
+    parts, first = loop.space.unflatten(clusters), loop.space.unflatten(round.global_vector)
+    weight = parts["net.0.weight"] - first["net.0.weight"]
+    assert float(weight[1:].std()) == pytest.approx(0.5 * float(first["net.0.weight"].std()), rel=0.2)
+    assert (weight[1:] != weight[1]).flatten(1).any(1).tolist() == [False, True, True]
+    assert torch.equal(parts["net.1.running_var"], first["net.1.running_var"].expand(4, -1))
+
+
+def test_clients_of_a_kind_find_each_other(tmp_path: Path) -> None:
+    personalizer = Watched(2)
+    fit(FederatedLoop(personalizer=personalizer, local_epochs=3, seed=1), tmp_path, data=two_groups(), rounds=4)
+    round, before, _ = personalizer.seen[-1]
+    chosen = [[torch.equal(start, cluster) for cluster in before].index(True) for start in round.start_vectors]
+    assert chosen[0] == chosen[1] != chosen[2] == chosen[3]
+
+
+def test_resumes(tmp_path: Path) -> None:
+    loop = assert_resumes(
+        lambda: FederatedLoop(personalizer=IFCA(2), sampler=UniformSampler(2), evaluate_clients_every=2, seed=1),
+        tmp_path,
+    )
+    assert loop.models == {}
+    assert loop.client_accuracy is not None
+
+
+def test_one_cluster_is_fedavg_with_equal_weights(tmp_path: Path) -> None:
+    from flsv.aggregation import FedAvg
+
+    ifca = Watched(1)
+    loops = [FederatedLoop(FedAvg("uniform"), personalizer=p, seed=2) for p in (ifca, None)]
+    modules = [fit(loop, tmp_path) for loop in loops]
+    torch.testing.assert_close(ifca._clusters[0], loops[1].space.read(modules[1]))
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(ConfigurationError, match=r"num_clusters=0"):
+        IFCA(0)
+    with pytest.raises(ConfigurationError, match=r"spread > 0"):
+        IFCA(2, spread=0)

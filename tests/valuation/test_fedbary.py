@@ -1,0 +1,315 @@
+"""The valuation as a whole: against exact transport, across the trust boundary, and at its edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import ot
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+
+from flsv.errors import ConfigurationError
+from flsv.features import PCA, Features, Pixels
+from flsv.local_data import Client, LocalData, _answering
+from flsv.local_memory import memory
+from flsv.parameters import ParameterSpace
+from flsv.valuation import FedBary, clients_of, keep_pictures, sample_values, server_of
+from flsv.valuation.questions import BINS
+
+CENTRES = 4 * torch.randn(3, 5, generator=torch.Generator().manual_seed(9))
+
+
+def draw(samples: int, seed: int, noise: float = 1.0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(samples) % 3
+    return CENTRES[y] + noise * torch.randn(samples, 5, generator=generator), y
+
+
+def value(sets: Any, validation: Any = None, judge: bool = True, seed: int = 0, **options: Any) -> Any:
+    clients = clients_of(sets)
+    server = None if validation is None else server_of(*validation)
+    generator = torch.Generator().manual_seed(seed)
+    return FedBary(**options).value(clients, server, generator, judge=judge), clients
+
+
+def exact(a: Any, b: Any, weight: float) -> float:
+    """POT on the paper's stacked vectors [x; m_y; s_y], in NumPy."""
+    stacked = []
+    for x, y in (a, b):
+        x, y = x.double().numpy(), y.numpy()
+        mean = np.stack([x[y == label].mean(0) for label in y])
+        deviation = np.stack([x[y == label].std(0) for label in y])
+        stacked.append(np.concatenate([x, weight**0.5 * mean, weight**0.5 * deviation], 1))
+    cost = ((stacked[0][:, None] - stacked[1][None]) ** 2).sum(-1)
+    return ot.emd2(ot.unif(len(cost)), ot.unif(cost.shape[1]), cost) ** 0.5
+
+
+@pytest.mark.parametrize("weight", [0.0, 2.0])
+def test_with_as_many_points_as_samples_distances_are_exact(weight: float) -> None:
+    server, sets = draw(45, 0), [draw(45, 1), draw(45, 2, 3.0)]
+    found, _ = value(sets, server, label_weight=weight, support=45, iterations=20, judge=False)
+    wanted = torch.tensor([exact(each, server, weight) for each in sets]).float()
+    torch.testing.assert_close(found.distances, wanted, rtol=1e-3, atol=0)
+    inverse = 1 / wanted
+    torch.testing.assert_close(found.shares, inverse / inverse.sum(), rtol=1e-3, atol=0)
+    assert found.verdicts == (None, None)
+
+
+def test_fewer_points_give_larger_distances() -> None:
+    server, sets = draw(60, 0), [draw(60, 1)]
+    found, _ = value(sets, server, support=10, iterations=20)
+    assert found.distances[0] > exact(sets[0], server, 1.0)
+
+
+def test_the_order_of_noise_is_the_order_of_shares_with_and_without_validation_data() -> None:
+    sets = [draw(60, seed, noise) for seed, noise in enumerate((1.0, 1.5, 2.0, 3.0), 1)]
+    for validation in (draw(60, 0), None):
+        found, _ = value(sets, validation, support=30)
+        order = found.shares.argsort(descending=True).tolist()
+        assert order[-2:] == [2, 3]
+        assert validation is None or order == [0, 1, 2, 3]
+        assert found.shares.sum().item() == pytest.approx(1)
+
+
+def test_it_is_a_function_of_the_generator_and_of_nobody_elses_presence() -> None:
+    sets, server = [draw(40, seed) for seed in (1, 2, 3)], draw(30, 0)
+    one, _ = value(sets, server, support=8, workers=1)
+    three, _ = value(sets, server, support=8, workers=3)
+    assert torch.equal(one.distances, three.distances)
+    assert torch.equal(one.flagged, three.flagged)
+    fewer, _ = value(sets[:2], server, support=8)
+    assert torch.equal(one.distances[:2], fewer.distances)
+    other, _ = value(sets, server, support=8, seed=1)
+    assert not torch.equal(one.distances, other.distances)
+
+
+# What is bad is found
+
+
+def test_wrong_labels_are_found_if_labels_count() -> None:
+    x, y = draw(150, 1)
+    wrong = torch.zeros(150, dtype=torch.bool)
+    wrong[::10] = True
+    flipped = torch.where(wrong, (y + 1) % 3, y)
+    score = {}
+    for weight in (0.0, 1.0):
+        _, clients = value([(x, flipped), draw(90, 2)], draw(90, 0), label_weight=weight)
+        score[weight] = roc_auc_score(wrong, clients[0].ask(sample_values).gradients)
+    assert score[1.0] > 0.99
+    assert score[0.0] < 0.7
+
+
+def test_noisy_samples_are_flagged_and_counted() -> None:
+    x, y = draw(150, 1)
+    noisy = torch.arange(150) < 30
+    x[noisy] += 4 * torch.randn(30, 5, generator=torch.Generator().manual_seed(4))
+    found, clients = value([(x, y), draw(90, 2)], draw(90, 0), label_weight=0.0)
+    values = clients[0].ask(sample_values)
+    assert roc_auc_score(noisy, values.gradients) > 0.95
+    assert (values.flagged & noisy).sum() >= 24
+    assert (values.flagged & ~noisy).sum() <= 12
+    assert found.flagged[0] == values.flagged.sum()
+    verdict = found.verdicts[0]
+    assert verdict.counts.sum() == 150
+    numbers, _ = np.histogram(values.gradients.numpy(), verdict.edges.numpy())
+    assert numbers.tolist() == verdict.counts.tolist()
+
+
+def test_gradients_sum_to_zero_in_the_client_or_in_the_class() -> None:
+    x, y = draw(91, 1)
+    for calibration, groups in (("client", [y >= 0]), ("class", [y == c for c in range(3)])):
+        _, clients = value([(x, y), draw(30, 2)], draw(30, 0), calibration=calibration)
+        gradients = clients[0].ask(sample_values).gradients
+        for group in groups:
+            assert gradients[group].sum().item() == pytest.approx(0, abs=1e-3)
+
+
+def test_valued_in_parts_bad_samples_still_stand_out() -> None:
+    x, y = draw(200, 1)
+    bad = torch.arange(200) % 20 == 0
+    x[bad] += 12
+    _, clients = value([(x, y), draw(30, 2)], draw(90, 0), part=60)
+    assert roc_auc_score(bad, clients[0].ask(sample_values).gradients) == 1.0
+
+
+# Who sees what
+
+
+class Sealed(Tensor):
+    """Something that follows from a client's samples: any use outside of an answer fails."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _answering.get() is None:
+            raise AssertionError(f"{function} on what follows from a client's samples, outside of the client")
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class Customs(Client):
+    """Opens the seal of what a question returns, and keeps a list of it."""
+
+    crossed: list[Any]
+
+    def ask(self, question: Any, *args: Any, **kwargs: Any) -> Any:
+        def inspected(local: Any) -> Any:
+            return self.open(question(local, *args, **kwargs))
+
+        return super().ask(inspected)
+
+    def open(self, answer: Any) -> Any:
+        if isinstance(answer, tuple):
+            return tuple(map(self.open, answer))
+        for name, part in vars(answer).items() if hasattr(answer, "__dataclass_fields__") else ():
+            object.__setattr__(answer, name, self.open(part))
+        if isinstance(answer, Tensor):
+            answer = answer.as_subclass(Tensor).clone()
+        self.crossed.append(answer)
+        return answer
+
+
+def no_model(batches: Any) -> Any:
+    raise AssertionError("there is no model")
+
+
+@pytest.mark.parametrize("with_validation", [True, False])
+def test_nothing_of_a_clients_samples_is_touched_by_the_server(with_validation: bool) -> None:
+    crossed: list[Any] = []
+    clients, held = [], []
+    for number, (x, y) in enumerate((draw(40, 1), draw(40, 2))):
+        sealed, counts = [(x.as_subclass(Sealed), y.as_subclass(Sealed))], torch.bincount(y)
+        held.append(LocalData(f"client {number}", lambda split, sealed=sealed: sealed, counts, 2 * counts, no_model))
+        clients.append(Customs(number, held[-1]))
+        clients[-1].crossed = crossed
+    with pytest.raises(AssertionError, match="outside of the client"):
+        _ = draw(4, 1)[0].as_subclass(Sealed) + 1  # the seal holds
+    with pytest.raises(PermissionError):
+        memory(held[0])
+    server = server_of(*draw(30, 0)) if with_validation else None
+    found = FedBary(PCA(3), support=7, iterations=3).value(clients, server, torch.Generator())
+    assert found.distances.isfinite().all()
+    for client in clients:
+        client.ask(keep_pictures, 4)
+    shapes = {tuple(each.shape) for each in crossed if isinstance(each, Tensor)}
+    # Interpolants of 3 features with their class's mean and deviation, distances, a histogram; moments where there is
+    # nothing at the server to fit components on.
+    moments = set() if with_validation else {(5,), (5, 5)}
+    assert shapes == {(7, 9), (), (BINS,), (BINS + 1,)} | moments
+    rest = [each for each in crossed if not isinstance(each, Tensor)]
+    assert {type(each).__name__ for each in rest} <= {"Presence", "Verdict", "Moments", "NoneType", "int"}
+
+
+def test_a_client_forgets_its_features() -> None:
+    _, clients = value([draw(20, 1), draw(20, 2)], draw(20, 0), support=5)
+    assert [type(key).__name__ for key in clients[0].ask(lambda local: list(memory(local)))] == ["type"]
+
+
+# Edges
+
+
+def test_identical_sets_are_at_distance_zero_and_share_equally() -> None:
+    server = draw(30, 0)
+    found, _ = value([server, server, draw(30, 5, 2.0)], server, support=30, iterations=30)
+    assert found.distances[:2].max() < 1e-3 * found.distances[2]
+    assert found.shares.isfinite().all()
+    assert found.shares[:2].tolist() == pytest.approx([0.5, 0.5], abs=0.01)
+
+
+def test_a_class_of_one_sample_and_classes_that_one_side_lacks() -> None:
+    x, y = draw(31, 1)
+    alone = y.clone()
+    alone[0] = 7
+    only = draw(30, 2)
+    found, clients = value([(x, alone), (only[0][only[1] == 0], only[1][only[1] == 0])], draw(30, 0))
+    assert found.distances.isfinite().all()
+    assert clients[0].ask(sample_values).gradients[0] == 0
+    assert found.distances[1] > found.distances[0]
+
+
+def test_an_empty_client_is_nan_and_does_not_count() -> None:
+    found, clients = value([draw(20, 1), (torch.zeros(0, 5), torch.zeros(0).long()), draw(20, 2)], draw(20, 0))
+    assert found.distances[1].isnan()
+    assert found.shares[1].isnan()
+    assert found.flagged_shares[1].isnan()
+    assert found.shares[[0, 2]].sum().item() == pytest.approx(1)
+    assert found.verdicts[1] is None
+    with pytest.raises(ConfigurationError, match="no client has a sample"):
+        value([(torch.zeros(0, 5), torch.zeros(0).long())] * 2, draw(20, 0))
+
+
+def test_samples_that_are_not_finite_are_flagged_and_change_nothing_else() -> None:
+    x, y = draw(40, 1)
+    broken = torch.cat([x, torch.full((2, 5), torch.nan), torch.full((1, 5), torch.inf)])
+    labels = torch.cat([y, torch.tensor([0, 1, 2])])
+    other = draw(30, 2)
+    clean, _ = value([(x, y), other], draw(30, 0))
+    found, clients = value([(broken, labels), other], draw(30, 0))
+    assert torch.equal(found.distances, clean.distances)
+    assert found.broken.tolist() == [3, 0]
+    assert found.flagged[0] == clean.flagged[0] + 3
+    values = clients[0].ask(sample_values)
+    assert values.flagged[40:].all()
+    assert values.gradients[40:].isinf().all()
+    nothing, clients = value([(torch.full((4, 5), torch.nan), y[:4]), other], draw(30, 0))
+    assert nothing.distances[0].isnan()
+    assert nothing.flagged_shares[0] == 1
+    assert clients[0].ask(sample_values).flagged.all()
+    dirty = draw(30, 0)
+    dirty[0][3, 2] = torch.nan
+    assert value([other], dirty)[0].distances.isfinite().all()
+    with pytest.raises(ConfigurationError, match="validation set is finite"):
+        value([other], (torch.full((4, 5), torch.nan), y[:4]))
+
+
+def test_different_features_are_named() -> None:
+    odd = (torch.zeros(20, 6), torch.zeros(20).long())
+    with pytest.raises(ConfigurationError, match=r"client 0 has 5 features and client 1 has 6 \(Pixels"):
+        value([draw(20, 1), odd], draw(20, 0))
+    with pytest.raises(ConfigurationError, match="client 0 has 5 features and the server has 6"):
+        value([draw(20, 1), draw(20, 2)], odd)
+    with pytest.raises(ConfigurationError, match="client 0 has 5 features and client 1 has 6"):
+        value([draw(20, 1), odd])
+
+
+def test_features_of_a_model() -> None:
+    module = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3))
+    space = ParameterSpace(module)
+
+    class Half(Features):
+        def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
+            return x / 2
+
+    server, sets = draw(30, 0), [draw(30, 1), draw(30, 2)]
+    halved, _ = value(sets, server, features=Half())
+    whole, _ = value(sets, server, features=Pixels())
+    torch.testing.assert_close(halved.distances, whole.distances / 2)
+    with pytest.raises(ConfigurationError, match="no model before training"):
+        FedBary("penultimate").value(clients_of(sets), server_of(*server), torch.Generator(), torch.zeros(space.size))
+    with pytest.raises(ConfigurationError, match="there is none before training"):
+        value(sets, server, features="penultimate")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"support": 0},
+        {"iterations": 0},
+        {"part": 0},
+        {"workers": 0},
+        {"label_weight": -1.0},
+        {"covariance": "half"},
+        {"t": 1.0},
+        {"p": 0.5},
+        {"blur": 0.0},
+        {"scaling": 1.0},
+        {"rule": "none"},
+        {"calibration": "sample"},
+        {"features": "nope"},
+    ],
+)
+def test_wrong_arguments(wrong: dict[str, Any]) -> None:
+    (name,) = wrong
+    with pytest.raises(ConfigurationError, match=name):
+        FedBary(**wrong)
