@@ -34,6 +34,7 @@ from flsv.cohort import CohortLoader
 from flsv.data import plot_partition
 from flsv.errors import ConfigurationError
 from flsv.local import ClientTerm
+from flsv.local_artifacts import write_artifacts
 from flsv.local_data import Client
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.parameters import ParameterSpace
@@ -324,6 +325,9 @@ class FederatedLoop(L.Callback):
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
             accuracy=self.client_accuracy if evaluated else None,
         )
+        if self._reporter.figures_due(self.round_index) and self._reporter.csv is not None:
+            for client in round.clients or ():
+                client.ask(write_artifacts, self._reporter.folder / "clients" / str(client.id), self.round_index)
         seed_global_rngs(self._seed, "server", self.round_index)
         self.round_index += 1
 

@@ -53,11 +53,13 @@ class RetrainedUtility:
         ConfigurationError: another metric, or more clients than ``max_clients``.
 
     Example:
+        >>> import tempfile
         >>> from functools import partial
         >>> from flsv import ClassifierClient, FederatedLoop
         >>> from flsv.data import SizePartitioner
         >>> from flsv.functional import exact_shapley
         >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        >>> quiet["default_root_dir"] = tempfile.mkdtemp()
         >>> def trainer(cohort):
         ...     loop = FederatedLoop(sampler=cohort, seed=0, print_table=False)
         ...     return L.Trainer(max_epochs=1, callbacks=[loop], enable_checkpointing=False, **quiet)

@@ -36,6 +36,7 @@ class Setting:
     retrained: bool = False
     duplication_samples: int = 500
     time_samples: int = 500
+    time_iterations: int = 5
     time_clients: tuple[int, ...] = (5, 10, 50, 100)
     time_supports: tuple[int, ...] = (100, 500)
     accelerator: str = "cpu"
@@ -55,6 +56,7 @@ FULL = Setting(
     retrained=True,
     duplication_samples=5000,
     time_samples=1000,
+    time_iterations=10,
     accelerator="auto",
 )
 

@@ -94,8 +94,8 @@ def report(results: dict[Job, dict[str, Any]], setting: Setting, image: object =
         f"One client with {setting.samples} samples, {setting.validation} validation images at the server, "
         f"S = {setting.support}, K = {setting.iterations}. Learned features: the penultimate layer (its first "
         f"{setting.components} principal components) of a small CNN that the server has trained on its validation "
-        f"images for {setting.epochs} epochs. Precision and recall of ours: of the positive values, as in the paper; in "
-        "brackets of the outliers (`flag_samples`).",
+        f"images for {setting.epochs} epochs. Precision and recall of ours: of the positive values, as in the paper; "
+        "in brackets of the outliers (`flag_samples`).",
     ]
     checks = []
 

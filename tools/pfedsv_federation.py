@@ -151,7 +151,7 @@ METHODS = {
     "FedAMP": Method(
         lambda: {"personalizer": HeurFedAMP(), "client_term": FedProx(mu=1e-4, anchor="start")}, deployed="trained"
     ),
-    "pFedHN": Method(lambda: {"personalizer": PFedHN(lr=0.05)}),
+    "pFedHN": Method(lambda: {"personalizer": PFedHN(lr=0.01)}),
     "pFedSV": Method(lambda: _scored(PFedSV(k=5))),
     "pFedSV, shared extractor": Method(lambda: _scored(PFedSV(k=5, mode="extractor"))),
 }

@@ -29,6 +29,10 @@ class Reporter:
         class_names: names of the classes, or None.
         per_class: whether ``[n, M]`` values are logged per class too; columns that are no classes are in the CSV only.
         figures_every: rounds between two figures of a metric; 0 for none.
+
+    Attributes:
+        folder: the trainer's log folder.
+        csv: the file of contributions; None in a fast_dev_run, which leaves no trace.
     """
 
     def __init__(
@@ -41,9 +45,8 @@ class Reporter:
     ) -> None:
         self._trainer, self._metrics, self._class_names = trainer, metrics, class_names
         self._per_class, self._figures_every = per_class, figures_every
-        folder = Path(trainer.log_dir or trainer.default_root_dir)
-        # A fast_dev_run leaves no trace.
-        self.csv = None if trainer.fast_dev_run else ContributionsFile(folder / "contributions.csv")  # type: ignore[attr-defined]
+        self.folder = Path(trainer.log_dir or trainer.default_root_dir)
+        self.csv = None if trainer.fast_dev_run else ContributionsFile(self.folder / "contributions.csv")  # type: ignore[attr-defined]
 
     def begin(
         self, first_round: int, earlier_csv: str | None, settings: Mapping[str, Any], partition: Figure
@@ -105,9 +108,13 @@ class Reporter:
         self._log(scalars, round_index)
         if self.csv is not None:
             self.csv.append(rows)
-        last = round_index + 1 == self._trainer.max_epochs
-        if self._figures_every and (last or (round_index + 1) % self._figures_every == 0):
+        if self.figures_due(round_index):
             self.figures(round_index, contributions)
+
+    def figures_due(self, round_index: int) -> bool:
+        """Whether this is a round for pictures."""
+        last = round_index + 1 == self._trainer.max_epochs
+        return bool(self._figures_every) and (last or (round_index + 1) % self._figures_every == 0)
 
     def figures(self, round_index: int, contributions: Mapping[str, Tensor]) -> None:
         """One picture per metric."""
