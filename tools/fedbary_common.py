@@ -32,7 +32,8 @@ class Setting:
     federation_samples: int | None = 1800
     federation_validation: float = 1 / 6
     rounds: int = 5
-    filter_rounds: int = 10
+    filter_samples: int | None = 3600
+    filter_rounds: int = 15
     retrained: bool = False
     duplication_samples: int = 500
     time_samples: int = 500
@@ -52,6 +53,7 @@ FULL = Setting(
     federation_samples=None,
     federation_validation=0.1,
     rounds=20,
+    filter_samples=None,
     filter_rounds=30,
     retrained=True,
     duplication_samples=5000,

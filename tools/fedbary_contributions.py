@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 import warnings
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,8 @@ METHODS = ("FedBary", "exact", "MR", "GTG", "TMC")
 Job = tuple[str, str, str, int]
 
 
-def jobs(setting: Setting, seeds: int) -> list[Job]:
-    return [("contributions", case, source, seed) for seed in range(seeds) for source in SOURCES for case in CASES]
+def jobs(setting: Setting, seeds: Sequence[int]) -> list[Job]:
+    return [("contributions", case, source, seed) for seed in seeds for source in SOURCES for case in CASES]
 
 
 def federation(case: str, source: str, seed: int, setting: Setting, root: str, **kwargs: Any) -> FederatedDataModule:

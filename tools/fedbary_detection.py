@@ -33,8 +33,8 @@ METHODS = ("ours", "ours, both parts", "LAVA", "LAVA, same part", "KNN-Shapley")
 Job = tuple[str, str, int]
 
 
-def jobs(setting: Setting, seeds: int) -> list[Job]:
-    return [("detection", source, seed) for source in SOURCES for seed in range(seeds)]
+def jobs(setting: Setting, seeds: Sequence[int]) -> list[Job]:
+    return [("detection", source, seed) for source in SOURCES for seed in seeds]
 
 
 def run(job: Job, setting: Setting, root: str) -> dict[str, Any]:

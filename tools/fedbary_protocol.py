@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ COVARIANCE = ((1.0, 0.4), (0.4, 0.6))
 Job = tuple[str, str, int]
 
 
-def jobs(setting: Setting, seeds: int) -> list[Job]:
-    return [("protocol", what, seed) for what in ("normal", "labelled images", "barycentre") for seed in range(seeds)]
+def jobs(setting: Setting, seeds: Sequence[int]) -> list[Job]:
+    return [("protocol", what, seed) for what in ("normal", "labelled images", "barycentre") for seed in seeds]
 
 
 def run(job: Job, setting: Setting, root: str) -> dict[str, Any]:

@@ -60,7 +60,8 @@ def report(name: str, results: dict[Job, tuple[Any, float]], setting: Setting, i
     """A part's section, in Markdown."""
     lines, checks = PARTS[name].report({job: result for job, (result, _) in results.items()}, setting, image)
     seconds = sum(spent for _, spent in results.values())
-    seeds = "" if name == "time" else f", seeds 0 to {max(job[-1] for job in results)}"
+    numbers = sorted({job[-1] for job in results})
+    seeds = "" if name == "time" else f", seeds {numbers[0]} to {numbers[-1]}"
     end = f"{len(results)} jobs{seeds}, {seconds:.0f} s of computing."
     return "\n".join([f"## {TITLES[name]}", "", *lines, "", *map(str, _sorted(checks)), "", end])
 
@@ -74,16 +75,18 @@ def main() -> None:
     parser.add_argument("--root", default=os.environ.get("FLSV_DATA_ROOT", "data"))
     parser.add_argument("--full", action="store_true", help="the paper's sizes")
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--first-seed", type=int, default=10, help="the methods were settled looking at seed 0")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--image", type=Path, default=IMAGE, help="where figure 3 goes")
     parser.add_argument("--out", type=Path, help="write the report there, too")
     arguments = parser.parse_args()
     setting = FULL if arguments.full else Setting()
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
     start = time.perf_counter()
     results: dict[Job, tuple[Any, float]] = {}
     call: Callable[[Job], tuple[Any, float]] = partial(work, setting=setting, root=arguments.root)
-    jobs = [job for part in arguments.parts for job in PARTS[part].jobs(setting, arguments.seeds)]
+    jobs = [job for part in arguments.parts for job in PARTS[part].jobs(setting, seeds)]
     alone = [job for job in jobs if job[0] == "time"]
     shared = [job for job in jobs if job[0] != "time"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ LIMIT = 120.0
 Job = tuple[str, int, int]
 
 
-def jobs(setting: Setting, seeds: int) -> list[Job]:
+def jobs(setting: Setting, seeds: Sequence[int]) -> list[Job]:
     return [("time", support, n) for support in setting.time_supports for n in setting.time_clients]
 
 

@@ -145,11 +145,12 @@ METHODS = {
     "pFedMe": Method(
         lambda: {"aggregator": FedAvg("uniform")},
         deployed="trained",
-        optimizer=lambda lr: partial(MoreauSGD, lr=lr, outer_lr=1 / 15, lamda=15.0, inner_steps=3),
+        optimizer=lambda lr: partial(MoreauSGD, lr=lr, outer_lr=0.2, lamda=5.0, inner_steps=2),
     ),
     "FedFomo": Method(lambda: _scored(FedFomo(num_downloads=5))),
     "FedAMP": Method(
-        lambda: {"personalizer": HeurFedAMP(), "client_term": FedProx(mu=1e-4, anchor="start")}, deployed="trained"
+        lambda: {"personalizer": HeurFedAMP(self_weight=0.8), "client_term": FedProx(mu=1e-4, anchor="start")},
+        deployed="trained",
     ),
     "pFedHN": Method(lambda: {"personalizer": PFedHN(lr=0.01)}),
     "pFedSV": Method(lambda: _scored(PFedSV(k=5))),

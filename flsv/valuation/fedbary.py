@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ from torch import Tensor
 from flsv.errors import ConfigurationError
 from flsv.features import Features, make_features
 from flsv.functional.transport import TransportServer, contribution_shares, wasserstein_barycenter
+from flsv.functional.transport.values import Part
 from flsv.local_data import Client, LocalData
 from flsv.seeding import generator_for
 from flsv.valuation import questions
@@ -86,9 +87,11 @@ class FedBary:
             ``"client"`` (equation 11). The latter also follows how often a class occurs, which hides wrong labels; the
             former does not see that a whole class is bad.
         rule: which samples are flagged, see :func:`flsv.valuation.flag_samples`.
-        blur: see :func:`flsv.functional.debiased_potential`.
+        blur: see :func:`flsv.functional.client_values`.
         scaling: likewise.
-        part: samples that are valued at once.
+        part: what a sample is judged by: its ``"features"``, its ``"labels"`` or ``"both"``, see
+            ``flsv.functional.transport.values``. Who knows which noise to look for finds more with its part.
+        chunk: samples that are valued at once.
         workers: threads; None: as many as there are cores.
 
     Raises:
@@ -116,15 +119,16 @@ class FedBary:
         p: float = 2.0,
         calibration: Literal["class", "client"] = "class",
         rule: Literal["outlier", "positive"] = "outlier",
-        blur: float = 0.05,
+        blur: float = 0.1,
         scaling: float = 0.7,
-        part: int = 2000,
+        part: Part = "both",
+        chunk: int = 2000,
         workers: int | None = None,
     ) -> None:
         for good, message in (
             (
-                min(support, iterations, part) >= 1,
-                f"support={support}, iterations={iterations}, part={part}: at least 1",
+                min(support, iterations, chunk) >= 1,
+                f"support={support}, iterations={iterations}, chunk={chunk}: at least 1",
             ),
             (workers is None or workers >= 1, f"workers={workers}: at least 1, or None"),
             (label_weight >= 0, f"label_weight={label_weight}: at least 0"),
@@ -132,6 +136,8 @@ class FedBary:
             (0 < t < 1 and p >= 1, f"t={t}, p={p}: t between 0 and 1, p at least 1"),
             (blur > 0 and 0 < scaling < 1, f"blur={blur}, scaling={scaling}: blur above 0, scaling between 0 and 1"),
             (rule in RULES, f"rule={rule!r}: one of {RULES}"),
+            (part in get_args(Part), f"part={part!r}: one of {get_args(Part)}"),
+            (part != "labels" or label_weight > 0, f'part="labels", label_weight={label_weight}: above 0'),
             (calibration in ("class", "client"), f'calibration={calibration!r}: one of "class", "client"'),
         ):
             if not good:
@@ -143,6 +149,7 @@ class FedBary:
             "blur": blur,
             "scaling": scaling,
             "part": part,
+            "chunk": chunk,
             "calibration": calibration,
             "rule": rule,
         }

@@ -22,6 +22,7 @@ from flsv.functional.transport import (
     client_values,
     label_embedding,
 )
+from flsv.functional.transport.values import Part
 from flsv.local_data import LocalData
 from flsv.local_memory import memory
 from flsv.seeding import generator_for
@@ -136,23 +137,25 @@ def judge(
     *,
     blur: float,
     scaling: float,
-    part: int,
+    part: Part,
+    chunk: int,
     calibration: str,
     rule: str,
     seed: int,
 ) -> Verdict:
     """Value the client's samples against points that the server has sent it.
 
-    In random parts of at most ``part`` samples, because the costs are a matrix of samples against samples.
+    In random parts of at most ``chunk`` samples, because the costs are a matrix of samples against samples.
     """
     held: _Held = memory(local)[key]
     values = torch.empty(len(held.x))
     order = torch.randperm(len(held.x), generator=generator_for(seed, "parts"))
-    for rows in order.chunk(-(-len(order) // part)):
+    for rows in order.chunk(-(-len(order) // chunk)):
         values[rows] = client_values(
             held.x[rows],
             held.y[rows] if labels.weight > 0 else None,
             points,
+            part=part if labels.weight > 0 else "features",
             blur=blur,
             scaling=scaling,
             covariance=labels.covariance,

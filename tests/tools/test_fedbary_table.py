@@ -44,7 +44,7 @@ def test_protocol(tool: ModuleType, setting: object, tmp_path: Path) -> None:
 
 
 def test_time(tool: ModuleType, setting: object) -> None:
-    jobs = tool.PARTS["time"].jobs(setting, 1)
+    jobs = tool.PARTS["time"].jobs(setting, [0])
     results = {job: tool.work(job, setting, "") for job in jobs}
     assert len(results) == 3
     assert "| S = 5 |" in tool.report("time", results, setting)

@@ -131,7 +131,7 @@ def test_valued_in_parts_bad_samples_still_stand_out() -> None:
     x, y = draw(200, 1)
     bad = torch.arange(200) % 20 == 0
     x[bad] += 12
-    _, clients = value([(x, y), draw(30, 2)], draw(90, 0), part=60)
+    _, clients = value([(x, y), draw(30, 2)], draw(90, 0), chunk=60)
     assert roc_auc_score(bad, clients[0].ask(sample_values).gradients) == 1.0
 
 
@@ -296,7 +296,9 @@ def test_features_of_a_model() -> None:
     [
         {"support": 0},
         {"iterations": 0},
-        {"part": 0},
+        {"chunk": 0},
+        {"part": "images"},
+        {"part": "labels", "label_weight": 0.0},
         {"workers": 0},
         {"label_weight": -1.0},
         {"covariance": "half"},
@@ -310,6 +312,6 @@ def test_features_of_a_model() -> None:
     ],
 )
 def test_wrong_arguments(wrong: dict[str, Any]) -> None:
-    (name,) = wrong
+    name = next(iter(wrong))
     with pytest.raises(ConfigurationError, match=name):
         FedBary(**wrong)
