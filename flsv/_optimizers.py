@@ -39,6 +39,12 @@ class ClientOptimizers:
                     "rate would belong to the client and to the federation at once. Chain them in one scheduler "
                     "(torch.optim.lr_scheduler.SequentialLR or ChainedScheduler)."
                 )
+        for optimizer in self._optimizers:
+            if hasattr(optimizer, "upload_parameters") and (policy == "keep" or trainer.accumulate_grad_batches != 1):
+                raise ConfigurationError(
+                    f"{type(optimizer).__name__} starts anew with every client and takes several steps per batch. Set "
+                    'FederatedLoop(client_optimizer="reset") and Trainer(accumulate_grad_batches=1).'
+                )
         self._states: dict[int, list[Any]] = {}
         self._paces: dict[int, Any] = {}
         self._staged: list[tuple[int, list[Any], Any]] = []

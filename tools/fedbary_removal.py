@@ -214,7 +214,7 @@ def report(results: dict[Job, dict[Any, Any]], setting: Setting, image: object =
         lines += [
             "",
             f"**Filter, then train** (table 3): {size} images, a sixth of them the server's, the rest dealt to five "
-            f"clients; FedAvg with LeNet5, {setting.filter_rounds} rounds (after: as many more as give the same number of "
+            f"clients; FedAvg with LeNet5, {setting.filter_rounds} rounds (after: as many as give the same number of "
             "steps). Noise has a standard deviation of 3.",
             "",
         ]

@@ -110,3 +110,13 @@ def test_wrong_arguments() -> None:
             MoreauSGD([parameter], **wrong)
     with pytest.raises(ConfigurationError, match=r"needs a closure"):
         MoreauSGD([parameter]).step()
+
+
+@pytest.mark.parametrize(
+    ("loop", "trainer"), [({"client_optimizer": "keep"}, {}), ({}, {"accumulate_grad_batches": 2})]
+)
+def test_what_it_cannot_do_is_said_before_training(
+    tmp_path: Path, loop: dict[str, Any], trainer: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match="MoreauSGD starts anew with every client"):
+        fit(FederatedLoop(**loop), tmp_path, Plain(optimizer=MoreauSGD), **trainer)
