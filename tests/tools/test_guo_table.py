@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+TOOLS = Path(__file__).parents[2] / "tools"
+NAMES = ("guo_table", "guo_federation", "guo_report")
+
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    path = Path(__file__).parents[2] / "tools" / "guo_table.py"
-    spec = importlib.util.spec_from_file_location("guo_table", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["guo_table"] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
-    spec.loader.exec_module(module)
-    return module
+def tool() -> SimpleNamespace:
+    """What the tool's files define."""
+    sys.path.insert(0, str(TOOLS))  # they import each other
+    try:
+        parts = [vars(importlib.import_module(name)) for name in NAMES]
+    finally:
+        sys.path.remove(str(TOOLS))
+    return SimpleNamespace(**{name: value for part in parts for name, value in part.items()})
 
 
 @pytest.fixture(autouse=True)
@@ -30,11 +33,11 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def settings(tool: ModuleType) -> dict[str, Any]:
+def settings(tool: SimpleNamespace) -> dict[str, Any]:
     return {"softmax": tool.Setting("softmax", 150, 10, 0.1, rounds=2)}
 
 
-def test_all_algorithms_in_one_scenario(tool: ModuleType, settings: dict[str, Any]) -> None:
+def test_all_algorithms_in_one_scenario(tool: SimpleNamespace, settings: dict[str, Any]) -> None:
     results = tool.value_clients(("digits", "softmax", "biased", 0), settings=settings, root="data")
     assert {result.algorithm for result in results} == set(tool.ALGORITHMS)
     by_name = {result.algorithm: result for result in results}
@@ -63,7 +66,7 @@ def test_all_algorithms_in_one_scenario(tool: ModuleType, settings: dict[str, An
     assert [len(ax.lines) for ax in figure.axes] == [6]
 
 
-def test_without_retraining(tool: ModuleType, settings: dict[str, Any]) -> None:
+def test_without_retraining(tool: SimpleNamespace, settings: dict[str, Any]) -> None:
     cell = ("digits", "softmax", "noisy", 0)
     results = tool.value_clients(cell, settings=settings, root="data", retrain=False)
     assert not {result.algorithm for result in results} & set(tool.RETRAINING)
@@ -89,11 +92,11 @@ def test_without_retraining(tool: ModuleType, settings: dict[str, Any]) -> None:
         ("biased", [-0.10, -0.11, -0.12, -0.1, 0.5], False),
     ],
 )
-def test_checks(tool: ModuleType, scenario: str, values: list[float], met: bool) -> None:
+def test_checks(tool: SimpleNamespace, scenario: str, values: list[float], met: bool) -> None:
     assert tool.check(scenario, values)[0] is met
 
 
-def test_a_check_says_not_met_and_counts_the_seeds(tool: ModuleType) -> None:
+def test_a_check_says_not_met_and_counts_the_seeds(tool: SimpleNamespace) -> None:
     runs = [[1.0] * 5, [1.0] * 5, [0.2, 1.0, 1.0, 1.0, 1.0]]
     assert tool.verdict("same", runs) == "not met: 27 % apart (2/3)"
     assert tool.verdict("sizes", [[0.1, 0.2, 0.3, 0.4, 0.5]]) == "met: 4 of 4 steps up (1/1)"
@@ -107,7 +110,7 @@ def test_a_check_says_not_met_and_counts_the_seeds(tool: ModuleType) -> None:
     assert "not met: 67 % apart (0/1)" in text
 
 
-def test_class_ordered_batches(tool: ModuleType, settings: dict[str, Any]) -> None:
+def test_class_ordered_batches(tool: SimpleNamespace, settings: dict[str, Any]) -> None:
     data = tool.federated_data("digits", "same", settings["softmax"], 0, "data", tool.ClassOrdered)
     data.setup("fit")
     first, again = ([y for _, y in data.client_loader(2)] for _ in range(2))
@@ -117,8 +120,8 @@ def test_class_ordered_batches(tool: ModuleType, settings: dict[str, Any]) -> No
     assert torch.equal(torch.bincount(torch.cat(first), minlength=10), data.class_counts[2])
 
 
-def test_the_claim(tool: ModuleType, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tool, "CLAIM_SOURCE", "digits")
+def test_the_claim(tool: SimpleNamespace, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["guo_federation"], "CLAIM_SOURCE", "digits")
     claims = {
         claim: tool.claimed_accuracy(claim, settings=settings, root="data")
         for claim in [("softmax", "biased", name, rate, True, 0) for name in tool.AGGREGATORS for rate in (1.0, 1.5)]
@@ -129,7 +132,7 @@ def test_the_claim(tool: ModuleType, settings: dict[str, Any], monkeypatch: pyte
     assert "softmax, biased" in text
 
 
-def test_scenarios_are_those_of_the_files(tool: ModuleType) -> None:
+def test_scenarios_are_those_of_the_files(tool: SimpleNamespace) -> None:
     setting = replace(tool.PRESETS["softmax"], total=500)
     sizes = tool.federated_data("digits", "sizes", setting, 1, "data")
     noisy = tool.federated_data("digits", "noisy", setting, 1, "data")
