@@ -7,6 +7,8 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
 - Its R orders of the players cost R(|S| - 1) + 2 evaluations. Coalitions are remembered, so that this budget buys more
   orders (in antithetic pairs) and, for up to 7 players at R = 3|S|, all coalitions: the exact value, no Monte Carlo.
 - The weight of the own model: :func:`flsv.functional.personalised_weights`.
+- U(empty) = 0 credits whoever is better than nothing: a model that knows one of a client's two classes is worth about a
+  quarter to it even where it harms the mixture. ``safeguard`` lets the client refuse such a mixture.
 - Partial participation, on which the paper is silent: the server keeps everybody's last upload, so that clients outside
   the cohort can be downloaded too, as they were; who has not uploaded yet cannot.
 """
@@ -55,6 +57,8 @@ class PFedSV(Personalizer):
         explore: whether clients never looked at come by ``"score"`` or first (``"unvisited"``).
         classifier: names of the layers, as in ``module.named_modules()``, that make up the classifier in
             ``mode="extractor"``. Default: the head.
+        safeguard: a client keeps its own model where the mixture is less accurate on its validation split, too. Not in
+            the paper.
 
     Raises:
         ConfigurationError: an argument out of range; before the first round, clients without validation samples, or a
@@ -63,7 +67,7 @@ class PFedSV(Personalizer):
     Example:
         >>> PFedSV(k=3)
         PFedSV(metric='relevance', k=3, permutations_factor=3, self_weight='mean', mode='model', explore='score', \
-classifier=None)
+classifier=None, safeguard=False)
     """
 
     def __init__(
@@ -75,6 +79,7 @@ classifier=None)
         mode: Literal["model", "extractor"] = "model",
         explore: Explore = "score",
         classifier: list[str] | None = None,
+        safeguard: bool = False,
     ) -> None:
         for name, value in (("k", k), ("permutations_factor", permutations_factor)):
             if value < 1:
@@ -87,7 +92,7 @@ classifier=None)
         check_explore(explore)
         self.metric: str = metric
         self.k, self.permutations_factor, self.self_weight, self.mode = k, permutations_factor, self_weight, mode
-        self.explore, self.classifier = explore, classifier
+        self.explore, self.classifier, self.safeguard = explore, classifier, safeguard
         self._initial = torch.zeros(0)
         self._uploads: dict[int, Tensor] = {}
         self._cohort: list[int] = []
@@ -134,6 +139,7 @@ classifier=None)
                 num_parameters=round.space.num_parameters,
                 permutations_factor=self.permutations_factor,
                 self_weight=self.self_weight,
+                safeguard=self.safeguard,
                 generator=draw,
             )
             values[row, [client.id, *ids]] = worth.to(values)
@@ -184,6 +190,7 @@ def collaborate(
     num_parameters: int,
     permutations_factor: int,
     self_weight: SelfWeight,
+    safeguard: bool,
     generator: Generator,
 ) -> tuple[Tensor, Tensor]:
     """At a client: what every model is worth to it, and its own next one, which the loop keeps for it.
@@ -197,6 +204,7 @@ def collaborate(
             them.
         permutations_factor: as of :class:`PFedSV`.
         self_weight: likewise.
+        safeguard: likewise.
         generator: of the orders of the players, where not all coalitions are evaluated.
 
     Returns:
@@ -219,7 +227,12 @@ def collaborate(
     cut = num_parameters if personal is None else int(personal[:num_parameters].sum())
     distances = (models - models[0])[:, :cut].norm(dim=1)
     weights = personalised_weights(values, distances.to(values), own=0, self_weight=self_weight)
-    return values, weights.to(models) @ models
+    mixed = weights.to(models) @ models
+    if safeguard:
+        candidates = placed(torch.stack([models[0], mixed]), base, personal)
+        before, after = local.evaluate(candidates).value("accuracy").tolist()
+        mixed = mixed if after >= before else models[0]
+    return values, mixed
 
 
 def picked(vector: Tensor, personal: Tensor | None) -> Tensor:

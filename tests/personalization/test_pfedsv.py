@@ -180,6 +180,20 @@ def test_the_own_player_is_the_model_before_noise() -> None:
     np.testing.assert_allclose(exchange.client_values[0], exact_values(pair, closeness(own)), atol=1e-6)
 
 
+@pytest.mark.parametrize("better", [True, False])
+def test_the_safeguard_refuses_a_mixture_that_is_worse(better: bool) -> None:
+    vectors = random_models(2)
+    # The other model is worth something to client 0 by itself, and the mixture less, or more, than its own model.
+    target = vectors.mean(0) if better else vectors[0]
+    clients = [Judged(0, closeness(target)), Judged(1, closeness(target))]
+    free, _ = play(begun(2, PFedSV()), clients, vectors)
+    careful, exchange = play(begun(2, PFedSV(safeguard=True)), clients, vectors)
+    assert exchange.client_values is not None
+    assert (exchange.client_values[0] > 0).all()
+    assert not torch.equal(free[0], vectors[0])
+    assert torch.equal(careful[0], free[0] if better else vectors[0])
+
+
 def test_identical_models() -> None:
     vectors = random_models(1).expand(3, -1).clone()
     models, _ = play(begun(3, PFedSV()), [Judged(i, closeness(vectors[0])) for i in range(3)], vectors)
@@ -478,7 +492,7 @@ def test_no_sample_leaves_a_client(tmp_path: Path) -> None:
         if question is collaborate:
             crossed.append(answer)
         else:
-            assert answer == {}  # nobody asks for a report
+            assert not answer  # nobody asks for a report, and pictures are written at the client
         return answer
 
     with pytest.MonkeyPatch.context() as patch:
