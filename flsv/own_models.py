@@ -52,7 +52,8 @@ class OwnModels(L.Callback):
         distinct: list[Tensor] = []  # whoever has no model of its own has the global one: that is evaluated once
         places: dict[str, list[int]] = {}
         received = self.loop.received()
-        for name, own in (("received", received), ("trained", self.loop.trained), ("global", {0: server})):
+        trained = {**received, **self.loop.trained}
+        for name, own in (("received", received), ("trained", trained), ("global", {0: server})):
             clients = 1 if name == "global" else data.num_clients
             places[name] = [_place(own.get(client, server), distinct) for client in range(clients)]
         scores = evaluate(torch.stack(distinct))
