@@ -70,6 +70,12 @@ def check_setup(loop: FederatedLoop, trainer: L.Trainer, module: L.LightningModu
                 f"{role} {strategy!r} reads the metric {strategy.metric!r}, which is not defined. Defined: {defined}. "
                 f"Add it to FederatedLoop(metrics={{{strategy.metric!r}: ...}}) or name one that is there."
             )
+    judging = loop.board.client_value_metrics
+    if judging and not getattr(loop.personalizer, "gives_client_values", False):
+        raise ConfigurationError(
+            f"metrics {judging} ask what the clients find each other to be worth, and {loop.personalizer!r} does not say. "
+            "Use flsv.personalization.PFedSV or FedFomo, or leave those metrics out."
+        )
     games = loop.board.game_metrics
     if games and not data.val_dataloader():
         raise ConfigurationError(

@@ -49,6 +49,11 @@ class ContributionBoard:
         """Names of the metrics that evaluate models on the server's validation set."""
         return [name for name, fields in self._fields.items() if GAME_ARGUMENTS & set(fields)]
 
+    @property
+    def client_value_metrics(self) -> list[str]:
+        """Names of the metrics that ask what the clients find each other to be worth."""
+        return [name for name, fields in self._fields.items() if "client_values" in fields.values()]
+
     def bind(
         self, num_clients: int, num_classes: int, class_names: Sequence[str] | None, class_counts: Tensor | None = None
     ) -> None:

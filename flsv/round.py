@@ -207,10 +207,7 @@ class Round:
         """``[k, n]``: what every client of the cohort found every client to be worth to it; NaN where not looked at."""
         values = self._exchange.client_values
         if values is None:
-            raise ConfigurationError(
-                "a metric asks for client_values, what clients find each other to be worth, and no personaliser gives "
-                "them. flsv.personalization.PFedSV and FedFomo do."
-            )
+            raise RuntimeError("Round.client_values: the personaliser does not say what clients find each other worth.")
         return values
 
     @property

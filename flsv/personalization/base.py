@@ -13,7 +13,13 @@ from flsv.strategy import Contributions, Strategy
 
 
 class Personalizer(Strategy):
-    """Base class. A client that was never given a model of its own starts from the global one."""
+    """Base class. A client that was never given a model of its own starts from the global one.
+
+    Attributes:
+        gives_client_values: whether :meth:`exchanged` tells what clients find each other to be worth.
+    """
+
+    gives_client_values = False
 
     def start(self, client: Client, global_vector: Tensor, models: Mapping[int, Tensor]) -> Tensor | None:
         """The model that a client starts a round from, asked at the beginning of each round that it takes part in, and

@@ -53,6 +53,8 @@ class FedFomo(Personalizer):
         FedFomo(num_downloads=3, epsilon=0.3, epsilon_decay=0.05)
     """
 
+    gives_client_values = True
+
     def __init__(self, num_downloads: int = 5, epsilon: float = 0.3, epsilon_decay: float = 0.05) -> None:
         if num_downloads < 1:
             raise ConfigurationError(f"FedFomo(num_downloads={num_downloads}): expected at least 1.")

@@ -70,6 +70,8 @@ class PFedSV(Personalizer):
 classifier=None, safeguard=False)
     """
 
+    gives_client_values = True
+
     def __init__(
         self,
         metric: str = "relevance",

@@ -1,10 +1,14 @@
 """DomainRelevance: equation 5 round by round, and what it says of the truth."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
+from toys import fit
 
 from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
 from flsv.metrics import DomainRelevance
 
 nan = float("nan")
@@ -128,3 +132,8 @@ def test_wrong_input():
         DomainRelevance(N).update(torch.tensor([N]), torch.zeros(1, N))
     with pytest.raises(ConfigurationError, match="num_clients"):
         DomainRelevance().update(torch.tensor([0]), torch.zeros(1, N))
+
+
+def test_without_anybody_who_judges_it_is_an_error_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"metrics \['relevance'\] ask what the clients find each other"):
+        fit(FederatedLoop(metrics={"relevance": DomainRelevance()}), tmp_path)
