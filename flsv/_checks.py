@@ -73,8 +73,8 @@ def check_setup(loop: FederatedLoop, trainer: L.Trainer, module: L.LightningModu
     judging = loop.board.client_value_metrics
     if judging and not getattr(loop.personalizer, "gives_client_values", False):
         raise ConfigurationError(
-            f"metrics {judging} ask what the clients find each other to be worth, and {loop.personalizer!r} does not say. "
-            "Use flsv.personalization.PFedSV or FedFomo, or leave those metrics out."
+            f"metrics {judging} ask what the clients find each other to be worth, and {loop.personalizer!r} does not "
+            "say. Use flsv.personalization.PFedSV or FedFomo, or leave those metrics out."
         )
     games = loop.board.game_metrics
     if games and not data.val_dataloader():
