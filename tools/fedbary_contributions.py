@@ -7,11 +7,9 @@ exact is the Shapley value of the 31 federations trained from scratch.
 from __future__ import annotations
 
 import importlib
-import logging
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
+from common import be_quiet, quiet_trainer
 from fedbary_common import Check, Setting, cell, table
 from scipy.stats import spearmanr
 
@@ -74,24 +73,9 @@ def _make(spec: dict[str, Any], seed: int) -> Any:
 
 def trainer(rounds: int, setting: Setting, folder: str, **kwargs: Any) -> L.Trainer:
     """For one federation; keywords go to the loop."""
-    return L.Trainer(
-        max_epochs=rounds,
-        accelerator=setting.accelerator,
-        devices=1,
-        callbacks=[FederatedLoop(**kwargs, figures_every=0, print_table=False)],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        default_root_dir=folder,
+    return quiet_trainer(
+        folder, rounds, [FederatedLoop(**kwargs, figures_every=0, print_table=False)], setting.accelerator
     )
-
-
-def quiet() -> None:
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
 
 
 def model() -> ClassifierClient:
@@ -101,7 +85,7 @@ def model() -> ClassifierClient:
 def run(job: Job, setting: Setting, root: str) -> dict[str, Any]:
     """FedBary's distances ``[5]`` and every method's values ``[5]`` and seconds."""
     _, case, source, seed = job
-    quiet()
+    be_quiet()
     data = federation(case, source, seed, setting, root)
     start = time.perf_counter()
     found = value(data, setting, seed)

@@ -10,8 +10,9 @@ from typing import Any
 
 import lightning as L
 import torch
+from common import be_quiet
 from fedbary_common import Check, Setting, cell, learned_features, pca_features, split, table
-from fedbary_contributions import model, quiet, trainer
+from fedbary_contributions import model, trainer
 from fedbary_detection import through_protocol
 from sklearn.linear_model import LogisticRegression
 
@@ -64,7 +65,7 @@ def jobs(setting: Setting, seeds: Sequence[int]) -> list[Job]:
 
 def run(job: Job, setting: Setting, root: str) -> dict[Any, Any]:
     _, kind, what, seed = job
-    quiet()
+    be_quiet()
     return {"points": _points, "duplicates": _duplicates, "filter": _filter}[kind](what, setting, root, seed)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import logging
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +14,7 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
+from common import be_quiet, quiet_trainer
 from torch import Tensor
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
@@ -149,19 +148,7 @@ def client_module(setting: Setting) -> ClassifierClient:
 
 
 def make_trainer(loop: FederatedLoop, setting: Setting, folder: str) -> L.Trainer:
-    return L.Trainer(
-        max_epochs=setting.rounds,
-        accelerator=setting.accelerator,
-        devices=1,
-        callbacks=[loop],
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-        default_root_dir=folder,
-    )
+    return quiet_trainer(folder, setting.rounds, [loop], setting.accelerator)
 
 
 def federate(
@@ -282,15 +269,9 @@ AGGREGATORS: dict[str, Callable[[], Any]] = {"FedAvg": FedAvg, "DivergenceWeight
 CLAIM_SOURCE, CLAIM_SCENARIOS, SERVER_LRS = "mnist", ("mixtures", "biased"), (1.0, 1.5)
 
 
-def quietly() -> None:
-    torch.set_num_threads(1)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
-
-
 def value_clients(cell: Cell, *, settings: dict[str, Setting], root: str, retrain: bool = True) -> list[Result]:
     """All algorithms in one scenario."""
-    quietly()
+    be_quiet()
     source, network, scenario, seed = cell
     setting = settings[network]
     data = federated_data(source, scenario, setting, seed, root)
@@ -302,7 +283,7 @@ def value_clients(cell: Cell, *, settings: dict[str, Setting], root: str, retrai
 
 def claimed_accuracy(claim: Claim, *, settings: dict[str, Setting], root: str) -> float:
     """Accuracy without any valuation."""
-    quietly()
+    be_quiet()
     network, scenario, aggregator, server_lr, ordered, seed = claim
     setting = settings[network]
     data = federated_data(CLAIM_SOURCE, scenario, setting, seed, root, ClassOrdered if ordered else FederatedDataModule)

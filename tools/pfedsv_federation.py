@@ -5,10 +5,8 @@ Used by ``tools/pfedsv_table.py``.
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +14,7 @@ from typing import Any, Literal
 
 import lightning as L
 import torch
+from common import be_quiet, quiet_trainer
 from torch import Tensor
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
@@ -246,9 +245,7 @@ def _test_accuracy(local: LocalData, models: Tensor) -> Tensor:
 
 def run(job: Job, root: str) -> Result:
     """One federation."""
-    torch.set_num_threads(1)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
+    be_quiet()
     setting, method, seed = job.setting, METHODS[job.method], job.seed
     data = FederatedDataModule(
         setting.source,
@@ -281,19 +278,8 @@ def run(job: Job, root: str) -> Result:
         client = ClassifierClient(setting.network, optimizer=optimizer)
     record = Record(loop)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = L.Trainer(
-            max_epochs=setting.rounds,
-            accelerator=setting.accelerator,
-            devices=1,
-            gradient_clip_val=setting.clip,
-            callbacks=[loop, record],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            limit_val_batches=0,
-            default_root_dir=folder,
+        trainer = quiet_trainer(
+            folder, setting.rounds, [loop, record], setting.accelerator, gradient_clip_val=setting.clip
         )
         start = time.perf_counter()
         trainer.fit(client, data)

@@ -14,12 +14,10 @@ clients, and once for those they then receive.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -30,6 +28,7 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
+from common import be_quiet, quiet_trainer
 from torch import Tensor
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
@@ -137,9 +136,7 @@ METHODS: dict[str, Callable[[Setting], dict[str, Any]]] = {
 
 def federation(setting: Setting, strategies: dict[str, Any], seed: int, root: str) -> tuple[Outcome, FederatedLoop]:
     """One federation, trained."""
-    torch.set_num_threads(1)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
+    be_quiet()
     scenario = yaml.safe_load((SCENARIOS / f"{setting.scenario}.yaml").read_text())["data"]
     arguments = {**scenario["partitioner"]["init_args"], **(setting.partition or {}), "seed": seed}
     data = FederatedDataModule(
@@ -156,19 +153,7 @@ def federation(setting: Setting, strategies: dict[str, Any], seed: int, root: st
     sgd = partial(torch.optim.SGD, lr=setting.lr, momentum=setting.momentum, weight_decay=setting.weight_decay)
     client = ClassifierClient(setting.network, setting.network_args, optimizer=sgd)
     with tempfile.TemporaryDirectory() as folder:
-        trainer = L.Trainer(
-            max_epochs=setting.rounds,
-            accelerator=setting.accelerator,
-            devices=1,
-            callbacks=[loop],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            limit_val_batches=0,
-            default_root_dir=folder,
-        )
+        trainer = quiet_trainer(folder, setting.rounds, [loop], setting.accelerator)
         return run(setting.scenario, trainer, client, data), loop
 
 

@@ -12,12 +12,10 @@ honest ones.
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import statistics
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -27,6 +25,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from common import be_quiet, quiet_trainer
 from sklearn.metrics import roc_auc_score
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
@@ -149,9 +148,7 @@ def scenario(name: str, setting: Setting, seed: int) -> tuple[dict[str, Any], li
 
 def run(scenario_name: str, method: str, seed: int, *, setting: Setting, root: str) -> Result:
     """One federation."""
-    torch.set_num_threads(1)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
+    be_quiet()
     arguments, attacks = scenario(scenario_name, setting, seed)
     data = FederatedDataModule(
         setting.source,
@@ -173,18 +170,7 @@ def run(scenario_name: str, method: str, seed: int, *, setting: Setting, root: s
     L.seed_everything(seed, verbose=False)
     client = ClassifierClient(setting.network, optimizer=partial(torch.optim.SGD, lr=setting.lr))
     with tempfile.TemporaryDirectory() as folder:
-        trainer = L.Trainer(
-            max_epochs=setting.rounds,
-            accelerator=setting.accelerator,
-            callbacks=[loop],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            limit_val_batches=0,
-            default_root_dir=folder,
-        )
+        trainer = quiet_trainer(folder, setting.rounds, [loop], setting.accelerator)
         start = time.perf_counter()
         trainer.fit(client, data)
         seconds = time.perf_counter() - start

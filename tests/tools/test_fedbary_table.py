@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -13,16 +12,11 @@ import pytest
 import torch
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
-TOOLS = Path(__file__).parents[2] / "tools"
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    sys.path.insert(0, str(TOOLS))  # its parts import each other
-    try:
-        return importlib.import_module("fedbary_table")
-    finally:
-        sys.path.remove(str(TOOLS))
+    return importlib.import_module("fedbary_table")
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 from pathlib import Path
 from types import ModuleType
@@ -15,12 +15,7 @@ ROOT = os.environ.get("FLSV_DATA_ROOT")
 
 @pytest.fixture
 def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    path = Path(__file__).parents[2] / "tools" / "gradient_inversion.py"
-    spec = importlib.util.spec_from_file_location("gradient_inversion", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = importlib.import_module("gradient_inversion")
     monkeypatch.setattr(module, "NOISE", (0.0, 1.0))
     monkeypatch.setattr(module, "SMOOTHING", (0.01,))
     return module

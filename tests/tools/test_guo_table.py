@@ -5,25 +5,19 @@ from __future__ import annotations
 import importlib
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-TOOLS = Path(__file__).parents[2] / "tools"
 NAMES = ("guo_table", "guo_federation", "guo_report")
 
 
 @pytest.fixture(scope="module")
 def tool() -> SimpleNamespace:
     """What the tool's files define."""
-    sys.path.insert(0, str(TOOLS))  # they import each other
-    try:
-        parts = [vars(importlib.import_module(name)) for name in NAMES]
-    finally:
-        sys.path.remove(str(TOOLS))
+    parts = [vars(importlib.import_module(name)) for name in NAMES]
     return SimpleNamespace(**{name: value for part in parts for name, value in part.items()})
 
 

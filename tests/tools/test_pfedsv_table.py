@@ -14,16 +14,11 @@ import torch
 from torch import Tensor
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
-TOOLS = str(Path(__file__).parents[2] / "tools")
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    sys.path.insert(0, TOOLS)
-    try:
-        return importlib.import_module("pfedsv_table")
-    finally:
-        sys.path.remove(TOOLS)
+    return importlib.import_module("pfedsv_table")
 
 
 @pytest.fixture(autouse=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -17,13 +16,7 @@ ROOT = os.environ.get("FLSV_DATA_ROOT")
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    path = Path(__file__).parents[2] / "tools" / "shapfed_table.py"
-    spec = importlib.util.spec_from_file_location("shapfed_table", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["shapfed_table"] = importlib.util.module_from_spec(spec)  # dataclasses look it up there
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("shapfed_table")
 
 
 @pytest.fixture(autouse=True)
