@@ -22,22 +22,22 @@ NETWORKS = {"mnist": "shapley_fl_fmnist", "fashion_mnist": "shapley_fl_fmnist", 
 class Setting:
     """What a preset fixes. ``samples`` are a client's own in detection and removal; the rest is named by its part."""
 
-    support: int = 200
-    iterations: int = 8
-    samples: int = 600
-    validation: int = 1000
+    support: int = 400
+    iterations: int = 10
+    samples: int = 1200
+    validation: int = 1200
     epochs: int = 10  # of the network behind the learned features
     components: int = 64  # of them that are kept
     protocol_samples: int = 100
-    federation_samples: int | None = 1800
+    federation_samples: int | None = 2400
     federation_validation: float = 1 / 6
-    rounds: int = 5
+    rounds: int = 6
     filter_samples: int | None = 3600
     filter_rounds: int = 15
-    retrained: bool = False
-    duplication_samples: int = 500
+    retrained: bool = True
+    duplication_samples: int = 1000
     time_samples: int = 500
-    time_iterations: int = 5
+    time_iterations: int = 10
     time_clients: tuple[int, ...] = (5, 10, 50, 100)
     time_supports: tuple[int, ...] = (100, 500)
     accelerator: str = "cpu"
@@ -46,7 +46,6 @@ class Setting:
 # The paper's sizes: 5000 training and validation samples in 5.3 and 5.4, all of CIFAR-10 in figure 4.
 FULL = Setting(
     support=500,
-    iterations=10,
     samples=5000,
     validation=5000,
     epochs=20,
@@ -55,10 +54,8 @@ FULL = Setting(
     rounds=20,
     filter_samples=None,
     filter_rounds=30,
-    retrained=True,
     duplication_samples=5000,
     time_samples=1000,
-    time_iterations=10,
     accelerator="auto",
 )
 
