@@ -30,7 +30,7 @@ from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.functional import collaborative_fairness
 from flsv.loop import FederatedLoop
-from flsv.own_models import MEASURES, OwnModels
+from flsv.own_models import MEASURES, OwnModels, Tests
 from flsv.personalization import Standalone
 
 STANDALONE = "standalone"
@@ -46,12 +46,14 @@ class Outcome:
         scores: as :attr:`OwnModels.scores`.
         seconds: of the whole fit, without the evaluation of the models.
         evaluations: coalitions that the algorithm's metrics asked to have evaluated.
+        tests: what the models were tested on, see :class:`OwnModels`.
     """
 
     name: str
     scores: Mapping[str, Mapping[str, Tensor]]
     seconds: float
     evaluations: int
+    tests: Tests = "shared"
 
     def gains(self, alone: Outcome, measure: str, models: Models = "received") -> Tensor:
         """``[n]``: each client's score minus what it has alone."""
@@ -62,10 +64,12 @@ class Outcome:
         return float(collaborative_fairness(alone.scores[models][measure], self.scores[models][measure]))
 
 
-def run(name: str, trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule) -> Outcome:
-    """One fit; the trainer has a :class:`flsv.FederatedLoop` among its callbacks."""
+def run(
+    name: str, trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, tests: Tests = "shared"
+) -> Outcome:
+    """One fit; the trainer has a :class:`flsv.FederatedLoop` among its callbacks. ``tests`` is :class:`OwnModels`'s."""
     loop = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
-    own = OwnModels(loop)
+    own = OwnModels(loop, tests)
     trainer.callbacks.append(own)  # type: ignore[attr-defined]
     if "PL_GLOBAL_SEED" in os.environ:
         L.seed_everything(int(os.environ["PL_GLOBAL_SEED"]), verbose=False)  # all start from the same weights
@@ -75,11 +79,15 @@ def run(name: str, trainer: L.Trainer, module: L.LightningModule, data: Federate
     if not own.scores:
         raise RuntimeError(f"{name}: the run was stopped before its last round.")
     evaluations = sum(int(getattr(metric, "evaluations", 0)) for metric in loop.metrics.values())
-    return Outcome(name, own.scores, seconds, evaluations)
+    return Outcome(name, own.scores, seconds, evaluations, tests)
 
 
 def compare(
-    configs: Sequence[str], base: Sequence[str] = (), arguments: Sequence[str] = (), out: Path = Path("runs/compare")
+    configs: Sequence[str],
+    base: Sequence[str] = (),
+    arguments: Sequence[str] = (),
+    out: Path = Path("runs/compare"),
+    tests: Tests = "shared",
 ) -> list[Outcome]:
     """Run the standalone baseline and every configuration.
 
@@ -88,9 +96,11 @@ def compare(
         base: configuration files that come before each of them.
         arguments: further arguments of ``flsv fit``, which override the files.
         out: what the runs write goes below, a folder each.
+        tests: what models are tested on, see :class:`OwnModels`.
 
     Raises:
-        ConfigurationError: the configurations do not deal out the same data to the same clients.
+        ConfigurationError: the configurations do not deal out the same data to the same clients; own tests of clients
+            that have none.
     """
     from flsv.cli import make_cli
 
@@ -115,7 +125,7 @@ def compare(
                 "compare. Say the data once, in a --base, and only the federation in each --config."
             )
         dealt = mine
-        outcomes.append(run(name, cli.trainer, cli.model, cli.datamodule))
+        outcomes.append(run(name, cli.trainer, cli.model, cli.datamodule, tests))
     return outcomes
 
 
@@ -173,7 +183,7 @@ def markdown(outcomes: Sequence[Outcome], models: Models = "received") -> str:
         head, *body = rows(outcomes, measure, models)
         lines = [head, ["---"] * len(head), *[[f"**{c}**" if "(-" in c else c for c in row] for row in body]]
         table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-        parts.append(f"**{_title(measure, models)}**\n\n{table}")
+        parts.append(f"**{_title(measure, models, outcomes[0].tests)}**\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -194,7 +204,8 @@ def _show(outcomes: Sequence[Outcome], models: Models) -> None:
     console = Console()
     for measure in MEASURES:
         head, *body = rows(outcomes, measure, models)
-        table = Table(title=_title(measure, models), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+        title = _title(measure, models, outcomes[0].tests)
+        table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
         for position, name in enumerate(head):
             table.add_column(name, justify="right" if position else "left")
         for row in body:
@@ -202,9 +213,10 @@ def _show(outcomes: Sequence[Outcome], models: Models) -> None:
         console.print(table)
 
 
-def _title(measure: str, models: Models) -> str:
+def _title(measure: str, models: Models, tests: Tests) -> str:
     name = measure.replace("_", " ").capitalize()
-    return f"{name} on the test set, %, of the models that the clients {models} (gain over standalone)"
+    where = "on the test set" if tests == "shared" else "on the clients' own test samples"
+    return f"{name} {where}, %, of the models that the clients {models} (gain over standalone)"
 
 
 def main(args: Sequence[str]) -> None:
@@ -225,8 +237,15 @@ def main(args: Sequence[str]) -> None:
         default="received",
         help="the clients' models that are shown: those received after the last round, or those they trained in it",
     )
+    parser.add_argument(
+        "--tests",
+        choices=("shared", "own"),
+        default="shared",
+        help="what they are tested on: the test set that no client has, or each client's own test split, as suits "
+        "personalised models",
+    )
     options, rest = parser.parse_known_args(list(args))
-    outcomes = compare(options.config, options.base, rest, options.out)
+    outcomes = compare(options.config, options.base, rest, options.out, options.tests)
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "compare.md").write_text(markdown(outcomes, options.models))
     write_csv(options.out / "compare.csv", outcomes)

@@ -1,8 +1,9 @@
-"""The models that the clients end up with, on one test set: what a federation is worth to each of them."""
+"""The models that the clients end up with: what a federation is worth to each of them."""
 
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 import lightning as L
 import torch
@@ -10,55 +11,77 @@ from torch import Tensor
 
 from flsv.coalition import ModelEvaluator
 from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
 from flsv.evaluation import on_device
 from flsv.loop import FederatedLoop
 
 MEASURES = ("accuracy", "balanced_accuracy")
+Tests = Literal["shared", "own"]
 
 
 class OwnModels(L.Callback):
-    """Evaluates every client's own model, and the global one, on the test set that no client has, after the last round.
+    """Evaluates every client's own model, and the global one, after the last round.
 
     A client has two: the one it has ``trained`` in its last round, and the one it then ``received`` from the server,
     the start point of the next (the global model where there is no personalisation). What an attacker trained is what
-    it sent.
+    it kept.
 
     Args:
         loop: of the same trainer. It keeps the models that its clients train.
+        tests: on what: the ``"shared"`` test set that no client has, or each client's ``"own"`` test split.
 
     Attributes:
         scores: after the fit, ``"received"`` and ``"trained"`` to measure to ``[n]``, and ``"global"`` to measure to
-            ``[1]``; measures are ``"accuracy"`` and ``"balanced_accuracy"``.
+            ``[1]``, with own tests the mean over the clients; measures are ``"accuracy"`` and ``"balanced_accuracy"``.
         seconds: that the evaluation took.
+
+    Raises:
+        ConfigurationError: before training, ``tests="own"`` and a client without test samples.
     """
 
-    def __init__(self, loop: FederatedLoop) -> None:
-        self.loop = loop
+    def __init__(self, loop: FederatedLoop, tests: Tests = "shared") -> None:
+        self.loop, self.tests = loop, tests
         self.scores: dict[str, dict[str, Tensor]] = {}
         self.seconds = 0.0
         loop.keep_trained = True
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        empty = [client for client in range(data.num_clients) if not len(data.client_indices(client, "test"))]
+        if self.tests == "own" and empty:
+            raise ConfigurationError(
+                f'tests="own" needs a test split at every client; clients {empty} have none. Set '
+                "FederatedDataModule(client_test_fraction=0.2), or a larger one."
+            )
+
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         start = time.perf_counter()
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        server, received = self.loop.space.read(pl_module), self.loop.received()
+        trained = {**received, **self.loop.trained}
+        models: dict[str, dict[int, Tensor]] = {"received": received, "trained": trained, "global": {}}
+        batches = data.test_dataloader() if self.tests == "shared" else data.client_loader(0, "test")
         evaluate = ModelEvaluator(
             pl_module,
             self.loop.space,
-            on_device(trainer, data.test_dataloader()),
+            on_device(trainer, batches),
             num_classes=data.num_classes,
             context=trainer.strategy.precision_plugin.forward_context,
         )
-        server = self.loop.space.read(pl_module)
-        distinct: list[Tensor] = []  # whoever has no model of its own has the global one: that is evaluated once
-        places: dict[str, list[int]] = {}
-        received = self.loop.received()
-        trained = {**received, **self.loop.trained}
-        for name, own in (("received", received), ("trained", trained), ("global", {0: server})):
-            clients = 1 if name == "global" else data.num_clients
-            places[name] = [_place(own.get(client, server), distinct) for client in range(clients)]
-        scores = evaluate(torch.stack(distinct))
-        for name, rows in places.items():
-            self.scores[name] = {measure: scores.value(measure)[rows] for measure in MEASURES}
+        everybody = list(range(data.num_clients))
+        found: dict[str, list[Tensor]] = {name: [] for name in models}
+        for clients in [everybody] if self.tests == "shared" else [[client] for client in everybody]:
+            if self.tests == "own":
+                evaluate = evaluate.on(on_device(trainer, data.client_loader(clients[0], "test")))
+            distinct: list[Tensor] = []  # whoever has no model of its own has the global one: that is evaluated once
+            places = {n: [_place(own.get(c, server), distinct) for c in clients] for n, own in models.items()}
+            scores = evaluate(torch.stack(distinct))
+            values = torch.stack([scores.value(measure) for measure in MEASURES], dim=1)
+            for name, rows in places.items():
+                found[name].append(values[rows])
+        for name, parts in found.items():
+            columns = torch.cat(parts).T
+            self.scores[name] = dict(zip(MEASURES, columns.mean(1, keepdim=True) if name == "global" else columns))
         self.seconds = time.perf_counter() - start
 
 

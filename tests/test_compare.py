@@ -15,7 +15,9 @@ import flsv
 from flsv.aggregation import FedAvg
 from flsv.cli import main
 from flsv.compare import Outcome, markdown, rows, write_csv
+from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
+from flsv.metrics import MeanTestAccuracy
 from flsv.own_models import MEASURES, OwnModels
 from flsv.personalization import Standalone
 from flsv.sampling import UniformSampler
@@ -176,3 +178,32 @@ def test_a_run_that_was_stopped(tmp_path: Path) -> None:
     trainer = trainer_for(loop, tmp_path, callbacks=[Stop()])
     with pytest.raises((RuntimeError, SystemExit, KeyboardInterrupt)):  # Lightning's versions differ in what they do
         run("stopped", trainer, Plain(), toy_data())
+
+
+def test_own_tests_are_each_clients_own(tmp_path: Path) -> None:
+    """The received models' accuracies are those that the loop finds, and the metric for it agrees."""
+    loop = FederatedLoop(FedAvg(), personalizer=Standalone(), evaluate_clients_every=2, seed=1)
+    own, data, module = OwnModels(loop, tests="own"), toy_data(), Plain()
+    fit(loop, tmp_path, module, data, rounds=2, callbacks=[own])
+    assert loop.client_accuracy is not None
+    torch.testing.assert_close(own.scores["received"]["accuracy"].float(), loop.client_accuracy)
+    mean = MeanTestAccuracy(3)
+    server = loop.space.read(module)
+    module.eval()
+    for client in range(3):
+        for x, y in data.client_loader(client, "test"):
+            mean.update(client, module(x), y)
+    assert torch.equal(server, loop.space.read(module))
+    assert own.scores["global"]["accuracy"].item() == pytest.approx(mean.compute().item())
+
+
+def test_own_tests_need_test_samples(tmp_path: Path) -> None:
+    loop = FederatedLoop(seed=1)
+    with pytest.raises(ConfigurationError, match=r'tests="own" .* clients \[0, 1, 2\] have none'):
+        fit(loop, tmp_path, data=toy_data(client_test_fraction=0.0), callbacks=[OwnModels(loop, tests="own")])
+
+
+def test_own_tests_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(tmp_path, *configs("fedavg"), "--tests", "own", "--trainer.max_epochs", "1") == 0
+    assert "own test samples" in capsys.readouterr().out
+    assert "on the clients' own test samples" in (tmp_path / "compare.md").read_text()
