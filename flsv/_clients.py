@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import lightning as L
 import torch
@@ -17,12 +16,10 @@ from flsv.attacks import Attack, attacked
 from flsv.coalition import CoalitionGames
 from flsv.cohort import CohortLoader
 from flsv.parameters import ParameterSpace, integer_buffers
+from flsv.privacy import GaussianPrivacy
 from flsv.round import ClientUpdate, Round
 from flsv.seeding import generator_for, seed_global_rngs
 from flsv.strategy import Strategy
-
-if TYPE_CHECKING:
-    from flsv.privacy import GaussianPrivacy
 
 
 class CohortTraining:

@@ -8,8 +8,9 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from flsv._evaluation.replica import Replica
 from flsv.coalition import ModelEvaluator
 from flsv.data import FederatedDataModule
 from flsv.evaluation import on_device
@@ -42,6 +43,7 @@ class Participants:
     ) -> None:
         self._trainer, self._data, self._space = trainer, data, space
         self._first: ModelEvaluator | None = None
+        self._replica: Replica | None = None
         population = data.class_counts.sum(0)
         self.clients = [
             Client(
@@ -52,6 +54,7 @@ class Participants:
                     data.class_counts[client],
                     population,
                     self.evaluator,
+                    self.module,
                     partial(own_model, client),
                 ),
             )
@@ -59,7 +62,7 @@ class Participants:
         ]
         nothing = torch.zeros_like(population)
         self.server = (
-            LocalData("the server", self._validation, nothing, population, self.evaluator, guarded=False)
+            LocalData("the server", self._validation, nothing, population, self.evaluator, self.module, guarded=False)
             if data.val_dataloader()
             else None
         )
@@ -76,6 +79,19 @@ class Participants:
             )
             return self._first
         return self._first.on(batches)
+
+    def module(self, vector: Tensor) -> nn.Module:
+        """A copy of the trainer's module with this vector ``[P]`` in it, in evaluation mode; always the same copy."""
+        module = self._trainer.lightning_module
+        if self._replica is None:
+            self._replica = Replica(module, self._space)
+        self._replica.follow(module)
+
+        def build(index: int, out: Tensor) -> None:
+            out.copy_(vector)
+
+        self._replica.load(build, 0)
+        return self._replica.module
 
     def _batches(self, client: int, split: Split) -> Iterable[Any]:
         return on_device(self._trainer, self._data.client_loader(client, split, shuffle=False))

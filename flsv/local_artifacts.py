@@ -36,7 +36,7 @@ def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> 
         >>> import tempfile, torch
         >>> from flsv.local_data import Client
         >>> count = torch.tensor([1, 1])
-        >>> client = Client(0, LocalData("client 0", lambda split: [], count, count, lambda batches: None))
+        >>> client = Client(0, LocalData("client 0", lambda split: [], count, count))
         >>> client.ask(keep_artifact, "empty", Figure)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     client.ask(write_artifacts, Path(folder))

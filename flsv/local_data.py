@@ -27,6 +27,13 @@ P = ParamSpec("P")
 _answering: ContextVar[LocalData | None] = ContextVar("answering", default=None)
 
 
+def no_model(_: Any) -> Any:
+    """In place of an evaluator or a module where nothing is trained."""
+    raise ConfigurationError(
+        "there is no model before training. Choose features that need none: Pixels(), PCA() or Backbone(...)."
+    )
+
+
 class LocalData:
     """What one participant holds. A client's works only inside a question that this client is asked.
 
@@ -35,7 +42,8 @@ class LocalData:
         batches: gives the batches ``(x, y)`` of a split, in a fixed order, on the device of the module.
         class_counts: int64 ``[M]``, training samples of each class.
         population: int64 ``[M]``, those of the whole federation, as secure aggregation would tell every client.
-        evaluator: gives a function from batches to an evaluator of models on them.
+        evaluator: gives an evaluator of models on batches.
+        module: gives a copy of the module with a vector ``[P]`` in it.
         model: gives what the client has just trained, ``[P]``.
         guarded: False for the server's own validation set.
     """
@@ -46,11 +54,13 @@ class LocalData:
         batches: Callable[[Split], Iterable[Any]],
         class_counts: Tensor,
         population: Tensor,
-        evaluator: Callable[[Iterable[Any]], ModelEvaluator],
+        evaluator: Callable[[Iterable[Any]], ModelEvaluator] = no_model,
+        module: Callable[[Tensor], nn.Module] = no_model,
         model: Callable[[], Tensor | None] = lambda: None,
         guarded: bool = True,
     ) -> None:
-        self._name, self._batches, self._evaluator, self._model = name, batches, evaluator, model
+        self._name, self._batches, self._model = name, batches, model
+        self._evaluator, self._module = evaluator, module
         self._class_counts, self._population, self._guarded = class_counts, population, guarded
         self._evaluators: dict[Split, ModelEvaluator] = {}
 
@@ -100,10 +110,7 @@ class LocalData:
     def module(self, vector: Tensor) -> nn.Module:
         """A copy of the module with this vector ``[P]`` in it, in evaluation mode; valid until the next call."""
         self._check()
-        split: Split = "val" if not self._guarded else "train"
-        if split not in self._evaluators:
-            self._evaluators[split] = self._evaluator(self._batches(split))
-        return self._evaluators[split].module_with(vector)
+        return self._module(vector)
 
     def _check(self) -> None:
         if self._guarded and _answering.get() is not self:
@@ -124,7 +131,7 @@ class Client:
         data: what it holds.
 
     Example:
-        >>> data = LocalData("client 3", lambda split: [], torch.tensor([2, 5]), torch.tensor([9, 9]), lambda b: None)
+        >>> data = LocalData("client 3", lambda split: [], torch.tensor([2, 5]), torch.tensor([9, 9]))
         >>> client = Client(3, data)
         >>> client.ask(lambda local: int(local.class_counts.sum()))
         7

@@ -24,7 +24,7 @@ def memory(local: LocalData) -> dict[Any, Any]:
         >>> import torch
         >>> from flsv.local_data import Client
         >>> count = torch.tensor([1, 1])
-        >>> client = Client(0, LocalData("client 0", lambda split: [], count, count, lambda batches: None))
+        >>> client = Client(0, LocalData("client 0", lambda split: [], count, count))
         >>> client.ask(lambda local: memory(local).update(secret=3))
         >>> client.ask(lambda local: memory(local)["secret"] + 1)
         4

@@ -228,12 +228,17 @@ class FederatedLoop(L.Callback):
         figure, _ = plot_partition(self._data.class_counts, self._data.class_names)
         self._csv = self._reporter.begin(self.round_index, self._csv, settings(self, self._data, self._seed), figure)
         self._progress = ProgressText(trainer)
+        # Before the first cohort is drawn, which the loader of the first round does.
+        known = federation(self, pl_module, self._data, self._seed)
+        for strategy in self.strategies.values():
+            (strategy.resume if self._resumed or trainer.current_epoch else strategy.begin)(known)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         optimizers = ClientOptimizers(trainer, self.client_optimizer, self._optimizer_state)
         self._optimizer_state = None
-        own_model = lambda client: self._training.own.get(client)  # noqa: E731
-        self._participants = Participants(trainer, self._data, self.space, own_model)
+        self._participants = Participants(
+            trainer, self._data, self.space, own_model=lambda client: self._training.own.get(client)
+        )
         self._training = CohortTraining(
             trainer,
             self.space,
@@ -246,9 +251,6 @@ class FederatedLoop(L.Callback):
         )
         self._server = Server(self, trainer, self._data, self.space, self._participants)
         self._term = AnchoredTerm(self.client_term, self._training)
-        known = federation(self, pl_module, self._data, self._seed)
-        for strategy in self.strategies.values():
-            (strategy.resume if self._resumed or trainer.current_epoch else strategy.begin)(known)
         self._boundary = RoundBoundary(trainer)
 
     def _round_loader(self) -> CohortLoader:

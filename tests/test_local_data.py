@@ -12,6 +12,8 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer, Standalone
 from flsv.round import Exchange, Round
+from flsv.sampling import UniformSampler
+from flsv.strategy import Federation
 
 
 class Asking(Personalizer):
@@ -185,3 +187,20 @@ def test_the_trained_models_can_be_evaluated_instead(tmp_path: Path) -> None:
     assert not torch.equal(trained.trained[0], trained.trained[1])
     with pytest.raises(ValueError, match="evaluate_models='own'"):
         FederatedLoop(evaluate_models="own")  # type: ignore[arg-type]
+
+
+class Prepared(UniformSampler):
+    """Counts on being told of the federation before it draws."""
+
+    def begin(self, federation: Federation) -> None:
+        self.clients = federation.num_clients
+
+    def sample(self, num_clients: int, contributions: Any, generator: torch.Generator) -> torch.Tensor:
+        assert self.clients == num_clients
+        return super().sample(num_clients, contributions, generator)
+
+
+def test_every_strategy_begins_before_the_first_cohort_is_drawn(tmp_path: Path) -> None:
+    loop = FederatedLoop(sampler=Prepared(2), seed=0)
+    fit(loop, tmp_path, rounds=2)
+    assert loop.round_index == 2

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import statistics
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import lightning as L
@@ -36,3 +38,24 @@ def quiet_trainer(
         default_root_dir=folder,
         **arguments,
     )
+
+
+def build(spec: dict[str, Any], **more: Any) -> Any:
+    """The object that a configuration file's ``class_path`` and ``init_args`` mean; ``more`` overrides arguments."""
+    module, _, name = spec["class_path"].rpartition(".")
+    return getattr(importlib.import_module(module), name)(**{**spec["init_args"], **more})
+
+
+def grid(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table, its head first."""
+    head, *body = rows
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *body])
+
+
+def spread(values: Iterable[float], digits: int = 2) -> str:
+    """Mean and standard deviation; NaN is left out, and "-" stands for nothing."""
+    known = [value for value in values if value == value]
+    if not known:
+        return "-"
+    deviation = statistics.stdev(known) if len(known) > 1 else 0.0
+    return f"{statistics.mean(known):.{digits}f} ± {deviation:.{digits}f}"

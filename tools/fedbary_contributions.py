@@ -6,7 +6,6 @@ exact is the Shapley value of the 31 federations trained from scratch.
 
 from __future__ import annotations
 
-import importlib
 import statistics
 import tempfile
 import time
@@ -18,7 +17,7 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
-from common import be_quiet, quiet_trainer
+from common import be_quiet, build, quiet_trainer
 from fedbary_common import Check, Setting, cell, table
 from scipy.stats import spearmanr
 
@@ -53,8 +52,8 @@ def federation(case: str, source: str, seed: int, setting: Setting, root: str, *
     scenario = yaml.safe_load((SCENARIOS / f"{CASES[case]}.yaml").read_text())["data"]
     data = FederatedDataModule(
         source,
-        _make(scenario["partitioner"], seed),
-        corruptions=[_make(each, seed) for each in scenario.get("corruptions", [])],
+        build(scenario["partitioner"], seed=seed),
+        corruptions=[build(each, seed=seed) for each in scenario.get("corruptions", [])],
         root=root,
         batch_size=32,
         max_samples=setting.federation_samples,
@@ -64,11 +63,6 @@ def federation(case: str, source: str, seed: int, setting: Setting, root: str, *
     )
     data.setup("fit")
     return data
-
-
-def _make(spec: dict[str, Any], seed: int) -> Any:
-    module, _, name = spec["class_path"].rpartition(".")
-    return getattr(importlib.import_module(module), name)(**{**spec["init_args"], "seed": seed})
 
 
 def trainer(rounds: int, setting: Setting, folder: str, **kwargs: Any) -> L.Trainer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import tempfile
 import time
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
-from common import be_quiet, quiet_trainer
+from common import be_quiet, build, quiet_trainer
 from torch import Tensor
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
@@ -135,11 +134,6 @@ def federated_data(
         corruptions=[build(corruption, seed=seed) for corruption in file.get("corruptions", [])],
         seed=seed,
     )
-
-
-def build(spec: dict[str, Any], **more: Any) -> Any:
-    module, _, name = spec["class_path"].rpartition(".")
-    return getattr(importlib.import_module(module), name)(**{**spec["init_args"], **more})
 
 
 def client_module(setting: Setting) -> ClassifierClient:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
+from common import grid
+from common import spread as mean_and_deviation
 from guo_federation import ALGORITHMS, CLAIM_SOURCE, OURS, RETRAINING, SCENARIOS, Cell, Claim, Result, Setting
 from matplotlib.figure import Figure
 
@@ -36,19 +38,6 @@ def check(scenario: str, values: Sequence[float]) -> tuple[bool, str]:
 
 
 # ---- reports
-
-
-def grid(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *body])
-
-
-def mean_and_deviation(values: Iterable[float], digits: int) -> str:
-    known = list(values)
-    if not known:
-        return "-"
-    deviation = statistics.stdev(known) if len(known) > 1 else 0.0
-    return f"{statistics.mean(known):.{digits}f} ± {deviation:.{digits}f}"
 
 
 def shares(values: Sequence[float]) -> list[float]:

@@ -14,7 +14,7 @@ import argparse
 import os
 import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,6 +22,7 @@ from pathlib import Path
 
 import pfedsv_communication
 import torch
+from common import grid, spread
 from matplotlib.figure import Figure
 from pfedsv_federation import DEFAULT, METHODS, ROWS, Deployed, Job, K, Result, Setting, full, run
 from torch import Tensor
@@ -33,19 +34,6 @@ from flsv.privacy import gaussian_epsilon
 Results = dict[Job, Result]
 NOISES = (0.003, 0.01, 1.0, 2.0)
 CLIP = 1.0
-
-
-def spread(values: Iterable[float], digits: int = 2) -> str:
-    known = [value for value in values if value == value]
-    if not known:
-        return "-"
-    deviation = statistics.stdev(known) if len(known) > 1 else 0.0
-    return f"{statistics.mean(known):.{digits}f} ± {deviation:.{digits}f}"
-
-
-def grid(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *body])
 
 
 def chosen(results: Results, setting: Setting, method: str, noise: float | None = None) -> dict[int, Result]:

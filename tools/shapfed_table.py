@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +27,7 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
-from common import be_quiet, quiet_trainer
+from common import be_quiet, grid, quiet_trainer, spread
 from torch import Tensor
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
@@ -219,19 +218,6 @@ def correlation(x: Tensor, y: Tensor) -> float:
 
 
 # ---- reports
-
-
-def spread(values: Sequence[float], digits: int) -> str:
-    known = [value for value in values if value == value]
-    if not known:
-        return "-"
-    deviation = statistics.stdev(known) if len(known) > 1 else 0.0
-    return f"{statistics.mean(known):.{digits}f} ± {deviation:.{digits}f}"
-
-
-def grid(rows: Sequence[Sequence[str]]) -> str:
-    head, *body = rows
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, ["---"] * len(head), *body])
 
 
 def report_figure_3(results: Sequence[Figure3]) -> str:

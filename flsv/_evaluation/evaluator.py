@@ -113,18 +113,6 @@ class ModelEvaluator:
             other._batches.channels_last()
         return other
 
-    @torch.inference_mode(False)
-    def module_with(self, vector: Tensor) -> nn.Module:
-        """The copy of the module that models are evaluated in, holding ``vector [P]``, in evaluation mode."""
-        replica = self._replicas[0]
-        replica.follow(self._module)
-
-        def build(index: int, out: Tensor) -> None:
-            out.copy_(vector)
-
-        replica.load(build, 0)
-        return replica.module
-
     @property
     def has_metric(self) -> bool:
         """Whether there is a torchmetrics metric, so that scores have a custom value."""

@@ -147,7 +147,7 @@ def deal(
     in_tensors = isinstance(make_loader(train, batch_size=1, collate_fn=train_options.get("collate_fn")), TensorBatches)
     usual = max(train_options["batch_size"], 256 if in_tensors else 1)
     eval_options["batch_size"] = eval_batch_size or eval_options.get("batch_size", usual)
-    _check_full_batches(splits, train_options)
+    check_full_batches(splits, train_options)
 
     if val is None and len(splits.server_val):
         val_loader: Any = make_loader(train, splits.server_val, **eval_options)
@@ -165,7 +165,8 @@ def deal(
     return FederatedData(train, val_loader, test, splits, names, counts, train_options, eval_options, corrupted)
 
 
-def _check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:
+def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:
+    """Raise ConfigurationError where ``drop_last`` would leave a client without a training batch."""
     size = options["batch_size"]
     for client, held in enumerate(splits.clients):
         if options["drop_last"] and len(held["train"]) < size:

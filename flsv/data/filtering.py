@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flsv.data.federated_data import FederatedData, _check_full_batches
+from flsv.data.federated_data import FederatedData, check_full_batches
 from flsv.errors import ConfigurationError
 from flsv.local_data import LocalData
 from flsv.seeding import generator_for
@@ -50,7 +50,7 @@ def without_flagged(module: FederatedDataModule, dealt: FederatedData, detector:
         splits.append({**parts, "train": parts["train"][keep]})
         counts.append(kept_counts)
     kept = replace(dealt.splits, clients=tuple(splits))
-    _check_full_batches(kept, dealt.train_options)
+    check_full_batches(kept, dealt.train_options)
     return replace(dealt, splits=kept, class_counts=torch.stack(counts))
 
 

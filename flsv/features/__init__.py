@@ -6,6 +6,6 @@ from flsv.features.pca import PCA, Moments
 from flsv.features.penultimate import Penultimate
 from flsv.features.pixels import Pixels
 
-FEATURES |= {"backbone": Backbone, "pca": PCA, "penultimate": Penultimate, "pixels": Pixels}
+FEATURES |= {"pca": PCA, "penultimate": Penultimate, "pixels": Pixels}
 
 __all__ = ["FEATURES", "PCA", "Backbone", "Features", "Moments", "Penultimate", "Pixels", "make_features"]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from flsv.errors import ConfigurationError
 from flsv.local_data import Client
 
-#: Features by the name that configuration files use; filled by ``flsv.features``.
+#: Features that need no arguments, by the name that configuration files use; filled by ``flsv.features``.
 FEATURES: dict[str, Callable[..., Features]] = {}
 
 
@@ -62,10 +62,9 @@ def make_features(features: str | Features) -> Features:
     """
     if isinstance(features, Features):
         return features
-    if features not in FEATURES or features == "backbone":
-        names = [name for name in FEATURES if name != "backbone"]
+    if features not in FEATURES:
         raise ConfigurationError(
-            f"features={features!r}: expected one of {names}, or a flsv.features.Features object such as "
+            f"features={features!r}: expected one of {list(FEATURES)}, or a flsv.features.Features object such as "
             'Backbone("resnet18").'
         )
     return FEATURES[features]()

@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.features import Features
 from flsv.local_data import Client
-from flsv.metrics.federated_shapley import _latest
+from flsv.metrics.federated_shapley import latest
 from flsv.metrics.wasserstein_contribution import WassersteinContribution
 from flsv.valuation import Valuation, keep_pictures
 from flsv.valuation.questions import BINS
@@ -68,39 +67,20 @@ class CalibratedOTGradient(WassersteinContribution):
     def __init__(
         self,
         num_clients: int | None = None,
-        features: str | Features = "penultimate",
-        support: int = 100,
-        iterations: int = 10,
-        label_weight: float = 1.0,
-        covariance: str = "diag",
-        every: int = 1,
-        use_validation: bool = True,
         rule: str = "outlier",
         pictures: int = 16,
         options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         self.pictures = pictures
-        options = {"rule": rule, **(options or {})}
-        super().__init__(
-            num_clients,
-            features,
-            support,
-            iterations,
-            label_weight,
-            covariance,
-            every,
-            use_validation,
-            options,
-            **kwargs,
-        )
+        super().__init__(num_clients, options={"rule": rule, **(options or {})}, **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         super().init_states(num_clients, num_classes)
         nan = float("nan")
-        self.add_state("flagged", torch.full((num_clients,), nan), dist_reduce_fx=_latest)
-        self.add_state("edges", torch.full((num_clients, BINS + 1), nan), dist_reduce_fx=_latest)
-        self.add_state("counts", torch.full((num_clients, BINS), nan), dist_reduce_fx=_latest)
+        self.add_state("flagged", torch.full((num_clients,), nan), dist_reduce_fx=latest)
+        self.add_state("edges", torch.full((num_clients, BINS + 1), nan), dist_reduce_fx=latest)
+        self.add_state("counts", torch.full((num_clients, BINS), nan), dist_reduce_fx=latest)
 
     def _take(self, clients: Sequence[Client], found: Valuation) -> None:
         super()._take(clients, found)

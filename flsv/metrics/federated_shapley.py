@@ -21,7 +21,7 @@ Weighting = Literal["uniform", "samples"]
 Performance = Literal["accuracy", "balanced_accuracy", "negative_loss"]
 
 
-def _latest(stretches: Tensor) -> Tensor:
+def latest(stretches: Tensor) -> Tensor:
     """Of successive stretches of rounds ``[W, ...]``, earliest first, the last value that is not NaN."""
     latest = stretches[0]
     for later in stretches[1:]:
@@ -108,7 +108,7 @@ class PartialFederatedShapley(ContributionMetric):
         width = num_classes if self.per_class and num_classes is not None else 1
         reduction = partial(momentum_merge, momentum=self.momentum)
         self.add_state("history", torch.zeros(num_clients, 2 * width + 1), dist_reduce_fx=reduction)
-        self.add_state("stderr", torch.full((num_clients, width), float("nan")), dist_reduce_fx=_latest)
+        self.add_state("stderr", torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(self, client_ids: Tensor, utility: Utility, generator: torch.Generator | None = None) -> None:
@@ -119,7 +119,7 @@ class PartialFederatedShapley(ContributionMetric):
         now, now_stderr = torch.zeros_like(self.history), torch.full_like(self.stderr, float("nan"))
         now[client_ids], now_stderr[client_ids] = momentum_row(values, self.momentum), stderr
         self.history = momentum_merge(torch.stack([self.history, now]), self.momentum)
-        self.stderr = _latest(torch.stack([self.stderr, now_stderr]))
+        self.stderr = latest(torch.stack([self.stderr, now_stderr]))
         self.evaluations += estimate.evaluations
         self.rounds += 1
 

@@ -25,7 +25,7 @@ from flsv.coalition import CoalitionUtility, Renormalized, Weighting
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import ShapleyEstimate, Utility
 from flsv.metrics.decayed_shapley import CoalitionWeights, check_coalition_weights
-from flsv.metrics.federated_shapley import PartialFederatedShapley, Performance, _latest
+from flsv.metrics.federated_shapley import PartialFederatedShapley, Performance, latest
 from flsv.round import Round
 
 Game = Callable[[Tensor, Tensor, Weighting], Utility]
@@ -101,7 +101,7 @@ class OneRoundShapley(PartialFederatedShapley):
         self.add_state("updates", torch.zeros(num_clients, 1), dist_reduce_fx="sum")
         self.add_state("weight", torch.zeros(num_clients), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("values", torch.full((num_clients,), float("nan")), dist_reduce_fx=_latest)
+        self.add_state("values", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
 
     def update(  # type: ignore[override]

@@ -16,7 +16,7 @@ from flsv.features import Features
 from flsv.functional.transport import contribution_shares
 from flsv.local_data import Client, LocalData
 from flsv.metrics.base import ContributionMetric
-from flsv.metrics.federated_shapley import _latest
+from flsv.metrics.federated_shapley import latest
 from flsv.valuation import FedBary, Valuation
 
 
@@ -93,7 +93,7 @@ class WassersteinContribution(ContributionMetric):
         return {"generator": lambda round: round.generator(type(self).__name__)}
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("distances", torch.full((num_clients,), float("nan")), dist_reduce_fx=_latest)
+        self.add_state("distances", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
 
     def update(
         self,

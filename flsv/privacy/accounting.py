@@ -30,7 +30,7 @@ def gaussian_epsilon(
         delta: the chance that epsilon does not hold, in (0, 1).
         accountant: ``"exact"``: the closed form. ``"pld"``: privacy loss distributions, the same number by numerical
             convolution, which takes seconds where epsilon is in the hundreds. ``"rdp"``: Rényi differential privacy, an
-            upper bound, 4 to 10 % above it, that much of the literature reports.
+            upper bound a little above it, that much of the literature reports.
 
     Returns:
         Epsilon; infinite without noise, 0 without a release.

@@ -39,7 +39,7 @@ def draw_grid(images: Tensor, labels: list[int], gradients: list[float], flagged
     low, high = (finite.min(), finite.max()) if finite.numel() else (torch.tensor(0.0), torch.tensor(1.0))
     shown = ((images - low) / (high - low).clamp(min=1e-12)).nan_to_num(0.0, 1.0, 0.0).clamp(0, 1)
     _, channels, height, width = shown.shape
-    # One picture of all of them: an axis for each takes ten times as long.
+    # One picture of all of them: an axis for each takes much longer.
     gap_y, gap_x = max(2, height // 4), max(1, width // 16)
     canvas = torch.ones(channels, rows * (height + gap_y), columns * (width + gap_x))
     figure = Figure(figsize=(1.1 * columns, 1.1 * rows * (height + gap_y) / (width + gap_x)), dpi=100)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
 from flsv.local_data import Client, LocalData, Split
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = 
 def server_of(x: Tensor, y: Tensor) -> LocalData:
     """A server with this validation set: x ``[m, ...]`` and classes ``[m]``."""
     nothing = torch.zeros(int(y.max()) + 1 if len(y) else 1, dtype=torch.long)
-    return LocalData("the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, _no_model, guarded=False)
+    return LocalData("the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False)
 
 
 def participants_of(data: FederatedDataModule) -> tuple[list[Client], LocalData | None]:
@@ -47,11 +46,11 @@ def participants_of(data: FederatedDataModule) -> tuple[list[Client], LocalData 
     if not loader:
         return clients, None
     nothing = torch.zeros_like(counts[0])
-    return clients, LocalData("the server", lambda split: loader, nothing, nothing, _no_model, guarded=False)
+    return clients, LocalData("the server", lambda split: loader, nothing, nothing, guarded=False)
 
 
 def _client(number: int, batches: Callable[[Split], Iterable[Any]], counts: Tensor, population: Tensor) -> Client:
-    return Client(number, LocalData(f"client {number}", batches, counts, population, _no_model))
+    return Client(number, LocalData(f"client {number}", batches, counts, population))
 
 
 def _train_only(x: Tensor, y: Tensor, split: Split) -> list[tuple[Tensor, Tensor]]:
@@ -60,9 +59,3 @@ def _train_only(x: Tensor, y: Tensor, split: Split) -> list[tuple[Tensor, Tensor
 
 def _split_of(data: FederatedDataModule, client: int, split: Split) -> Iterable[Any]:
     return data.client_loader(client, split, shuffle=False)
-
-
-def _no_model(batches: Iterable[Any]) -> Any:
-    raise ConfigurationError(
-        "there is no model before training. Choose features that need none: Pixels(), PCA() or Backbone(...)."
-    )

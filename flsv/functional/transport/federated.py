@@ -26,7 +26,7 @@ from flsv.functional.transport._checks import check_pair, check_points, check_st
 from flsv.functional.transport.interpolation import interpolate_along, interpolating_measure, matching
 
 # Two optimal plans in a row need not compose to an optimal one: from a wide first gamma the protocol ends in some
-# pairing of P and Q that no iteration improves (33 % above W on 50 features). From a point, eta_P and eta_Q are small
+# pairing of P and Q that no iteration improves. From a point, eta_P and eta_Q are small
 # copies of P and Q, their matching is that of P and Q, and it stays. The spread only breaks ties.
 SPREAD = 1e-4
 

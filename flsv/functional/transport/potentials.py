@@ -113,7 +113,7 @@ def entropic_potentials(cost: Tensor, eps: float, scaling: float) -> tuple[Tenso
     """Potentials f ``[m]`` and g ``[m2]``, of equal mean, for equally heavy samples at costs ``[m, m2]`` (overwritten).
 
     A stage sets eps, takes one step in logarithms (which cannot overflow), and goes on with products with the plan's
-    matrix, which are twenty times faster. Both sides move half-way at once (in turns, the offset between far-apart
+    matrix, which are much faster. Both sides move half-way at once (in turns, the offset between far-apart
     clusters, which hardly any mass determines, would favour one side); only the last stage, which is solved to
     tolerance, goes in turns, which converges faster.
     """

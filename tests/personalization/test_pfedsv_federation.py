@@ -1,0 +1,187 @@
+"""PFedSV in whole federations: what it finds, partial participation, resuming, and what crosses."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from resume_run import Stop
+from torch import Tensor, nn
+from toys import FEATURES, Plain, fit, toy_data
+
+from flsv import FederatedDataModule
+from flsv.data import PathologicalPartitioner
+from flsv.errors import ConfigurationError
+from flsv.functional import label_overlap
+from flsv.local_data import Client
+from flsv.loop import FederatedLoop
+from flsv.metrics import CommunicationCost, DomainRelevance
+from flsv.parameters import ParameterSpace
+from flsv.personalization import PFedSV
+from flsv.personalization.pfedsv import collaborate
+from flsv.sampling import ClientSampler, UniformSampler
+
+nan = float("nan")
+
+
+class Careful(Plain):
+    """Fails as soon as it is trained."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        raise AssertionError("training has begun")
+
+
+def federation(**kwargs: Any) -> FederatedLoop:
+    kwargs.setdefault("metrics", {"relevance": DomainRelevance(), "cost": CommunicationCost()})
+    kwargs.setdefault("personalizer", PFedSV(k=2))
+    return FederatedLoop(seed=4, **kwargs)
+
+
+def test_an_empty_validation_set_is_an_error_before_training(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none.*client_val_fraction"):
+        fit(federation(), tmp_path, module=Careful())
+
+
+def pathological(clients: int, **kwargs: Any) -> FederatedDataModule:
+    fractions = {"client_val_fraction": 0.25, "client_test_fraction": 0.25}
+    return FederatedDataModule(
+        "digits", PathologicalPartitioner(clients, 2), **{"batch_size": 8, **fractions, **kwargs}
+    )
+
+
+def digits_net() -> Plain:
+    torch.manual_seed(0)
+    return Plain(nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10)))
+
+
+@pytest.mark.parametrize("mode", ["model", "extractor"])
+def test_relevant_clients_are_found_on_digits(tmp_path: Path, mode: Any) -> None:
+    data = pathological(10)
+    data.setup("fit")
+    loop = federation(personalizer=PFedSV(mode=mode), evaluate_clients_every=6, local_epochs=2)
+    loop.metrics["relevance"] = loop.board.metrics["relevance"] = DomainRelevance(
+        truth=label_overlap(data.class_counts)
+    )
+    fit(loop, tmp_path, digits_net(), data, rounds=6)
+    said = loop.metrics["relevance"].diagnostics()
+    assert said["found"] == 1
+    assert said["auroc"] > 0.9
+    assert loop.client_accuracy is not None
+    assert loop.client_accuracy.mean() > 0.7
+    cost = loop.contributions["cost"]
+    size = loop.space.size
+    assert (cost[:, 0] == 6 * size).all()
+    if mode == "model":
+        assert (cost[:, 1] % size == 0).all()
+        assert ((cost[:, 1] // size) < 6 * 5).all()
+    else:
+        assert ((cost[:, 1] - 6 * (size - 250)) % 250 == 0).all()
+
+
+def test_a_hundred_clients_of_which_ten_take_part(tmp_path: Path) -> None:
+    loop = federation(sampler=UniformSampler(10), evaluate_clients_every=8, personalizer=PFedSV())
+    data = pathological(100, server_val_fraction=0.0)
+    fit(loop, tmp_path, digits_net(), data, rounds=8, limit_val_batches=0)
+    relevance = loop.contributions["relevance"]
+    seen = loop.contributions["cost"][:, 0] > 0
+    assert 10 < seen.sum() < 80
+    assert relevance[~seen].isnan().all()
+    assert relevance[:, ~seen].isnan().all()  # who never uploaded cannot be judged
+    absent = [i for i in loop.models if i not in set(loop.weights.nan_to_num(-1).ge(0).nonzero().flatten().tolist())]
+    assert absent
+    assert not torch.equal(loop.models[absent[0]], loop.models[next(i for i in loop.models if i not in absent)])
+
+
+class Late(ClientSampler):
+    """Client 2 comes in the third round only."""
+
+    def sample(self, num_clients: int, contributions: Any, generator: Any) -> Tensor:
+        self.rounds = getattr(self, "rounds", 0) + 1
+        return torch.arange(2 if self.rounds < 3 else 3)
+
+    def inclusion_probabilities(self, num_clients: int, contributions: Any) -> Tensor:
+        return torch.ones(num_clients)
+
+
+def test_a_client_that_appears_first_in_a_late_round(tmp_path: Path) -> None:
+    starts: list[Tensor] = []
+
+    class Watched(PFedSV):
+        def personalize(self, round: Any, contributions: Any, models: Any) -> Any:
+            if len(round) == 3:
+                starts.append(round.start_vectors[2])
+            return super().personalize(round, contributions, models)
+
+    loop = federation(personalizer=Watched(k=2), sampler=Late())
+    module = Plain()
+    first = ParameterSpace(module).read(module)
+    fit(loop, tmp_path, module, toy_data(drop_last=True, client_val_fraction=0.2))
+    assert torch.equal(starts[0], first)
+    assert not loop.contributions["relevance"][2].isnan().any()
+    assert loop.contributions["relevance"][:2, 2].isnan().tolist() == [False, False]
+
+
+def run(folder: Path, ckpt_path: Any = None, callbacks: Any = ()) -> FederatedLoop:
+    loop = federation(sampler=UniformSampler(3), evaluate_clients_every=2, personalizer=PFedSV(mode="extractor"))
+    fit(
+        loop,
+        folder,
+        data=toy_data((4, 2, 3, 3, 2), client_val_fraction=0.2),
+        rounds=5,
+        ckpt_path=ckpt_path,
+        enable_checkpointing=True,
+        callbacks=[*callbacks, ModelCheckpoint(folder / "saved", filename="last", enable_version_counter=False)],
+    )
+    return loop
+
+
+def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole")
+    with pytest.raises(RuntimeError, match="stopped by the test"):
+        run(tmp_path / "parts", callbacks=[Stop(3, 1, RuntimeError)])
+    resumed = run(tmp_path / "parts", ckpt_path=tmp_path / "parts/saved/last.ckpt")
+    for name, value in whole.contributions.items():
+        assert torch.equal(resumed.contributions[name].nan_to_num(9), value.nan_to_num(9))
+    assert resumed.models.keys() == whole.models.keys()
+    assert all(torch.equal(resumed.models[i], model) for i, model in whole.models.items())
+    assert torch.equal(resumed.client_accuracy, whole.client_accuracy)
+    states = [loop.personalizer.state_dict() for loop in (whole, resumed)]
+    assert states[0]["cohort"] == states[1]["cohort"]
+    assert all(torch.equal(states[1]["uploads"][i], upload) for i, upload in states[0]["uploads"].items())
+    csv = [(tmp_path / part / "contributions.csv").read_text() for part in ("whole", "parts")]
+    assert csv[0] == csv[1]
+
+
+def test_a_second_fit_begins_anew(tmp_path: Path) -> None:
+    loop, results = federation(), []
+    for _ in range(2):
+        fit(loop, tmp_path, data=toy_data(drop_last=True, client_val_fraction=0.2))
+        results.append(loop.models)
+    assert all(torch.equal(results[1][i], model) for i, model in results[0].items())
+
+
+def test_no_sample_leaves_a_client(tmp_path: Path) -> None:
+    """What a question returns is two tensors, and neither has the size of the data."""
+    crossed: list[Any] = []
+    ask = Client.ask
+
+    def watched(self: Client, question: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = ask(self, question, *args, **kwargs)
+        if question is collaborate:
+            crossed.append(answer)
+        else:
+            assert not answer  # nobody asks for a report, and pictures are written at the client
+        return answer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "ask", watched)
+        loop = federation()
+        fit(loop, tmp_path, data=toy_data(drop_last=True, client_val_fraction=0.2), rounds=2)
+    assert len(crossed) == 6
+    for values, model in crossed:
+        assert 1 <= len(values) <= 3
+        assert model.shape == (loop.space.size,)
+    assert FEATURES not in {len(model) for _, model in crossed}
