@@ -3,7 +3,7 @@
 One ``Trainer.fit`` is the whole federation and one epoch is one communication round. The train dataloader of a round
 yields the batches of the cohort, one client after the other; the LightningModule is, in turn, every client (with that
 client's start point and optimizer state in it) and, between the rounds, the global model, which Lightning validates and
-saves.
+saves. What happens in a round is :class:`flsv.engines.one_process.OneProcess`'s; here are Lightning's hooks.
 """
 
 from __future__ import annotations
@@ -18,33 +18,39 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._borrow import Borrowed
-from flsv._checkpoint import RoundBoundary
-from flsv._checks import check_arguments, check_setup, check_space
-from flsv._clients import CohortTraining
-from flsv._describe import federation, settings
-from flsv._metrics import ContributionBoard
-from flsv._optimizers import ClientOptimizers
-from flsv._participants import Participants
-from flsv._server import Server
-from flsv._terms import AnchoredTerm
+from flsv._lightning.checkpoint_io import install
+from flsv._lightning.lean import lean
+from flsv._lightning.patches import PatchedAttributes
+from flsv._lightning.round_boundary import RoundBoundary
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
-from flsv.cohort import CohortLoader
-from flsv.data import plot_partition
+from flsv.clients.algorithms import ClientAlgorithm
+from flsv.clients.failures import name_place, no_stop_iteration, where
+from flsv.data import FederatedDataModule, plot_partition
+from flsv.engines.one_process import OneProcess
 from flsv.errors import ConfigurationError
-from flsv.local import ClientTerm
-from flsv.local_artifacts import write_artifacts
-from flsv.local_data import Client
+from flsv.functional.update_outliers import THRESHOLD
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.parameters import ParameterSpace
+from flsv.participants import Channel, Client, ClientStates
+from flsv.participants.artifacts import write_artifacts
 from flsv.personalization import Personalizer
-from flsv.privacy import GaussianPrivacy
+from flsv.privacy import GaussianPrivacy, warn_of_noise
+from flsv.reporting.folder import run_folder
+from flsv.reporting.folder_lock import FolderLock
 from flsv.reporting.progress import ProgressText
 from flsv.reporting.reporter import Reporter
+from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
-from flsv.seeding import generator_for, seed_global_rngs
+from flsv.seeding import seed_global_rngs
+from flsv.server import ContributionBoard
+from flsv.server.checks import check_arguments, check_names, check_setup
+from flsv.server.description import settings
+from flsv.server.fingerprint import fingerprint, settings_of
+from flsv.server.metric_shapes import check_metric_shapes
+from flsv.server.resume import check_checkpoint, check_state
 from flsv.strategy import Strategy
+from flsv.uploads import Upload
 
 
 class FederatedLoop(L.Callback):
@@ -54,7 +60,9 @@ class FederatedLoop(L.Callback):
     the number of rounds; ``limit_train_batches`` holds per client and local epoch; gradient accumulation starts anew
     with every client; a scheduler with ``interval="epoch"`` steps once a round, one with ``interval="step"`` belongs to
     the client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming from it
-    goes on bit for bit.
+    goes on bit for bit. What it cannot go on with is refused by name: other data, clients or labels, another seed,
+    other strategies, metrics, attacks or privacy. ``max_epochs``, ``server_lr``, ``local_epochs``, the optimizer's
+    options, batch sizes, the privacy budget and all that is only logged or drawn may change, and are used.
 
     Args:
         aggregator: how the clients' models become the next global one. Default: FedAvg.
@@ -62,35 +70,35 @@ class FederatedLoop(L.Callback):
             ``Metric`` will do whose ``update`` names attributes of ``flsv.Round``.
         personalizer: gives clients start points of their own. Default: everyone starts from the global model.
         sampler: draws each round's cohort. Default: every client.
-        client_term: a term added to every client's loss, such as ``flsv.local.FedProx``.
+        client_algorithm: what clients do differently when they train, such as ``flsv.clients.algorithms.FedProx``.
         attacks: what malicious clients do to their updates, such as ``flsv.attacks.GradientPoisoning``. The server does
             not know.
         privacy: what every client does to its update before it leaves, and the budget at which the fit stops; adds the
             metric ``"epsilon"``.
+        uploads: what else every client does to its update, after attacks and privacy.
         local_epochs: passes over a client's data per round.
         server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the
             way.
         client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every
             client the one it left.
+        outlier_threshold: an update far larger than the cohort's is warned of; the modified z-score from which on it is
+            one, see :func:`flsv.functional.update_outliers.large_updates`. None: not judged. Norms are logged anyway.
+        exclude_outliers: leave such an update out of its round, like one that is not finite.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
         evaluate_clients_every: rounds between two evaluations of the clients' own models on their own test splits; 0
             for never.
         evaluate_models: which of a client's models that is: ``"received"``, its next start point, or ``"trained"``, the
             one that it trained last (the fine-tuned one).
+        keep_trained: keep the model that every client trained last. Default: where ``evaluate_models`` asks for it.
         log_per_class: log per-class contributions to the loggers too (the CSV always has them).
         figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
         print_table: print a table of the clients at the end.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
 
     Attributes:
-        round_index: the number of completed rounds, so the index of the current or next one.
-        contributions: metric name to its current value, ``[n]`` or ``[n, M]``.
-        weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
-        client_accuracy: ``[n]``, the last evaluation of the clients' own models, or None.
-        models: client id to the start point ``[P]`` of its next round, where it has one of its own.
-        trained: client id to the model ``[P]`` that it trained last; kept where ``keep_trained`` is set, as
-            ``evaluate_models="trained"`` does.
+        state: what stands between two rounds; the properties below read it.
+        write_csv: whether ``contributions.csv`` is written.
 
     Raises:
         ConfigurationError: a wrong argument or combination, before training starts.
@@ -104,22 +112,22 @@ class FederatedLoop(L.Callback):
         ClassSpecificShapley()
     """
 
-    round_index: int
-    weights: Tensor | None
-    client_accuracy: Tensor | None
-    models: dict[int, Tensor]
-    trained: dict[int, Tensor]
-    _seed: int
+    state: FederationState
+    _data: FederatedDataModule
+    _fit: OneProcess | None
     _csv: str | None
+    _asked: dict[str, Any] | None
     _optimizer_state: dict[str, Any] | None
-    _loader: CohortLoader | None
-    _borrowed: Borrowed
-    # There from the start of a fit on.
+    _buffers: list[Tensor | None] | None
+    _fingerprint: dict[str, dict[str, str]]
+    _given_seed: str | int | None
+    _patches: list[PatchedAttributes]
+    _lock: FolderLock | None
+    _limit: float
+    # From the start of a fit on.
     _reporter: Reporter
-    _progress: ProgressText
-    _participants: Participants
-    _training: CohortTraining
-    _server: Server
+    _progress: ProgressText | None
+    _boundary: RoundBoundary
 
     def __init__(
         self,
@@ -127,39 +135,64 @@ class FederatedLoop(L.Callback):
         metrics: dict[str, ContributionMetric] | None = None,
         personalizer: Personalizer | None = None,
         sampler: ClientSampler | None = None,
-        client_term: ClientTerm | None = None,
+        client_algorithm: ClientAlgorithm | None = None,
         attacks: list[Attack] | None = None,
         privacy: GaussianPrivacy | None = None,
+        uploads: list[Upload] | None = None,
         local_epochs: int = 1,
         server_lr: float = 1.0,
         client_optimizer: Literal["reset", "keep"] = "reset",
+        outlier_threshold: float | None = THRESHOLD,
+        exclude_outliers: bool = False,
         head: str | None = None,
         evaluate_clients_every: int = 0,
         evaluate_models: Literal["received", "trained"] = "received",
+        keep_trained: bool | None = None,
         log_per_class: bool = True,
         figures_every: int = 10,
         print_table: bool = True,
         seed: int | None = None,
     ) -> None:
+        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        check_arguments(self._arguments)
         self.aggregator = aggregator or FedAvg()
         self.personalizer = personalizer
         self.sampler = sampler or FullParticipation()
-        self.client_term = client_term
+        self.client_algorithm = client_algorithm
         self.attacks, self.privacy = attacks or [], privacy
+        if any(isinstance(upload, GaussianPrivacy) for upload in uploads or []):
+            raise ConfigurationError(
+                "FederatedLoop(uploads=[GaussianPrivacy(...)]) would add noise without any account. Say privacy=..."
+            )
+        # An attacker keeps to the clipping, and whatever is compressed has its noise already.
+        self.uploads: list[Upload] = [*self.attacks, *([privacy] if privacy else []), *(uploads or [])]
         self._epsilon = None if privacy is None else PrivacyLoss(privacy)
         if self._epsilon is not None and "epsilon" in (metrics or {}):
             raise ConfigurationError(
                 'FederatedLoop(privacy=...) adds a metric "epsilon", and there is one of that name: choose another.'
             )
         spent = {} if self._epsilon is None else {"epsilon": self._epsilon}
-        self.board = ContributionBoard({**(metrics or {}), **spent})
+        self.board = ContributionBoard({**(metrics or {}), **spent}, check_names(self.strategies))
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
+        self.outlier_threshold, self.exclude_outliers = outlier_threshold, exclude_outliers
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
+        self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
-        self.keep_trained = evaluate_models == "trained"
         self.seed = seed
-        check_arguments(self)
+        self.write_csv = True
+        made = {**self._arguments, **self.strategies, "metrics": self.metrics, "attacks": self.attacks}
+        self._made = {**made, "keep_trained": self.keep_trained}
+        self._settings = settings_of(self._made)
         self._reset()
+
+    def replace(self, **changes: Any) -> FederatedLoop:
+        """A new loop of the same arguments but for these.
+
+        Example:
+            >>> FederatedLoop(local_epochs=3).replace(seed=1).local_epochs
+            3
+        """
+        return FederatedLoop(**{**self._arguments, **changes})
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -172,166 +205,186 @@ class FederatedLoop(L.Callback):
         return self.board.contributions
 
     @property
+    def round_index(self) -> int:
+        """The number of completed rounds, so the index of the current or next one."""
+        return self.state.round_index
+
+    @property
+    def weights(self) -> Tensor | None:
+        """``[n]`` weights of the last aggregation, NaN outside its cohort."""
+        return self.state.weights
+
+    @property
+    def participations(self) -> Tensor:
+        """int64 ``[n]``, the number of rounds that each client's update was part of."""
+        return self.state.participations
+
+    @property
+    def client_accuracy(self) -> Tensor | None:
+        """``[n]``, the last evaluation of the clients' own models, or None."""
+        return self.state.client_accuracy
+
+    @property
+    def models(self) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that the server will send it to start from, where it is not the global one;
+        see :meth:`received` for models that clients keep themselves."""
+        return self.state.starts
+
+    @property
+    def trained(self) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that it trained last, with ``keep_trained``."""
+        return self.state.trained
+
+    @property
     def clients(self) -> list[Client]:
-        """The clients, by number."""
-        return self._participants.clients
+        """The clients, by number; from the start of a fit on."""
+        return self._running.roster.clients
+
+    @property
+    def channel(self) -> Channel:
+        """What has crossed in this round; from the start of a fit on."""
+        return self._running.roster.channel
+
+    @property
+    def space(self) -> ParameterSpace:
+        """The map between the module and vectors; from the start of a fit on."""
+        return self._running.space
+
+    @property
+    def current_client(self) -> int | None:
+        """The client whose turn it is; None after the cohort's last, and outside of a round."""
+        fit = self._fit
+        return fit.training.client if fit is not None and fit.training is not None and fit.training.active else None
 
     def received(self) -> dict[int, Tensor]:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one.
-        Within a fit."""
-        return self._server.starts(range(self._data.num_clients), self.space.read(self._training.module))
+        From the first round on."""
+        return self._running.received()
 
     @property
     def strategies(self) -> dict[str, Strategy]:
-        """The aggregator, personaliser, sampler and client term, where there is one, by role."""
-        roles = ("aggregator", "personalizer", "sampler", "client_term")
+        """The aggregator, personaliser, sampler and client algorithm, where there is one, by role."""
+        roles = ("aggregator", "personalizer", "sampler", "client_algorithm")
         return {role: getattr(self, role) for role in roles if getattr(self, role) is not None}
 
     # ---- before the first round
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        install(trainer, partial(check_checkpoint, trainer, self.state_key, self.check_state))
         if stage != "fit":
             return
-        self._data = check_setup(self, trainer, pl_module)
+        data = check_setup(trainer, pl_module, self.board, self.strategies, self.sampler, self.evaluate_clients_every)
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
-        self._fitting = True
-        data = self._data
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            self._lock = FolderLock(run_folder(trainer))
+        self._data, self._fitting = data, True
+        self._fingerprint = fingerprint(self._settings, data)
         self.board.bind(data.num_clients, data.num_classes, data.class_names, data.class_counts)
-        seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
-        self._seed = int.from_bytes(os.urandom(4), "little") if seed is None else int(seed)
+        check_metric_shapes(self.strategies, self.metrics, data.num_clients, data.num_classes)
+        warn_of_noise(self.privacy, self.board.update_metrics)
+        seed = self._given_seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
+        self.state.seed = int.from_bytes(os.urandom(4), "little") if seed is None else int(seed)
+        self.state.num_clients = data.num_clients
+        if len(self.participations) != data.num_clients:
+            self.state.participations = torch.zeros(data.num_clients, dtype=torch.long)
         # limit_train_batches holds per client here, and a fast_dev_run's max_steps would cut the cohort short.
         self._limit = trainer.limit_train_batches
-        self._borrowed = Borrowed(
-            [
-                (trainer, "limit_train_batches", 1.0 if self._limit else 0),
-                (trainer, "reload_dataloaders_every_n_epochs", 1),
-                (trainer.fit_loop.epoch_loop, "max_steps", -1),
-                (self._data, "round_loader", self._round_loader),
-            ]
-        )
+        self._patches = [
+            PatchedAttributes(
+                [
+                    (trainer, "limit_train_batches", 1.0),
+                    (trainer, "reload_dataloaders_every_n_epochs", 1),
+                    (trainer.fit_loop.epoch_loop, "max_steps", -1),
+                    (data, "round_loader", lambda: self._running.loader(self._limit)),
+                    *lean(trainer),
+                ]
+            )
+        ]
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.space = ParameterSpace(pl_module, self.head)
-        check_space(self, self.space, self._data.num_classes)
-        self.board.to(pl_module.device)
-        self.models = {client: model.to(pl_module.device) for client, model in self.models.items()}
-        self.trained = {client: model.to(pl_module.device) for client, model in self.trained.items()}
-        self._reporter = Reporter(
-            trainer,
-            self.metrics,
-            self._data.class_names,
-            per_class=self.log_per_class,
-            figures_every=self.figures_every,
+        data = self._data
+        self._fit = fit = OneProcess(
+            trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made
         )
-        figure, _ = plot_partition(self._data.class_counts, self._data.class_names)
-        self._csv = self._reporter.begin(self.round_index, self._csv, settings(self, self._data, self._seed), figure)
+        if self._asked is not None:
+            fit.options.check(self._asked)
+        self._reporter = Reporter(
+            trainer, self.metrics, data.class_names, per_class=self.log_per_class, figures_every=self.figures_every
+        )
+        if not self.write_csv:
+            self._reporter.csv = None
+        partition = partial(plot_partition, data.class_counts, data.class_names)
+        described = settings(self._made, data, self.state.seed)
+        self._csv = self._reporter.begin(self.round_index, self._csv, described, partition, self.contributions)
         self._progress = ProgressText(trainer)
-        # Before the first cohort is drawn, which the loader of the first round does.
-        known = federation(self, pl_module, self._data, self._seed)
-        for strategy in self.strategies.values():
-            (strategy.resume if self._resumed or trainer.current_epoch else strategy.begin)(known)
+        fit.begin_strategies(resumed=self._resumed or trainer.current_epoch > 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        optimizers = ClientOptimizers(trainer, self.client_optimizer, self._optimizer_state)
-        self._optimizer_state = None
-        self._participants = Participants(
-            trainer, self._data, self.space, own_model=lambda client: self._training.own.get(client)
-        )
-        self._training = CohortTraining(
-            trainer,
-            self.space,
-            optimizers,
-            self._seed,
-            self._participants,
-            list(self.strategies.values()),
-            self.attacks,
-            self.privacy,
-        )
-        self._server = Server(self, trainer, self._data, self.space, self._participants)
-        self._term = AnchoredTerm(self.client_term, self._training)
+        fit = self._running
+        if self._asked is not None:
+            fit.options.apply(self._asked)
+            self._asked = None
+        fit.begin_training(self._optimizer_state, self._buffers)
+        self._optimizer_state, self._buffers = None, None
         self._boundary = RoundBoundary(trainer)
-
-    def _round_loader(self) -> CohortLoader:
-        """The train dataloader of the current round; the data module asks for it, sometimes twice."""
-        if self._loader is None or self._loader.round_index != self.round_index:
-            draw = generator_for(self._seed, "cohort", self.round_index)
-            # As they are now: the metrics are updated before an aggregator asks.
-            known = dict(self.contributions)
-            self._chances = partial(self.sampler.inclusion_probabilities, self._data.num_clients, known)
-            cohort = self.sampler.sample(self._data.num_clients, known, draw).tolist()
-            if not cohort:
-                raise RuntimeError(f"{self.sampler!r} drew no client for round {self.round_index}.")
-            self._loader = CohortLoader(
-                self._data,
-                cohort,
-                seed=self._seed,
-                round_index=self.round_index,
-                local_epochs=self.local_epochs,
-                limit=self._limit,
-            )
-        return self._loader
+        step = no_stop_iteration(trainer.strategy.training_step, self._place)
+        self._patches.append(PatchedAttributes([(trainer.strategy, "training_step", step)]))
 
     # ---- within a round
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # What hooks and validation draw must not depend on how the run got here.
-        seed_global_rngs(self._seed, "round", self.round_index)
+        seed_global_rngs(self.state.seed, "round", self.round_index)
         if why := self._spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
-        self._training.begin_round(self._round_loader(), self._server.starts)
-        self._term.begin_round()
+        self._running.begin_round(self._running.loader(self._limit))
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        if self._training.begin_batch():
+        clients = self._running.clients
+        if clients.begin_batch():
             rounds = f"{self.round_index + 1}/{trainer.max_epochs}"
-            self._progress.text = {"round": rounds, "client": self._training.place}
-            self._term.begin_client()
+            assert self._progress is not None
+            self._progress.text = {"round": rounds, "client": clients.place}
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        self._term.add_gradients(optimizer)
+        self._running.clients.local.begin_step(optimizer)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if isinstance(loss, Tensor) and pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
+        if not isinstance(loss, Tensor):
+            loss = None
+        elif pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
-        if self._training.end_batch(loss, self._data.num_samples):
+        if self._running.clients.end_batch(loss):
             self._end_round(trainer)
 
     def _end_round(self, trainer: L.Trainer) -> None:
-        round = self._server.aggregate(self._training.collect(self._chances, self._server.games))
-        assert round.server_vector is not None
-        assert round.aggregation_weights is not None
-        weights = torch.full((self._data.num_clients,), float("nan"))
-        weights[round.client_ids.cpu()] = round.aggregation_weights.detach().float().cpu()
-        self.weights = weights
-        if self.keep_trained:
-            self.trained.update({client: model.clone() for client, model in self._training.own.items()})
-        last, every = self.round_index + 1 == trainer.max_epochs, self.evaluate_clients_every
+        fit, index = self._running, self.round_index
+        last, every = index + 1 == trainer.max_epochs, self.evaluate_clients_every
+        round = fit.end_round(lambda: bool(every) and (last or (index + 1) % every == 0 or bool(self._spent())))
         if not last and (why := self._spent()):
             last = trainer.should_stop = True
-            warnings.warn(f"training stops after {self.round_index + 1} rounds: {why}.", stacklevel=2)
-        evaluated = bool(every) and (last or (self.round_index + 1) % every == 0)
-        if evaluated:
-            self.client_accuracy = self._server.evaluate_clients(round.server_vector)
-        self._training.end_round(round.server_vector)
+            warnings.warn(f"training stops after {index + 1} rounds: {why}.", stacklevel=2)
+        assert self.weights is not None
         self._reporter.round(
-            self.round_index,
+            index,
             self.contributions,
             self.weights,
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
-            accuracy=self.client_accuracy if evaluated else None,
+            norms=fit.watch.norms,
+            accuracy=self.client_accuracy if fit.evaluated else None,
         )
-        if self._reporter.figures_due(self.round_index) and self._reporter.csv is not None:
+        if self._reporter.figures_due(index) and self._reporter.csv is not None:
             for client in round.clients or ():
-                client.ask(write_artifacts, self._reporter.folder / "clients" / str(client.id), self.round_index)
-        seed_global_rngs(self._seed, "server", self.round_index)
-        self.round_index += 1
+                client.ask(write_artifacts, self._reporter.folder / "clients" / str(client.id), index)
+        fit.advance(last)
+        seed_global_rngs(self.state.seed, "server", index)
 
     def _spent(self) -> str | None:
         """Why the privacy budget does not last for another round."""
@@ -344,43 +397,56 @@ class FederatedLoop(L.Callback):
             pl_module.log("step", float(self.round_index - 1))  # Lightning's loggers take it as the x-axis
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._training.active:
+        if self._running.clients.active:
+            if not trainer.should_stop:
+                raise RuntimeError(
+                    f"the epoch ended before the round's last batch {self._place()}: a hook raised StopIteration, or "
+                    "on_train_batch_start returned -1. A federation has no other round to skip to."
+                )
             self._discard("the epoch ended before the round's last batch")
             return
         pl_module.log("step", float(self.round_index - 1))
         self._boundary.remember()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._running.watch.finish()
         if self.print_table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._reporter.table(self._data.num_samples, self.contributions, self.weights, self.client_accuracy)
+            self._reporter.table(
+                self._data.num_samples, self.participations, self.contributions, self.weights, self.client_accuracy
+            )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if self._started and self._training.active:
-            self._discard(f"{type(exception).__name__} within the round")
+        if self._fit is not None and self._fit.training is not None and self._fit.training.active:
+            name_place(exception, self._place())
+            self._discard(f"{type(exception).__name__} {self._place()}")
         self._return()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
             self._return()
 
+    def _place(self) -> str:
+        """Whose turn it is, in words."""
+        return where(self._running.clients.client, self.round_index)
+
     def _discard(self, why: str) -> None:
-        self._training.discard()
+        self._running.discard()
         warnings.warn(f"round {self.round_index} is discarded: {why}.", stacklevel=2)
 
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next round needs beyond the global model; between two rounds whenever it is asked for."""
-        optimizers = self._training.optimizers.state_dict() if self._started else self._optimizer_state
+        fit = self._fit
+        local = None if fit is None or fit.training is None else fit.training.local
         return {
-            "round_index": self.round_index,
-            "seed": self._seed,
+            **self.state.state_dict(),
+            "fingerprint": self._fingerprint,
+            "asked": None if fit is None else fit.options.asked,
             "board": self.board.state_dict(),
-            "models": dict(self.models),
-            "trained": dict(self.trained),
-            "weights": self.weights,
-            "client_accuracy": self.client_accuracy,
-            "optimizers": optimizers,
+            "clients": self._states.state_dict(),
+            "optimizers": self._optimizer_state if local is None else local.optimizers.state_dict(),
+            "buffers": self._buffers if local is None else local.buffers(),
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
             "csv": self._csv,
         }
@@ -388,42 +454,52 @@ class FederatedLoop(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         if not self._fitting:
             return  # validating, testing or predicting with a checkpoint: only the global model matters
-        self.round_index, self._seed = state_dict["round_index"], state_dict["seed"]
+        self.check_state(state_dict)
+        self._asked, self._resumed = state_dict.get("asked"), True
+        self.state.load_state_dict(state_dict)
         self.board.load_state_dict(state_dict["board"])
-        self.models, self.trained = dict(state_dict["models"]), dict(state_dict.get("trained", {}))
-        self._resumed = True
-        self.weights, self.client_accuracy = state_dict["weights"], state_dict["client_accuracy"]
-        self._optimizer_state, self._csv = state_dict["optimizers"], state_dict["csv"]
+        self._states.load_state_dict(state_dict["clients"])
+        self._optimizer_state, self._buffers = state_dict["optimizers"], state_dict["buffers"]
+        self._csv = state_dict["csv"]
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state_dict["strategies"].get(role, {}))
 
+    def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
+        """Raise ConfigurationError where this fit cannot go on from what ``state_dict`` gave."""
+        check_state(state_dict, self._fingerprint, self._given_seed, max_epochs)
+
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        if self._started and self._training.active:
-            self._boundary.rewind(checkpoint, self._training.global_state_dict())
-        elif self._started:
+        training = None if self._fit is None else self._fit.training
+        if training is None:
+            return
+        if training.active:
+            self._boundary.rewind(checkpoint, training.local.global_state_dict())
+        else:
             self._boundary.close_epoch(checkpoint)
 
     # ---- one fit
 
+    @property
+    def _running(self) -> OneProcess:
+        if self._fit is None:
+            raise RuntimeError("the loop knows this from the start of a fit on: call trainer.fit first.")
+        return self._fit
+
     def _reset(self) -> None:
         """As if no round had been run."""
-        self.round_index = 0
-        self.weights, self.client_accuracy, self.models, self.trained = None, None, {}, {}
-        self._resumed = False
-        self._seed, self._loader, self._csv, self._optimizer_state = 0, None, None, None
-        self._borrowed, self._fitting = Borrowed(), False
-        for name in ("_reporter", "_progress", "_participants", "_training", "_server"):
-            self.__dict__.pop(name, None)
+        self.state, self._states = FederationState(), ClientStates()
+        self._fit, self._resumed, self._fitting, self._given_seed = None, False, False, None
+        self._csv, self._asked, self._optimizer_state, self._buffers = None, None, None, None
+        self._fingerprint, self._patches, self._lock, self._progress = {}, [], None, None
 
     def _return(self) -> None:
         """Leave the trainer and the module as they were found."""
         self._fitting = False
-        self._borrowed.give_back()
-        if "_progress" in self.__dict__:
+        for patch in reversed(self._patches):
+            patch.give_back()
+        if self._lock is not None:
+            self._lock.release()
+        if self._progress is not None:
             self._progress.remove()
-        if self._started:
-            self._training.windows.remove()
-
-    @property
-    def _started(self) -> bool:
-        return "_training" in self.__dict__
+        if self._fit is not None and self._fit.training is not None:
+            self._fit.training.local.windows.remove()

@@ -7,8 +7,9 @@ aggregation is a matrix-vector product. Integer buffers (BatchNorm's ``num_batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +44,13 @@ class ParameterSpace:
         module: a module of the structure to map. Tied parameters appear once.
         head: the name of the classifier head as in ``module.named_modules()``. By default timm's ``get_classifier()``
             where a submodule has one, else the last ``nn.Linear``.
+        private: patterns (``fnmatch``) of the names of parameters and floating-point buffers that are not part of the
+            vector.
 
     Attributes:
         size: P, the length of the vector.
+        names: of what the vector holds, in its order.
+        private_names: of the floating-point state that it leaves out.
         num_parameters: the length of its first part, the parameters; the rest are buffers.
         head: the :class:`Head`, or None where there is no linear layer.
 
@@ -65,8 +70,12 @@ class ParameterSpace:
         torch.Size([3, 5])
     """
 
-    def __init__(self, module: nn.Module, head: str | None = None) -> None:
-        tensors = dict(_float_state(module))
+    def __init__(self, module: nn.Module, head: str | None = None, private: Sequence[str] = ()) -> None:
+        everything = dict(_float_state(module))
+        self.private_names = tuple(n for n in everything if any(fnmatchcase(n, pattern) for pattern in private))
+        tensors = {name: tensor for name, tensor in everything.items() if name not in self.private_names}
+        if self.private_names and not tensors:
+            raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
         for name, tensor in tensors.items():
             if tensor.is_complex():
                 raise ConfigurationError(
@@ -76,7 +85,8 @@ class ParameterSpace:
         self.shapes = tuple(tensor.shape for tensor in tensors.values())
         self._sizes = [tensor.numel() for tensor in tensors.values()]
         self.size = sum(self._sizes)
-        self.num_parameters = sum(parameter.numel() for parameter in module.parameters())
+        self._num_parameter_tensors = sum(name in tensors for name, _ in module.named_parameters())
+        self.num_parameters = sum(self._sizes[: self._num_parameter_tensors])
         # Averages of half-precision models are taken in float32.
         self.dtype = torch.float32
         for tensor in tensors.values():
@@ -85,10 +95,10 @@ class ParameterSpace:
 
     def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
         """The module's state as a vector ``[P]``, a copy; into ``out`` where it is given."""
-        device = next((tensor.device for _, tensor in _float_state(module)), torch.device("cpu"))
+        tensors = self._shared(module)
         if out is None:
-            out = torch.empty(self.size, dtype=self.dtype, device=device)
-        torch._foreach_copy_(list(self._views(out)), [tensor.detach() for _, tensor in _float_state(module)])
+            out = torch.empty(self.size, dtype=self.dtype, device=tensors[0].device if tensors else None)
+        torch._foreach_copy_(list(self._views(out)), [tensor.detach() for tensor in tensors])
         return out
 
     @torch.no_grad()
@@ -96,11 +106,29 @@ class ParameterSpace:
         """Copy a vector ``[P]`` into the module's parameters and buffers, in place."""
         if vector.shape != (self.size,):
             raise ValueError(f"expected a vector of shape ({self.size},), got {tuple(vector.shape)}.")
-        torch._foreach_copy_([tensor for _, tensor in _float_state(module)], list(self._views(vector)))
+        torch._foreach_copy_(self._shared(module), list(self._views(vector)))
+
+    def read_private(self, module: nn.Module) -> dict[str, Tensor]:
+        """Copies of the module's private state, by name."""
+        if not self.private_names:
+            return {}
+        return {n: tensor.detach().clone() for n, tensor in _float_state(module) if n in self.private_names}
+
+    @torch.no_grad()
+    def write_private(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+        """Copy private state into the module; names that are not given stay as they are."""
+        if tensors:
+            for name, tensor in _float_state(module):
+                if name in tensors:
+                    tensor.copy_(tensors[name])
+
+    def _shared(self, module: nn.Module) -> list[Tensor]:
+        return [tensor for name, tensor in _float_state(module) if name not in self.private_names]
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
-        """Named tensors ``[..., *shape]`` of vectors ``[..., P]``: views, not copies."""
-        parts = vector.split(self._sizes, dim=-1)
+        """Named tensors ``[..., *shape]`` of vectors ``[..., P]``, or ``[..., num_parameters]``: views, not copies."""
+        sizes = self._sizes if vector.shape[-1] == self.size else self._sizes[: self._num_parameter_tensors]
+        parts = vector.split(sizes, dim=-1)
         return {n: p.unflatten(-1, s) if s else p.squeeze(-1) for n, p, s in zip(self.names, parts, self.shapes)}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -145,16 +173,38 @@ def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
-def integer_buffers(module: nn.Module) -> list[Tensor]:
-    """The persistent buffers that the vector leaves out, in a fixed order (counters, masks)."""
-    return [
-        buffer
-        for layer in module.modules()
-        for name, buffer in layer._buffers.items()
-        if buffer is not None
-        and name not in layer._non_persistent_buffers_set
-        and not (buffer.is_floating_point() or buffer.is_complex())
-    ]
+class Leftovers:
+    """Buffers of a module that no vector holds: integer ones (counters, masks) and non-persistent ones.
+
+    They are the round's: every client starts with them as they were when the round began.
+
+    Args:
+        module: whose they are, and remain.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._places = [
+            (layer, name)
+            for layer in module.modules()
+            for name, buffer in layer._buffers.items()
+            if name in layer._non_persistent_buffers_set
+            or (buffer is not None and not (buffer.is_floating_point() or buffer.is_complex()))
+        ]
+
+    def read(self) -> list[Tensor | None]:
+        """Copies, in a fixed order; None for a buffer that has not been made yet."""
+        buffers = [layer._buffers[name] for layer, name in self._places]
+        return [None if buffer is None else buffer.clone() for buffer in buffers]
+
+    @torch.no_grad()
+    def write(self, values: Sequence[Tensor | None]) -> None:
+        """Put copies back, in place where they still have the shape."""
+        for (layer, name), value in zip(self._places, values):
+            buffer = layer._buffers[name]
+            if buffer is None or value is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+                layer._buffers[name] = None if value is None else value.clone()
+            else:
+                buffer.copy_(value)
 
 
 def _default_head(module: nn.Module) -> str | None:

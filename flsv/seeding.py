@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import random
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -48,3 +50,28 @@ def seed_global_rngs(seed: int, *path: int | str) -> None:
         torch.cuda.manual_seed_all(derived)
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(derived)
+
+
+@contextmanager
+def isolated_rngs(seed: int, *path: int | str) -> Iterator[None]:
+    """Within it, Python's, NumPy's and torch's global generators are those of the stream named by ``path``; after it
+    they are as they were before.
+
+    Example:
+        >>> before = torch.get_rng_state()
+        >>> with isolated_rngs(0, "augmentation"):
+        ...     _ = torch.rand(3)
+        >>> torch.equal(torch.get_rng_state(), before)
+        True
+    """
+    python, legacy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    seed_global_rngs(seed, *path)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)  # noqa: NPY002
+        torch.set_rng_state(cpu)
+        if cuda is not None:
+            torch.cuda.set_rng_state_all(cuda)

@@ -1,22 +1,23 @@
-"""What aggregators, personalisers, samplers and client terms share."""
+"""What aggregators, personalisers, samplers and client algorithms share."""
 
 from __future__ import annotations
 
 import inspect
 from abc import ABC
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from torch import Tensor
+from torch.optim import Optimizer
 
-if TYPE_CHECKING:
-    from flsv.local_data import LocalData
-    from flsv.parameters import ParameterSpace
+from flsv.parameters import ParameterSpace
+from flsv.participants import LocalData
+from flsv.round import FederationState, Round
 
 Contributions = Mapping[str, Tensor]
-"""The metrics' current values by name: ``[n]`` or ``[n, M]`` over all clients, NaN for clients never seen. A metric
-that has not been updated yet has no entry."""
+"""The metrics' current values by name: ``[n]`` or ``[n, M]`` over all clients. Clients never seen are NaN, or the
+metric's ``prior`` where it has one. A metric that has not been updated yet has no entry."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,9 @@ class Federation:
         num_classes: M.
         split_sizes: ``"train"``, ``"val"`` and ``"test"`` to int64 ``[n]``, how many samples every client has of each.
         seed: of the run's random choices.
+        optimizers: the clients', as the module configures them.
+        strategies: all that take part, by their roles: ``"aggregator"``, ``"personalizer"``, ``"sampler"``,
+            ``"client_algorithm"``.
     """
 
     global_vector: Tensor
@@ -38,16 +42,34 @@ class Federation:
     num_classes: int
     split_sizes: Mapping[str, Tensor]
     seed: int
+    optimizers: Sequence[Optimizer] = ()
+    strategies: Mapping[str, Strategy] = field(default_factory=dict)
 
 
 class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
     """A small object with one decision to override.
 
+    It has two sides. What it does at the server may use its own attributes; what it does at a client
+    (:meth:`report`) may use its arguments and what is on the client, and nothing that the server has found out since.
+    What crosses between them it declares by name: such a name can then be asked for by metrics, and two strategies
+    cannot use the same one.
+
     A strategy that reads a metric stores its name as ``self.metric``; the loop then checks, before training, that a
-    metric of that name is defined. One that keeps state between rounds returns it from ``state_dict``.
+    metric of that name is defined, and has the shape ``metric_shape`` if the class says one: ``("n",)``, a value per
+    client, ``("n", "M")``, per client and class, or ``("n", "n")``, per pair of clients. One that keeps state between
+    rounds returns it from ``state_dict``.
+
+    Attributes:
+        sends: names of the tensors that :meth:`send` gives.
+        reports: names of what :meth:`report` gives.
+        private: patterns (``fnmatch``) of the names of parameters and buffers that stay at their client.
     """
 
     metric: str | None = None
+    metric_shape: ClassVar[tuple[str, ...] | None] = None
+    sends: Sequence[str] = ()
+    reports: Sequence[str] = ()
+    private: Sequence[str] = ()
 
     def begin(self, federation: Federation) -> None:  # noqa: B027 - most have nothing to prepare
         """Before the first round of a new fit: forget what an earlier one left, check, prepare. A resumed fit has its
@@ -60,13 +82,29 @@ class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
     def resume(self, federation: Federation) -> None:  # noqa: B027
         """After ``load_state_dict``, before the first round of a resumed fit. The global vector is that round's."""
 
-    def report(self, local: LocalData) -> Mapping[str, float]:
-        """What every client of a cohort adds to its update, worked out at the client from its own data.
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> Mapping[str, Tensor]:
+        """At the server: what goes down to a client of the cohort, beside its start point.
+
+        Args:
+            client: the client's number.
+            start: ``[P]``, the model that it is sent to start from; None where it goes on from what it has.
+            state: the federation at the start of the round.
 
         Returns:
-            Fields of :class:`flsv.round.ClientUpdate` by name. Nothing else of the data crosses to the server.
+            Tensors by names declared in ``sends``; not all need to be sent to everybody.
         """
         return {}
+
+    def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
+        """At a client, after its training: what it adds to its update, worked out from its own data.
+
+        Returns:
+            Tensors or numbers by names declared in ``reports``. Nothing else of the data crosses to the server.
+        """
+        return {}
+
+    def end_round(self, round: Round) -> None:  # noqa: B027 - most have nothing to fold
+        """At the server, after aggregation and personalisation: take what the next round needs from this one."""
 
     def state_dict(self) -> dict[str, Any]:
         """What the next round needs to know; tensors, numbers, lists and dicts of them."""

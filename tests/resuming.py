@@ -21,7 +21,10 @@ def assert_resumes(
     module: Callable[[], L.LightningModule] = Plain,
     data: Callable[[], FederatedDataModule] = toy_data,
 ) -> FederatedLoop:
-    """The two end alike to the bit: global model, start points, trained models, strategies' states. Gives the first."""
+    """The two end alike to the bit. Gives the first.
+
+    That is the global model, start points, what clients keep, their trained models, buffers and strategies' states.
+    """
     whole, half, rest = make(), make(), make()
     uninterrupted = fit(whole, folder / "whole", module(), data(), rounds=4)
     saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(folder)]}
@@ -32,7 +35,7 @@ def assert_resumes(
     resumed = fit(rest, folder, module(), data(), rounds=4, ckpt_path=path, **saving)
     assert torch.equal(vector(resumed), vector(uninterrupted))
     mine, theirs = rest.state_dict(), whole.state_dict()
-    for name in ("models", "trained", "strategies", "client_accuracy"):
+    for name in ("starts", "clients", "trained", "buffers", "strategies", "client_accuracy"):
         assert _same(mine[name], theirs[name]), name
     return whole
 
@@ -42,4 +45,6 @@ def _same(a: Any, b: Any) -> bool:
         return torch.equal(a.nan_to_num(9), b.nan_to_num(9))
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
     return a == b

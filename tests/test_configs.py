@@ -126,6 +126,18 @@ def test_scenarios_run_on_the_quick_start(run, scenario):
     run(CONFIGS / "quickstart.yaml", SCENARIOS / f"{scenario}.yaml", arguments=quick)
 
 
+@pytest.mark.parametrize("algorithm", ["scaffold", "fednova", "feddyn"])
+def test_algorithms_run_on_the_quick_start(run, algorithm):
+    quick = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "2", "--federation.print_table", "false"]
+    run(CONFIGS / "quickstart.yaml", CONFIGS / f"{algorithm}.yaml", arguments=quick)
+
+
+def test_scaffold_takes_the_momentum_out_and_nothing_else(load):
+    model, _, _ = load(CONFIGS / "fashion_mnist.yaml", CONFIGS / "scaffold.yaml")
+    (group,) = model._make_optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups
+    assert (group["lr"], group["momentum"]) == (0.05, 0)
+
+
 # ShapFed
 
 

@@ -17,9 +17,9 @@ from toys import CLASSES, Plain, adam, fit, flat, network, sgd, toy_data, traine
 
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import Attack, FreeRider
+from flsv.clients.algorithms import FedProx
 from flsv.data import FederatedDataModule
 from flsv.functional import class_specific_shapley, participant_weights
-from flsv.local import FedProx
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import Standalone
@@ -100,15 +100,15 @@ def test_same_global_model_as_by_hand(tmp_path: Path, optimizer: Any, batch_norm
         ({"local_epochs": 3}, {}, {"local_epochs": 3}),
         ({}, {"accumulate_grad_batches": 3}, {"accumulate": 3}),
         ({}, {"gradient_clip_val": 0.5}, {"clip": 0.5}),
-        ({"client_term": "FedProx"}, {"gradient_clip_val": 0.5}, {"mu": 0.3, "clip": 0.5}),
-        ({"client_term": "FedProx"}, {"accumulate_grad_batches": 2}, {"mu": 0.3, "accumulate": 2}),
+        ({"client_algorithm": "FedProx"}, {"gradient_clip_val": 0.5}, {"mu": 0.3, "clip": 0.5}),
+        ({"client_algorithm": "FedProx"}, {"accumulate_grad_batches": 2}, {"mu": 0.3, "accumulate": 2}),
     ],
 )
 def test_lightning_options_mean_the_same_as_by_hand(
     tmp_path: Path, loop: dict[str, Any], trainer: dict[str, Any], by_hand: dict[str, Any]
 ) -> None:
-    if "client_term" in loop:
-        loop = {**loop, "client_term": FedProx(mu=0.3)}
+    if "client_algorithm" in loop:
+        loop = {**loop, "client_algorithm": FedProx(mu=0.3)}
     net = network().double()  # so that nothing but the algorithm can differ
     expected = fedavg_by_hand(net, toy_data(), sgd, **by_hand)
     module = fit(FederatedLoop(seed=SEED, **loop), tmp_path, Plain(copy.deepcopy(net)), precision="64-true", **trainer)
@@ -120,7 +120,7 @@ def test_fedprox_without_weight_is_fedavg_and_with_weight_stays_nearer(tmp_path:
         return vector(fit(FederatedLoop(seed=1, **kwargs), tmp_path, Plain(network(batch_norm=False)), rounds=1))
 
     start = vector(Plain(network(batch_norm=False)))
-    far, near = run(client_term=FedProx(0.0)), run(client_term=FedProx(3.0))
+    far, near = run(client_algorithm=FedProx(0.0)), run(client_algorithm=FedProx(3.0))
     assert torch.equal(far, run())
     assert (near - start).norm() < 0.5 * (far - start).norm()
 
@@ -161,8 +161,8 @@ class Manual(Plain):
 
 def test_manual_optimization(tmp_path: Path) -> None:
     for term in (None, FedProx(0.1)):
-        automatic = fit(FederatedLoop(seed=SEED, client_term=term), tmp_path)
-        manual = fit(FederatedLoop(seed=SEED, client_term=term), tmp_path, Manual())
+        automatic = fit(FederatedLoop(seed=SEED, client_algorithm=term), tmp_path)
+        manual = fit(FederatedLoop(seed=SEED, client_algorithm=term), tmp_path, Manual())
         torch.testing.assert_close(vector(manual), vector(automatic))
 
 
@@ -212,7 +212,9 @@ class KeepUpdates(FedAvg):
 
 def test_a_client_does_not_depend_on_who_else_is_in_the_cohort(tmp_path: Path) -> None:
     class Only(UniformSampler):
-        def sample(self, num_clients: int, contributions: Any, generator: torch.Generator) -> Tensor:
+        def sample(
+            self, num_clients: int, contributions: Any, generator: torch.Generator, round_index: int = 0
+        ) -> Tensor:
             return torch.tensor([1])
 
     everyone, alone = KeepUpdates(), KeepUpdates()
@@ -296,7 +298,7 @@ def test_standalone_is_each_client_training_alone(tmp_path: Path) -> None:
                 nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
         state = {n: v for n, v in model.state_dict().items() if v.is_floating_point()}
-        own = loop.space.unflatten(loop.models[client])
+        own = loop.space.unflatten(loop.received()[client])
         for name, value in state.items():
             torch.testing.assert_close(own[f"net.{name}"], value, rtol=1e-5, atol=1e-6)
 
@@ -307,7 +309,7 @@ def test_clients_own_models_are_evaluated_on_their_own_test_split(tmp_path: Path
     module = fit(loop, tmp_path, data=data, rounds=3)  # evaluated after round 2 and after the last
     before = vector(module)
     for client in range(3):
-        loop.space.write(module, loop.models[client])
+        loop.space.write(module, loop.received()[client])
         module.eval()
         x, y = (torch.cat(parts) for parts in zip(*data.client_loader(client, "test")))
         assert loop.client_accuracy[client] == pytest.approx((module(x).argmax(-1) == y).float().mean().item())
@@ -321,6 +323,7 @@ def test_without_a_personalizer_the_own_model_is_the_global_one(tmp_path: Path) 
     x, y = (torch.cat(parts) for parts in zip(*data.client_loader(0, "test")))
     assert loop.client_accuracy[0] == pytest.approx((module(x).argmax(-1) == y).float().mean().item())
     assert not loop.models
+    assert not loop.received()
 
 
 # ---- optimizers and schedulers
@@ -343,9 +346,10 @@ class RecordRates(Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
         loop = next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))
-        training = loop._training
-        client = training._visits[training._visited].client
-        self.rates.setdefault((loop.round_index, client), []).append(trainer.optimizers[0].param_groups[0]["lr"])
+        assert loop.current_client is not None
+        self.rates.setdefault((loop.round_index, loop.current_client), []).append(
+            trainer.optimizers[0].param_groups[0]["lr"]
+        )
 
 
 @pytest.mark.parametrize("policy", ["reset", "keep"])
@@ -486,8 +490,7 @@ class Diverges(Plain):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         loop = next(c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))
-        training = loop._training
-        broken = loop.round_index >= self.since and training._visits[training._visited].client in self.bad
+        broken = loop.round_index >= self.since and loop.current_client in self.bad
         return super().training_step(batch, batch_idx) * (float("nan") if broken else 1.0)
 
 
@@ -498,13 +501,13 @@ def test_a_client_with_nan_is_left_out_named_and_the_run_goes_on(tmp_path: Path)
     assert vector(module).isfinite().all()
     assert loop.weights[[0, 2]].isfinite().all()
     assert loop.weights[1].isnan()
-    assert loop.models[1].isfinite().all()
+    assert loop.received()[1].isfinite().all()
     assert loop.contributions["cssv"].isfinite().all()  # client 1 keeps the row of round 0
 
 
 def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> None:
     with (
-        pytest.warns(UserWarning, match="client 0 returned"),
+        pytest.warns(UserWarning, match="clients 0, 1, 2 returned"),
         pytest.raises(RuntimeError, match=r"round 1: every client of the cohort returned a model with NaN"),
     ):
         fit(FederatedLoop(seed=1), tmp_path, Diverges({0, 1, 2}, since=1))

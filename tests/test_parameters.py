@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 from flsv.errors import ConfigurationError
-from flsv.parameters import ParameterSpace, integer_buffers
+from flsv.parameters import Leftovers, ParameterSpace
 
 
 def network() -> nn.Module:
@@ -100,10 +100,39 @@ def test_tied_parameters_appear_once_and_non_persistent_buffers_not_at_all() -> 
     assert ParameterSpace(module).size == 9 + 2
 
 
-def test_integer_buffers_are_left_out() -> None:
-    module = network()
-    assert [b.dtype for b in integer_buffers(module)] == [torch.int64]
-    assert integer_buffers(module)[0] is module[1].num_batches_tracked
+def test_buffers_that_a_vector_leaves_out_are_kept_and_put_back() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    module[0].register_buffer("bank", torch.zeros(2), persistent=False)
+    module[0].register_buffer("later", None, persistent=False)
+    leftovers = Leftovers(module)
+    before = leftovers.read()
+    assert [None if value is None else value.dtype for value in before] == [torch.float32, None, torch.int64]
+    counter = module[1].num_batches_tracked
+    counter += 5
+    module[0].bank = torch.ones(7)  # of another shape
+    module[0].later = torch.ones(1)
+    leftovers.write(before)
+    assert module[1].num_batches_tracked is counter
+    assert int(counter) == 0
+    assert module[0].bank.tolist() == [0.0, 0.0]
+    assert module[0].later is None
+
+
+def test_private_state_is_not_part_of_the_vector() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    whole, space = ParameterSpace(module), ParameterSpace(module, private=["1.*"])
+    assert space.size == 9
+    assert space.num_parameters == 9
+    assert space.private_names == ("1.weight", "1.bias", "1.running_mean", "1.running_var")
+    assert torch.equal(space.read(module), whole.read(module)[:9])
+    own = space.read_private(module)
+    space.write(module, torch.ones(9))
+    assert torch.equal(module[1].weight, torch.ones(3))  # as it was
+    space.write_private(module, {"1.weight": torch.full((3,), 2.0)})
+    assert module[1].weight.tolist() == [2.0] * 3
+    assert own["1.weight"].tolist() == [1.0] * 3
+    with pytest.raises(ValueError, match="leaves nothing"):
+        ParameterSpace(module, private=["*"])
 
 
 def test_head_is_the_last_linear_layer_or_the_named_one() -> None:

@@ -101,7 +101,7 @@ def test_from_wherever_a_checkpoint_was_saved(tmp_path: Path, whole: Any, hook: 
 
 
 def _visits_of_round(loop: FederatedLoop, round_index: int) -> Any:
-    from flsv.cohort import CohortLoader
+    from flsv.clients.cohort import CohortLoader
     from flsv.seeding import generator_for
 
     cohort = loop.sampler.sample(5, {}, generator_for(11, "cohort", round_index)).tolist()

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ParameterSpace, Round
-from flsv.coalition import CoalitionUtility, ModelEvaluator
+from flsv.games import CoalitionUtility, ModelEvaluator
 from flsv.models import LeNet5
 
 CLIENTS, LOCAL_IMAGES, BLOCK = 10, 300, 32

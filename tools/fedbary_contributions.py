@@ -23,8 +23,8 @@ from scipy.stats import spearmanr
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.functional.shapley import exact_shapley
+from flsv.games.retraining import RetrainedUtility
 from flsv.metrics import CumulativeShapley
-from flsv.retraining import RetrainedUtility
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, participants_of
 
@@ -117,9 +117,8 @@ def run(job: Job, setting: Setting, root: str) -> dict[str, Any]:
 def value(data: FederatedDataModule, setting: Setting, seed: int) -> Valuation:
     """Distances in the pixels, without judging samples."""
     clients, server = participants_of(data)
-    return FedBary("pixels", support=setting.support // 4, iterations=5, workers=1).value(
-        clients, server, generator_for(seed, "fedbary"), judge=False
-    )
+    valuer = FedBary("pixels", support=setting.support // 4, iterations=5, workers=1, allow_reconstruction=True)
+    return valuer.value(clients, server, generator_for(seed, "fedbary"), judge=False)
 
 
 def report(results: dict[Job, dict[str, Any]], setting: Setting, image: object = None) -> tuple[list[str], list[Check]]:

@@ -32,7 +32,14 @@ def _pixels(setting: Setting) -> FedBary:
 
 
 def _components(setting: Setting) -> FedBary:
-    return FedBary("pca", support=setting.support, iterations=setting.iterations, workers=1, part="labels")
+    return FedBary(
+        "pca",
+        support=setting.support,
+        iterations=setting.iterations,
+        workers=1,
+        part="labels",
+        allow_reconstruction=True,
+    )
 
 
 # Data, what is bad, and how it is looked for. Wrong labels of CIFAR-10 do not show in features that need no training.

@@ -34,7 +34,9 @@ def run(job: Job, setting: Setting, root: str, workers: int = 2) -> dict[str, An
 
     clients, server = clients_of([(draw(), y) for _ in range(n)]), server_of(draw(), y)
     start = time.perf_counter()
-    method = FedBary("pixels", support=support, iterations=setting.time_iterations, workers=workers)
+    method = FedBary(
+        "pixels", support=support, iterations=setting.time_iterations, workers=workers, allow_reconstruction=True
+    )
     method.value(clients, server, generator, judge=False)
     return {"seconds": time.perf_counter() - start}
 

@@ -19,8 +19,8 @@ from torch import Tensor
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.aggregation import DivergenceWeighted, FedAvg
 from flsv.functional import ShapleyEstimate, exact_shapley, permutation_shapley, stratified_shapley
+from flsv.games.retraining import RetrainedUtility
 from flsv.metrics import CumulativeShapley, DecayedShapley, OneRoundShapley
-from flsv.retraining import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.seeding import generator_for
 

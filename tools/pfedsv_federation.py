@@ -19,12 +19,12 @@ from torch import Tensor
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.aggregation import FedAvg
+from flsv.clients.algorithms import FedProx, MoreauSGD
 from flsv.data import DirichletPartitioner, Partitioner, PathologicalPartitioner
 from flsv.functional import label_overlap
-from flsv.local import FedProx, MoreauSGD
-from flsv.local_data import LocalData
 from flsv.metrics import CommunicationCost, DomainRelevance
-from flsv.mixture import MixtureClient
+from flsv.models.mixture import MixtureClient
+from flsv.participants import LocalData
 from flsv.personalization import IFCA, FedEM, FedFomo, HeurFedAMP, PFedHN, PFedSV, Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
@@ -135,7 +135,7 @@ def _scored(personalizer: Any) -> dict[str, Any]:
 METHODS = {
     "Separate": Method(lambda: {"personalizer": Standalone()}),
     "FedAvg": Method(dict),
-    "FedProx": Method(lambda: {"client_term": FedProx(mu=0.1)}),
+    "FedProx": Method(lambda: {"client_algorithm": FedProx(mu=0.1)}),
     "IFCA": Method(lambda: {"personalizer": IFCA(num_clusters=5)}),
     "FedEM": Method(
         lambda: {"personalizer": FedEM()},
@@ -149,7 +149,7 @@ METHODS = {
     ),
     "FedFomo": Method(lambda: _scored(FedFomo(num_downloads=5))),
     "FedAMP": Method(
-        lambda: {"personalizer": HeurFedAMP(self_weight=0.8), "client_term": FedProx(mu=1e-4, anchor="start")},
+        lambda: {"personalizer": HeurFedAMP(self_weight=0.8), "client_algorithm": FedProx(mu=1e-4, anchor="start")},
         deployed="trained",
     ),
     "pFedHN": Method(lambda: {"personalizer": PFedHN(lr=0.01)}),
@@ -205,13 +205,14 @@ class EveryoneAtLast(UniformSampler):
 
     def __init__(self, cohort_size: int, rounds: int) -> None:
         super().__init__(cohort_size)
-        self.rounds, self._drawn = rounds, 0
+        self.rounds = rounds
 
-    def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
-        self._drawn += 1
-        if self._drawn == self.rounds:
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
+        if round_index + 1 == self.rounds:
             return torch.arange(num_clients)
-        return super().sample(num_clients, contributions, generator)
+        return super().sample(num_clients, contributions, generator, round_index)
 
 
 class Record(L.Callback):
@@ -222,13 +223,12 @@ class Record(L.Callback):
         self.relevance: list[Tensor] = []
         self.received: list[Tensor] = []
         self.accuracy: dict[str, Tensor] = {}
-        loop.keep_trained = True
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         known = self.loop.contributions
         if "relevance" in known:
             self.relevance.append(known["relevance"].cpu().clone())
-        self.received.append(known["communication"][:, 1].cpu() / self.loop.space.size)
+        self.received.append(known["communication"][:, 1].nan_to_num().float().cpu() / self.loop.space.size)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         server, own, trained = self.loop.space.read(pl_module), self.loop.received(), self.loop.trained
@@ -261,6 +261,7 @@ def run(job: Job, root: str) -> Result:
     strategies = method.strategies()
     strategies["metrics"] = {**strategies.get("metrics", {}), "communication": CommunicationCost()}
     loop = FederatedLoop(
+        keep_trained=True,
         **strategies,
         sampler=None if setting.cohort is None else EveryoneAtLast(setting.cohort, setting.rounds),
         privacy=None if job.noise is None else GaussianPrivacy(job.clip, job.noise),

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA
-from flsv.compare import Models, Outcome, run
+from flsv.cli.compare import Models, Outcome, run
 from flsv.data import ProportionPartitioner
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, PartialFederatedShapley
 from flsv.personalization import ShapFedPersonalizer, SparsifiedReward, Standalone
@@ -147,7 +147,8 @@ def federation(setting: Setting, strategies: dict[str, Any], seed: int, root: st
         server_val_fraction=0.1,
         seed=seed,
     )
-    loop = FederatedLoop(**strategies, local_epochs=setting.local_epochs, figures_every=0, print_table=False, seed=seed)
+    quiet = {"figures_every": 0, "print_table": False}
+    loop = FederatedLoop(**strategies, local_epochs=setting.local_epochs, keep_trained=True, seed=seed, **quiet)
     L.seed_everything(seed, verbose=False)
     sgd = partial(torch.optim.SGD, lr=setting.lr, momentum=setting.momentum, weight_decay=setting.weight_decay)
     client = ClassifierClient(setting.network, setting.network_args, optimizer=sgd)
@@ -209,7 +210,7 @@ def figure_5(seed: int, setting: Setting = FIGURE_5, root: str = "data") -> Figu
         "true": PartialFederatedShapley(performance="balanced_accuracy", estimator="exact", momentum=0.9),
     }
     _, loop = federation(setting, {"aggregator": FedAvg("uniform"), "metrics": metrics}, seed, root)
-    values = {name: metric.client_values(loop.contributions[name]) for name, metric in loop.metrics.items()}
+    values = {name: metric.per_client(loop.contributions[name]) for name, metric in loop.metrics.items()}
     return Figure5(**values)
 
 

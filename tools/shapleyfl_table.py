@@ -31,6 +31,7 @@ from sklearn.metrics import roc_auc_score
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
 from flsv.attacks import GradientPoisoning
+from flsv.clients.algorithms import FedProx
 from flsv.data import (
     ClosedSetLabelNoise,
     DirichletPartitioner,
@@ -39,7 +40,6 @@ from flsv.data import (
     OpenSetLabelNoise,
     ShardPartitioner,
 )
-from flsv.local import FedProx
 from flsv.metrics import CumulativeShapley, PartialFederatedShapley, SurrogateFederatedShapley
 from flsv.sampling import BernoulliSampler, ShapleyImportanceSampler, SoftmaxSampler
 
@@ -87,7 +87,7 @@ METHODS: dict[str, Callable[[Setting], dict[str, Any]]] = {
     "FedProx": lambda s: {
         "aggregator": FedAvg(),
         "sampler": BernoulliSampler(s.cohort),
-        "client_term": FedProx(mu=0.01),
+        "client_algorithm": FedProx(mu=0.01),
     },
     "FedSV": lambda s: {
         "metrics": {"sv": CumulativeShapley(estimator=s.estimator)},
@@ -180,7 +180,7 @@ def run(scenario_name: str, method: str, seed: int, *, setting: Setting, root: s
     if "ssv" in loop.contributions and 0 < len(malicious) < setting.clients:
         bad = torch.zeros(setting.clients)
         bad[malicious] = 1
-        auroc = float(roc_auc_score(bad, -loop.contributions["ssv"]))
+        auroc = float(roc_auc_score(bad, -loop.board.with_priors()["ssv"]))
     return Result(scenario_name, method, seed, accuracy, auroc, seconds)
 
 

@@ -4,8 +4,26 @@ from flsv.aggregation.base import Aggregator
 from flsv.aggregation.cgsv import CGSV
 from flsv.aggregation.divergence_weighted import DivergenceWeighted
 from flsv.aggregation.fedavg import FedAvg
+from flsv.aggregation.fedbuff import FedBuff, StaleStarts
+from flsv.aggregation.fednova import FedNova
 from flsv.aggregation.geometric_median import GeometricMedian
+from flsv.aggregation.server_optimizer import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from flsv.aggregation.shapfed import ShapFedWA
 from flsv.aggregation.shapley_weighted import ShapleyWeighted
 
-__all__ = ["CGSV", "Aggregator", "DivergenceWeighted", "FedAvg", "GeometricMedian", "ShapFedWA", "ShapleyWeighted"]
+__all__ = [
+    "CGSV",
+    "Aggregator",
+    "DivergenceWeighted",
+    "FedAdam",
+    "FedAvg",
+    "FedAvgM",
+    "FedBuff",
+    "FedNova",
+    "FedYogi",
+    "GeometricMedian",
+    "ServerOptimizer",
+    "ShapFedWA",
+    "ShapleyWeighted",
+    "StaleStarts",
+]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.errors import ConfigurationError
-from flsv.functional.cosine_gradient_shapley import aggregate_updates, cohort_reputation
+from flsv.arguments import check_number
+from flsv.functional.cosine_gradient_shapley import EPSILON, cohort_reputation
 from flsv.round import Round
 from flsv.strategy import Contributions
 
@@ -39,9 +39,10 @@ class CGSV(Aggregator):
         CGSV(metric='cgsv', scale=0.5)
     """
 
+    metric_shape = ("n",)
+
     def __init__(self, metric: str = "cgsv", scale: float = 1.0) -> None:
-        if scale <= 0:
-            raise ConfigurationError(f"CGSV(scale={scale}): expected a positive number.")
+        check_number(self, "scale", scale, above=0)
         self.metric: str = metric
         self.scale = scale
 
@@ -53,5 +54,6 @@ class CGSV(Aggregator):
         weights = self.weights(round, contributions).to(round.client_vectors)
         cut = round.space.num_parameters
         vector = round.combine(weights)  # for the buffers
-        vector[:cut] = round.global_vector[:cut] + aggregate_updates(round.client_updates[:, :cut], weights, self.scale)
+        factors = self.scale * weights.double() / (round.matrix.norms(cut) + EPSILON)
+        vector[:cut] = round.global_vector[:cut] + round.matrix.combine(factors, cut)
         return vector, weights

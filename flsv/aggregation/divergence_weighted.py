@@ -10,10 +10,11 @@ from typing import Literal
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.divergence_weights import divergence_weights
 from flsv.functional.label_divergence import Divergence, label_divergence
-from flsv.local_data import LocalData
+from flsv.participants import LocalData
 from flsv.round import Round
 from flsv.strategy import Contributions
 
@@ -33,12 +34,14 @@ class DivergenceWeighted(Aggregator):
         normalize_divergence: make the cohort's F sum to 1; with raw ones most of the paper's own weights are negative.
 
     Raises:
-        ConfigurationError: another kind or reference.
+        ConfigurationError: another kind or reference; a or b not finite.
 
     Example:
         >>> DivergenceWeighted(a=0.5)
         DivergenceWeighted(a=0.5, b=0.1, kind='kl', reference='uniform', normalize_divergence=True)
     """
+
+    reports = ("label_divergence",)
 
     def __init__(
         self,
@@ -48,6 +51,8 @@ class DivergenceWeighted(Aggregator):
         reference: Literal["uniform", "global"] = "uniform",
         normalize_divergence: bool = True,
     ) -> None:
+        check_number(self, "a", a)
+        check_number(self, "b", b)
         if kind not in ("kl", "l2"):
             raise ConfigurationError(f'DivergenceWeighted(kind={kind!r}): expected "kl" or "l2".')
         if reference not in ("uniform", "global"):
@@ -60,6 +65,7 @@ class DivergenceWeighted(Aggregator):
         return {"label_divergence": float(label_divergence(local.class_counts, self.kind, reference))}
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        if round.label_divergence is None:
+        if "label_divergence" not in round.reports:
             raise RuntimeError(f"{self!r}: the clients have not reported their label_divergence.")
-        return divergence_weights(round.num_samples, round.label_divergence, self.a, self.b, self.normalize_divergence)
+        divergence = round.reports["label_divergence"]
+        return divergence_weights(round.num_samples, divergence, self.a, self.b, self.normalize_divergence)

@@ -8,7 +8,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
+from flsv.functional.distances import distances, weighted_mean
 from flsv.round import Round
 from flsv.strategy import Contributions
 
@@ -17,7 +18,12 @@ class GeometricMedian(Aggregator):
     """argmin_z sum_i alpha_i |z - x_i| by the smoothed Weiszfeld algorithm, alpha_i the share of samples.
 
     Each step is a weighted average with weights alpha_i / max(nu, |z - x_i|), so the result is one, too, and its
-    weights are what is reported.
+    weights are what is reported. Distances are those of the parameters, in float64; buffers (BatchNorm's statistics)
+    are averaged with the same weights.
+
+    The paper leaves the first z open. The plain average would do where nobody lies; but one update of 1e30 takes it
+    along, and ten steps do not bring it back. So z is the average of updates none of which is longer than the median
+    one.
 
     Args:
         smoothing: nu > 0, the distance below which a client's pull no longer grows.
@@ -33,23 +39,26 @@ class GeometricMedian(Aggregator):
     """
 
     def __init__(self, smoothing: float = 1e-6, iterations: int = 10, tolerance: float = 1e-6) -> None:
-        if smoothing <= 0 or iterations < 1 or tolerance < 0:
-            raise ConfigurationError(
-                f"GeometricMedian(smoothing={smoothing}, iterations={iterations}, tolerance={tolerance}): expected "
-                "smoothing > 0, iterations >= 1 and tolerance >= 0."
-            )
+        check_number(self, "smoothing", smoothing, above=0)
+        check_number(self, "iterations", iterations, least=1, whole=True)
+        check_number(self, "tolerance", tolerance, least=0)
         self.smoothing, self.iterations, self.tolerance = smoothing, iterations, tolerance
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
-        points = round.client_vectors
-        alpha = round.num_samples.to(points) / round.num_samples.sum()
+        cut = round.space.num_parameters
+        points, start = round.client_vectors[:, :cut], round.global_vector[:cut]
+        alpha = round.num_samples.double() / round.num_samples.sum()
+        lengths = distances(points, start)
+        clipped = alpha * (lengths.median() / lengths).nan_to_num(1).clamp(max=1)  # 0 / 0: nobody has moved
+        centre = weighted_mean(points, clipped).add_(start, alpha=float(1 - clipped.sum()))
         weights, before = alpha, float("inf")
         for _ in range(self.iterations):
-            distances = (points - weights @ points).norm(dim=1)
-            objective = (alpha * distances).sum().item()
+            away = distances(points, centre)
+            objective = (alpha @ away).item()
             if before - objective <= self.tolerance * objective:
                 break
             before = objective
-            weights = alpha / distances.clamp_min(self.smoothing)
+            weights = alpha / away.clamp_min(self.smoothing)
             weights = weights / weights.sum()
+            centre = weighted_mean(points, weights)
         return weights

@@ -31,6 +31,8 @@ class ShapFedWA(Aggregator):
         ShapFedWA(metric='cssv')
     """
 
+    metric_shape = ("n", "M")
+
     def __init__(self, metric: str = "cssv") -> None:
         self.metric: str = metric
 

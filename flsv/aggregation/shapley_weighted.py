@@ -23,13 +23,15 @@ class ShapleyWeighted(Aggregator):
 
     Args:
         metric: the name of a metric ``[n]``, such as :class:`flsv.metrics.SurrogateFederatedShapley`. Negative values
-            count as 0; a client without a value counts as the mean of the others.
+            count as 0. A client never seen counts as the metric's ``prior`` or, without one, as the mean of the others.
         normalize: make the cohort's weights sum to 1.
 
     Example:
         >>> ShapleyWeighted("ssv")
         ShapleyWeighted(metric='ssv', normalize=False)
     """
+
+    metric_shape = ("n",)
 
     def __init__(self, metric: str = "ssv", normalize: bool = False) -> None:
         self.metric: str = metric

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
@@ -11,9 +10,10 @@ from torch import Tensor
 from flsv.data.corruption.choice import ClientChoice
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
+from flsv.uploads import Departure, Upload
 
 
-class Attack(ClientChoice, ABC):
+class Attack(ClientChoice, Upload):
     """Some clients send something else than what they learnt. Subclasses override :meth:`attack`.
 
     Which clients, nobody but tests and figures knows: the server sees vectors. With the same ``fraction`` and ``seed``
@@ -31,7 +31,7 @@ class Attack(ClientChoice, ABC):
         >>> class Shy(Attack):
         ...     def attack(self, update, round_index, generator):
         ...         return update / 10
-        >>> attacked([Shy(clients=[1])], torch.ones(2), client=1, num_clients=3, num_parameters=2, round_index=0)
+        >>> Shy(clients=[1]).apply(torch.ones(2), Departure(client=1, num_clients=3, num_parameters=2, round_index=0))
         tensor([0.1000, 0.1000])
     """
 
@@ -50,45 +50,25 @@ class Attack(ClientChoice, ABC):
             generator: CPU generator that depends on ``seed``, the round and the client.
         """
 
+    def apply(self, update: Tensor, departure: Departure) -> Tensor:
+        """``update [P]`` as it leaves: itself where the attack does not concern the client.
 
-def attacked(
-    attacks: Sequence[Attack],
-    update: Tensor,
-    *,
-    client: int,
-    num_clients: int,
-    num_parameters: int,
-    round_index: int,
-) -> Tensor:
-    """A client's update as it leaves the client: changed, in turn, by the attacks that concern it.
+        Raises:
+            ConfigurationError: the attack changes the update's shape.
 
-    Args:
-        attacks: all that there are.
-        update: the client's vector minus its start point, ``[P]``; returned itself if no attack concerns the client.
-        client: the client's number.
-        num_clients: clients of the federation.
-        num_parameters: how many leading entries of ``update`` are parameters; the rest are buffers.
-        round_index: the round, from 0 on.
-
-    Raises:
-        ConfigurationError: an attack that changes the update's shape.
-
-    Example:
-        >>> from flsv.attacks import SignFlip
-        >>> attacked([SignFlip()], torch.ones(3), client=0, num_clients=2, num_parameters=2, round_index=0)
-        tensor([-1., -1.,  1.])
-    """
-    for position, attack in enumerate(attacks):
-        if client not in attack.chosen(num_clients):
-            continue
-        parameters, buffers = update[:num_parameters], update[num_parameters:]
+        Example:
+            >>> from flsv.attacks import SignFlip
+            >>> SignFlip().apply(torch.ones(3), Departure(client=0, num_clients=2, num_parameters=2, round_index=0))
+            tensor([-1., -1.,  1.])
+        """
+        if departure.client not in self.chosen(departure.num_clients):
+            return update
+        parameters, buffers = update[: departure.num_parameters], update[departure.num_parameters :]
         # The position tells two attacks of one seed apart.
-        generator = generator_for(attack.seed, "attack", position, round_index, client)
-        sent = attack.attack(parameters, round_index, generator)
+        generator = generator_for(self.seed, "attack", departure.position, departure.round_index, departure.client)
+        sent = self.attack(parameters, departure.round_index, generator)
         if sent.shape != parameters.shape:
             raise ConfigurationError(
-                f"{attack!r} made {list(sent.shape)} out of an update {list(parameters.shape)}; it has to keep the "
-                f"shape."
+                f"{self!r} made {list(sent.shape)} out of an update {list(parameters.shape)}; it has to keep the shape."
             )
-        update = torch.cat([sent.to(update), buffers if attack.trains else torch.zeros_like(buffers)])
-    return update
+        return torch.cat([sent.to(update), buffers if self.trains else torch.zeros_like(buffers)])

@@ -7,12 +7,12 @@ anything. ShapleyFL's failing hospitals (KDD 2023, section 6.1) send random grad
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.attacks.base import Attack
 from flsv.errors import ConfigurationError
 
@@ -54,10 +54,7 @@ class FreeRider(Attack):
         self.scale = scale
         if mode not in ("zero", "noise"):
             raise ConfigurationError(f"{self!r}: mode must be 'zero' or 'noise'.")
-        if not (math.isfinite(scale) and scale > 0):
-            raise ConfigurationError(
-                f"{self!r}: scale must be a positive number. For no update at all say mode='zero'."
-            )
+        check_number(self, "scale", scale, above=0, hint="For no update at all say mode='zero'.")
 
     def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
         if self.mode == "zero":

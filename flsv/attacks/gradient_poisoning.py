@@ -7,13 +7,11 @@ by 1 + N(0, s^2) instead, which is far stronger; flsv follows the paper.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.attacks.base import Attack
-from flsv.errors import ConfigurationError
 
 
 class GradientPoisoning(Attack):
@@ -49,8 +47,8 @@ class GradientPoisoning(Attack):
         super().__init__(clients, fraction, seed)
         self.low = low
         self.high = high
-        if not -math.inf < low < high < math.inf:
-            raise ConfigurationError(f"{self!r}: low={low} must be below high={high}, both finite.")
+        check_number(self, "low", low)
+        check_number(self, "high", high, above=low, hint=f"The bound is low={low}.")
 
     def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
         noise = torch.rand(len(update), generator=generator) * (self.high - self.low) + self.low

@@ -6,13 +6,11 @@ Federated Learning", AISTATS 2020. With equal weights the factor that does it is
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.attacks.base import Attack
-from flsv.errors import ConfigurationError
 
 
 class Scaling(Attack):
@@ -41,8 +39,7 @@ class Scaling(Attack):
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.factor = factor
-        if not math.isfinite(factor):
-            raise ConfigurationError(f"{self!r}: factor must be a finite number.")
+        check_number(self, "factor", factor)
 
     def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
         return update * self.factor

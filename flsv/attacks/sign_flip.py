@@ -6,13 +6,11 @@ from Heterogeneous Datasets", AAAI 2019.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.attacks.base import Attack
-from flsv.errors import ConfigurationError
 
 
 class SignFlip(Attack):
@@ -41,8 +39,7 @@ class SignFlip(Attack):
     ) -> None:
         super().__init__(clients, fraction, seed)
         self.scale = scale
-        if not (math.isfinite(scale) and scale > 0):
-            raise ConfigurationError(f"{self!r}: scale must be a positive number.")
+        check_number(self, "scale", scale, above=0)
 
     def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
         return update * -self.scale

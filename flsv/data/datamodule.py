@@ -307,6 +307,11 @@ class FederatedDataModule(L.LightningDataModule):
             )
         return clients[client][split]
 
+    def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
+        """A client's labels, as it has them, int64 ``[n]`` beside :meth:`client_indices`."""
+        assert self._data.labels is not None
+        return self._data.labels[self.client_indices(client, split)]
+
     def corrupted_samples(self, client: int) -> Tensor:
         """Which of a client's training samples differ from the source's, bool ``[n]`` beside :meth:`client_indices`.
 

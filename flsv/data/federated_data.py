@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset
 from flsv.data.corruption import Corruption
 from flsv.data.corruption.corrupted_data import CorruptedData, corrupt_clients
 from flsv.data.corruption.open_set import known_samples, leave_out_unknown, unknown_classes
-from flsv.data.labels import dataset_groups, dataset_labels
+from flsv.data.finite import check_inputs
+from flsv.data.labels import count_classes, dataset_groups, dataset_labels
 from flsv.data.loaders import TensorBatches, make_loader
 from flsv.data.partition import Partitioner, partition_counts
 from flsv.data.preload import preload
@@ -37,6 +38,7 @@ class FederatedData:
         train_options: arguments of :func:`~flsv.data.make_loader` for training batches.
         eval_options: the same for evaluation batches.
         corrupted: what the clients train on instead of ``train``, if any of them is corrupted.
+        labels: of the training data as the clients have them, int64 ``[N]``.
     """
 
     train: Dataset
@@ -48,6 +50,7 @@ class FederatedData:
     train_options: dict[str, Any]
     eval_options: dict[str, Any]
     corrupted: CorruptedData | None = None
+    labels: Tensor | None = None
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -113,12 +116,14 @@ def deal(
         reading: ``drop_last``, ``num_workers``, ``pin_memory`` where they replace the source's.
 
     Raises:
-        ConfigurationError: data without labels, empty, too few for what is asked, or not corruptible.
+        ConfigurationError: data without labels, empty, too few for what is asked, or not corruptible; validation or
+            test samples that are not finite.
     """
     labels = dataset_labels(source.train)
     if len(labels) == 0:
         raise ConfigurationError(f"The training data ({type(source.train).__name__}) are empty.")
-    num_classes = max(len(source.class_names), int(labels.max()) + 1)
+    held_out = {"validation": source.val, "test": source.test}
+    num_classes = count_classes(labels, source.class_names, held_out)
     names = source.class_names if len(source.class_names) == num_classes else tuple(map(str, range(num_classes)))
     has_val = source.val is not None or source.val_loaders is not None
     splits = split_federation(
@@ -141,6 +146,7 @@ def deal(
         train = preload(train, train_options.pop("collate_fn", None), workers)
         eval_collate_fn = eval_options.pop("collate_fn", None)
         val, test = (part if part is None else preload(part, eval_collate_fn, workers) for part in (val, test))
+    check_inputs(train, splits, {"validation": val, "test": test})
     val, test = (part if part is None else known_samples(part, unknown) for part in (val, test))
     if batch_size is not None:
         train_options["batch_size"] = batch_size
@@ -162,7 +168,7 @@ def deal(
         labels = corrupted.labels
     parts = [client["train"] for client in splits.clients]
     counts = partition_counts(parts, labels, num_classes)
-    return FederatedData(train, val_loader, test, splits, names, counts, train_options, eval_options, corrupted)
+    return FederatedData(train, val_loader, test, splits, names, counts, train_options, eval_options, corrupted, labels)
 
 
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:

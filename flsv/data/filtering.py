@@ -7,22 +7,19 @@ samples against the server's validation set, through the protocol, and train on 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from flsv.data.federated_data import FederatedData, check_full_batches
 from flsv.errors import ConfigurationError
-from flsv.local_data import LocalData
+from flsv.participants import LocalData
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, participants_of, sample_values
-
-if TYPE_CHECKING:
-    from flsv.data.datamodule import FederatedDataModule
+from flsv.valuation.sets import Dealt
 
 
-def without_flagged(module: FederatedDataModule, dealt: FederatedData, detector: FedBary) -> FederatedData:
+def without_flagged(module: Dealt, dealt: FederatedData, detector: FedBary) -> FederatedData:
     """The data without the training samples that the clients flag; validation and test samples all stay.
 
     Args:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
@@ -36,12 +37,88 @@ def dataset_labels(dataset: Dataset) -> Tensor:
         raise ConfigurationError(_unusable(dataset, str(error))) from error
     if found.ndim == 2 and found.shape[1] == 1:
         found = found[:, 0]
-    if found.ndim != 1 or found.dtype.kind not in "biuf":
+    if found.ndim != 1:
         raise ConfigurationError(_unusable(dataset, f"found {found.dtype} of shape {list(found.shape)}"))
-    labels = found.astype(np.int64)
-    if len(labels) and ((labels != found).any() or labels.min() < 0):
-        raise ConfigurationError(_unusable(dataset, "found values that are not whole numbers from 0 up"))
-    return torch.from_numpy(labels)
+    try:
+        return torch.from_numpy(whole_numbers(found))
+    except ValueError as error:
+        raise ConfigurationError(_unusable(dataset, str(error))) from error
+
+
+def whole_numbers(found: np.ndarray) -> np.ndarray:
+    """Labels ``[N]`` of any type as int64.
+
+    Raises:
+        ValueError: one that is no whole number from 0 up, with its position.
+    """
+    if found.dtype.kind not in "biuf":
+        raise ValueError(f"found {found.dtype} of shape {list(found.shape)}")
+    with np.errstate(invalid="ignore"):  # NaN and what is too large
+        labels = found.astype(np.int64)
+    wrong = np.nonzero((labels != found) | (labels < 0))[0]
+    if len(wrong):
+        raise ValueError(
+            f"found values that are not whole numbers from 0 up, {len(wrong)} of {len(found)}, such as "
+            f"{found[wrong[0]]} at {wrong[0]}"
+        )
+    return labels
+
+
+def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset | None]) -> int:
+    """How many classes there are: as many as have names, or one more than the largest label.
+
+    Without names, a class that no training sample has is warned of: it may be one that does not exist.
+
+    Args:
+        labels: of the training data, int64 ``[N]``.
+        class_names: of the source, perhaps none.
+        held_out: validation and test data by name; their labels are looked at where they lie ready.
+
+    Raises:
+        ConfigurationError: labels that are no whole numbers from 0 up, or one far above all others.
+
+    Example:
+        >>> count_classes(torch.tensor([0, 1, 2, 0]), (), {"test": TensorDataset(torch.zeros(1, 2), torch.tensor([1]))})
+        3
+    """
+    everywhere = [labels]
+    everywhere += [dataset_labels(data) for data in held_out.values() if data is not None and has_labels(data)]
+    present = torch.cat(everywhere).unique()
+    largest = int(present[-1])
+    if largest < len(class_names):
+        return len(class_names)
+    check_largest("The data", largest, len(present))
+    absent = np.setdiff1d(np.arange(largest + 1), labels.numpy())
+    if len(absent) and not class_names:
+        rank_zero_warn(
+            f"The labels are classes 0 .. {largest}, but no training sample is of class {in_words(absent.tolist())}: "
+            f"the model has untrained outputs, and values per class, for what may not exist. Number the classes from 0 "
+            f"without gaps, or give the training data an attribute `classes` with the names of all."
+        )
+    return largest + 1
+
+
+def check_largest(where: str, largest: int, distinct: int) -> None:
+    """Raise ConfigurationError where a label is so large that it must be a mistake: a class each is to be counted."""
+    if largest >= 1000 and largest >= 10 * distinct:
+        raise ConfigurationError(
+            f"{where}: the largest label is {largest}, and there are only {distinct} different ones. Classes are "
+            f"numbered 0 .. M-1: a label of that size is a mistake, or an identifier to be numbered anew "
+            f"(numpy.unique with return_inverse=True)."
+        )
+
+
+def in_words(numbers: Sequence[int], most: int = 6) -> str:
+    """Some ascending numbers, shortened: runs as ``first .. last``.
+
+    Example:
+        >>> in_words([0, 1, 2, 3, 7, 9, 10])
+        '0 .. 3, 7, 9, 10'
+    """
+    starts = [i for i, number in enumerate(numbers) if i == 0 or number != numbers[i - 1] + 1]
+    runs = [numbers[a:b] for a, b in zip(starts, [*starts[1:], len(numbers)])]
+    words = [f"{run[0]} .. {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(words[:most]) + (", ..." if len(words) > most else "")
 
 
 def dataset_groups(dataset: Dataset, groups: Any = None) -> Tensor | None:
@@ -77,6 +154,14 @@ def dataset_groups(dataset: Dataset, groups: Any = None) -> Tensor | None:
             f"groups needs one entry per training sample, [{length}]; got shape {list(ids.shape)}."
         )
     return torch.from_numpy(np.unique(ids, return_inverse=True)[1].reshape(-1).astype(np.int64))
+
+
+def has_labels(dataset: Dataset) -> bool:
+    """Whether :func:`dataset_labels` finds labels without reading a sample."""
+    try:
+        return _stored_labels(dataset) is not None
+    except (TypeError, ValueError, KeyError, IndexError):
+        return True  # and dataset_labels says what is wrong with them
 
 
 def class_names_of(dataset: Dataset) -> tuple[str, ...]:

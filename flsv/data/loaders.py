@@ -119,7 +119,7 @@ def make_loader(
             f"{type(dataset).__name__} is an IterableDataset, whose samples cannot be dealt to clients. A map-style "
             f"data set, with __len__ and __getitem__, is needed."
         )
-    tensors, rows = _tensors_of(dataset, indices)
+    tensors, rows = tensors_of(dataset, indices)
     if tensors is not None and collate_fn in (None, default_collate):
         return TensorBatches(
             tensors, rows, batch_size, shuffle=shuffle, drop_last=drop_last, generator=generator, transform=transform
@@ -148,7 +148,7 @@ def _check_batching(batch_size: int, shuffle: bool, generator: torch.Generator |
         raise ConfigurationError("shuffle=True needs a generator, so that the order is a function of a seed.")
 
 
-def _tensors_of(dataset: Dataset, indices: Tensor | None) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
+def tensors_of(dataset: Dataset, indices: Tensor | None) -> tuple[tuple[Tensor, ...] | None, Tensor | None]:
     """The tensors behind ``dataset`` and which of their rows are meant, or ``(None, None)``."""
     # Exact types: a subclass may do anything in __getitem__.
     while type(dataset) is Subset:

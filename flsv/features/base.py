@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from flsv.errors import ConfigurationError
-from flsv.local_data import Client
+from flsv.participants import Client
 
 #: Features that need no arguments, by the name that configuration files use; filled by ``flsv.features``.
 FEATURES: dict[str, Callable[..., Features]] = {}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flsv.errors import ConfigurationError
 from flsv.features.base import Features
-from flsv.local_data import Client, LocalData
+from flsv.participants import Client, LocalData
 
 
 @dataclass(frozen=True)

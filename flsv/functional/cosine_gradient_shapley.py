@@ -13,6 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
+
 EPSILON = 1e-7
 
 
@@ -50,27 +52,55 @@ def cosine_gradient_shapley(
         >>> reputation
         tensor([0.4542, 0.4542, 0.0908, 0.0007])
     """
-    k = len(client_updates)
-    if client_updates.ndim != 2 or not k:
+    check_number("cosine_gradient_shapley", "alpha", alpha, least=0, most=1)
+    check_number("cosine_gradient_shapley", "scale", scale, above=0)
+    check_number("cosine_gradient_shapley", "floor", floor, above=0)
+    if client_updates.ndim != 2 or not len(client_updates):
         raise ValueError(f"expected client_updates [k, P], got {list(client_updates.shape)}.")
-    if not 0 <= alpha <= 1 or scale <= 0 or floor <= 0:
-        raise ValueError(
-            f"alpha={alpha}, scale={scale}, floor={floor}: expected alpha in [0, 1], scale > 0 and floor > 0."
-        )
+    k = len(client_updates)
     for name, given in (("reputation", reputation), ("weights", weights)):
         if given is not None and given.shape != (k,):
             raise ValueError(f"expected {name} [{k}], got {list(given.shape)}.")
-    before = torch.ones(k) if reputation is None else reputation
-    before = before.to(client_updates.device, torch.float64)
-    if not (before >= 0).all() or before.sum() == 0:
-        raise ValueError(f"reputation={before.tolist()}: expected numbers that are not negative, not all 0.")
-    before = before / before.sum()
-    aggregate = aggregate_updates(client_updates, before if weights is None else weights, scale)
-    lengths = client_updates.norm(dim=1).double() * aggregate.norm().double()
-    phi = (client_updates @ aggregate).double() / lengths.where(lengths > 0, torch.ones_like(lengths))
-    phi = phi.clamp(-1, 1)
-    after = (alpha * before + (1 - alpha) * phi).clamp_min(floor)
-    return phi.to(client_updates.dtype), (after / after.sum()).to(client_updates.dtype)
+    before = (torch.ones(k) if reputation is None else reputation).to(client_updates.device)
+    exact = client_updates.double()
+    aggregate = aggregate_updates(exact, normalised(before) if weights is None else weights, scale)
+    phi = cosines(exact @ aggregate, exact.norm(dim=1), aggregate.norm())
+    after = updated_reputation(before, phi, alpha=alpha, floor=floor)
+    return phi.to(client_updates.dtype), after.to(client_updates.dtype)
+
+
+def normalised(reputation: Tensor) -> Tensor:
+    """float64 ``[k]``, reputations that sum to 1.
+
+    Raises:
+        ValueError: negative ones, or none above 0.
+    """
+    reputation = reputation.double()
+    if not (reputation >= 0).all() or reputation.sum() == 0:
+        raise ValueError(f"reputation={reputation.tolist()}: expected numbers that are not negative, not all 0.")
+    return reputation / reputation.sum()
+
+
+def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
+    """phi ``[k]`` in [-1, 1], from d_i . u_N, the |d_i| and |u_N|; 0 where a length is 0.
+
+    Example:
+        >>> cosines(torch.tensor([3.0, 0.0]), torch.tensor([2.0, 0.0]), torch.tensor(3.0))
+        tensor([0.5000, 0.0000])
+    """
+    lengths = norms * norm
+    return (products / lengths.where(lengths > 0, torch.ones_like(lengths))).clamp(-1, 1)
+
+
+def updated_reputation(reputation: Tensor, phi: Tensor, *, alpha: float = 0.95, floor: float = 1e-3) -> Tensor:
+    """The reputations ``[k]`` after a round, which sum to 1: max(alpha r + (1 - alpha) phi, floor), normalised.
+
+    Example:
+        >>> updated_reputation(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.0]), alpha=0.5)
+        tensor([0.7500, 0.2500], dtype=torch.float64)
+    """
+    after = (alpha * normalised(reputation) + (1 - alpha) * phi.double()).clamp_min(floor)
+    return after / after.sum()
 
 
 def aggregate_updates(client_updates: Tensor, weights: Tensor, scale: float = 1.0) -> Tensor:

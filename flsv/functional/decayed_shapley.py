@@ -22,7 +22,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
 
 EPSILON = 1e-6
 
@@ -43,13 +43,10 @@ class DecayedValues(NamedTuple):
 
 def check_decay(owner: str, decay: float, threshold: float) -> None:
     """Raise ConfigurationError unless 0 < decay <= 1 and 0 <= threshold <= decay."""
-    if not 0 < decay <= 1:
-        raise ConfigurationError(f"{owner}(decay={decay}): expected a number in (0, 1].")
-    if not 0 <= threshold <= decay:
-        raise ConfigurationError(
-            f"{owner}(threshold={threshold}): expected a number from 0 to decay={decay}; above, no round would be "
-            "evaluated."
-        )
+    check_number(owner, "decay", decay, above=0, most=1)
+    check_number(
+        owner, "threshold", threshold, least=0, most=decay, hint=f"Above decay={decay} no round would be evaluated."
+    )
 
 
 def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> float:

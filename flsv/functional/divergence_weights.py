@@ -13,11 +13,12 @@ server (``FederatedLoop(server_lr=...)``) and no better weighting.
 
 from __future__ import annotations
 
-import math
 import warnings
 
 import torch
 from torch import Tensor
+
+from flsv.arguments import check_number
 
 
 def divergence_weights(
@@ -48,8 +49,8 @@ def divergence_weights(
         raise ValueError(
             f"expected num_samples [k] and divergence [k], got {list(num_samples.shape)} and {list(divergence.shape)}."
         )
-    if not (math.isfinite(a) and math.isfinite(b)):
-        raise ValueError(f"divergence_weights(a={a}, b={b}): expected finite numbers.")
+    check_number("divergence_weights", "a", a)
+    check_number("divergence_weights", "b", b)
     sizes, distances = num_samples.double(), divergence.to(num_samples.device, torch.float64)
     for name, values in (("num_samples", sizes), ("divergence", distances)):
         if not bool((values.isfinite() & (values >= 0)).all()):

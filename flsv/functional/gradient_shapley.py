@@ -30,6 +30,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 
 
@@ -66,6 +67,7 @@ def gradient_shapley(
         >>> gradient_shapley(slopes, torch.eye(3))
         tensor([ 0.6250, -0.1250, -0.5000])
     """
+    check_number("gradient_shapley", "server_lr", server_lr)
     clients = len(gradient_products)
     if gradient_products.shape != (clients,) or not clients:
         raise ValueError(f"expected gradient_products [k], got {list(gradient_products.shape)}.")

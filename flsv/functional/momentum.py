@@ -37,7 +37,7 @@ def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
 def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> Tensor:
     """The running values of rows ``[n, 2M+1]``: ``[n, M]``, NaN where nothing was seen.
 
-    With ``init`` the average starts there, instead of at its first value, and is ``init`` where nothing was seen.
+    With ``init`` the average starts there, instead of at its first value.
 
     Example:
         >>> rows = momentum_row(torch.tensor([[1.0], [1.0]]), 0.5)
@@ -47,7 +47,6 @@ def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> 
     """
     width = (rows.shape[-1] - 1) // 2
     seen = rows[:, -1:]
-    if init is not None:
-        return momentum**seen * init + rows[:, width:-1]
-    value = momentum**seen * rows[:, :width] + rows[:, width:-1]
+    start = rows[:, :width] if init is None else init
+    value = momentum**seen * start + rows[:, width:-1]
     return value.masked_fill(seen == 0, float("nan"))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.metrics.plot import plot_contributions
 
@@ -38,14 +39,19 @@ class ContributionMetric(Metric):
     per_class = True
     """Whether values are ``[n, M]``, so that the number of classes has to be known."""
 
+    prior: float | None = None
+    """What a client never seen is taken to be worth by the samplers, aggregators and personalisers that read the
+    metric; None: they see NaN. No value: ``compute`` does not give it."""
+
+    uses_ground_truth = False
+    """Whether the metric is judged by what no server knows: it is then given every client's ``class_counts``."""
+
     rounds: Tensor
 
     def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if num_clients is not None and num_clients < 2:
-            raise ConfigurationError(
-                f"{type(self).__name__}(num_clients={num_clients}): a federation needs at least 2 clients."
-            )
+        if num_clients is not None:
+            check_number(self, "num_clients", num_clients, least=2, whole=True, hint="A federation needs 2 clients.")
         self.num_clients, self.num_classes = num_clients, num_classes
         self.class_names: Sequence[str] | None = None
         self.class_counts: Tensor | None = None
@@ -66,7 +72,7 @@ class ContributionMetric(Metric):
             num_classes: M.
             class_names: names of the classes, for pictures.
             class_counts: ``[n, M]`` training samples of each client and class, which nobody in a real federation would
-                know: for a ground truth to judge values by.
+                know. Only a metric that declares ``uses_ground_truth`` keeps them, to judge its values by.
 
         Raises:
             ConfigurationError: the metric was made for another number of clients or classes.
@@ -78,11 +84,19 @@ class ContributionMetric(Metric):
                     f"{type(self).__name__}({name}={mine}) does not fit the federation, which has {name}={value}. "
                     f"Leave {name} out: it is taken from the data."
                 )
-        self.class_names, self.class_counts = class_names, class_counts
+        self.class_names = class_names
+        self.class_counts = class_counts if self.uses_ground_truth else None
         bound = self._sized
         self.num_clients, self.num_classes = num_clients, num_classes
         if not bound:
             self._create_states()
+
+    def check(self, num_samples: Tensor) -> None:
+        """Called before training with the clients' numbers of training samples ``[n]``, which the server knows.
+
+        Raises:
+            ConfigurationError: the metric cannot work with clients of these sizes.
+        """
 
     @abstractmethod
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
@@ -96,7 +110,7 @@ class ContributionMetric(Metric):
         """Names of the columns of ``[num_clients, M]`` values in the reports; None: they are the classes."""
         return None
 
-    def client_values(self, value: Tensor) -> Tensor:
+    def per_client(self, value: Tensor) -> Tensor:
         """One number per client ``[num_clients]`` from what ``compute`` gave: by default the mean over classes."""
         return value.mean(-1) if value.ndim == 2 else value
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.local_data import Client
 from flsv.metrics.federated_shapley import latest
 from flsv.metrics.wasserstein_contribution import WassersteinContribution
+from flsv.participants import Client
 from flsv.valuation import Valuation, keep_pictures
 from flsv.valuation.questions import BINS
 from flsv.valuation.report import draw_histograms

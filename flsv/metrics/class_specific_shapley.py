@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley, participant_weights
 from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
@@ -30,7 +31,7 @@ class ClassSpecificShapley(ContributionMetric):
     As input to ``update``: ``client_ids [k]``, ``client_heads [k, M, D]``, ``server_head [M, D]``.
     ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]: 1 where a client pulls the class's row just where the
     federation goes, 0 where it has nothing to say, negative where it pulls the other way. A client outside the cohort
-    keeps its row; a client never seen is NaN. ``client_values`` gives gamma of eq. 6, in [0, 1].
+    keeps its row; a client never seen is NaN. ``per_client`` gives gamma of eq. 6, in [0, 1].
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -72,8 +73,7 @@ class ClassSpecificShapley(ContributionMetric):
         source: Literal["update", "weights"] = "update",
         **kwargs: Any,
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ConfigurationError(f"ClassSpecificShapley(momentum={momentum}): expected a number in [0, 1).")
+        check_number(self, "momentum", momentum, least=0, below=1)
         if source not in ("update", "weights"):
             raise ConfigurationError(f'ClassSpecificShapley(source={source!r}): expected "update" or "weights".')
         self.momentum, self.source = momentum, source
@@ -111,6 +111,6 @@ class ClassSpecificShapley(ContributionMetric):
         """``[num_clients, num_classes]``, NaN for clients never seen."""
         return momentum_value(self.history, self.momentum)
 
-    def client_values(self, value: Tensor) -> Tensor:
+    def per_client(self, value: Tensor) -> Tensor:
         """gamma ``[num_clients]`` in [0, 1] (eq. 6), NaN for clients never seen."""
         return participant_weights(value)[0]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.plot import plot_contributions
 
@@ -22,13 +22,15 @@ class CommunicationCost(ContributionMetric):
     """Parameters that every client has sent and received so far.
 
     As input to ``update``: ``client_ids [k]``, ``uploaded [k]`` and ``downloaded [k]``, numbers of parameters (entries
-    of a model's vector, BatchNorm's statistics included), which the personaliser tells; without one it is a model up
-    and a model down. ``compute`` gives int64 ``[num_clients, 2]``, sent and received; 0 for clients never seen.
+    of a model's vector, BatchNorm's statistics included, and of whatever else crosses), and, where they are known,
+    ``uploaded_bytes [k]`` and ``downloaded_bytes [k]``. A ``FederatedLoop`` counts both, with what compression saves.
+    ``compute`` gives float64 ``[num_clients, 2]``, numbers sent and received, whole ones; NaN for clients never seen.
     ``diagnostics`` gives all clients' totals in parameters and bytes, and those of the last round.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        bytes_per_parameter: 4 for float32.
+        bytes_per_parameter: count so many for every number, whatever was measured. None: what was measured, and 4 (for
+            float32) where nothing was.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -39,7 +41,7 @@ class CommunicationCost(ContributionMetric):
         >>> cost = CommunicationCost(num_clients=3)
         >>> cost.update(torch.tensor([0, 2]), torch.tensor([10, 10]), torch.tensor([50, 20]))
         >>> cost.compute().tolist()
-        [[10, 50], [0, 0], [10, 20]]
+        [[10.0, 50.0], [nan, nan], [10.0, 20.0]]
         >>> cost.diagnostics()["bytes_down"].item()
         280.0
     """
@@ -47,48 +49,76 @@ class CommunicationCost(ContributionMetric):
     higher_is_better = False
     per_class = False
     exchanged: Tensor
+    seen: Tensor
+    exchanged_bytes: Tensor
     last: Tensor
+    last_bytes: Tensor
 
-    def __init__(self, num_clients: int | None = None, bytes_per_parameter: float = 4, **kwargs: Any) -> None:
-        if not bytes_per_parameter > 0:
-            raise ConfigurationError(f"CommunicationCost(bytes_per_parameter={bytes_per_parameter}): expected above 0.")
+    def __init__(self, num_clients: int | None = None, bytes_per_parameter: float | None = None, **kwargs: Any) -> None:
+        if bytes_per_parameter is not None:
+            check_number(self, "bytes_per_parameter", bytes_per_parameter, above=0)
         self.bytes_per_parameter = bytes_per_parameter
         super().__init__(num_clients, **kwargs)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.add_state("exchanged", torch.zeros(num_clients, 2, dtype=torch.long), dist_reduce_fx="sum")
+        # Whole bytes: their sums go beyond float32's whole numbers, and not every device has float64.
+        for name in ("exchanged", "exchanged_bytes"):
+            self.add_state(name, torch.zeros(num_clients, 2, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("seen", torch.zeros(num_clients, dtype=torch.bool), dist_reduce_fx=_any)
         # Of two stretches of rounds, the later one's; one without rounds says so with -1.
-        self.add_state("last", torch.full((2,), -1), dist_reduce_fx=_later)
+        for name in ("last", "last_bytes"):
+            self.add_state(name, torch.full((2,), -1), dist_reduce_fx=_later)
 
-    def update(self, client_ids: Tensor, uploaded: Tensor, downloaded: Tensor) -> None:
+    def update(
+        self,
+        client_ids: Tensor,
+        uploaded: Tensor,
+        downloaded: Tensor,
+        uploaded_bytes: Tensor | None = None,
+        downloaded_bytes: Tensor | None = None,
+    ) -> None:
         """Add one round; all ``[k]``."""
         self._check_clients(client_ids)
-        if uploaded.shape != client_ids.shape or downloaded.shape != client_ids.shape:
-            raise ValueError(
-                f"expected uploaded and downloaded [{len(client_ids)}], got {list(uploaded.shape)} and "
-                f"{list(downloaded.shape)}."
-            )
-        now = torch.stack([uploaded, downloaded], dim=1).to(self.exchanged)
-        self.exchanged[client_ids] += now
-        self.last = now.sum(0)
+        numbers = self._pair("uploaded", uploaded, downloaded, client_ids)
+        if self.bytes_per_parameter is not None or uploaded_bytes is None or downloaded_bytes is None:
+            bytes = numbers.cpu().double() * (self.bytes_per_parameter or 4)
+        else:
+            bytes = self._pair("uploaded_bytes", uploaded_bytes, downloaded_bytes, client_ids)
+        for name, now in (("exchanged", numbers), ("exchanged_bytes", bytes.ceil())):
+            total = getattr(self, name)
+            now = now.to(total)
+            total[client_ids] += now
+            setattr(self, name.replace("exchanged", "last"), now.sum(0))
+        self.seen[client_ids] = True
         self.rounds += 1
 
-    def compute(self) -> Tensor:
-        """int64 ``[num_clients, 2]``: parameters sent and received."""
-        return self.exchanged.clone()
+    @staticmethod
+    def _pair(name: str, up: Tensor, down: Tensor, client_ids: Tensor) -> Tensor:
+        """``[k, 2]``"""
+        if up.shape != client_ids.shape or down.shape != client_ids.shape:
+            raise ValueError(
+                f"expected {name} and {name.replace('up', 'down')} [{len(client_ids)}], got {list(up.shape)} and "
+                f"{list(down.shape)}."
+            )
+        return torch.stack([up, down], dim=1)
 
-    def client_values(self, value: Tensor) -> Tensor:
+    def compute(self) -> Tensor:
+        """float64 ``[num_clients, 2]``: numbers sent and received, NaN for clients never seen."""
+        return self.exchanged.double().masked_fill(~self.seen[:, None], float("nan"))
+
+    def per_client(self, value: Tensor) -> Tensor:
         """``[num_clients]``: sent and received together."""
         return value.sum(-1)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Parameters and bytes, up and down, of all clients: so far, and in the last round."""
-        result = {}
-        for when, sums in (("", self.exchanged.sum(0)), ("round_", self.last.clamp_min(0))):
-            # Numbers beyond float32's whole ones, and not every device has float64.
-            for way, count in zip(("up", "down"), sums.cpu().double()):
-                result[f"{when}parameters_{way}"] = count
-                result[f"{when}bytes_{way}"] = count * self.bytes_per_parameter
+        result: dict[str, Tensor] = {}
+        for when, numbers, bytes in (
+            ("", self.exchanged.sum(0), self.exchanged_bytes.sum(0)),
+            ("round_", self.last.clamp_min(0), self.last_bytes.clamp_min(0)),
+        ):
+            for kind, counts in (("parameters", numbers), ("bytes", bytes)):
+                result |= {f"{when}{kind}_{way}": count for way, count in zip(("up", "down"), counts.cpu().double())}
         return result
 
     def columns(self) -> list[str]:
@@ -97,8 +127,12 @@ class CommunicationCost(ContributionMetric):
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
         """A bar per client of all that it sent and received; ``val`` and ``ax`` as for other metrics."""
         val = self.compute() if val is None else val
-        total = self.client_values(val) if isinstance(val, Tensor) else [self.client_values(each) for each in val]
+        total = self.per_client(val) if isinstance(val, Tensor) else [self.per_client(each) for each in val]
         return plot_contributions(total, ax=ax, name="parameters sent and received")
+
+
+def _any(stretches: Tensor) -> Tensor:
+    return stretches.any(0)
 
 
 def _later(stretches: Tensor) -> Tensor:

@@ -10,9 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
-from flsv.functional.cosine_gradient_shapley import cohort_reputation, cosine_gradient_shapley
+from flsv.arguments import check_number
+from flsv.functional.cosine_gradient_shapley import (
+    EPSILON,
+    cohort_reputation,
+    cosines,
+    normalised,
+    updated_reputation,
+)
 from flsv.metrics.base import ContributionMetric
+from flsv.round import ClientMatrix
 
 
 class CosineGradientShapley(ContributionMetric):
@@ -63,17 +70,15 @@ class CosineGradientShapley(ContributionMetric):
     phi: Tensor
 
     def __init__(self, num_clients: int | None = None, alpha: float = 0.95, floor: float = 1e-3, **kwargs: Any) -> None:
-        if not 0 <= alpha < 1 or floor <= 0:
-            raise ConfigurationError(
-                f"CosineGradientShapley(alpha={alpha}, floor={floor}): expected alpha in [0, 1) and floor above 0."
-            )
+        check_number(self, "alpha", alpha, least=0, below=1)
+        check_number(self, "floor", floor, above=0)
         self.alpha, self.floor = alpha, floor
         super().__init__(num_clients, None, **kwargs)
 
     @property
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``."""
-        return {"client_updates": lambda round: round.client_updates[:, : round.space.num_parameters]}
+        return {"client_updates": lambda round: round.matrix.until(round.space.num_parameters)}
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("reputation", torch.full((num_clients,), float("nan")), dist_reduce_fx=None)
@@ -82,22 +87,27 @@ class CosineGradientShapley(ContributionMetric):
     def update(
         self,
         client_ids: Tensor,
-        client_updates: Tensor,
+        client_updates: Tensor | ClientMatrix,
         num_samples: Tensor | None = None,
         aggregation_weights: Tensor | None = None,
     ) -> None:
         """Add one round; shapes ``[k]``, ``[k, P]``, ``[k]``, ``[k]``.
 
-        Without ``num_samples`` first reputations are equal; without ``aggregation_weights`` the reputations weigh.
+        Without ``num_samples`` first reputations are equal; without ``aggregation_weights`` the reputations weigh. A
+        ``FederatedLoop`` gives the cohort's matrix in place of the updates, which needs no second one.
         """
         self._check_clients(client_ids)
-        if client_updates.ndim != 2 or len(client_updates) != len(client_ids):
-            raise ValueError(f"expected client_updates [k={len(client_ids)}, P], got {list(client_updates.shape)}.")
+        if isinstance(client_updates, Tensor):
+            if client_updates.ndim != 2 or len(client_updates) != len(client_ids):
+                raise ValueError(f"expected client_updates [k={len(client_ids)}, P], got {list(client_updates.shape)}.")
+            client_updates = ClientMatrix(client_updates, [torch.zeros_like(client_updates[0])] * len(client_updates))
         samples = torch.ones_like(client_ids) if num_samples is None else num_samples
         before = cohort_reputation(self.reputation, client_ids, samples)
-        phi, after = cosine_gradient_shapley(
-            client_updates, before, alpha=self.alpha, floor=self.floor, weights=aggregation_weights
-        )
+        weights = normalised(before) if aggregation_weights is None else aggregation_weights.double()
+        norms = client_updates.norms()
+        aggregate = client_updates.combine(weights.to(norms) / (norms + EPSILON))
+        phi = cosines(client_updates.dot(aggregate), norms, torch.linalg.vector_norm(aggregate, dtype=torch.float64))
+        after = updated_reputation(before.to(norms), phi, alpha=self.alpha, floor=self.floor)
         self.reputation, self.phi = self.reputation.clone(), self.phi.clone()
         # What the cohort has together stays the same; compute makes the whole sum to 1.
         self.reputation[client_ids] = (after * before.sum()).to(self.reputation)

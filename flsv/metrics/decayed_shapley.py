@@ -11,10 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.coalition import CoalitionUtility, Renormalized
 from flsv.errors import ConfigurationError
 from flsv.functional.decayed_shapley import check_decay, round_factor, round_shares
 from flsv.functional.shapley import ShapleyEstimate, Utility
+from flsv.games import CoalitionUtility, Renormalized
 from flsv.metrics.federated_shapley import PartialFederatedShapley, Performance
 from flsv.round import Round
 

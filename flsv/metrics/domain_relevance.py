@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
 from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
 from flsv.functional.relevance import label_overlap, relevance_auroc
 from flsv.metrics.base import ContributionMetric
@@ -28,9 +28,9 @@ class DomainRelevance(ContributionMetric):
     for the clients *j* that client *i* looked at in this round, from 0 at the start; :math:`\varphi^i_j` is what *i*
     found *j*'s model to be worth (its Shapley value in *i*'s game, in accuracy).
 
-    As input to ``update``: ``client_ids [k]`` and ``client_values [k, num_clients]``, NaN for clients not looked at,
+    As input to ``update``: ``client_ids [k]`` and ``peer_values [k, num_clients]``, NaN for clients not looked at,
     which a personaliser such as :class:`flsv.personalization.PFedSV` gives. ``compute`` gives ``[num_clients,
-    num_clients]``, row i for client i's view; NaN for pairs never looked at. ``client_values`` gives what a client is
+    num_clients]``, row i for client i's view; NaN for pairs never looked at. ``per_client`` gives what a client is
     worth to the others that looked at it, on average. With a ``truth``, ``diagnostics`` has ``auroc``, the chance that
     a relevant pair has a higher score than another, over the pairs looked at, and ``found``, the share of relevant
     pairs looked at.
@@ -60,13 +60,13 @@ class DomainRelevance(ContributionMetric):
     """
 
     per_class = False
+    uses_ground_truth = True
     history: Tensor
 
     def __init__(
         self, num_clients: int | None = None, alpha: float = 0.5, truth: Tensor | None = None, **kwargs: Any
     ) -> None:
-        if not 0 <= alpha < 1:
-            raise ConfigurationError(f"DomainRelevance(alpha={alpha}): expected a number in [0, 1).")
+        check_number(self, "alpha", alpha, least=0, below=1)
         self.alpha = alpha
         super().__init__(num_clients, **kwargs)
         self._truth = truth
@@ -86,15 +86,15 @@ class DomainRelevance(ContributionMetric):
             dist_reduce_fx=partial(momentum_merge, momentum=self.alpha),
         )
 
-    def update(self, client_ids: Tensor, client_values: Tensor) -> None:
+    def update(self, client_ids: Tensor, peer_values: Tensor) -> None:
         """Add one round; shapes ``[k]`` and ``[k, n]``."""
         self._check_clients(client_ids)
         n = self.num_clients
         assert n is not None
-        if client_values.shape != (len(client_ids), n):
-            raise ValueError(f"expected client_values [k={len(client_ids)}, n={n}], got {list(client_values.shape)}.")
+        if peer_values.shape != (len(client_ids), n):
+            raise ValueError(f"expected peer_values [k={len(client_ids)}, n={n}], got {list(peer_values.shape)}.")
         values = self.history.new_full((n, n), float("nan"))
-        values[client_ids] = client_values.to(values)
+        values[client_ids] = peer_values.to(values)
         pairs = (~values.isnan()).flatten()
         now = torch.zeros_like(self.history)
         now[pairs] = momentum_row(values.flatten()[pairs, None], self.alpha)
@@ -104,10 +104,9 @@ class DomainRelevance(ContributionMetric):
     def compute(self) -> Tensor:
         """``[num_clients, num_clients]``, NaN for pairs never looked at."""
         assert self.num_clients is not None
-        scores = momentum_value(self.history, self.alpha, init=0.0).squeeze(-1)
-        return scores.masked_fill(self.history[:, -1] == 0, float("nan")).view(self.num_clients, -1)
+        return momentum_value(self.history, self.alpha, init=0.0).view(self.num_clients, -1)
 
-    def client_values(self, value: Tensor) -> Tensor:
+    def per_client(self, value: Tensor) -> Tensor:
         """``[num_clients]``, each client's mean score with the others that looked at it; NaN where nobody did."""
         others = value.clone()
         others.fill_diagonal_(float("nan"))

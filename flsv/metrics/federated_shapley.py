@@ -12,12 +12,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
 from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
 from flsv.functional.shapley import ESTIMATORS, ShapleyEstimate, Utility
+from flsv.metrics._estimator import check_estimator
 from flsv.metrics.base import ContributionMetric
 
-Weighting = Literal["uniform", "samples"]
+Weighting = Literal["uniform", "samples", "fixed"]
 Performance = Literal["accuracy", "balanced_accuracy", "negative_loss"]
 
 
@@ -49,13 +50,16 @@ class PartialFederatedShapley(ContributionMetric):
             exact for up to 10 players, else ``"surrogate"`` with 20 evaluations per player.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         performance: what a coalition's model is measured by, where values are not per class.
-        weighting: how a coalition's updates are averaged: ``"uniform"`` or by ``"samples"``.
+        weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
+            counts 1/k, however many are in the coalition. Then an update of zero changes no coalition's model (without
+            BatchNorm) and is worth exactly 0. In an average it draws the others' updates towards 0: where local
+            training overshoots that is a gain, and a free rider is paid for it.
         momentum: mu in [0, 1) of a moving average over a client's rounds; 0: the last round's value.
         per_class: values per class, with the number of classes taken from the data.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an unknown estimator, momentum outside [0, 1).
+        ConfigurationError: an unknown estimator or argument of one, momentum outside [0, 1).
 
     Example:
         >>> metric = PartialFederatedShapley(num_clients=4, estimator="exact")
@@ -83,13 +87,8 @@ class PartialFederatedShapley(ContributionMetric):
         per_class: bool = False,
         **kwargs: Any,
     ) -> None:
-        if not callable(estimator) and estimator not in ("auto", *ESTIMATORS):
-            raise ConfigurationError(
-                f"{type(self).__name__}(estimator={estimator!r}): expected a function or one of "
-                f"{['auto', *ESTIMATORS]}."
-            )
-        if not 0 <= momentum < 1:
-            raise ConfigurationError(f"{type(self).__name__}(momentum={momentum}): expected a number in [0, 1).")
+        check_estimator(self, estimator, estimator_args or {})
+        check_number(self, "momentum", momentum, least=0, below=1)
         self.estimator, self.estimator_args = estimator, dict(estimator_args or {})
         self.performance, self.weighting, self.momentum = performance, weighting, momentum
         self.per_class = per_class or num_classes is not None
@@ -100,7 +99,7 @@ class PartialFederatedShapley(ContributionMetric):
         """Where a ``FederatedLoop`` finds the arguments of ``update``: in the round's coalition games."""
         performance = "per_class_accuracy" if self.per_class else self.performance
         return {
-            "utility": lambda round: round.play(performance, self.weighting),
+            "utility": lambda round: round.play(performance, _coalition_weights(self.weighting, len(round))),
             "generator": lambda round: round.generator(type(self).__name__),
         }
 
@@ -128,7 +127,7 @@ class PartialFederatedShapley(ContributionMetric):
         value = momentum_value(self.history, self.momentum)
         return value if self.per_class else value.squeeze(-1)
 
-    def client_values(self, value: Tensor) -> Tensor:
+    def per_client(self, value: Tensor) -> Tensor:
         """``[num_clients]``: per-class values are summed over classes divided by M, the value of the mean recall."""
         return value.mean(-1) if value.ndim == 2 else value
 
@@ -148,6 +147,10 @@ class PartialFederatedShapley(ContributionMetric):
         if name == "auto":
             name, arguments = ("exact", {}) if players <= 10 else ("surrogate", {"budget": 20 * players, **arguments})
         return ESTIMATORS[name](utility, players, generator=generator, **arguments)
+
+
+def _coalition_weights(weighting: Weighting, players: int) -> Literal["uniform", "samples"] | Tensor:
+    return torch.full((players,), 1 / players) if weighting == "fixed" else weighting
 
 
 class LeaveOneOut(PartialFederatedShapley):

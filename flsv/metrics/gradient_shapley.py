@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.gradient_shapley import gradient_shapley
 from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
@@ -48,8 +49,7 @@ class GradientShapley(ContributionMetric):
     ) -> None:
         if order not in (1, 2):
             raise ConfigurationError(f"GradientShapley(order={order}): expected 1 or 2.")
-        if not 0 <= momentum < 1:
-            raise ConfigurationError(f"GradientShapley(momentum={momentum}): expected a number in [0, 1).")
+        check_number(self, "momentum", momentum, least=0, below=1)
         self.order, self.momentum = order, momentum
         super().__init__(num_clients, None, **kwargs)
 

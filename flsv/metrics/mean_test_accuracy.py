@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
 
 
 class MeanTestAccuracy(Metric):
@@ -52,8 +52,7 @@ class MeanTestAccuracy(Metric):
 
     def __init__(self, num_clients: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        if num_clients < 1:
-            raise ConfigurationError(f"MeanTestAccuracy(num_clients={num_clients}): expected at least 1.")
+        check_number(self, "num_clients", num_clients, least=1, whole=True)
         self.num_clients = num_clients
         self.add_state("hits", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("samples", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")

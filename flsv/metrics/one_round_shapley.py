@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.coalition import CoalitionUtility, Renormalized, Weighting
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
 from flsv.functional.shapley import ShapleyEstimate, Utility
+from flsv.games import CoalitionUtility, Renormalized, Weighting
 from flsv.metrics.decayed_shapley import CoalitionWeights, check_coalition_weights
 from flsv.metrics.federated_shapley import PartialFederatedShapley, Performance, latest
 from flsv.round import Round
@@ -84,8 +84,7 @@ class OneRoundShapley(PartialFederatedShapley):
         coalition_weights: CoalitionWeights = "renormalized",
         **kwargs: Any,
     ) -> None:
-        if rounds < 1:
-            raise ConfigurationError(f"OneRoundShapley(rounds={rounds}): expected at least 1.")
+        check_number(self, "rounds", rounds, least=1, whole=True)
         check_coalition_weights(type(self).__name__, coalition_weights)
         self.every, self.coalition_weights = rounds, coalition_weights
         super().__init__(num_clients, None, estimator, estimator_args, performance, **kwargs)

@@ -9,6 +9,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from flsv.drawing import label_text
+
 
 def plot_contributions(
     val: Tensor | Sequence[Tensor],
@@ -48,7 +50,7 @@ def plot_contributions(
             ax.legend(fontsize="small", ncols=1 + rows.shape[1] // 8)
     else:
         raise ValueError("expected [n, M], [n] or a sequence of [n].")
-    ax.set_title(name)
+    ax.set_title(label_text(name))
     return ax.figure, ax
 
 
@@ -67,15 +69,16 @@ def _heatmap(ax: Any, values: Tensor, class_names: Sequence[str] | None, columns
     clients, classes = values.shape
     bound = values[values.isfinite()].abs().max().item() if values.isfinite().any() else 1.0
     # Symmetric about 0, so that colour says the sign.
-    image = ax.imshow(values.numpy(), cmap="RdBu", vmin=-(bound or 1.0), vmax=bound or 1.0, aspect="auto")
+    limits = {"vmin": -(bound or 1.0), "vmax": bound or 1.0}
+    image = ax.imshow(values.numpy(), cmap="RdBu", **limits, aspect="auto", interpolation="nearest")
     ax.figure.colorbar(image, ax=ax)
     every = 1 + (clients - 1) // 25
     ax.set_yticks(range(0, clients, every), [str(i) for i in range(0, clients, every)])
     every = 1 + (classes - 1) // 25
-    labels = [str(class_names[j]) if class_names else str(j) for j in range(0, classes, every)]
+    labels = [label_text(class_names[j] if class_names else j) for j in range(0, classes, every)]
     long = max(map(len, labels)) > 3
     ax.set_xticks(range(0, classes, every), labels, rotation=45 if long else 0, ha="right" if long else "center")
-    ax.set_xlabel(columns)
+    ax.set_xlabel(label_text(columns))
     ax.set_ylabel("client")
     if clients * classes <= 200:
         for i in range(clients):

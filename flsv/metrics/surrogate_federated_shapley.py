@@ -11,8 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
 from flsv.functional.momentum import momentum_value
 from flsv.functional.shapley import ShapleyEstimate, normalize_shapley
+from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.federated_shapley import PartialFederatedShapley, Performance, Weighting
 
 
@@ -26,23 +29,42 @@ class SurrogateFederatedShapley(PartialFederatedShapley):
     with minimum and maximum over the round's cohort; where all values are equal NSV is 1/2 (the paper leaves it open).
     A client outside the cohort keeps its value; everybody starts at ``init``.
 
-    Inputs as for :class:`PartialFederatedShapley`. ``compute`` gives ``[num_clients]`` in [0, 1].
+    **Free riders.** As the paper defines it, the value pays a client that returns the model as it got it, for two
+    reasons. In an average over the coalition an update of zero makes the others' steps shorter, and where local
+    training overshoots that is a gain; and min-max moves the zero, so that whoever does nothing ranks above everybody
+    with a negative value. Measured with FedAvg on the digits (8 clients, one of them a free rider, 20 rounds; equal
+    data and Dirichlet 0.5, 2 seeds each): the free rider's Shapley values are 0.022 to 0.035 on average, the honest
+    clients' 0.002 to 0.004; it ranks first, with 0.18 to 0.21 of the SSV where an equal share is 0.125. Neither remedy
+    is enough by itself: ``normalize="positive"`` gives it 0.25 to 0.38, ``weighting="fixed"`` 0.10 to 0.12.
+    With ``normalize="positive", weighting="fixed", init=None`` it has exactly 0, and no weight under
+    :class:`flsv.aggregation.ShapleyWeighted`. That holds for exact values (cohorts of up to 10 clients), and for
+    models without BatchNorm, whose statistics are averaged in every game. A round that gains nothing from anybody
+    counts as 0 for all.
+
+    Inputs as for :class:`PartialFederatedShapley`. ``compute`` gives ``[num_clients]`` in [0, 1], NaN for clients never
+    seen; samplers and aggregators take those to be worth ``init``, the ``prior``.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         beta: the weight of the past. The authors' code weighs the present with 0.3, which is beta = 0.7 in their eq. 3.
-        init: the value before a client's first round.
+        init: the value before a client's first round. None: there is none, the average starts at the first round's.
         estimator: as for :class:`PartialFederatedShapley`.
         estimator_args: likewise.
         performance: likewise.
         weighting: likewise.
+        normalize: ``"min-max"``, as above, or ``"positive"``: max(SV_i, 0) / max SV; see
+            :func:`flsv.functional.normalize_shapley`.
         kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: beta outside [0, 1), init outside [0, 1]; an unknown estimator or argument of one, or
+            normalisation.
 
     Example:
         >>> metric = SurrogateFederatedShapley(num_clients=3)
         >>> metric.update(torch.tensor([0, 2]), lambda masks: masks.float() @ torch.tensor([1.0, 3.0]))
         >>> metric.compute()
-        tensor([0.3500, 0.5000, 0.6500])
+        tensor([0.3500,    nan, 0.6500])
     """
 
     plot_lower_bound = 0.0
@@ -52,22 +74,31 @@ class SurrogateFederatedShapley(PartialFederatedShapley):
         self,
         num_clients: int | None = None,
         beta: float = 0.7,
-        init: float = 0.5,
+        init: float | None = 0.5,
         estimator: str | Callable[..., ShapleyEstimate] = "auto",
         estimator_args: dict[str, Any] | None = None,
         performance: Performance = "accuracy",
         weighting: Weighting = "uniform",
+        normalize: Normalization = "min-max",
         **kwargs: Any,
     ) -> None:
-        self.beta, self.init = beta, init
+        check_number(self, "beta", beta, least=0, below=1)
+        if init is not None:
+            check_number(self, "init", init, least=0, most=1)
+        if normalize not in ("min-max", "positive"):
+            raise ConfigurationError(
+                f'{type(self).__name__}(normalize={normalize!r}): expected "min-max" or "positive".'
+            )
+        self.beta, self.init, self.normalize, self.prior = beta, init, normalize, init
         super().__init__(num_clients, None, estimator, estimator_args, performance, weighting, momentum=beta, **kwargs)
 
     def compute(self) -> Tensor:
-        """``[num_clients]`` in [0, 1]; ``init`` for clients never seen."""
+        """``[num_clients]`` in [0, 1], NaN for clients never seen."""
         return momentum_value(self.history, self.beta, init=self.init).squeeze(-1)
 
     def _value(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
         # The spread of the values' own range is left out: the error of a normalised value has no simple form.
-        spread = estimate.values.max() - estimate.values.min()
+        least = estimate.values.min() if self.normalize == "min-max" else 0
+        spread = estimate.values.max() - least
         stderr = estimate.stderr / spread if spread > 0 else torch.full_like(estimate.stderr, float("nan"))
-        return normalize_shapley(estimate.values), stderr
+        return normalize_shapley(estimate.values, self.normalize), stderr

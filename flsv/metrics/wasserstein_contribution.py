@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
 from flsv.features import Features
 from flsv.functional.transport import contribution_shares
-from flsv.local_data import Client, LocalData
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.federated_shapley import latest
+from flsv.participants import Client, LocalData
 from flsv.valuation import FedBary, Valuation
 
 
@@ -39,26 +39,29 @@ class WassersteinContribution(ContributionMetric):
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.features.Features`.
-        support: points of the interpolating measures.
+        support: points of the interpolating measures; None: 100, or as many as the smallest client can afford without
+            giving its samples away, see :class:`flsv.valuation.FedBary`.
         iterations: of the protocol.
         label_weight: w of the label term of the distance; 0 for none.
         covariance: how a class's spread enters it.
         every: rounds between two updates; 0: every client once, which is enough for features that need no model.
         use_validation: False: measure against the barycentre although there is a validation set.
+        allow_reconstruction: take a support from which the server can work out samples, too.
         options: further arguments of :class:`flsv.valuation.FedBary`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: arguments out of range; at an update, clients of different features.
+        ConfigurationError: arguments out of range; clients with too few samples for the support; at an update, clients
+            of different features.
 
     Example:
         >>> from flsv.valuation import clients_of, server_of
         >>> y = torch.tensor([0, 0, 1, 1])
         >>> clients = clients_of([(torch.eye(4), y), (torch.eye(4) + 3, y), (torch.eye(4), y)])
-        >>> metric = WassersteinContribution(num_clients=3, features="pixels", support=4, iterations=20)
+        >>> metric = WassersteinContribution(num_clients=3, features="pixels", support=1)
         >>> metric.update(torch.tensor([0, 1]), clients[:2], server_of(torch.eye(4) + 1, y))
-        >>> metric.compute()
-        tensor([0.6667, 0.3333,    nan])
+        >>> metric.compute().round(decimals=1)
+        tensor([0.6000, 0.4000,    nan])
     """
 
     per_class = False
@@ -71,19 +74,24 @@ class WassersteinContribution(ContributionMetric):
         self,
         num_clients: int | None = None,
         features: str | Features = "penultimate",
-        support: int = 100,
+        support: int | None = None,
         iterations: int = 10,
         label_weight: float = 1.0,
         covariance: str = "diag",
         every: int = 1,
         use_validation: bool = True,
+        allow_reconstruction: bool = False,
         options: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if every < 0:
-            raise ConfigurationError(f"{type(self).__name__}(every={every}): expected at least 0.")
-        named = {"label_weight": label_weight, "covariance": covariance}
+        check_number(self, "every", every, least=0, whole=True)
+        named = {
+            "label_weight": label_weight,
+            "covariance": covariance,
+            "allow_reconstruction": allow_reconstruction,
+        }
         self.valuer = FedBary(features, support, iterations, **{**named, **(options or {})})  # type: ignore[arg-type]
+        self._sizes: dict[int, int] = {}
         self.every, self.use_validation = every, use_validation
         super().__init__(num_clients, None, **kwargs)
 
@@ -91,6 +99,11 @@ class WassersteinContribution(ContributionMetric):
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``."""
         return {"generator": lambda round: round.generator(type(self).__name__)}
+
+    def check(self, num_samples: Tensor) -> None:
+        """Settle on a support that suits the smallest of all clients."""
+        self._sizes = dict(enumerate(num_samples.tolist()))
+        self.valuer.support_for(self._sizes)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("distances", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)
@@ -115,7 +128,8 @@ class WassersteinContribution(ContributionMetric):
             wanted = [client for client in clients if self.distances[client.id].isnan()]
         if wanted:
             server = server_data if self.use_validation else None
-            self._take(wanted, self.valuer.value(wanted, server, generator, global_vector, judge=self.judges))
+            found = self.valuer.value(wanted, server, generator, global_vector, judge=self.judges, others=self._sizes)
+            self._take(wanted, found)
 
     def _take(self, clients: Sequence[Client], found: Valuation) -> None:
         """Put a valuation into the state."""

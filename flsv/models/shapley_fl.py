@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from flsv.arguments import check_number
 from flsv.models.layers import conv_stack, dense_stack
 from flsv.models.shapes import check_num_classes, pooled_positions
 
@@ -77,7 +78,7 @@ class ShapleyFLCifarCNN(nn.Module):
         dropout: probability of both dropout layers.
 
     Raises:
-        ConfigurationError: fewer than two classes, no image shape, or images that are too small.
+        ConfigurationError: fewer than two classes, no image shape, images that are too small, or another dropout.
 
     Example:
         >>> sum(p.numel() for p in ShapleyFLCifarCNN().parameters())
@@ -87,6 +88,7 @@ class ShapleyFLCifarCNN(nn.Module):
     def __init__(self, num_classes: int = 10, input_shape: Sequence[int] = (3, 32, 32), dropout: float = 0.2) -> None:
         super().__init__()
         check_num_classes("ShapleyFLCifarCNN", num_classes)
+        check_number(self, "dropout", dropout, least=0, most=1)
         positions = pooled_positions("ShapleyFLCifarCNN", input_shape, [(3, 1), (3, 1)])
         self.features = conv_stack([input_shape[0], 16, 32], kernel=3, padding=1)
         self.classifier = dense_stack([32 * positions, 512, num_classes], dropout=dropout)

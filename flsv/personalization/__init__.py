@@ -1,6 +1,6 @@
 """Personalisers: the model that every client starts its next round from. One file each."""
 
-from flsv.personalization.base import Personalizer
+from flsv.personalization.base import Personalized, Personalizer
 from flsv.personalization.cgsv import SparsifiedReward
 from flsv.personalization.fedamp import FedAMP, HeurFedAMP
 from flsv.personalization.fedem import FedEM
@@ -19,6 +19,7 @@ __all__ = [
     "HeurFedAMP",
     "PFedHN",
     "PFedSV",
+    "Personalized",
     "Personalizer",
     "ShapFedPersonalizer",
     "SparsifiedReward",

@@ -4,46 +4,73 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from flsv.local_data import Client
-from flsv.round import Exchange, Round
+from flsv.participants import LocalData
+from flsv.round import ClientUpdate, FederationState, Instruction, Round
 from flsv.strategy import Contributions, Strategy
+
+#: Where a client keeps a model of its own in its state.
+OWN_MODEL = "own_model"
+
+
+@dataclass(frozen=True)
+class Personalized:
+    """What comes of personalisation.
+
+    Args:
+        starts: client id to ``[P]``, the models that the server will send to the clients whose start point changes.
+        peer_values: ``[k, n]``, what every client of the round found every client's model to be worth to it; NaN for
+            those that it did not look at. None where clients do not judge each other.
+    """
+
+    starts: Mapping[int, Tensor] = field(default_factory=dict)
+    peer_values: Tensor | None = None
 
 
 class Personalizer(Strategy):
     """Base class. A client that was never given a model of its own starts from the global one.
 
+    A client's start point is either the server's to send (:meth:`personalize` returns it) or the client's own to keep
+    (in ``local.state[OWN_MODEL]``): then :meth:`start` sends None.
+
     Attributes:
-        gives_client_values: whether :meth:`exchanged` tells what clients find each other to be worth.
+        gives_peer_values: whether :meth:`personalize` tells what clients find each other to be worth.
+        collaborates: False where clients would send nothing: what the server sees of them is the simulation's, and does
+            not count as crossing.
     """
 
-    gives_client_values = False
+    gives_peer_values = False
+    collaborates = True
 
-    def start(self, client: Client, global_vector: Tensor, models: Mapping[int, Tensor]) -> Tensor | None:
-        """The model that a client starts a round from, asked at the beginning of each round that it takes part in, and
-        when the clients' own models are evaluated. It must not change the personaliser's state.
-
-        Args:
-            client: the client; ``client.ask`` works something out from its data.
-            global_vector: ``[P]``, the global model.
-            models: what :meth:`personalize` has given so far, client id to ``[P]``.
+    def start(self, client: int, state: FederationState) -> Tensor | None:
+        """At the server: the model that a client is sent to start from, at the beginning of each round that it takes
+        part in and when the clients' own models are evaluated. It must not change the personaliser's state.
 
         Returns:
-            ``[P]``, or None for the global model. By default what :meth:`personalize` gave the client last.
+            ``[P]``; None: the client goes on from what it has. By default what :meth:`personalize` gave it last, else
+            the global model.
         """
-        return models.get(client.id)
+        return state.starts.get(client, state.model())
 
-    def exchanged(self, round: Round) -> Exchange:
-        """What crossed in the round, asked after :meth:`personalize`; by default one model up and one down."""
-        return Exchange.of_models(round)
+    def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
+        """At the client: the model ``[P]`` that it starts from. By default what it is sent, else what it has kept."""
+        return local.state[OWN_MODEL] if instruction.start is None else instruction.start
+
+    def keep(self, local: LocalData) -> None:
+        """At the client, after its training: put what it will go on from into its state, where that is its own."""
+
+    def started(self, update: ClientUpdate) -> Tensor | None:
+        """At the server: where a client that was sent no start point has started from; None: it has to be asked."""
+        return None
 
     @abstractmethod
     def personalize(
         self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
-    ) -> Mapping[int, Tensor]:
-        """The clients' next start points.
+    ) -> Mapping[int, Tensor] | Personalized:
+        """At the server: the clients' next start points.
 
         Args:
             round: the round, after aggregation.
@@ -51,5 +78,6 @@ class Personalizer(Strategy):
             models: the start points held so far, client id to ``[P]``.
 
         Returns:
-            Client id to ``[P]``, for the clients whose start point changes; usually those of the round.
+            Client id to ``[P]``, for the clients whose start point changes, usually those of the round; or
+            :class:`Personalized`, with what clients found each other to be worth.
         """

@@ -13,7 +13,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
 from flsv.parameters import ParameterSpace
 from flsv.personalization.base import Personalizer
 from flsv.round import Round
@@ -48,9 +48,10 @@ class SparsifiedReward(Personalizer):
         SparsifiedReward(metric='cgsv', beta=2.0)
     """
 
+    metric_shape = ("n",)
+
     def __init__(self, metric: str = "cgsv", beta: float = 1.0) -> None:
-        if beta <= 0:
-            raise ConfigurationError(f"SparsifiedReward(beta={beta}): expected a positive number.")
+        check_number(self, "beta", beta, above=0)
         self.metric: str = metric
         self.beta = beta
 

@@ -2,7 +2,7 @@
 
 Huang et al., "Personalized Cross-Silo Federated Learning on Non-IID Data", AAAI 2021: equation 4 and Algorithm 1
 (FedAMP), equation 6 (HeurFedAMP). The clients' part, the term lambda / (2 alpha) |w - u_i|^2 of equation 5, is
-``flsv.local.FedProx(mu=lambda / alpha, anchor="start")``: ``configs/fedamp.yaml``.
+``flsv.clients.algorithms.FedProx(mu=lambda / alpha, anchor="start")``: ``configs/fedamp.yaml``.
 
 Where the paper is silent, or we depart:
 
@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
 from flsv.personalization.base import Personalizer
 from flsv.round import Round
 from flsv.strategy import Contributions, Federation
@@ -51,8 +51,8 @@ class FedAMP(Personalizer):
     """
 
     def __init__(self, alpha: float = 1e4, sigma: float = 1e6) -> None:
-        if alpha <= 0 or sigma <= 0:
-            raise ConfigurationError(f"FedAMP(alpha={alpha}, sigma={sigma}): expected positive numbers.")
+        check_number(self, "alpha", alpha, above=0)
+        check_number(self, "sigma", sigma, above=0)
         self.alpha, self.sigma = alpha, sigma
         self._uploads: dict[int, Tensor] = {}
 
@@ -100,10 +100,8 @@ class HeurFedAMP(FedAMP):
     """
 
     def __init__(self, self_weight: float = 0.5, sigma: float = 100.0) -> None:
-        if not 0 <= self_weight <= 1 or sigma < 0:
-            raise ConfigurationError(
-                f"HeurFedAMP(self_weight={self_weight}, sigma={sigma}): expected a share in [0, 1] and a number >= 0."
-            )
+        check_number(self, "self_weight", self_weight, least=0, most=1)
+        check_number(self, "sigma", sigma, least=0)
         self.self_weight, self.sigma = self_weight, sigma
         self._uploads = {}
 

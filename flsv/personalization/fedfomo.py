@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.local_data import LocalData
-from flsv.personalization.base import Personalizer
-from flsv.round import Exchange, Round
+from flsv.participants import LocalData
+from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer
+from flsv.round import FederationState, Round
 from flsv.seeding import generator_for
 from flsv.strategy import Contributions, Federation
 
@@ -38,7 +39,7 @@ class FedFomo(Personalizer):
     of them is instead any other client's with a probability that falls from round to round. A client outside the cohort
     keeps the model it has.
 
-    The round's ``client_values`` are the weights before negative ones are cut off, in [-1, 1].
+    The round's ``peer_values`` are the weights before negative ones are cut off, in [-1, 1].
 
     Args:
         num_downloads: M, other clients' models that a client downloads per round.
@@ -53,15 +54,12 @@ class FedFomo(Personalizer):
         FedFomo(num_downloads=3, epsilon=0.3, epsilon_decay=0.05)
     """
 
-    gives_client_values = True
+    gives_peer_values = True
 
     def __init__(self, num_downloads: int = 5, epsilon: float = 0.3, epsilon_decay: float = 0.05) -> None:
-        if num_downloads < 1:
-            raise ConfigurationError(f"FedFomo(num_downloads={num_downloads}): expected at least 1.")
-        if not 0 <= epsilon <= 1 or epsilon_decay < 0:
-            raise ConfigurationError(
-                f"FedFomo(epsilon={epsilon}, epsilon_decay={epsilon_decay}): expected a probability and a number >= 0."
-            )
+        check_number(self, "num_downloads", num_downloads, least=1, whole=True)
+        check_number(self, "epsilon", epsilon, least=0, most=1)
+        check_number(self, "epsilon_decay", epsilon_decay, least=0)
         self.num_downloads, self.epsilon, self.epsilon_decay = num_downloads, epsilon, epsilon_decay
         self._uploads: dict[int, Tensor] = {}
         self._affinity = torch.zeros(0, 0)
@@ -76,31 +74,22 @@ class FedFomo(Personalizer):
         self._uploads = {}
         self._affinity = torch.zeros(federation.num_clients, federation.num_clients, dtype=torch.float64)
 
-    def personalize(
-        self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
-    ) -> Mapping[int, Tensor]:
+    def start(self, client: int, state: FederationState) -> Tensor | None:
+        # Who has uploaded has mixed a model of its own since.
+        return None if client in self._uploads else state.model()
+
+    def personalize(self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]) -> Personalized:
         assert round.clients is not None
         ids = round.client_ids.tolist()
         self._uploads.update({client: vector.clone() for client, vector in zip(ids, round.client_vectors)})
-        starts = round.global_vector.expand(len(ids), -1) if round.start_vectors is None else round.start_vectors
         values = torch.full((len(ids), len(self._affinity)), float("nan"), dtype=torch.float64)
-        result, downloads = {}, []
         for row, client in enumerate(round.clients):
             chosen = self._choose(client.id, round)
-            others = [self._uploads[other].to(starts) for other in chosen]
-            model, weights = client.ask(mix_models, starts[row], others, round.space.num_parameters)
+            others = [self._uploads[other].to(round.client_vectors) for other in chosen]
+            weights = client.ask(mix_models, others, round.space.num_parameters)
             values[row, [client.id, *chosen]] = weights
             self._affinity[client.id, [client.id, *chosen]] += weights
-            # The model stays at the client: the loop keeps it there as its start point.
-            result[client.id] = model
-            downloads.append(len(chosen))
-        down = torch.tensor(downloads, device=round.client_ids.device) * round.space.size
-        self._exchange = Exchange(Exchange.of_models(round).uploaded, down, values.to(round.client_ids.device))
-        return result
-
-    def exchanged(self, round: Round) -> Exchange:
-        """One model up, those that were chosen down; there is no global one."""
-        return self._exchange
+        return Personalized(peer_values=values.to(round.client_ids.device))
 
     def _choose(self, client: int, round: Round) -> list[int]:
         """Whose models the client downloads."""
@@ -122,16 +111,19 @@ class FedFomo(Personalizer):
         self._uploads, self._affinity = dict(state["uploads"]), state["affinity"].cpu().clone()
 
 
-def mix_models(local: LocalData, start: Tensor, others: list[Tensor], num_parameters: int) -> tuple[Tensor, Tensor]:
-    """At the client: its next model ``[P]``, and signed weights ``[1 + s]`` of its own and of the s others' models."""
+def mix_models(local: LocalData, others: list[Tensor], num_parameters: int) -> Tensor:
+    """At the client: signed weights ``[1 + s]`` of its own and of the s others' models. It keeps its next model."""
     assert local.model is not None
+    assert local.start is not None
+    start = local.start
     models = torch.stack([local.model, *others])
     losses = -local.evaluate(torch.cat([start[None], models])).value("negative_loss")
     distances = torch.linalg.vector_norm((models - start)[:, :num_parameters], dim=1)
     signed = first_order_weights(losses[0], losses[1:], distances.to(losses))
     weights = signed.clamp_min(0)
     mixed = (weights / weights.sum()).to(models) @ models if weights.sum() > 0 else start.clone()
-    return mixed, signed / signed.abs().sum().clamp_min(torch.finfo(signed.dtype).tiny)
+    local.state[OWN_MODEL] = mixed
+    return signed / signed.abs().sum().clamp_min(torch.finfo(signed.dtype).tiny)
 
 
 def first_order_weights(start_loss: Tensor, losses: Tensor, distances: Tensor) -> Tensor:

@@ -19,10 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
-from flsv.local_data import Client, LocalData
+from flsv.arguments import check_number
+from flsv.participants import LocalData
+from flsv.participants.cache import memory
 from flsv.personalization.base import Personalizer
-from flsv.round import Exchange, Round
+from flsv.round import ClientUpdate, FederationState, Instruction, Round
 from flsv.seeding import generator_for
 from flsv.strategy import Contributions, Federation
 
@@ -45,11 +46,12 @@ class IFCA(Personalizer):
         IFCA(num_clusters=3, spread=1.0)
     """
 
+    sends = ("clusters",)
+    reports = ("cluster",)
+
     def __init__(self, num_clusters: int = 5, spread: float = 1.0) -> None:
-        if num_clusters < 1 or spread <= 0:
-            raise ConfigurationError(
-                f"IFCA(num_clusters={num_clusters}, spread={spread}): expected at least 1 cluster, and a spread > 0."
-            )
+        check_number(self, "num_clusters", num_clusters, least=1, whole=True)
+        check_number(self, "spread", spread, above=0)
         self.num_clusters, self.spread = num_clusters, spread
         self._clusters = torch.zeros(0)  # [K, P]
 
@@ -67,24 +69,32 @@ class IFCA(Personalizer):
     def resume(self, federation: Federation) -> None:
         self._clusters = self._clusters.to(federation.global_vector.device)
 
-    def start(self, client: Client, global_vector: Tensor, models: Mapping[int, Tensor]) -> Tensor:
-        return self._clusters[client.ask(closest, self._clusters)]
+    def start(self, client: int, state: FederationState) -> None:
+        """None: the client chooses among the clusters that it is sent."""
+
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        return {"clusters": self._clusters}
+
+    def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
+        clusters = instruction.tensors["clusters"]
+        cluster = closest(local, clusters)
+        memory(local)[IFCA] = cluster
+        return clusters[cluster]
+
+    def report(self, local: LocalData) -> dict[str, Tensor | float]:
+        return {"cluster": memory(local)[IFCA]}
+
+    def started(self, update: ClientUpdate) -> Tensor:
+        return self._clusters[int(update.reports["cluster"])]
 
     def personalize(
         self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
     ) -> Mapping[int, Tensor]:
-        assert round.start_vectors is not None
-        # Which cluster a client chose is which one it started from.
-        started = torch.stack([(round.start_vectors == cluster).all(1) for cluster in self._clusters])
-        chosen = started.int().argmax(0)
+        chosen = round.reports["cluster"]
         self._clusters = self._clusters.clone()
         for cluster in chosen.unique().tolist():
-            self._clusters[cluster] = round.client_vectors[chosen == cluster].mean(0)
+            self._clusters[int(cluster)] = round.client_vectors[chosen == cluster].mean(0)
         return {}
-
-    def exchanged(self, round: Round) -> Exchange:
-        """One model up, all clusters' down."""
-        return Exchange.of_models(round, down=self.num_clusters)
 
     def state_dict(self) -> dict[str, Any]:
         return {"clusters": self._clusters.clone()}

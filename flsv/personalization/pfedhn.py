@@ -25,10 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flsv.errors import ConfigurationError
-from flsv.local_data import Client
+from flsv.arguments import check_number
 from flsv.personalization.base import Personalizer
-from flsv.round import Round
+from flsv.round import FederationState, Round
 from flsv.seeding import generator_for
 from flsv.strategy import Contributions, Federation
 
@@ -92,11 +91,9 @@ class PFedHN(Personalizer):
     """
 
     def __init__(self, lr: float = 0.005, embedding_dim: int = 32, hidden: int = 100) -> None:
-        if lr <= 0 or hidden < 1 or embedding_dim < 1:
-            raise ConfigurationError(
-                f"PFedHN(lr={lr}, embedding_dim={embedding_dim}, hidden={hidden}): expected a positive learning rate "
-                "and sizes of at least 1."
-            )
+        check_number(self, "lr", lr, above=0)
+        check_number(self, "embedding_dim", embedding_dim, least=1, whole=True)
+        check_number(self, "hidden", hidden, least=1, whole=True)
         self.lr, self.embedding_dim, self.hidden = lr, embedding_dim, hidden
         self._network: HyperNetwork | None = None
         self._loaded: dict[str, Tensor] = {}
@@ -108,6 +105,8 @@ class PFedHN(Personalizer):
         self._network = network.to(federation.global_vector.device)
 
     def resume(self, federation: Federation) -> None:
+        if self._network is not None:
+            return  # a second fit of one loop goes on
         network = self._make(federation)
         network.load_state_dict(self._loaded)
         self._network = network.to(federation.global_vector.device)
@@ -118,9 +117,10 @@ class PFedHN(Personalizer):
         return network.to(federation.space.dtype)
 
     @torch.no_grad()
-    def start(self, client: Client, global_vector: Tensor, models: Mapping[int, Tensor]) -> Tensor:
+    def start(self, client: int, state: FederationState) -> Tensor:
         assert self._network is not None
-        written = self._network(torch.tensor(client.id, device=global_vector.device))
+        global_vector = state.model()
+        written = self._network(torch.tensor(client, device=global_vector.device))
         return torch.cat([written, global_vector[len(written) :]])
 
     @torch.inference_mode(False)
@@ -129,9 +129,10 @@ class PFedHN(Personalizer):
         self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
     ) -> Mapping[int, Tensor]:
         assert self._network is not None
-        deltas = -round.client_updates[:, : round.space.num_parameters]
+        cut = round.space.num_parameters
         phi: list[Tensor] = list(self._network.parameters())
-        for client, delta in zip(round.client_ids, deltas):
+        for row, client in enumerate(round.client_ids):
+            delta = -round.matrix.update(row)[:cut]
             gradients = torch.autograd.grad(self._network(client), phi, grad_outputs=delta)
             with torch.no_grad():
                 torch._foreach_add_(phi, gradients, alpha=-self.lr)

@@ -16,19 +16,21 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.personalised_weights import SelfWeight, check_self_weight, personalised_weights
 from flsv.functional.shapley import permutation_shapley
 from flsv.functional.top_k_download import Explore, check_explore, top_k_download
-from flsv.local_data import Client, LocalData
 from flsv.parameters import ParameterSpace
-from flsv.personalization.base import Personalizer
-from flsv.round import Exchange, Round
+from flsv.participants import LocalData
+from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer
+from flsv.round import FederationState, Instruction, Round
 from flsv.seeding import generator_for
 from flsv.strategy import Contributions, Federation
 
@@ -40,7 +42,7 @@ class PFedSV(Personalizer):
 
     Downloads follow its relevance scores (:func:`flsv.functional.top_k_download`). The Shapley values of the game
     U(X) = accuracy of the plain mean of the models in X on the client's own validation split, U(empty) = 0, give the
-    weights (:func:`flsv.functional.personalised_weights`) and, as ``round.client_values``, the scores that
+    weights (:func:`flsv.functional.personalised_weights`) and, as ``round.peer_values``, the scores that
     :class:`flsv.metrics.DomainRelevance` folds. A client that nobody helps keeps its own model, the one before noise.
 
     A client's first round starts from the run's initial model: the server has no global one to give, except in
@@ -70,7 +72,10 @@ class PFedSV(Personalizer):
 classifier=None, safeguard=False)
     """
 
-    gives_client_values = True
+    gives_peer_values = True
+    sends = ("extractor",)
+
+    metric_shape = ("n", "n")
 
     def __init__(
         self,
@@ -84,8 +89,7 @@ classifier=None, safeguard=False)
         safeguard: bool = False,
     ) -> None:
         for name, value in (("k", k), ("permutations_factor", permutations_factor)):
-            if value < 1:
-                raise ConfigurationError(f"PFedSV({name}={value}): expected at least 1.")
+            check_number(self, name, value, least=1, whole=True)
         if mode not in ("model", "extractor"):
             raise ConfigurationError(f'PFedSV(mode={mode!r}): expected "model" or "extractor".')
         if classifier is not None and mode == "model":
@@ -114,13 +118,27 @@ classifier=None, safeguard=False)
         # Which entries of a vector are personal: None for all.
         self._personal = None if self.mode == "model" else entries_of(federation.space, self.classifier)
 
-    def start(self, client: Client, global_vector: Tensor, models: Mapping[int, Tensor]) -> Tensor:
-        own = models.get(client.id, self._initial.to(global_vector))
-        return placed(picked(own, self._personal), global_vector, self._personal)
+    def start(self, client: int, state: FederationState) -> Tensor | None:
+        if client in self._uploads:
+            return None  # it has chosen a model since
+        model = state.model()
+        return placed(picked(self._initial.to(model), self._personal), model, self._personal)
 
-    def personalize(
-        self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
-    ) -> Mapping[int, Tensor]:
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        # Whoever was in the round before has had the extractor after aggregation.
+        if self._personal is None or start is not None or client in self._cohort:
+            return {}
+        return {"extractor": state.model()[~self._personal.to(state.model().device)]}
+
+    def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
+        start = super().receive(local, instruction)
+        if "extractor" in instruction.tensors:
+            assert self._personal is not None
+            start = start.clone()
+            start[~self._personal.to(start.device)] = instruction.tensors["extractor"]
+        return start
+
+    def personalize(self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]) -> Personalized:
         assert round.server_vector is not None
         assert round.clients is not None
         cohort, vectors = round.client_ids.tolist(), round.client_vectors
@@ -129,32 +147,24 @@ classifier=None, safeguard=False)
         available = torch.zeros(self._num_clients, dtype=torch.bool)
         available[list(self._uploads)] = True
         values = torch.full((len(cohort), self._num_clients), float("nan"), device=vectors.device)
-        counts, result = torch.zeros(len(cohort), dtype=torch.long), {}
+        extractor = None if self._personal is None else round.server_vector[~self._personal.to(vectors.device)]
+        # What both sides know is no part of what crosses.
+        question = partial(
+            collaborate,
+            personal=self._personal,
+            num_parameters=round.space.num_parameters,
+            permutations_factor=self.permutations_factor,
+            self_weight=self.self_weight,
+            safeguard=self.safeguard,
+        )
         for row, (client, relevance) in enumerate(zip(round.clients, self._relevance(contributions)[cohort])):
             draw = generator_for(round.seed, "pfedsv", round.round_index, client.id)
             ids = top_k_download(relevance, available, client.id, self.k, self.explore, draw).tolist()
-            worth, mixed = client.ask(
-                collaborate,
-                torch.stack([self._uploads[i].to(vectors) for i in (client.id, *ids)]),
-                base=round.server_vector,
-                personal=self._personal,
-                num_parameters=round.space.num_parameters,
-                permutations_factor=self.permutations_factor,
-                self_weight=self.self_weight,
-                safeguard=self.safeguard,
-                generator=draw,
-            )
+            others = [self._uploads[i].to(vectors) for i in ids]
+            worth = client.ask(question, others, extractor, generator=draw)
             values[row, [client.id, *ids]] = worth.to(values)
-            counts[row] = len(ids)
-            result[client.id] = placed(mixed, round.server_vector, self._personal)
-        self._exchange = self._account(round, counts, values)
         self._cohort = cohort
-        return result
-
-    def exchanged(self, round: Round) -> Exchange:
-        """A whole model up. Down: the models or the classifiers of the others and, with a shared extractor, that
-        after aggregation, and before training too if the client was not there in the round before."""
-        return self._exchange
+        return Personalized(peer_values=values)
 
     def state_dict(self) -> dict[str, Any]:
         return {"initial": self._initial, "uploads": dict(self._uploads), "cohort": list(self._cohort)}
@@ -162,15 +172,6 @@ classifier=None, safeguard=False)
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._initial, self._uploads = state["initial"], dict(state["uploads"])
         self._cohort = list(state["cohort"])
-
-    def _account(self, round: Round, downloads: Tensor, values: Tensor) -> Exchange:
-        size = round.space.size if self._personal is None else int(self._personal.sum())
-        shared = round.space.size - size
-        absent = [round.round_index > 0 and client not in self._cohort for client in round.client_ids.tolist()]
-        extractors = shared * (1 + torch.tensor(absent).long())
-        device = values.device
-        whole = torch.full_like(downloads, round.space.size)
-        return Exchange(whole.to(device), (downloads * size + extractors).to(device), values)
 
     def _relevance(self, contributions: Contributions) -> Tensor:
         n = self._num_clients
@@ -185,35 +186,39 @@ classifier=None, safeguard=False)
 
 def collaborate(
     local: LocalData,
-    models: Tensor,
+    others: Sequence[Tensor],
+    extractor: Tensor | None,
     *,
-    base: Tensor,
     personal: Tensor | None,
     num_parameters: int,
     permutations_factor: int,
     self_weight: SelfWeight,
     safeguard: bool,
     generator: Generator,
-) -> tuple[Tensor, Tensor]:
-    """At a client: what every model is worth to it, and its own next one, which the loop keeps for it.
+) -> Tensor:
+    """At a client: what every model is worth to it. Its own next one it keeps.
 
     Args:
         local: the client's data, and the model that it has just trained.
-        models: ``[s, Q]``, its upload and those that it downloaded; Q = P, or the size of the classifier.
-        base: ``[P]``, where the rest of the models is from.
+        others: ``[Q]`` each, what it downloaded; Q = P, or the size of the classifier.
+        extractor: ``[P - Q]``, the rest of the models; None where Q = P.
         personal: bool ``[P]``, which entries are the Q; None for all.
-        num_parameters: how many entries of ``base`` are parameters; distances leave out BatchNorm's statistics after
-            them.
+        num_parameters: how many entries of a whole model are parameters; distances leave out BatchNorm's statistics
+            after them.
         permutations_factor: as of :class:`PFedSV`.
         self_weight: likewise.
         safeguard: likewise.
         generator: of the orders of the players, where not all coalitions are evaluated.
 
     Returns:
-        Shapley values ``[s]``, and ``[Q]``.
+        Shapley values ``[s]``, the own model's first.
     """
-    if local.model is not None:
-        models[0] = picked(local.model, personal)
+    assert local.model is not None
+    base = local.model
+    if personal is not None and extractor is not None:
+        base = base.clone()
+        base[~personal.to(base.device)] = extractor
+    models = torch.stack([picked(local.model, personal), *others])
 
     def utility(masks: Tensor) -> Tensor:
         result = torch.zeros(len(masks), dtype=torch.float64)
@@ -233,8 +238,9 @@ def collaborate(
     if safeguard:
         candidates = placed(torch.stack([models[0], mixed]), base, personal)
         before, after = local.evaluate(candidates).value("accuracy").tolist()
-        mixed = mixed if after >= before else models[0]
-    return values, mixed
+        mixed = mixed if after >= before else models[0].clone()
+    local.state[OWN_MODEL] = placed(mixed, base, personal)
+    return values
 
 
 def picked(vector: Tensor, personal: Tensor | None) -> Tensor:

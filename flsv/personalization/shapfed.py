@@ -11,7 +11,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
 from flsv.functional import participant_weights
 from flsv.personalization.base import Personalizer
 from flsv.round import Round
@@ -34,12 +33,14 @@ class ShapFedPersonalizer(Personalizer):
         metric: the name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.
 
     Raises:
-        ConfigurationError: in the first round, a metric whose values are not per class.
+        ConfigurationError: before training, a metric whose values are not per class.
 
     Example:
         >>> ShapFedPersonalizer()
         ShapFedPersonalizer(metric='cssv')
     """
+
+    metric_shape = ("n", "M")
 
     def __init__(self, metric: str = "cssv") -> None:
         self.metric: str = metric
@@ -49,12 +50,7 @@ class ShapFedPersonalizer(Personalizer):
     ) -> Mapping[int, Tensor]:
         assert round.server_vector is not None
         cssv = contributions[self.metric]
-        if cssv.ndim != 2:
-            raise ConfigurationError(
-                f"{self!r}: the metric's values are {list(cssv.shape)}, but eq. 6 needs one per client and class. Name "
-                "a flsv.metrics.ClassSpecificShapley."
-            )
         gamma, _ = participant_weights(cssv[round.client_ids.to(cssv.device)])
         gamma = gamma.nan_to_num(float(gamma.nanmean().nan_to_num(1.0))).to(round.client_vectors)
-        mixed = torch.lerp(round.client_vectors, round.server_vector, gamma[:, None])
-        return dict(zip(round.client_ids.tolist(), mixed))
+        mixed = zip(round.client_ids.tolist(), round.client_vectors, gamma)
+        return {client: torch.lerp(vector, round.server_vector, share) for client, vector, share in mixed}

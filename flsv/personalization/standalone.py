@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
-from flsv.local_data import Client
-from flsv.personalization.base import Personalizer
-from flsv.round import Exchange, Round
+from flsv.participants import LocalData
+from flsv.personalization.base import OWN_MODEL, Personalizer
+from flsv.round import FederationState, Round
 from flsv.strategy import Contributions, Federation
 
 
@@ -25,22 +25,31 @@ class Standalone(Personalizer):
         Standalone()
     """
 
-    def begin(self, federation: Federation) -> None:
-        self._initial = federation.global_vector.clone()
+    collaborates = False
 
-    def start(self, client: Client, global_vector: Tensor, models: Mapping[int, Tensor]) -> Tensor:
-        return models.get(client.id, self._initial.to(global_vector))
+    def __init__(self) -> None:
+        self._initial: Tensor | None = None
+        self._visited: set[int] = set()
+
+    def begin(self, federation: Federation) -> None:
+        self._initial, self._visited = federation.global_vector.clone(), set()
+
+    def start(self, client: int, state: FederationState) -> Tensor | None:
+        assert self._initial is not None
+        return None if client in self._visited else self._initial.to(state.model())
+
+    def keep(self, local: LocalData) -> None:
+        assert local.model is not None
+        local.state[OWN_MODEL] = local.model.clone()
 
     def personalize(
         self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
     ) -> Mapping[int, Tensor]:
-        return dict(zip(round.client_ids.tolist(), round.client_vectors))
-
-    def exchanged(self, round: Round) -> Exchange:
-        return Exchange.of_models(round, up=0, down=0)
+        self._visited.update(round.client_ids.tolist())
+        return {}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"initial": self._initial}
+        return {"initial": self._initial, "visited": sorted(self._visited)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._initial = state["initial"]
+        self._initial, self._visited = state["initial"], set(state["visited"])

@@ -13,6 +13,7 @@ from functools import lru_cache
 from types import ModuleType
 from typing import Literal, get_args
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 
 Accountant = Literal["exact", "pld", "rdp"]
@@ -46,11 +47,9 @@ def gaussian_epsilon(
         >>> gaussian_epsilon(0.0, 1)
         inf
     """
-    if not 0 <= noise_multiplier < math.inf or rounds < 0 or not 0 < delta < 1:
-        raise ConfigurationError(
-            f"noise_multiplier={noise_multiplier}, rounds={rounds}, delta={delta}: expected a finite noise multiplier "
-            "and a number of rounds of at least 0, and delta between 0 and 1."
-        )
+    check_number("gaussian_epsilon", "noise_multiplier", noise_multiplier, least=0)
+    check_number("gaussian_epsilon", "rounds", rounds, least=0, whole=True)
+    check_number("gaussian_epsilon", "delta", delta, above=0, below=1)
     if accountant not in get_args(Accountant):
         raise ConfigurationError(f"accountant={accountant!r}: expected one of {get_args(Accountant)}.")
     if rounds == 0:

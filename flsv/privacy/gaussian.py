@@ -8,17 +8,20 @@ from what it says, and falls from FedAvg to pFedSV at the same noise. Here the u
 
 from __future__ import annotations
 
-import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.privacy.accounting import Accountant, gaussian_epsilon
+from flsv.seeding import generator_for
+from flsv.uploads import Departure, Upload
 
 
-class GaussianPrivacy:
+class GaussianPrivacy(Upload):
     r"""Every client clips its update and adds noise to it before it leaves.
 
     .. math::
@@ -34,9 +37,12 @@ class GaussianPrivacy:
     sampling), because the server sees who takes part.
 
     **What it does not cover.** Anything but the update: the number of samples, the training loss, what metrics and
-    strategies ask of a client (class counts, Shapley values on its validation data). Noise comes from the run's seed,
-    as everything here, and in floating point: whoever knows the seed can take it off again. A federation in earnest
-    draws it from each client's operating system.
+    strategies ask of a client (class counts, Shapley values on its validation data, FedBary's interpolants). Noise
+    comes from the run's seed, as everything here, and in floating point: whoever knows the seed can take it off again.
+    A federation in earnest draws it from each client's operating system.
+
+    **What it does to contributions.** Metrics see the noised updates, and what they say of a client is soon noise, too
+    (``docs/results/privacy_contributions.md``); a ``FederatedLoop`` warns of it.
 
     In a ``FederatedLoop`` the update is the step away from the global model, which everybody knows, also where a client
     starts from a model of its own: what that owes to its data is part of what is protected.
@@ -68,18 +74,27 @@ class GaussianPrivacy:
         max_epsilon: float | None = None,
         accountant: Accountant = "exact",
     ) -> None:
-        if not 0 < clip < math.inf:
-            raise ConfigurationError(f"GaussianPrivacy(clip={clip}): expected a finite number above 0.")
+        check_number(self, "clip", clip, above=0)
+        check_number(self, "noise_multiplier", noise_multiplier, least=0)
+        check_number(self, "delta", delta, above=0, below=1)
+        if max_epsilon is not None:
+            check_number(self, "max_epsilon", max_epsilon, above=0, hint="None: no budget.")
         self.clip, self.noise_multiplier, self.delta = clip, noise_multiplier, delta
         self.max_epsilon, self.accountant = max_epsilon, accountant
         self.epsilon(1)  # whatever is wrong with the rest, now
-        if max_epsilon is not None and not 0 < max_epsilon < math.inf:
-            raise ConfigurationError(f"{self!r}: expected a finite max_epsilon above 0, or None.")
         if max_epsilon is not None and self.epsilon(1) > max_epsilon:
             raise ConfigurationError(
                 f"{self!r}: one round has epsilon = {self.epsilon(1):.4g} already. "
                 "Raise noise_multiplier or max_epsilon."
             )
+
+    #: A client's own start point is its secret.
+    reference: Literal["start", "global"] = "global"
+
+    def apply(self, update: Tensor, departure: Departure) -> Tensor:
+        """``update [P]`` as it leaves the client, a new tensor."""
+        draw = generator_for(departure.seed, "privacy", departure.round_index, departure.client)
+        return self.protect(update, draw)
 
     def protect(self, update: Tensor, generator: torch.Generator) -> Tensor:
         """What leaves the client instead of ``update``: a new tensor.

@@ -19,6 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 
@@ -71,6 +72,8 @@ def invert_gradient(
         >>> found.label, bool(torch.allclose(found.image, image, atol=1e-3))
         (2, True)
     """
+    check_number("invert_gradient", "smoothness", smoothness, least=0)
+    check_number("invert_gradient", "iterations", iterations, least=1, whole=True)
     space = ParameterSpace(module)
     if gradient.shape not in ((space.num_parameters,), (space.size,)):
         raise ConfigurationError(

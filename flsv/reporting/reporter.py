@@ -1,12 +1,19 @@
-"""What a run writes: scalars to every logger, figures to TensorBoard, rows to ``contributions.csv``, a last table."""
+"""What a run writes: scalars to every logger, figures to TensorBoard, rows to ``contributions.csv``, a last table.
+
+A client's value, once measured, stays until it is measured again. It is written in the rounds in which it changes: with
+10 of 1,000 clients in a round 10 rows, not 1,000 (where no value depends on the others', as a share does). What belongs
+to one round, such as a weight or a norm, is written in that round.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -15,9 +22,14 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
+from flsv.drawing import drawing, label_text
 from flsv.metrics import ContributionMetric
 from flsv.reporting.contributions_csv import ContributionsFile, Row
+from flsv.reporting.folder import run_folder
 from flsv.reporting.table import class_table, client_table
+
+#: A figure and its axis.
+Picture = tuple[Figure, Any]
 
 
 class Reporter:
@@ -31,7 +43,7 @@ class Reporter:
         figures_every: rounds between two figures of a metric; 0 for none.
 
     Attributes:
-        folder: the trainer's log folder.
+        folder: of this run, see :func:`flsv.reporting.folder.run_folder`.
         csv: the file of contributions; None in a fast_dev_run, which leaves no trace.
     """
 
@@ -45,13 +57,21 @@ class Reporter:
     ) -> None:
         self._trainer, self._metrics, self._class_names = trainer, metrics, class_names
         self._per_class, self._figures_every = per_class, figures_every
-        self.folder = Path(trainer.log_dir or trainer.default_root_dir)
+        self._written: dict[str, Tensor] = {}
+        self.folder = run_folder(trainer)
         self.csv = None if trainer.fast_dev_run else ContributionsFile(self.folder / "contributions.csv")  # type: ignore[attr-defined]
 
     def begin(
-        self, first_round: int, earlier_csv: str | None, settings: Mapping[str, Any], partition: Figure
+        self,
+        first_round: int,
+        earlier_csv: str | None,
+        settings: Mapping[str, Any],
+        partition: Callable[[], Picture],
+        contributions: Mapping[str, Tensor],
     ) -> str | None:
-        """Open the CSV; at the start of a run also log the settings and the picture of the partition.
+        """Open the CSV; at the start of a run also log the settings and the picture that ``partition`` draws.
+
+        ``contributions`` are those of the rounds before: what has been written already.
 
         Returns:
             Where the CSV is, or None if none is written.
@@ -62,6 +82,8 @@ class Reporter:
         if self.csv is None:
             return None
         path = self.csv.path.resolve()
+        if first_round > 0 and Path(earlier_csv or path).is_file():
+            self._written = self._values(contributions)
         self.csv.begin(first_round, Path(earlier_csv) if earlier_csv and Path(earlier_csv) != path else None)
         return str(path)
 
@@ -71,34 +93,38 @@ class Reporter:
         contributions: Mapping[str, Tensor],
         weights: Tensor,
         losses: Mapping[int, float],
+        norms: Mapping[int, float],
         accuracy: Tensor | None,
     ) -> None:
-        """Write one round: the metrics' values, and the clients' aggregation weights ``[n]``, training losses
-        by client id, and the accuracies ``[n]`` of their own models where they were evaluated. NaN is not written."""
+        """Write one round: what has changed of the metrics' values, and the clients' aggregation weights ``[n]``,
+        training losses and norms of updates by client id, and the accuracies ``[n]`` of their own models where they
+        were evaluated. NaN is not written."""
         rows: list[Row] = []
         scalars: dict[str, float] = {}
-        for name, value in contributions.items():
-            overall = _rows(round_index, name, "", self.overall(name, value))
-            rows += overall
-            scalars |= {f"contribution/{name}/client_{i}": v for _, _, i, _, v in overall}
-            if value.ndim == 2:
+        values = self._values(contributions)
+        for name, value in values.items():
+            before = self._written.get(name)
+            new = value if before is None else value.masked_fill(value == before, float("nan"))
+            if value.ndim == 0:
+                scalars[f"contribution/{name}"] = value.item()
+            elif value.ndim == 1:
+                changed = _rows(round_index, name, "", new)
+                rows += changed
+                scalars |= {f"contribution/{name}/client_{i}": v for _, _, i, _, v in changed}
+            else:
+                name = name.removesuffix(PER_CLASS)
                 names = self._columns(name)
-                for j, column in enumerate(value.T):
-                    per_class = _rows(round_index, name, names[j] if names else j, column)
-                    rows += per_class
+                for j, column in enumerate(new.T):
+                    changed = _rows(round_index, name, names[j] if names else j, column)
+                    rows += changed
                     if self._per_class and names is None:
-                        scalars |= {f"contribution/{name}/class_{j}/client_{i}": v for _, _, i, _, v in per_class}
-        for name, metric in self._metrics.items():
-            for what, value in (metric.diagnostics() if isinstance(metric, ContributionMetric) else {}).items():
-                if value.ndim == 0:
-                    scalars[f"contribution/{name}/{what}"] = value.item()
-                else:
-                    extra = _rows(round_index, f"{name}/{what}", "", value)
-                    rows += extra
-                    scalars |= {f"contribution/{name}/{what}/client_{i}": v for _, _, i, _, v in extra}
+                        scalars |= {f"contribution/{name}/class_{j}/client_{i}": v for _, _, i, _, v in changed}
+        self._written = values
         weighed = _rows(round_index, "weight", "", weights)
         rows += weighed
         scalars |= {f"weight/client_{i}": w for _, _, i, _, w in weighed}
+        rows += [(round_index, "update_norm", i, "", norm) for i, norm in norms.items()]
+        scalars |= {f"update_norm/client_{i}": norm for i, norm in norms.items()}
         scalars |= {f"train_loss/client_{i}": loss for i, loss in losses.items() if loss == loss}
         if accuracy is not None:
             evaluated = _rows(round_index, "accuracy", "", accuracy)
@@ -119,14 +145,12 @@ class Reporter:
     def figures(self, round_index: int, contributions: Mapping[str, Tensor]) -> None:
         """One picture per metric."""
         for name, value in contributions.items():
-            if any(isinstance(logger.experiment, SummaryWriter) for logger in self._tensorboards):
-                figure, axis = self._metrics[name].plot(value)
-                axis.set_title(f"{name}, round {round_index}")
-                self._figure(f"contribution/{name}", figure, round_index)
+            self._figure(f"contribution/{name}", partial(self._draw, name, value, round_index), round_index)
 
     def table(
         self,
         num_samples: Tensor,
+        rounds: Tensor,
         contributions: Mapping[str, Tensor],
         weights: Tensor | None,
         accuracy: Tensor | None,
@@ -134,7 +158,7 @@ class Reporter:
         """Print what the clients had and what they were worth; per class where the classes fit on a line."""
         console = Console()
         values = {name: self.overall(name, value) for name, value in contributions.items()}
-        console.print(client_table(num_samples, values, weights, accuracy))
+        console.print(client_table(num_samples, values, weights, accuracy, rounds))
         for name, value in contributions.items():
             if value.ndim == 2 and value.shape[1] <= 10:
                 names = self._columns(name)
@@ -142,10 +166,22 @@ class Reporter:
 
     def overall(self, name: str, value: Tensor) -> Tensor:
         """One number per client ``[n]``: the metric's own summary, or the mean over classes."""
-        summary = getattr(self._metrics[name], "client_values", None)
+        summary = getattr(self._metrics[name], "per_client", None)
         if summary is not None:
             return summary(value)
         return value.mean(-1) if value.ndim == 2 else value
+
+    def _values(self, contributions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All that the metrics say, by name: ``[n]``, per class ``[n, M]``, and scalars; a copy on the CPU."""
+        values: dict[str, Tensor] = {}
+        for name, value in contributions.items():
+            values[name] = self.overall(name, value)
+            if value.ndim == 2:
+                values[name + PER_CLASS] = value
+        for name, metric in self._metrics.items():
+            diagnostics = metric.diagnostics() if isinstance(metric, ContributionMetric) else {}
+            values |= {f"{name}/{what}": value for what, value in diagnostics.items()}
+        return {name: value.detach().cpu().to(torch.float64, copy=True) for name, value in values.items()}
 
     def _columns(self, name: str) -> list[str] | None:
         """Names of the columns of a metric's values where they are no classes."""
@@ -172,13 +208,21 @@ class Reporter:
         for logger in self._trainer.loggers:
             logger.log_hyperparams(merged)
 
-    def _figure(self, tag: str, figure: Figure, step: int) -> None:
-        for logger in self._tensorboards:
-            if isinstance(logger.experiment, SummaryWriter):  # not in a fast_dev_run
-                logger.experiment.add_figure(tag, figure, global_step=step)
+    def _draw(self, name: str, value: Tensor, round_index: int) -> Picture:
+        figure, axis = self._metrics[name].plot(value)
+        axis.set_title(f"{label_text(name)}, round {round_index}")
+        return figure, axis
+
+    def _figure(self, tag: str, draw: Callable[[], Picture], step: int) -> None:
+        # In a fast_dev_run a logger's experiment is no writer.
+        writers = [x.experiment for x in self._tensorboards if isinstance(x.experiment, SummaryWriter)]
+        with drawing(tag):
+            for writer in writers:
+                writer.add_figure(tag, draw()[0], global_step=step)
+
+
+PER_CLASS = " per class"
 
 
 def _rows(round_index: int, metric: str, label: int | str, values: Tensor) -> list[Row]:
-    values = values.detach().cpu()
-    numbers = (values.float() if values.is_floating_point() else values).tolist()
-    return [(round_index, metric, i, label, v) for i, v in enumerate(numbers) if v == v]
+    return [(round_index, metric, i, label, v) for i, v in enumerate(values.detach().double().tolist()) if v == v]

@@ -14,17 +14,20 @@ class ClientSampler(Strategy):
     """Base class: a random cohort, and everybody's chance to be in it."""
 
     @abstractmethod
-    def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
         """The cohort's client ids, ascending and without repetition.
 
         Args:
             num_clients: n, all clients of the federation.
             contributions: the metrics' values after the round before.
             generator: the only source of chance; it depends on the run's seed and the round.
+            round_index: the round, from 0.
         """
 
     @abstractmethod
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions) -> Tensor:
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
         """The probability ``[n]`` of each client to be in the cohort that ``sample`` would draw.
 
         Aggregators that estimate a sum over all clients without bias divide by it (Horvitz and Thompson 1952).
@@ -42,8 +45,10 @@ class FullParticipation(ClientSampler):
         tensor([0, 1, 2])
     """
 
-    def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
         return torch.arange(num_clients)
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions) -> Tensor:
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
         return torch.ones(num_clients)

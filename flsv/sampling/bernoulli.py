@@ -5,9 +5,12 @@ ShapleyFL (Sun et al., KDD 2023), Algorithm 1 (equal coins: AFedSV) and Algorith
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import importance_probabilities
 from flsv.sampling.base import ClientSampler
@@ -25,8 +28,8 @@ class BernoulliSampler(ClientSampler):
         min_cohort: the least number of clients in a round, 1 or 2: a Shapley value needs two players.
 
     Raises:
-        ConfigurationError: ``expected_cohort`` not positive or (before training) above the number of clients,
-            ``min_cohort`` other than 1 or 2.
+        ConfigurationError: ``expected_cohort`` not positive or (before training) above the number of clients, or so
+            small that hardly any draw has ``min_cohort`` clients; ``min_cohort`` other than 1 or 2.
 
     Example:
         >>> sampler = BernoulliSampler(expected_cohort=2)
@@ -37,10 +40,7 @@ class BernoulliSampler(ClientSampler):
     """
 
     def __init__(self, expected_cohort: float, min_cohort: int = 2) -> None:
-        if expected_cohort <= 0:
-            raise ConfigurationError(
-                f"{type(self).__name__}(expected_cohort={expected_cohort}): expected a positive number of clients."
-            )
+        check_number(self, "expected_cohort", expected_cohort, above=0)
         if min_cohort not in (1, 2):
             raise ConfigurationError(f"{type(self).__name__}(min_cohort={min_cohort}): expected 1 or 2.")
         self.expected_cohort, self.min_cohort = expected_cohort, min_cohort
@@ -49,28 +49,39 @@ class BernoulliSampler(ClientSampler):
         """The probability ``[n]`` of each client's coin."""
         return torch.full((num_clients,), self.expected_cohort / num_clients)
 
-    def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
         coins = self.coins(num_clients, contributions)
-        while True:
+        for _ in range(_DRAWS):
             drawn = (torch.rand(num_clients, generator=generator) < coins).nonzero().flatten()
             if len(drawn) >= self.min_cohort:
                 return drawn
+        return _conditional(coins.tolist(), self.min_cohort, generator)
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions) -> Tensor:
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
         coins = self.coins(num_clients, contributions)
         p = coins.double()
-        # Of all the others: the probability that none of them takes part.
-        none_else = torch.stack([(1 - torch.cat([p[:i], p[i + 1 :]])).prod() for i in range(num_clients)])
-        none, one = (1 - p).prod(), (p * none_else).sum()
+        valid = _at_least(p.tolist(), self.min_cohort)[0][self.min_cohort]
         if self.min_cohort == 1:
-            return (p / (1 - none)).to(coins)
-        return (p * (1 - none_else) / (1 - none - one)).to(coins)
+            return (p / valid).to(coins)
+        # The probability that somebody else takes part; in logarithms, since it may be next to nothing.
+        absent = torch.log1p(-p)
+        others = [torch.cat([absent[:i], absent[i + 1 :]]) for i in range(num_clients)]
+        someone_else = -torch.expm1(torch.stack([each.sum() for each in others]))
+        return (p * someone_else / valid).to(coins)
 
     def check(self, num_clients: int) -> None:
         if not self.min_cohort <= num_clients or self.expected_cohort > num_clients:
             raise ConfigurationError(
                 f"{self!r} cannot be met: the federation has {num_clients} clients. Lower expected_cohort to at most "
                 f"{num_clients} or make more clients in the partitioner."
+            )
+        valid = _at_least([self.expected_cohort / num_clients] * num_clients, self.min_cohort)[0][self.min_cohort]
+        if valid < _RAREST:
+            raise ConfigurationError(
+                f"{self!r}: of {num_clients} clients, {self.min_cohort} would take part in {valid:.1g} of all draws "
+                f"only. Raise expected_cohort, for example to {self.min_cohort}."
             )
 
 
@@ -82,7 +93,8 @@ class ShapleyImportanceSampler(BernoulliSampler):
     Args:
         expected_cohort: m, the expected number of clients per round.
         metric: the name of a metric ``[n]`` of non-negative weights, such as
-            :class:`flsv.metrics.SurrogateFederatedShapley`. A client without a value counts as the mean of the others.
+            :class:`flsv.metrics.SurrogateFederatedShapley`. A client never seen counts as the metric's ``prior`` or,
+            without one, as the mean of the others.
         min_cohort: the least number of clients in a round, 1 or 2.
 
     Example:
@@ -90,6 +102,8 @@ class ShapleyImportanceSampler(BernoulliSampler):
         >>> sampler.coins(4, {"ssv": torch.tensor([0.6, 0.1, 0.1, 0.2])})
         tensor([1.0000, 0.2500, 0.2500, 0.5000])
     """
+
+    metric_shape = ("n",)
 
     def __init__(self, expected_cohort: float, metric: str = "ssv", min_cohort: int = 2) -> None:
         super().__init__(expected_cohort, min_cohort)
@@ -111,3 +125,31 @@ def known_or_mean(values: Tensor) -> Tensor:
     known = ~values.isnan()
     mean = values[known].mean() if known.any() else torch.ones((), dtype=values.dtype, device=values.device)
     return torch.where(known, values, mean)
+
+
+#: A cohort is drawn so often before its clients are drawn one by one, which gives the same distribution.
+_DRAWS = 1000
+#: A federation whose draws are this seldom large enough is not meant.
+_RAREST = 1e-3
+
+
+def _at_least(coins: Sequence[float], count: int) -> list[list[float]]:
+    """``[n + 1][count + 1]``, entry i, c: the probability that at least c of the clients i, i+1, ... take part.
+
+    Sums of products only: exact also where it is next to nothing.
+    """
+    table = [[1.0] + [0.0] * count]
+    for coin in reversed(coins):
+        later = table[-1]
+        table.append([1.0] + [coin * later[c - 1] + (1 - coin) * later[c] for c in range(1, count + 1)])
+    return table[::-1]
+
+
+def _conditional(coins: Sequence[float], count: int, generator: torch.Generator) -> Tensor:
+    """Clients whose coins fell on heads, given that at least ``count`` did: drawn one by one."""
+    table, drawn, missing = _at_least(coins, count), [], count
+    for client, (coin, luck) in enumerate(zip(coins, torch.rand(len(coins), generator=generator).tolist())):
+        if luck * table[client][missing] < coin * table[client + 1][max(missing - 1, 0)]:
+            drawn.append(client)
+            missing = max(missing - 1, 0)
+    return torch.tensor(drawn)

@@ -31,10 +31,12 @@ class FixedCohort(ClientSampler):
         if not self.clients or len(set(self.clients)) != len(self.clients) or self.clients[0] < 0:
             raise ConfigurationError(f"FixedCohort(clients={list(clients)}): expected different client ids, from 0.")
 
-    def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
         return torch.tensor(self.clients)
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions) -> Tensor:
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
         chances = torch.zeros(num_clients)
         chances[self.clients] = 1
         return chances

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.sampling.base import ClientSampler
 from flsv.sampling.bernoulli import known_or_mean
@@ -21,7 +22,7 @@ class SoftmaxSampler(ClientSampler):
     Args:
         cohort_size: clients per round.
         metric: the name of a metric ``[n]``, the clients' relevance. Without a value, all are equally likely; a client
-            without one counts as the mean.
+            never seen counts as the metric's ``prior`` or, without one, as the mean of the others.
         temperature: what the relevance is divided by. The paper's is 1, with which Shapley values of an accuracy, a few
             hundredths, hardly matter.
 
@@ -33,13 +34,11 @@ class SoftmaxSampler(ClientSampler):
         torch.Size([2])
     """
 
+    metric_shape = ("n",)
+
     def __init__(self, cohort_size: int, metric: str = "sv", temperature: float = 1.0) -> None:
-        if cohort_size < 1:
-            raise ConfigurationError(
-                f"SoftmaxSampler(cohort_size={cohort_size}): expected at least 1 client per round."
-            )
-        if temperature <= 0:
-            raise ConfigurationError(f"SoftmaxSampler(temperature={temperature}): expected a positive number.")
+        check_number(self, "cohort_size", cohort_size, least=1, whole=True)
+        check_number(self, "temperature", temperature, above=0)
         self.cohort_size, self.temperature = cohort_size, temperature
         self.metric: str = metric
 
@@ -49,11 +48,13 @@ class SoftmaxSampler(ClientSampler):
         relevance = torch.zeros(num_clients) if relevance is None else known_or_mean(relevance.cpu())
         return (relevance.double() / self.temperature).softmax(0)
 
-    def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
         chances = self.chances(num_clients, contributions)
         return chances.multinomial(self.cohort_size, generator=generator).sort().values
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions) -> Tensor:
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
         """Estimated from 4096 draws: successive sampling without replacement has no closed form."""
         chances = self.chances(num_clients, contributions)
         draws = chances.expand(4096, -1).multinomial(self.cohort_size, generator=torch.Generator().manual_seed(0))

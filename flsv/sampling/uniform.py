@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.sampling.base import ClientSampler
 from flsv.strategy import Contributions
@@ -25,16 +26,15 @@ class UniformSampler(ClientSampler):
     """
 
     def __init__(self, cohort_size: int) -> None:
-        if cohort_size < 1:
-            raise ConfigurationError(
-                f"UniformSampler(cohort_size={cohort_size}): expected at least 1 client per round."
-            )
+        check_number(self, "cohort_size", cohort_size, least=1, whole=True)
         self.cohort_size = cohort_size
 
-    def sample(self, num_clients: int, contributions: Contributions, generator: torch.Generator) -> Tensor:
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
         return torch.randperm(num_clients, generator=generator)[: self.cohort_size].sort().values
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Contributions) -> Tensor:
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
         return torch.full((num_clients,), self.cohort_size / num_clients)
 
     def check(self, num_clients: int) -> None:

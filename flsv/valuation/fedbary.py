@@ -1,4 +1,4 @@
-"""FedBary: what clients and their samples are worth, before anything is trained, without anybody's samples.
+"""FedBary: what clients and their samples are worth, before anything is trained, from interpolants and distances.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, Algorithm 1 with the server's
 validation set, or with the clients' Wasserstein barycentre in its place where there is none; section 4.3 for samples.
@@ -13,7 +13,8 @@ both cases.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -22,15 +23,25 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.features import Features, make_features
-from flsv.functional.transport import TransportServer, contribution_shares, wasserstein_barycenter
+from flsv.functional.transport import (
+    TransportServer,
+    check_support,
+    contribution_shares,
+    safe_support,
+    wasserstein_barycenter,
+)
 from flsv.functional.transport.values import Part
-from flsv.local_data import Client, LocalData
+from flsv.participants import Client, LocalData
 from flsv.seeding import generator_for
 from flsv.valuation import questions
 from flsv.valuation.flags import RULES
-from flsv.valuation.questions import Covariance, Labels, Presence, Verdict
+from flsv.valuation.questions import Covariance, FirstAnswer, Labels, Verdict
+
+LARGEST = 100  # the default S for large clients
+FEW = 10  # points, below which distances say little
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,7 @@ class Valuation:
         broken: int64 ``[k]``, training samples that did not, because they are not finite.
         distances: ``[k]``, from the target, in feature units; NaN for a client without samples.
         verdicts: of each client on its samples; None for a client without samples, or where nobody judged.
+        support: S, points that crossed.
     """
 
     clients: tuple[int, ...]
@@ -50,6 +62,7 @@ class Valuation:
     broken: Tensor
     distances: Tensor
     verdicts: tuple[Verdict | None, ...]
+    support: int
 
     @property
     def shares(self) -> Tensor:
@@ -71,13 +84,15 @@ class Valuation:
 class FedBary:
     """Values clients by the Wasserstein distance of their data from the server's, and samples by their gradients.
 
-    Only interpolants and distances cross, and for samples a count and a histogram. Clients work on a pool of threads.
+    Only interpolants and distances cross, and for samples a count and a histogram. Interpolants are means of a client's
+    samples, and of too few samples if S is large: see ``allow_reconstruction``. Clients work on a pool of threads.
 
     Args:
         features: what samples are compared in: ``"pixels"``, ``"pca"``, ``"penultimate"`` (in a loop only) or a
             :class:`flsv.features.Features`.
-        support: S, points of the interpolating measures. Fewer cost less, tell less of anybody, and bias distances
-            upwards.
+        support: S, points of the interpolating measures, the same for all clients. Fewer cost less, tell less of
+            anybody, and bias distances upwards. None: 100, or as many as the smallest client can afford
+            (:func:`flsv.functional.transport.safe_support`).
         iterations: K. The error about halves with each.
         label_weight: w of the label term of the distance, in units of the features'; 0 for none.
         covariance: how a class's spread enters it: ``"diag"``, ``"none"``, or ``"full"`` for up to 64 features.
@@ -93,25 +108,27 @@ class FedBary:
             ``flsv.functional.transport.values``. Who knows which noise to look for finds more with its part.
         chunk: samples that are valued at once.
         workers: threads; None: as many as there are cores.
+        allow_reconstruction: take S of half a client's samples and more, too, from which the server can work them out
+            (``docs/results/fedbary_reconstruction.md``).
 
     Raises:
-        ConfigurationError: arguments out of range; from :meth:`value`, clients or a server of different features, or no
-            client with samples.
+        ConfigurationError: arguments out of range; from :meth:`value`, clients or a server of different features, no
+            client with samples, or one with too few for S.
 
     Example:
         >>> from flsv.valuation import clients_of, server_of
         >>> draw = lambda shift, seed: torch.randn(40, 3, generator=torch.Generator().manual_seed(seed)) + shift
         >>> y = torch.zeros(40, dtype=torch.long)
         >>> clients = clients_of([(draw(0.0, 1), y), (draw(2.0, 2), y)])
-        >>> found = FedBary(support=40).value(clients, server_of(draw(0.0, 3), y), torch.Generator().manual_seed(0))
-        >>> found.shares.round(decimals=1)
-        tensor([0.8000, 0.2000])
+        >>> found = FedBary().value(clients, server_of(draw(0.0, 3), y), torch.Generator().manual_seed(0))
+        >>> found.shares.round(decimals=1), found.support
+        (tensor([0.8000, 0.2000]), 19)
     """
 
     def __init__(
         self,
         features: str | Features = "pixels",
-        support: int = 100,
+        support: int | None = None,
         iterations: int = 10,
         label_weight: float = 1.0,
         covariance: Covariance = "diag",
@@ -124,17 +141,21 @@ class FedBary:
         part: Part = "both",
         chunk: int = 2000,
         workers: int | None = None,
+        allow_reconstruction: bool = False,
     ) -> None:
+        if support is not None:
+            check_number(self, "support", support, least=1, whole=True)
+        for name, count in (("iterations", iterations), ("chunk", chunk)):
+            check_number(self, name, count, least=1, whole=True)
+        if workers is not None:
+            check_number(self, "workers", workers, least=1, whole=True)
+        check_number(self, "label_weight", label_weight, least=0)
+        check_number(self, "t", t, above=0, below=1)
+        check_number(self, "p", p, least=1)
+        check_number(self, "blur", blur, above=0)
+        check_number(self, "scaling", scaling, above=0, below=1)
         for good, message in (
-            (
-                min(support, iterations, chunk) >= 1,
-                f"support={support}, iterations={iterations}, chunk={chunk}: at least 1",
-            ),
-            (workers is None or workers >= 1, f"workers={workers}: at least 1, or None"),
-            (label_weight >= 0, f"label_weight={label_weight}: at least 0"),
             (covariance in ("diag", "full", "none"), f'covariance={covariance!r}: one of "diag", "full", "none"'),
-            (0 < t < 1 and p >= 1, f"t={t}, p={p}: t between 0 and 1, p at least 1"),
-            (blur > 0 and 0 < scaling < 1, f"blur={blur}, scaling={scaling}: blur above 0, scaling between 0 and 1"),
             (rule in RULES, f"rule={rule!r}: one of {RULES}"),
             (part in get_args(Part), f"part={part!r}: one of {get_args(Part)}"),
             (part != "labels" or label_weight > 0, f'part="labels", label_weight={label_weight}: above 0'),
@@ -153,7 +174,31 @@ class FedBary:
             "calibration": calibration,
             "rule": rule,
         }
-        self.workers = workers
+        self.workers, self.allow_reconstruction = workers, allow_reconstruction
+
+    def support_for(self, samples: Mapping[int, int]) -> int:
+        """S for clients of these sizes, by number; those without samples take no part.
+
+        Raises:
+            ConfigurationError: a client has too few samples for S, or for any.
+        """
+        sizes = {client: size for client, size in samples.items() if size}
+        support = LARGEST if self.support is None else self.support
+        if self.allow_reconstruction or not sizes:
+            return support
+        smallest = min(sizes, key=sizes.__getitem__)
+        safe = safe_support(sizes[smallest])
+        if self.support is None and safe:
+            support = min(support, safe)
+        check_support(support, sizes[smallest], f"client {smallest}")
+        if self.support is None and support < FEW:
+            warnings.warn(
+                f"FedBary: client {smallest} has {sizes[smallest]} samples, which allow support={support} for all, and "
+                "distances from so few points are coarse. Leave small clients out, or set support and "
+                "allow_reconstruction=True.",
+                stacklevel=1,  # one place, so that the same is said once
+            )
+        return support
 
     def value(
         self,
@@ -162,6 +207,7 @@ class FedBary:
         generator: torch.Generator | None,
         vector: Tensor | None = None,
         judge: bool = True,
+        others: Mapping[int, int] | None = None,
     ) -> Valuation:
         """Run the protocol.
 
@@ -171,6 +217,8 @@ class FedBary:
             generator: draws; None: torch's default.
             vector: ``[P]``, the current global model, for features that need it.
             judge: whether the clients value their samples, too.
+            others: samples of further clients by number, which a default S respects as well: distances with different S
+                do not compare.
         """
         key = object()
         seed = int(torch.randint(2**62, (1,), generator=generator))
@@ -178,12 +226,15 @@ class FedBary:
         self.features.fit(None if own is None else own[0], clients)
         embed = partial(_embed, features=self.features, vector=vector)
         enter = partial(questions.enter, key=key, embed=embed, labels=self.labels, t=self.t, p=self.p)
+        enter = partial(enter, allow_reconstruction=self.allow_reconstruction)
         try:
             # One after the other: the features' network is one for all, and uses the cores itself.
             present = [client.ask(enter) for client in clients]
             there = [i for i, presence in enumerate(present) if presence.samples]
-            target = self._target(clients, present, there, key, seed, server, own, embed)
-            run = partial(self._one, target=target, key=key, seed=seed, judge=judge)
+            sizes = {client.id: presence.samples for client, presence in zip(clients, present)}
+            support = self.support_for({**(others or {}), **sizes})
+            target = self._target(clients, present, there, key, seed, server, own, embed, support)
+            run = partial(self._one, target=target, key=key, seed=seed, judge=judge, support=support)
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
                 results = dict(zip(there, pool.map(run, [clients[i] for i in there])))
         finally:
@@ -197,18 +248,20 @@ class FedBary:
             torch.tensor([presence.broken for presence in present]),
             torch.stack(distances),
             verdicts,
+            support,
         )
 
     def _target(
         self,
         clients: Sequence[Client],
-        present: Sequence[Presence],
+        present: Sequence[FirstAnswer],
         there: Sequence[int],
         key: object,
         seed: int,
         server: LocalData | None,
         own: tuple[Tensor, Tensor] | None,
         embed: Callable[[LocalData, Tensor], Tensor],
+        support: int,
     ) -> Tensor:
         """What the clients are measured against: the server's points ``[m2, d']``, or the barycentre's ``[S, d']``."""
         if not there:
@@ -233,7 +286,7 @@ class FedBary:
             return points
         found = wasserstein_barycenter(
             [_Answers(clients[i], key, present[i].dim) for i in there],
-            support=self.support,
+            support=support,
             iterations=self.iterations,
             weights=torch.tensor([float(present[i].samples) for i in there]),
             generator=generator_for(seed, "barycentre"),
@@ -242,11 +295,11 @@ class FedBary:
         return found.support_points
 
     def _one(
-        self, client: Client, target: Tensor, key: object, seed: int, judge: bool
+        self, client: Client, target: Tensor, key: object, seed: int, judge: bool, support: int
     ) -> tuple[Tensor, Verdict | None]:
         """The server's side of one client's valuation."""
         server = TransportServer(target, t=self.t, p=self.p)
-        gamma = server.start(self.support, generator=generator_for(seed, "support", client.id))
+        gamma = server.start(support, generator=generator_for(seed, "support", client.id))
         for _ in range(self.iterations):
             gamma = server.step(*client.ask(questions.answer, key, gamma))
         if not judge:

@@ -9,9 +9,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from flsv.local_artifacts import keep_artifact
-from flsv.local_data import LocalData
-from flsv.local_memory import memory
+from flsv.participants import LocalData
+from flsv.participants.artifacts import keep_artifact
+from flsv.participants.cache import memory
 from flsv.valuation.questions import SampleValues
 
 MOST_HARMFUL = "most_harmful"

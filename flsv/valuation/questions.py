@@ -23,8 +23,8 @@ from flsv.functional.transport import (
     label_embedding,
 )
 from flsv.functional.transport.values import Part
-from flsv.local_data import LocalData
-from flsv.local_memory import memory
+from flsv.participants import LocalData
+from flsv.participants.cache import memory
 from flsv.seeding import generator_for
 from flsv.valuation.flags import flag_samples
 
@@ -42,7 +42,7 @@ class Labels:
 
 
 @dataclass(frozen=True)
-class Presence:
+class FirstAnswer:
     """A client's first answer.
 
     Args:
@@ -107,21 +107,23 @@ def embedded(x: Tensor, y: Tensor, labels: Labels) -> tuple[Tensor, ClassStatist
     return points, statistics
 
 
-def enter(local: LocalData, key: Any, embed: Embed, labels: Labels, t: float, p: float) -> Presence:
+def enter(
+    local: LocalData, key: Any, embed: Embed, labels: Labels, t: float, p: float, allow_reconstruction: bool = False
+) -> FirstAnswer:
     """Compute the features of the training samples, and take the client's role in the protocol with them."""
     if not int(local.class_counts.sum()):
-        return Presence(0, 0)
+        return FirstAnswer(0, 0)
     x, y = local.samples()
     features, y = embed(local, x).detach().float().cpu(), y.cpu()
     whole = features.isfinite().all(1)
     broken = int((~whole).sum())
     if broken == len(whole):
         memory(local)[SampleValues] = SampleValues(torch.full((broken,), torch.inf), ~whole)
-        return Presence(0, broken)
+        return FirstAnswer(0, broken)
     points, statistics = embedded(features[whole], y[whole], labels)
-    role = TransportClient(points, t=t, p=p)
+    role = TransportClient(points, t=t, p=p, allow_reconstruction=allow_reconstruction)
     memory(local)[key] = _Held(features[whole], y[whole], whole, statistics, role)
-    return Presence(int(whole.sum()), broken, features.shape[1], role.dim)
+    return FirstAnswer(int(whole.sum()), broken, features.shape[1], role.dim)
 
 
 def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:

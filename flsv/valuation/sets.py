@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from flsv.local_data import Client, LocalData, Split
+from flsv.participants import Client, LocalData, Split
 
-if TYPE_CHECKING:
-    from flsv.data import FederatedDataModule
+
+class Dealt(Protocol):
+    """Data that have been dealt out, such as a :class:`flsv.FederatedDataModule` that is set up."""
+
+    seed: int
+
+    @property
+    def num_clients(self) -> int: ...
+
+    @property
+    def class_counts(self) -> Tensor: ...
+
+    def client_loader(self, client: int, split: Any, *, shuffle: bool = True) -> Any: ...
+
+    def val_dataloader(self) -> Any: ...
 
 
 def clients_of(sets: Sequence[tuple[Tensor, Tensor]], num_classes: int | None = None) -> list[Client]:
@@ -38,7 +51,7 @@ def server_of(x: Tensor, y: Tensor) -> LocalData:
     return LocalData("the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False)
 
 
-def participants_of(data: FederatedDataModule) -> tuple[list[Client], LocalData | None]:
+def participants_of(data: Dealt) -> tuple[list[Client], LocalData | None]:
     """The clients of a data module that is set up, and its server; None where it has no validation set."""
     counts = data.class_counts
     clients = [_client(i, partial(_split_of, data, i), counts[i], counts.sum(0)) for i in range(data.num_clients)]
@@ -57,5 +70,5 @@ def _train_only(x: Tensor, y: Tensor, split: Split) -> list[tuple[Tensor, Tensor
     return [(x, y)] if split == "train" and len(y) else []
 
 
-def _split_of(data: FederatedDataModule, client: int, split: Split) -> Iterable[Any]:
+def _split_of(data: Dealt, client: int, split: Split) -> Iterable[Any]:
     return data.client_loader(client, split, shuffle=False)

@@ -24,11 +24,11 @@ class Remember(DivergenceWeighted):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.rounds: list[Any] = []
-        self.reports: list[dict[str, float]] = []
+        self.told: list[dict[str, float]] = []
 
     def report(self, local: Any) -> dict[str, float]:
-        self.reports.append(super().report(local))
-        return self.reports[-1]
+        self.told.append(super().report(local))
+        return self.told[-1]
 
     def weights(self, round: Any, contributions: Any) -> torch.Tensor:
         self.rounds.append(round)
@@ -53,13 +53,13 @@ def test_in_a_federation(tmp_path: Path, kind: Any, reference: Any, normalise: b
     q = data.class_counts.sum(0) if reference == "global" else reference
     everybody = label_divergence(data.class_counts, kind, q)
     for round in aggregator.rounds:
-        torch.testing.assert_close(round.label_divergence, everybody[round.client_ids])
+        torch.testing.assert_close(round.reports["label_divergence"], everybody[round.client_ids])
     expected = divergence_weights(round.num_samples, everybody[round.client_ids], 0.4, 0.05, normalise)
     assert loop.weights is not None
     torch.testing.assert_close(loop.weights[round.client_ids], expected.float())
     # What crosses is one number per client and round.
-    assert [list(report) for report in aggregator.reports] == [["label_divergence"]] * 6
-    assert all(type(report["label_divergence"]) is float for report in aggregator.reports)
+    assert [list(report) for report in aggregator.told] == [["label_divergence"]] * 6
+    assert all(type(report["label_divergence"]) is float for report in aggregator.told)
 
 
 def test_without_a_federation() -> None:

@@ -4,22 +4,19 @@ import pytest
 import torch
 from torch import nn
 
-from flsv.attacks import Attack, FreeRider, GradientPoisoning, Scaling, SignFlip, attacked
+from flsv.attacks import Attack, FreeRider, GradientPoisoning, Scaling, SignFlip
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
+from flsv.uploads import Departure
 
 UPDATE = torch.randn(50, generator=torch.Generator().manual_seed(0))
 
 
 def send(attacks, update=UPDATE, client=0, num_clients=5, num_parameters=None, round_index=0):
-    return attacked(
-        attacks,
-        update,
-        client=client,
-        num_clients=num_clients,
-        num_parameters=len(update) if num_parameters is None else num_parameters,
-        round_index=round_index,
-    )
+    departure = Departure(client, num_clients, len(update) if num_parameters is None else num_parameters, round_index)
+    for position, attack in enumerate(attacks):
+        update = attack.apply(update, departure.at(position))
+    return update
 
 
 def test_only_the_chosen_clients_are_concerned():
@@ -102,11 +99,11 @@ def test_an_attack_of_ones_own_keeps_the_shape():
     ("make", "message"),
     [
         (lambda: FreeRider("sleep"), "mode must be"),
-        (lambda: FreeRider("noise", scale=0), "scale must be"),
-        (lambda: SignFlip(scale=-1), "scale must be"),
-        (lambda: Scaling(float("inf")), "factor must be"),
-        (lambda: GradientPoisoning(0.5, -0.5), "must be below"),
-        (lambda: GradientPoisoning(0.5, 0.5), "must be below"),
+        (lambda: FreeRider("noise", scale=0), "scale=.*expected a finite number above 0"),
+        (lambda: SignFlip(scale=-1), "scale=.*expected a finite number above 0"),
+        (lambda: Scaling(float("inf")), "factor=inf.*expected a finite number"),
+        (lambda: GradientPoisoning(0.5, -0.5), "high=.*expected a finite number above 0.5"),
+        (lambda: GradientPoisoning(0.5, 0.5), "high=.*expected a finite number above 0.5"),
         (lambda: SignFlip(fraction=2), "0 to 1"),
     ],
 )

@@ -91,8 +91,8 @@ def test_newcomers() -> None:
         ({"reputation": torch.tensor([-1.0, 1.0])}, "not negative"),
         ({"reputation": torch.zeros(2)}, "not all 0"),
         ({"alpha": 1.5}, "alpha=1.5"),
-        ({"scale": 0.0}, "scale > 0"),
-        ({"floor": 0.0}, "floor > 0"),
+        ({"scale": 0.0}, "scale=0.0.*above 0"),
+        ({"floor": 0.0}, "floor=0.0.*above 0"),
     ],
 )
 def test_errors(arguments: dict, message: str) -> None:

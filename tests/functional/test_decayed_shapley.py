@@ -79,7 +79,7 @@ def test_shares_of_float32_values_that_cancel() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"decay": 0.0}, r"decay=0.0\): expected a number in \(0, 1\]"),
+        ({"decay": 0.0}, r"decay=0.0\): expected a finite number in \(0, 1\]"),
         ({"decay": 1.1}, "decay=1.1"),
         ({"threshold": -0.1}, "threshold=-0.1"),
         ({"decay": 0.5, "threshold": 0.6}, "no round would be evaluated"),

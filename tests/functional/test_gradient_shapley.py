@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flsv.coalition import CoalitionGames, CoalitionUtility, ModelEvaluator, validation_gradient_products
 from flsv.errors import ConfigurationError
 from flsv.functional.gradient_shapley import gradient_shapley
+from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator, validation_gradient_products
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
 

@@ -10,9 +10,9 @@ from toys import fit, toy_sets
 
 from flsv.data import FederatedDataModule, GaussianNoise, IIDPartitioner
 from flsv.errors import ConfigurationError
-from flsv.local_memory import memory
 from flsv.loop import FederatedLoop
 from flsv.metrics import CalibratedOTGradient
+from flsv.participants.cache import memory
 from flsv.valuation import clients_of, sample_values, server_of
 
 

@@ -88,9 +88,9 @@ def test_memory_does_not_grow_with_the_rounds() -> None:
     assert sum(state.numel() for state in live.state_dict().values()) == size
 
 
-def test_client_values_are_gamma() -> None:
+def test_per_client_is_gamma() -> None:
     live = feed(metric())
-    torch.testing.assert_close(live.client_values(live.compute()), participant_weights(expected())[0], equal_nan=True)
+    torch.testing.assert_close(live.per_client(live.compute()), participant_weights(expected())[0], equal_nan=True)
 
 
 def test_bound_late() -> None:
@@ -115,14 +115,14 @@ def test_where_the_loop_finds_the_heads() -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"momentum": 1.0}, r"momentum=1.0\): expected a number in \[0, 1\)"),
+        ({"momentum": 1.0}, r"momentum=1.0\): expected a finite number in \[0, 1\)"),
         ({"source": "gradients"}, 'expected "update" or "weights"'),
     ],
 )
 def test_wrong_arguments(kwargs: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         metric(**kwargs)
-    with pytest.raises(ConfigurationError, match="at least 2 clients"):
+    with pytest.raises(ConfigurationError, match=r"num_clients=1\): expected a whole number of at least 2"):
         ClassSpecificShapley(num_clients=1, num_classes=2)
 
 

@@ -38,7 +38,7 @@ def test_the_cohort_shares_out_what_it_has_and_others_keep_theirs() -> None:
     assert before[2].isnan()
     assert before[3] > before[0]
     assert before.nansum().item() == pytest.approx(1)
-    metric.update(torch.tensor([0, 1]), torch.tensor([[1.0, 0], [-1.0, 0.1]]), samples[:2])
+    metric.update(torch.tensor([0, 1]), torch.tensor([[1.0, 0], [-1.0, 0.1]]), samples[:2], torch.tensor([0.7, 0.3]))
     after = metric.compute()
     torch.testing.assert_close(after[3], before[3])
     torch.testing.assert_close(after[:2].sum(), before[:2].sum())

@@ -107,7 +107,7 @@ def test_the_truth_is_the_label_overlap_of_the_federation():
 
 def test_one_number_per_client_is_what_the_others_think_of_it():
     value = torch.tensor([[9.0, 0.2, nan], [0.4, 9.0, nan], [0.2, -0.4, nan]])
-    torch.testing.assert_close(DomainRelevance(3).client_values(value), torch.tensor([0.3, -0.1, nan]), equal_nan=True)
+    torch.testing.assert_close(DomainRelevance(3).per_client(value), torch.tensor([0.3, -0.1, nan]), equal_nan=True)
 
 
 def test_the_picture_has_the_truth_beside_it():
@@ -126,7 +126,7 @@ def test_wrong_input():
     for alpha in (-0.1, 1.0):
         with pytest.raises(ConfigurationError, match="alpha"):
             DomainRelevance(N, alpha=alpha)
-    with pytest.raises(ValueError, match="client_values"):
+    with pytest.raises(ValueError, match="peer_values"):
         DomainRelevance(N).update(torch.tensor([0]), torch.zeros(1, N + 1))
     with pytest.raises(ValueError, match="client_ids"):
         DomainRelevance(N).update(torch.tensor([N]), torch.zeros(1, N))

@@ -12,8 +12,8 @@ from toys import Plain, fit, network, toy_data, trainer_for
 
 from flsv import ConfigurationError
 from flsv.aggregation import Aggregator, FedAvg
-from flsv.coalition import Renormalized
 from flsv.functional import exact_shapley
+from flsv.games import Renormalized
 from flsv.loop import FederatedLoop
 from flsv.metrics import OneRoundShapley
 from flsv.sampling import UniformSampler
@@ -139,7 +139,7 @@ def test_resume(tmp_path: Path) -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ConfigurationError, match=r"rounds=0\): expected at least 1"):
+    with pytest.raises(ConfigurationError, match=r"rounds=0\): expected a whole number of at least 1"):
         OneRoundShapley(0)
     with pytest.raises(ConfigurationError, match='"renormalized" or "fixed"'):
         OneRoundShapley(3, coalition_weights="mean")  # type: ignore[arg-type]

@@ -13,11 +13,11 @@ from flsv.data import GaussianNoise
 from flsv.errors import ConfigurationError
 from flsv.features import PCA
 from flsv.loop import FederatedLoop
-from flsv.metrics import WassersteinContribution
+from flsv.metrics import CalibratedOTGradient, WassersteinContribution
 from flsv.sampling import UniformSampler
 from flsv.valuation import FedBary, clients_of, server_of
 
-CHEAP: dict[str, Any] = {"support": 12, "iterations": 4}
+CHEAP: dict[str, Any] = {"support": 6, "iterations": 4}
 
 
 def draw(samples: int, seed: int, shift: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -70,6 +70,15 @@ def test_every() -> None:
     assert once.rounds == 2
 
 
+def test_the_support_suits_the_smallest_client_of_the_federation_also_while_it_is_away() -> None:
+    clients, server = clients_of([draw(60, 1), draw(60, 2), draw(25, 3)]), server_of(*draw(20, 0))
+    default, named = WassersteinContribution(3, features="pixels"), WassersteinContribution(3, "pixels", support=12)
+    default.check(torch.tensor([60, 60, 25]))
+    for metric in (default, named):
+        metric.update(torch.tensor([0, 1]), clients[:2], server, generator=seeded())
+    assert torch.equal(default.diagnostics()["distance"][:2], named.diagnostics()["distance"][:2])
+
+
 def test_two_halves_of_a_run_merge() -> None:
     clients, server = clients_of([draw(20, seed) for seed in range(1, 4)]), server_of(*draw(20, 0))
     whole, halves = WassersteinContribution(3, features="pixels", **CHEAP), []
@@ -106,6 +115,19 @@ def test_wrong_use() -> None:
 
 
 # In a loop
+
+
+def test_a_support_that_gives_samples_away_is_refused_before_training(tmp_path: Path) -> None:
+    data = toy_data()
+    for metric in (WassersteinContribution(support=30), CalibratedOTGradient(support=30)):
+        with pytest.raises(
+            ConfigurationError, match=r"support=30: client 1 has \d+ samples.*allow_reconstruction=True"
+        ):
+            fit(FederatedLoop(metrics={"ot": metric}), tmp_path, data=data)
+        assert not hasattr(metric, "rounds")  # not even bound to the federation
+    allowed = WassersteinContribution(support=30, iterations=2, allow_reconstruction=True)
+    fit(FederatedLoop(metrics={"ot": allowed}), tmp_path, data=data, rounds=1)
+    assert allowed.compute().isfinite().all()
 
 
 def test_in_a_loop_it_sees_the_features_of_the_global_model(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import torch
 from resuming import assert_resumes
 from toys import fit, toy_data
 
+from flsv.clients.algorithms import FedProx
 from flsv.errors import ConfigurationError
-from flsv.local import FedProx
 from flsv.loop import FederatedLoop
 from flsv.personalization import FedAMP, HeurFedAMP
 from flsv.sampling import UniformSampler
@@ -96,7 +96,7 @@ def test_resumes_with_the_proximal_term(tmp_path: Path) -> None:
     loop = assert_resumes(
         lambda: FederatedLoop(
             personalizer=FedAMP(2.0, 5.0),
-            client_term=FedProx(0.5, anchor="start"),
+            client_algorithm=FedProx(0.5, anchor="start"),
             sampler=UniformSampler(2),
             evaluate_clients_every=2,
             evaluate_models="trained",
@@ -109,7 +109,7 @@ def test_resumes_with_the_proximal_term(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ConfigurationError, match=r"alpha=0, sigma=1000000.0\): expected positive"):
+    with pytest.raises(ConfigurationError, match=r"alpha=0\): expected a finite number above 0"):
         FedAMP(0)
-    with pytest.raises(ConfigurationError, match=r"expected a share in \[0, 1\]"):
+    with pytest.raises(ConfigurationError, match=r"expected a finite number in \[0, 1\]"):
         HeurFedAMP(1.5)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from resuming import assert_resumes
@@ -14,7 +15,7 @@ from toys import fit, sgd, toy_data
 from flsv.aggregation import FedAvg
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.mixture import MixtureClient
+from flsv.models.mixture import MixtureClient
 from flsv.personalization import FedEM
 from flsv.sampling import UniformSampler
 
@@ -24,43 +25,76 @@ def mixture() -> MixtureClient:
     return MixtureClient(num_components=3, network="mlp", network_args={"hidden": [8]}, optimizer=sgd)
 
 
+NAME = "network.responsibility"
+
+
 class Watched(FedEM):
-    """Remembers the rounds."""
+    """Remembers the rounds, and how many samples the clients found each component responsible for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.rounds: list[Any] = []
+        self.counts: list[torch.Tensor] = []
 
-    def personalize(self, round: Any, contributions: Any, models: Any) -> Any:
-        self.rounds.append(round)
-        return super().personalize(round, contributions, models)
+    def keep(self, local: Any) -> None:
+        self.counts.append(local.state[f"module.{NAME}"].clone())
+        super().keep(local)
+
+    def end_round(self, round: Any) -> None:
+        self.rounds.append((round, self.counts, round.uploaded.tolist(), round.downloaded.tolist()))
+        self.counts = []
+
+
+class Begun(L.Callback):
+    """Remembers what every client started from: the vector, and its mixture weights."""
+
+    def __init__(self, loop: FederatedLoop) -> None:
+        self.loop, self.models = loop, {}  # type: ignore[var-annotated]
+
+    def on_train_batch_start(self, trainer: Any, module: Any, *_: Any) -> None:
+        visit = self.loop.round_index, self.loop.current_client
+        self.models.setdefault(visit, (self.loop.space.read(module), module.network.responsibility.clone()))
 
 
 def test_components_are_shared_and_weights_are_not(tmp_path: Path) -> None:
     personalizer = Watched()
     loop = FederatedLoop(FedAvg(), personalizer=personalizer, sampler=UniformSampler(2), seed=1)
-    fit(loop, tmp_path, mixture(), toy_data((2, 3, 2, 3)), rounds=5)
+    begun = Begun(loop)
+    module = fit(loop, tmp_path, mixture(), toy_data((2, 3, 2, 3)), rounds=5, callbacks=[begun])
+    # Nothing of the weights is in a vector, in the global model or in what the server side saves.
+    assert not [name for name in loop.space.names if "responsibility" in name]
+    assert module.network.responsibility.tolist() == [pytest.approx(1 / 3)] * 3
+    assert loop.state_dict()["strategies"]["personalizer"] == loop.models == {}
     weights: dict[int, torch.Tensor] = {}
-    for round in personalizer.rounds:
-        starts = round.space.unflatten(round.start_vectors)
-        trained = round.space.unflatten(round.client_vectors)
-        shared = round.space.unflatten(round.global_vector)
-        for row, client in enumerate(round.client_ids.tolist()):
-            for name, value in starts.items():
-                if name == "network.responsibility":
-                    torch.testing.assert_close(value[row], weights.get(client, torch.full((3,), 1 / 3)))
-                else:
-                    assert torch.equal(value[row], shared[name])
-            counts = trained["network.responsibility"][row]
+    for round, counts, uploaded, downloaded in personalizer.rounds:
+        assert round.start_vectors is None  # everybody starts from the global one
+        for client, count, samples in zip(round.client_ids.tolist(), counts, round.num_samples.tolist()):
+            vector, start = begun.models[round.round_index, client]
+            assert torch.equal(vector, round.global_vector)
+            torch.testing.assert_close(start, weights.get(client, torch.full((3,), 1 / 3)))
             # One for where it started, and one for every training sample.
-            assert float(counts.sum()) == pytest.approx(1 + int(round.num_samples[row]), rel=1e-4)
-            weights[client] = counts / counts.sum()
-        exchange = personalizer.exchanged(round)
-        assert exchange.uploaded.tolist() == exchange.downloaded.tolist() == [loop.space.size - 3] * 2
+            assert float(count.sum()) == pytest.approx(1 + samples, rel=1e-4)
+            weights[client] = count / count.sum()
+        assert uploaded == downloaded == [loop.space.size] * 2
         average = (round.num_samples.double() / round.num_samples.sum()) @ round.client_vectors.double()
         torch.testing.assert_close(round.server_vector.double(), average, rtol=1e-4, atol=1e-5)
     assert len(weights) > 2
     assert any(float(w.max()) > 0.4 for w in weights.values())
+    kept = loop.state_dict()["clients"]
+    assert kept.keys() == weights.keys()
+    for client, weight in weights.items():
+        assert torch.equal(kept[client][f"module.{NAME}"], weight)
+
+
+def test_evaluating_the_clients_changes_nothing(tmp_path: Path) -> None:
+    def run(every: int) -> dict[str, Any]:
+        loop = FederatedLoop(personalizer=FedEM(), sampler=UniformSampler(2), evaluate_clients_every=every, seed=1)
+        fit(loop, tmp_path, mixture(), toy_data((2, 3, 2, 3)), rounds=4)
+        return loop.state_dict()["clients"]
+
+    plain, watched = run(0), run(1)
+    assert plain.keys() == watched.keys()
+    assert all(torch.equal(plain[i][f"module.{NAME}"], watched[i][f"module.{NAME}"]) for i in plain)
 
 
 def test_resumes(tmp_path: Path) -> None:
@@ -77,5 +111,5 @@ def test_resumes(tmp_path: Path) -> None:
 
 
 def test_it_needs_a_mixture(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"train a flsv.mixture.MixtureClient"):
+    with pytest.raises(ConfigurationError, match=r"train flsv\.models\.mixture\.MixtureClient"):
         fit(FederatedLoop(personalizer=FedEM()), tmp_path)

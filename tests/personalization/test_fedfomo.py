@@ -15,6 +15,7 @@ from toys import Plain, fit, network, toy_data
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import FedFomo
+from flsv.personalization.base import OWN_MODEL
 from flsv.personalization.fedfomo import mix_models
 from flsv.sampling import UniformSampler
 
@@ -29,11 +30,15 @@ class Watched(FedFomo):
         self.seen: list[Any] = []
 
     def personalize(self, round: Any, contributions: Any, models: Any) -> Any:
-        before = {client: upload.clone() for client, upload in self._uploads.items()}
-        affinity = self._affinity.clone()
-        own = super().personalize(round, contributions, models)
-        self.seen.append((round, before, affinity, {c: m.clone() for c, m in own.items()}, self.exchanged(round)))
-        return own
+        uploads = {client: upload.clone() for client, upload in self._uploads.items()}
+        self.before = uploads, self._affinity.clone()
+        return super().personalize(round, contributions, models)
+
+    def end_round(self, round: Any) -> None:
+        traffic = round.uploaded, round.downloaded
+        assert len(round.matrix.starts) == len(round)  # the clients are asked for them, which is not counted any more
+        own = {client.id: client.ask(lambda local: local.state[OWN_MODEL].clone()) for client in round.clients}
+        self.seen.append((round, *self.before, own, traffic))
 
 
 def losses(loop: FederatedLoop, data: Any, client: int, vectors: list[torch.Tensor]) -> list[float]:
@@ -55,16 +60,17 @@ def test_equation_3(tmp_path: Path, sampler: Any) -> None:
     loop = FederatedLoop(personalizer=personalizer, sampler=sampler, seed=3)
     fit(loop, tmp_path, data=data, rounds=4)
     moved = 0
-    for round, before, affinity, own, exchange in personalizer.seen:
+    for round, before, affinity, own, (uploaded, downloaded) in personalizer.seen:
         uploads = before | dict(zip(round.client_ids.tolist(), round.client_vectors))
         for row, client in enumerate(round.client_ids.tolist()):
-            start = round.global_vector if round.start_vectors is None else round.start_vectors[row]
-            values = exchange.client_values[row]
+            start = round.matrix.starts[row]
+            values = round.peer_values[row]
             looked_at = (~values.isnan()).nonzero().flatten().tolist()
             assert client in looked_at
             assert len(looked_at) == 1 + min(2, len(uploads) - 1)
-            assert exchange.downloaded[row] == (len(looked_at) - 1) * loop.space.size
-            assert exchange.uploaded[row] == loop.space.size
+            # The first model that it starts from, and the others'; up a model, and what all these are worth to it.
+            assert downloaded[row] == ((client not in before) + len(looked_at) - 1) * loop.space.size
+            assert uploaded[row] == loop.space.size + len(looked_at)
             base, *others = losses(loop, data, client, [start, *(uploads[j] for j in looked_at)])
             cut = loop.space.num_parameters
             distance = [float((uploads[j] - start)[:cut].double().norm()) for j in looked_at]
@@ -87,8 +93,9 @@ def test_equation_3(tmp_path: Path, sampler: Any) -> None:
 class Local:
     """A client whose models' losses are given."""
 
-    def __init__(self, model: torch.Tensor, losses: list[float]) -> None:
-        self.model, self.losses = model, torch.tensor(losses, dtype=torch.float64)
+    def __init__(self, start: torch.Tensor, model: torch.Tensor, losses: list[float]) -> None:
+        self.start, self.model, self.losses = start, model, torch.tensor(losses, dtype=torch.float64)
+        self.state: dict[str, torch.Tensor] = {}
 
     def evaluate(self, vectors: torch.Tensor) -> Any:
         assert len(vectors) == len(self.losses)
@@ -101,16 +108,17 @@ class Local:
 
 def test_nobody_is_better_than_where_it_started() -> None:
     start, worse = torch.zeros(3), torch.ones(3)
-    model, values = mix_models(Local(worse, [1.0, 2.0, 5.0]), start, [2 * worse], 3)  # type: ignore[arg-type]
-    assert torch.equal(model, start)
+    local = Local(start, worse, [1.0, 2.0, 5.0])
+    values = mix_models(local, [2 * worse], 3)  # type: ignore[arg-type]
+    assert torch.equal(local.state[OWN_MODEL], start)
     torch.testing.assert_close(values, torch.tensor([-1 / 3, -2 / 3], dtype=torch.float64))
 
 
 def test_a_model_that_is_the_start_and_a_broken_one_weigh_nothing() -> None:
     start, other = torch.zeros(3), torch.tensor([1.0, 0.0, 0.0])
-    local = Local(start, [1.0, 1.0, 0.5, float("nan"), float("inf")])
-    model, values = mix_models(local, start, [other, 2 * other, 3 * other], 3)  # type: ignore[arg-type]
-    assert torch.equal(model, other)
+    local = Local(start, start, [1.0, 1.0, 0.5, float("nan"), float("inf")])
+    values = mix_models(local, [other, 2 * other, 3 * other], 3)  # type: ignore[arg-type]
+    assert torch.equal(local.state[OWN_MODEL], other)
     assert values.tolist() == [0, 1, 0, 0]
 
 
@@ -155,9 +163,9 @@ def test_resumes(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"num_downloads=0\): expected at least 1"):
+    with pytest.raises(ConfigurationError, match=r"num_downloads=0\): expected a whole number of at least 1"):
         FedFomo(0)
-    with pytest.raises(ConfigurationError, match=r"expected a probability and a number >= 0"):
+    with pytest.raises(ConfigurationError, match=r"epsilon.*expected a finite number"):
         FedFomo(epsilon=1.5)
     with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none"):
         fit(FederatedLoop(personalizer=FedFomo()), tmp_path, data=toy_data())

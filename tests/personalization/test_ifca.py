@@ -25,10 +25,13 @@ class Watched(IFCA):
         self.seen: list[Any] = []
 
     def personalize(self, round: Any, contributions: Any, models: Any) -> Any:
-        before = self._clusters.clone()
-        own = super().personalize(round, contributions, models)
-        self.seen.append((round, before, self._clusters.clone()))
-        return own
+        self.before = self._clusters.clone()
+        return super().personalize(round, contributions, models)
+
+    def end_round(self, round: Any) -> None:
+        traffic = round.uploaded.tolist(), round.downloaded.tolist()
+        assert round.start_vectors is not None  # the clients are asked for them, which is not counted any more
+        self.seen.append((round, self.before, self._clusters.clone(), traffic))
 
 
 def two_groups() -> FederatedDataModule:
@@ -47,7 +50,7 @@ def test_algorithm_1(tmp_path: Path) -> None:
     loop = FederatedLoop(personalizer=personalizer, sampler=UniformSampler(3), seed=0)
     fit(loop, tmp_path, data=data, rounds=4)
     used = set()
-    for round, before, after in personalizer.seen:
+    for round, before, after, (uploaded, downloaded) in personalizer.seen:
         members: dict[int, list[torch.Tensor]] = {}
         for row, client in enumerate(round.client_ids.tolist()):
             x, y = (part[data.client_indices(client)] for part in data.source[0].tensors)
@@ -59,14 +62,15 @@ def test_algorithm_1(tmp_path: Path) -> None:
                     losses.append(float(torch.nn.functional.cross_entropy(module(x), y)))
             best = losses.index(min(losses))
             assert torch.equal(round.start_vectors[row], before[best])
+            assert int(round.reports["cluster"][row]) == best
             members.setdefault(best, []).append(round.client_vectors[row])
         for index in range(3):
             expected = torch.stack(members[index]).mean(0) if index in members else before[index]
             torch.testing.assert_close(after[index], expected)
         used |= set(members)
-        exchange = personalizer.exchanged(round)
-        assert exchange.uploaded.tolist() == [loop.space.size] * 3
-        assert exchange.downloaded.tolist() == [3 * loop.space.size] * 3
+        # Up: a model, and which cluster it belongs to. Down: all clusters.
+        assert uploaded == [loop.space.size + 1] * 3
+        assert downloaded == [3 * loop.space.size] * 3
     assert len(used) > 1
 
 
@@ -74,7 +78,7 @@ def test_the_first_models_are_different_and_of_the_right_scale(tmp_path: Path) -
     personalizer = Watched(4, spread=0.5)
     loop = FederatedLoop(personalizer=personalizer, seed=0)
     fit(loop, tmp_path, rounds=1)
-    round, clusters, _ = personalizer.seen[0]
+    round, clusters, *_ = personalizer.seen[0]
     assert torch.equal(clusters[0], round.global_vector)
     parts, first = loop.space.unflatten(clusters), loop.space.unflatten(round.global_vector)
     weight = parts["net.0.weight"] - first["net.0.weight"]
@@ -86,7 +90,7 @@ def test_the_first_models_are_different_and_of_the_right_scale(tmp_path: Path) -
 def test_clients_of_a_kind_find_each_other(tmp_path: Path) -> None:
     personalizer = Watched(2)
     fit(FederatedLoop(personalizer=personalizer, local_epochs=3, seed=1), tmp_path, data=two_groups(), rounds=4)
-    round, before, _ = personalizer.seen[-1]
+    round, before, *_ = personalizer.seen[-1]
     chosen = [[torch.equal(start, cluster) for cluster in before].index(True) for start in round.start_vectors]
     assert chosen[0] == chosen[1] != chosen[2] == chosen[3]
 
@@ -112,5 +116,5 @@ def test_one_cluster_is_fedavg_with_equal_weights(tmp_path: Path) -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ConfigurationError, match=r"num_clusters=0"):
         IFCA(0)
-    with pytest.raises(ConfigurationError, match=r"spread > 0"):
+    with pytest.raises(ConfigurationError, match=r"spread=.*above 0"):
         IFCA(2, spread=0)

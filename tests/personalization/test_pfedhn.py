@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from resuming import assert_resumes
-from toys import Plain, fit, network, toy_data
+from toys import Plain, fit, network, toy_data, trainer_for
 
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -97,7 +97,19 @@ def test_resumes(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(ConfigurationError, match=r"PFedHN\(lr=0,"):
+    with pytest.raises(ConfigurationError, match=r"PFedHN\(lr=0\)"):
         PFedHN(lr=0)
-    with pytest.raises(ConfigurationError, match=r"sizes of at least 1"):
+    with pytest.raises(ConfigurationError, match=r"hidden=0.*of at least 1"):
         PFedHN(hidden=0)
+
+
+def test_a_second_fit_goes_on_and_a_third_begins_anew(tmp_path: Path) -> None:
+    """Of one trainer, with more rounds; then of another trainer."""
+    loop, module, data = FederatedLoop(personalizer=PFedHN(), seed=1), Plain(), toy_data()
+    trainer = trainer_for(loop, tmp_path, rounds=2)
+    trainer.fit(module, data)
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(module, data)
+    assert loop.round_index == 4
+    fit(loop, tmp_path / "other", rounds=1)
+    assert loop.round_index == 1

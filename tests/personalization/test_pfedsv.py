@@ -11,30 +11,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from flsv.aggregation import FedAvg
 from flsv.errors import ConfigurationError
-from flsv.local_data import Client, LocalData
 from flsv.parameters import ParameterSpace
+from flsv.participants import Channel, Client, LocalData, at
 from flsv.personalization import PFedSV
-from flsv.round import Round
+from flsv.personalization.base import OWN_MODEL
+from flsv.round import ClientUpdate, FederationState, Instruction, Round
+from flsv.server import ContributionBoard, RoundServer
 from flsv.strategy import Federation
 
 nan = float("nan")
 
 
 class Judged:
-    """A client whose accuracy of a model is whatever a function of its vector says."""
+    """A client whose accuracy of a model is whatever a function of its vector says.
+
+    ``model`` is what it has trained, where that is not what it uploads.
+    """
 
     def __init__(self, id: int, accuracy: Any, model: Tensor | None = None) -> None:
         self.asked: list[Tensor] = []
-        self.accuracy, self.model = accuracy, model
+        self.id, self.accuracy, self.model = id, accuracy, model
         counts = torch.tensor([1, 1])
-        data = LocalData(
-            f"client {id}", lambda split: [], counts, counts, lambda batches: self, model=lambda: self.model
-        )
-        self.client = Client(id, data)
-
-    def _judge(self, batches: Any) -> Any:
-        return self
+        self.data = LocalData(f"client {id}", lambda split: [], counts, counts, lambda batches: self)
 
     def __call__(self, vectors: Tensor) -> Any:
         self.asked.append(vectors.clone())
@@ -54,23 +54,35 @@ def begun(n: int, method: PFedSV, val: Tensor | None = None, space: ParameterSpa
 
 
 def play(
-    method: PFedSV, clients: list[Judged], vectors: Tensor, relevance: Tensor | None = None, index: int = 0
-) -> Any:
-    ids = [each.client.id for each in clients]
-    round = Round(
-        index,
-        torch.tensor(ids),
-        torch.ones(len(ids), dtype=torch.long),
-        torch.zeros(SPACE.size),
-        vectors,
-        SPACE,
-        clients=tuple(each.client for each in clients),
-        server_vector=vectors.mean(0),
-        aggregation_weights=torch.full((len(ids),), 1 / len(ids)),
-    )
-    contributions = {} if relevance is None else {"relevance": relevance}
-    models = method.personalize(round, contributions, {})
-    return models, method.exchanged(round)
+    method: PFedSV,
+    clients: list[Judged],
+    vectors: Tensor,
+    relevance: Tensor | None = None,
+    index: int = 0,
+    space: ParameterSpace = SPACE,
+) -> tuple[dict[int, Tensor], Round]:
+    """A round in which the clients upload these vectors: the models that they go on from, and the round."""
+    board, channel = ContributionBoard({}), Channel()
+    board.contributions = {} if relevance is None else {"relevance": relevance}
+    server = RoundServer(board, FedAvg("uniform"), method, [method], space, channel)
+    state = FederationState(method._num_clients, round_index=index, global_vector=torch.zeros_like(vectors[0]))
+    instructions = server.instruct([each.id for each in clients], state)
+    server.send(instructions)
+    for each, vector in zip(clients, vectors):
+        with at(each.data):
+            start = method.receive(each.data, instructions[each.id])
+        each.data.visit(start, vector if each.model is None else each.model)
+    updates = [ClientUpdate(each.id, 1, vector) for each, vector in zip(clients, vectors)]
+    known: Any = {each.id: Client(each.id, each.data, channel) for each in clients}
+    round = server.finish(server.collect(updates, vectors, instructions, state, known), state)
+    assert state.starts == {}  # the clients keep their models themselves
+    traffic = round.uploaded, round.downloaded
+    assert all(len(each) == len(clients) for each in traffic)  # counted before the clients are asked for their models
+    return {each.id: client.ask(own_model) for each, client in zip(clients, known.values())}, round
+
+
+def own_model(local: LocalData) -> Tensor:
+    return local.state[OWN_MODEL].clone()
 
 
 def exact_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
@@ -101,12 +113,12 @@ def closeness(target: Any) -> Any:
 def test_a_pair_of_clients_by_hand(self_weight: Any) -> None:
     vectors = random_models(2)
     accuracy = closeness(vectors[1])
-    models, exchange = play(begun(2, PFedSV(self_weight=self_weight)), [Judged(0, accuracy)], vectors[:1])
-    assert exchange.client_values.isnan().tolist() == [[False, True]]  # nobody else has uploaded yet
+    models, round = play(begun(2, PFedSV(self_weight=self_weight)), [Judged(0, accuracy)], vectors[:1])
+    assert round.peer_values.isnan().tolist() == [[False, True]]  # nobody else has uploaded yet
     method = begun(2, PFedSV(self_weight=self_weight))
-    models, exchange = play(method, [Judged(0, accuracy), Judged(1, lambda vector: 0)], vectors)
+    models, round = play(method, [Judged(0, accuracy), Judged(1, lambda vector: 0)], vectors)
     values = exact_values(vectors.numpy(), accuracy)
-    np.testing.assert_allclose(exchange.client_values[0], values, atol=1e-6)
+    np.testing.assert_allclose(round.peer_values[0], values, atol=1e-6)
     mean = (torch.as_tensor(values) @ vectors) / values.sum()  # the one distance that there is, for both
     torch.testing.assert_close(models[0], vectors[1] if self_weight == "exclude" else mean)
 
@@ -115,9 +127,9 @@ def test_four_clients_against_all_orders() -> None:
     vectors = random_models(4, seed=1)
     accuracy = closeness(vectors[[0, 2]].mean(0))
     everybody = [Judged(0, accuracy), *[Judged(i, lambda vector: 0) for i in (1, 2, 3)]]
-    models, exchange = play(begun(4, PFedSV()), everybody, vectors)
+    models, round = play(begun(4, PFedSV()), everybody, vectors)
     values = exact_values(vectors.numpy(), accuracy)
-    np.testing.assert_allclose(exchange.client_values[0], values, atol=1e-6)
+    np.testing.assert_allclose(round.peer_values[0], values, atol=1e-6)
     distances = np.linalg.norm(vectors.numpy() - vectors[0].numpy(), axis=1)
     distances[0] = distances[1:].mean()
     weights = np.maximum(values, 0) / distances
@@ -132,8 +144,8 @@ def test_nine_players_are_sampled_within_the_budget_of_the_paper() -> None:
     target = vectors[:4].mean(0)
     game = closeness(target)
     first, *others = [Judged(i, game if i == 0 else lambda vector: 0) for i in range(9)]
-    _, exchange = play(begun(9, PFedSV(k=8)), [first, *others], vectors)
-    found = exchange.client_values[0].double()
+    _, round = play(begun(9, PFedSV(k=8)), [first, *others], vectors)
+    found = round.peer_values[0].double()
     asked = torch.cat(first.asked)
     assert len(asked) == len(asked.unique(dim=0)) <= 27 * 8 + 2
     assert len(first.asked) < 10
@@ -154,12 +166,12 @@ def test_nine_players_are_sampled_within_the_budget_of_the_paper() -> None:
 def test_all_values_negative_keeps_the_own_model_as_it_was_before_noise() -> None:
     vectors = random_models(3)
     own = vectors[0] + 7
-    models, exchange = play(
+    models, round = play(
         begun(3, PFedSV()),
         [Judged(0, lambda vector: -1 - len(vector), own), Judged(1, lambda vector: 0), Judged(2, lambda vector: 0)],
         vectors,
     )
-    assert (exchange.client_values[0] < 0).all()
+    assert (round.peer_values[0] < 0).all()
     assert torch.equal(models[0], own)
     # What others download is what it has uploaded.
     assert torch.equal(torch.stack([models[1], models[2]]), vectors[1:])
@@ -169,9 +181,9 @@ def test_the_own_player_is_the_model_before_noise() -> None:
     vectors = random_models(2)
     own = vectors[0] + 0.5
     client = Judged(0, closeness(own), own)
-    _, exchange = play(begun(2, PFedSV()), [client, Judged(1, lambda vector: 0)], vectors)
+    _, round = play(begun(2, PFedSV()), [client, Judged(1, lambda vector: 0)], vectors)
     pair = torch.stack([own, vectors[1]]).numpy()
-    np.testing.assert_allclose(exchange.client_values[0], exact_values(pair, closeness(own)), atol=1e-6)
+    np.testing.assert_allclose(round.peer_values[0], exact_values(pair, closeness(own)), atol=1e-6)
 
 
 @pytest.mark.parametrize("better", [True, False])
@@ -181,9 +193,9 @@ def test_the_safeguard_refuses_a_mixture_that_is_worse(better: bool) -> None:
     target = vectors.mean(0) if better else vectors[0]
     clients = [Judged(0, closeness(target)), Judged(1, closeness(target))]
     free, _ = play(begun(2, PFedSV()), clients, vectors)
-    careful, exchange = play(begun(2, PFedSV(safeguard=True)), clients, vectors)
-    assert exchange.client_values is not None
-    assert (exchange.client_values[0] > 0).all()
+    careful, round = play(begun(2, PFedSV(safeguard=True)), clients, vectors)
+    assert round.peer_values is not None
+    assert (round.peer_values[0] > 0).all()
     assert not torch.equal(free[0], vectors[0])
     assert torch.equal(careful[0], free[0] if better else vectors[0])
 
@@ -196,9 +208,11 @@ def test_identical_models() -> None:
 
 
 def test_k_larger_than_the_federation() -> None:
-    _, exchange = play(begun(3, PFedSV(k=99)), [Judged(i, lambda v: 0.5) for i in range(3)], random_models(3))
-    assert exchange.downloaded.tolist() == [2 * SPACE.size] * 3
-    assert not exchange.client_values.isnan().any()
+    _, round = play(begun(3, PFedSV(k=99)), [Judged(i, lambda v: 0.5) for i in range(3)], random_models(3))
+    # Down: the first model that a client starts from, and the others'. Up: a model, and what the three are worth.
+    assert round.downloaded.tolist() == [(1 + 2) * SPACE.size] * 3
+    assert round.uploaded.tolist() == [SPACE.size + 3] * 3
+    assert not round.peer_values.isnan().any()
 
 
 def test_who_is_absent_is_downloaded_as_it_was_and_who_never_came_is_not() -> None:
@@ -206,9 +220,9 @@ def test_who_is_absent_is_downloaded_as_it_was_and_who_never_came_is_not() -> No
     vectors = random_models(3)
     play(method, [Judged(1, lambda v: 0.5), Judged(2, lambda v: 0.5)], vectors[1:])
     late = Judged(0, lambda v: 0.5)  # appears first in a later round
-    _, exchange = play(method, [late], vectors[:1], torch.full((4, 4), nan), index=7)
-    assert exchange.client_values.isnan().tolist() == [[False, False, False, True]]
-    assert exchange.downloaded.tolist() == [2 * SPACE.size]
+    _, round = play(method, [late], vectors[:1], torch.full((4, 4), nan), index=7)
+    assert round.peer_values.isnan().tolist() == [[False, False, False, True]]
+    assert round.downloaded.tolist() == [(1 + 2) * SPACE.size]
     pairs = torch.cat(late.asked)
     for stale in vectors:
         assert (pairs == stale).all(1).any()
@@ -218,57 +232,76 @@ def test_a_negative_score_is_never_downloaded_again() -> None:
     relevance = torch.full((4, 4), nan)
     relevance[0] = torch.tensor([0.5, -0.1, 0.2, 0.0])
     method, clients = begun(4, PFedSV()), [Judged(i, lambda v: 0.5) for i in range(4)]
-    _, exchange = play(method, clients, random_models(4), relevance, index=1)
-    assert exchange.client_values[0].isnan().tolist() == [False, True, False, True]
-    assert exchange.downloaded.tolist() == [SPACE.size, *[3 * SPACE.size] * 3]
+    _, round = play(method, clients, random_models(4), relevance, index=1)
+    assert round.peer_values[0].isnan().tolist() == [False, True, False, True]
+    assert round.downloaded.tolist() == [(1 + 1) * SPACE.size, *[(1 + 3) * SPACE.size] * 3]
     relevance[0] = torch.tensor([0.5, -0.1, -0.2, -0.3])
-    models, exchange = play(method, clients, random_models(4), relevance, index=2)
-    assert exchange.downloaded[0] == 0
+    models, round = play(method, clients, random_models(4), relevance, index=2)
+    assert round.downloaded[0] == 0
     torch.testing.assert_close(models[0], random_models(4)[0])
 
 
 def test_a_shared_extractor() -> None:
     vectors = random_models(3)
     method, clients = begun(3, PFedSV(mode="extractor")), [Judged(i, closeness(vectors[1])) for i in range(3)]
-    models, exchange = play(method, clients, vectors)
-    server = vectors.mean(0)
+    models, round = play(method, clients, vectors)
+    server = round.server_vector
+    torch.testing.assert_close(server, vectors.mean(0))
     asked = torch.cat(clients[0].asked)
     assert (asked[:, :3] == server[:3]).all()
     for model in models.values():
         assert torch.equal(model[:3], server[:3])
     # Shapley values and distances are those of heads on the common extractor.
     whole = torch.cat([server[:3].expand(3, -1), vectors[:, 3:]], dim=1)
-    values = exchange.client_values[0].double()
+    values = round.peer_values[0].double()
     np.testing.assert_allclose(values, exact_values(whole.numpy(), closeness(vectors[1])), atol=1e-6)
     distances = (vectors[:, 3:] - vectors[0, 3:]).norm(dim=1)
     distances[0] = distances[1:].mean()
     weights = values.clamp_min(0) / distances
     torch.testing.assert_close(models[0][3:], weights / weights.sum() @ vectors[:, 3:], atol=1e-6, rtol=0)
-    # Up: a model. Down: the extractor, 3 parameters, and two heads of 4.
-    assert exchange.uploaded.tolist() == [7] * 3
-    assert exchange.downloaded.tolist() == [3 + 2 * 4] * 3
+    # Up: a model, and three values. Down: the first model, the extractor, 3 parameters, and two heads of 4.
+    assert round.uploaded.tolist() == [7 + 3] * 3
+    assert round.downloaded.tolist() == [7 + 3 + 2 * 4] * 3
     # A client that was away fetches the extractor before it trains, too.
-    _, exchange = play(method, clients[:2], vectors[:2], index=1)
-    assert exchange.downloaded.tolist() == [3 + 2 * 4] * 2
-    _, exchange = play(method, clients, vectors, index=2)
-    assert exchange.downloaded.tolist() == [3 + 2 * 4, 3 + 2 * 4, 2 * 3 + 2 * 4]
+    _, round = play(method, clients[:2], vectors[:2], index=1)
+    assert round.downloaded.tolist() == [3 + 2 * 4] * 2
+    _, round = play(method, clients, vectors, index=2)
+    assert round.downloaded.tolist() == [3 + 2 * 4, 3 + 2 * 4, 2 * 3 + 2 * 4]
 
 
 def test_start_points() -> None:
     vector, own = torch.arange(7.0), torch.full((7,), -1.0)
-    client = Judged(1, lambda v: 0).client
+    state = FederationState(2, global_vector=vector)
     whole, shared = begun(2, PFedSV()), begun(2, PFedSV(mode="extractor"))
     # A newcomer: the initial model, which begun() sets to zeros, on the extractor that there is.
-    assert whole.start(client, vector, {}).tolist() == [0] * 7
-    assert shared.start(client, vector, {}).tolist() == [0, 1, 2, 0, 0, 0, 0]
-    assert whole.start(client, vector, {1: own}).tolist() == [-1] * 7
-    assert shared.start(client, vector, {1: own}).tolist() == [0, 1, 2, -1, -1, -1, -1]
+    for method, expected in ((whole, [0] * 7), (shared, [0, 1, 2, 0, 0, 0, 0])):
+        start = method.start(1, state)
+        assert start is not None
+        assert start.tolist() == expected
+        assert method.send(1, start, state) == {}
+    # Who has been there has chosen a model, and keeps it; after an absence it is sent the extractor that there is now.
+    local = Judged(1, lambda v: 0).data
+    for method, there, expected in (
+        (whole, False, [-1] * 7),
+        (whole, True, [-1] * 7),
+        (shared, False, [0, 1, 2, -1, -1, -1, -1]),
+        (shared, True, [-1] * 7),
+    ):
+        method._uploads, method._cohort = {1: own}, [1] if there else [0]
+        assert method.start(1, state) is None
+        instruction = Instruction(4, 1, 0, None, method.send(1, None, state))
+        with at(local):
+            local.state[OWN_MODEL] = own
+            assert method.receive(local, instruction).tolist() == expected
     assert vector.tolist() == list(range(7))
+    assert own.tolist() == [-1] * 7
 
 
 def test_the_classifier_may_be_several_layers() -> None:
     method = begun(2, PFedSV(mode="extractor", classifier=["0", "1"]))
-    assert method.start(Judged(1, lambda v: 0).client, torch.ones(7), {}).tolist() == [0] * 7
+    start = method.start(1, FederationState(2, global_vector=torch.ones(7)))
+    assert start is not None
+    assert start.tolist() == [0] * 7
     for layers in (["2"], ["1", "fc"], []):
         with pytest.raises(ConfigurationError, match="classifier"):
             begun(2, PFedSV(mode="extractor", classifier=layers))
@@ -284,12 +317,9 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance() -> N
     vectors[:, 7:] = 1 + 1000 * torch.rand(3, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     clients = [Judged(i, lambda v: 0.5 + 0.01 * float(v[0])) for i in range(3)]
     method = begun(3, PFedSV(), space=space)
-    ids = torch.arange(3)
-    round = Round(
-        0, ids, ids + 1, vectors[0], vectors, space, clients=[c.client for c in clients], server_vector=vectors[0]
-    )
-    models = method.personalize(round, {}, {})
-    values = method.exchanged(round).client_values[0].double()
+    models, round = play(method, clients, vectors, space=space)
+    assert round.peer_values is not None
+    values = round.peer_values[0].double()
     distances = (vectors - vectors[0])[:, :7].norm(dim=1)
     distances[0] = distances[1:].mean()
     weights = values.clamp_min(0) / distances
@@ -297,21 +327,27 @@ def test_batch_norms_statistics_are_averaged_but_do_not_count_as_distance() -> N
 
 
 def test_state_is_saved_and_every_upload_on_its_own() -> None:
-    method, clients = begun(3, PFedSV()), [Judged(i, closeness(torch.zeros(7))) for i in range(3)]
+    method, clients = begun(4, PFedSV()), [Judged(i, closeness(torch.zeros(7))) for i in range(3)]
     vectors = random_models(3)
     play(method, clients, vectors)
     state = method.state_dict()
     assert all(upload.untyped_storage().nbytes() == 7 * 8 for upload in state["uploads"].values())
     resumed = PFedSV()
     resumed.load_state_dict(state)
-    sizes = {"val": torch.ones(3, dtype=torch.long)}
-    resumed.resume(Federation(torch.ones(7), SPACE, 3, 2, sizes, 0))
+    sizes = {"val": torch.ones(4, dtype=torch.long)}
+    resumed.resume(Federation(torch.ones(7), SPACE, 4, 2, sizes, 0))
+    later = FederationState(4, round_index=1, global_vector=torch.ones(7))
     for each in (method, resumed):
-        assert each.start(clients[0].client, torch.ones(7), {}).tolist() == [0] * 7
+        assert each.start(0, later) is None
+        newcomers = each.start(3, later)
+        assert newcomers is not None
+        assert newcomers.tolist() == [0] * 7
     ((first, one), (second, two)) = (play(each, clients[:1], vectors[:1] + 1, index=1) for each in (method, resumed))
     assert torch.equal(first[0], second[0])
-    assert torch.equal(one.client_values, two.client_values)
-    assert not one.client_values.isnan().any()
+    assert one.peer_values is not None
+    assert two.peer_values is not None
+    assert torch.equal(one.peer_values.nan_to_num(9), two.peer_values.nan_to_num(9))
+    assert one.peer_values.isnan().tolist() == [[False, False, False, True]]
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from toys import Plain, fit, network
 from flsv import ClassifierClient, FederatedDataModule
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import FreeRider
+from flsv.cli.own_models import OwnModels
 from flsv.data import IIDPartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
-from flsv.own_models import OwnModels
 from flsv.personalization import ShapFedPersonalizer
 from flsv.sampling import UniformSampler
 
@@ -94,7 +94,7 @@ def test_a_metric_that_is_not_per_class(tmp_path: Path) -> None:
     loop = FederatedLoop(
         FedAvg(), {"cgsv": CosineGradientShapley()}, ShapFedPersonalizer("cgsv"), print_table=False, seed=0
     )
-    with pytest.raises(ConfigurationError, match=r"one per client and class"):
+    with pytest.raises(ConfigurationError, match=r"one value per client and class"):
         fit(loop, tmp_path, rounds=1)
 
 
@@ -112,6 +112,7 @@ def test_free_riders_rank_last_and_get_the_worst_models(tmp_path: Path, mode: An
         {"cssv": ClassSpecificShapley()},
         ShapFedPersonalizer("cssv"),
         attacks=[FreeRider(mode, clients=[rider])],
+        keep_trained=True,
         print_table=False,
         seed=0,
     )
@@ -119,7 +120,7 @@ def test_free_riders_rank_last_and_get_the_worst_models(tmp_path: Path, mode: An
     torch.manual_seed(0)
     module = ClassifierClient("mlp", {"hidden": [32]}, optimizer=partial(torch.optim.SGD, lr=0.03))
     fit(loop, tmp_path, module, data, rounds=12, callbacks=[own])
-    gamma = loop.metrics["cssv"].client_values(loop.contributions["cssv"])
+    gamma = loop.metrics["cssv"].per_client(loop.contributions["cssv"])
     honest = torch.arange(5) != rider
     assert gamma[honest].min() > gamma[rider] + 0.1
     received = own.scores["received"]["accuracy"]

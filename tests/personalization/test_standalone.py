@@ -21,10 +21,12 @@ class OneByOne(ClientSampler):
     def __init__(self) -> None:
         self.order = [0, 0, 1, 2]
 
-    def sample(self, num_clients: int, contributions: Any, generator: torch.Generator) -> torch.Tensor:
+    def sample(
+        self, num_clients: int, contributions: Any, generator: torch.Generator, round_index: int = 0
+    ) -> torch.Tensor:
         return torch.tensor([self.order.pop(0)])
 
-    def inclusion_probabilities(self, num_clients: int, contributions: Any) -> torch.Tensor:
+    def inclusion_probabilities(self, num_clients: int, contributions: Any, round_index: int = 0) -> torch.Tensor:
         return torch.ones(num_clients)
 
 
@@ -33,7 +35,7 @@ def test_a_latecomer_knows_nothing_of_those_before(tmp_path: Path) -> None:
 
     class Watched(Standalone):
         def personalize(self, round: Any, contributions: Any, models: Any) -> Any:
-            starts.append(round.global_vector if round.start_vectors is None else round.start_vectors[0])
+            starts.append(round.matrix.starts[0])
             return super().personalize(round, contributions, models)
 
     module = Plain()

@@ -156,3 +156,8 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
 def test_batch_norm_does_not_bear_noise(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Replace BatchNorm by GroupNorm"):
         fit(FederatedLoop(privacy=GaussianPrivacy(1.0, 1.0)), tmp_path)
+
+
+def test_noise_that_nobody_accounts_for_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="Say privacy="):
+        FederatedLoop(uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=1.0)])

@@ -3,7 +3,10 @@
 from pathlib import Path
 
 import pytest
+from lightning.pytorch.loggers.logger import DummyLogger
+from toys import fit
 
+from flsv.loop import FederatedLoop
 from flsv.reporting.contributions_csv import ContributionsFile
 
 ROWS = {r: [(r, "cssv", 0, "", 0.1 + r), (r, "cssv", 0, 3, 1 / 3)] for r in range(4)}
@@ -48,10 +51,74 @@ def test_resuming_elsewhere_takes_the_earlier_rounds_along(tmp_path: Path) -> No
 
 def test_starting_anew_empties_the_file(tmp_path: Path) -> None:
     file = written(tmp_path / "c.csv", 3)
-    file.begin(0)
+    with pytest.warns(UserWarning, match="c_1.csv"):
+        file.begin(0)
     assert file.path.read_text().splitlines() == ["round,metric,client,class,value"]
 
 
 def test_a_file_that_is_gone_is_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="is gone: .* starts at round 2"):
         ContributionsFile(tmp_path / "c.csv").begin(2, tmp_path / "nowhere.csv")
+
+
+def test_a_file_of_an_earlier_run_is_kept_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    first = written(path, 3).path.read_bytes()
+    for copy in ("c_1.csv", "c_2.csv"):
+        with pytest.warns(UserWarning, match=rf"c\.csv holds rounds of an earlier run: they are kept in .*{copy}"):
+            written(path, 3)
+        assert (tmp_path / copy).read_bytes() == first
+    assert path.read_bytes() == first
+
+
+def test_a_file_of_another_kind_is_kept_too(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text("a,b\n1,2\n")
+    with pytest.warns(UserWarning, match="c_1.csv"):
+        ContributionsFile(path).begin(0)
+    assert (tmp_path / "c_1.csv").read_text() == "a,b\n1,2\n"
+
+
+def test_going_back_several_rounds_keeps_what_is_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    before = written(path, 4).path.read_bytes()
+    with pytest.warns(UserWarning, match="c_1.csv"):
+        ContributionsFile(path).begin(1)
+    assert (tmp_path / "c_1.csv").read_bytes() == before
+
+
+class SharedFolderLogger(DummyLogger):
+    """As MLflow's: ``trainer.log_dir`` is the folder of all its runs."""
+
+    def __init__(self, folder: Path, version: str) -> None:
+        super().__init__()
+        self._folder, self._version = folder, version
+
+    @property
+    def save_dir(self) -> str:
+        return str(self._folder)
+
+    @property
+    def name(self) -> str:
+        return "experiment"
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+
+def test_runs_of_a_logger_with_one_folder_for_all_have_a_file_each(tmp_path: Path) -> None:
+    for version in ("a", "b"):
+        fit(FederatedLoop(), tmp_path, rounds=1, logger=SharedFolderLogger(tmp_path, version))
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.csv")} == {
+        "experiment/a/contributions.csv",
+        "experiment/b/contributions.csv",
+    }
+
+
+def test_a_second_run_without_a_logger_keeps_the_firsts_file(tmp_path: Path) -> None:
+    fit(FederatedLoop(seed=1), tmp_path, rounds=2)
+    first = (tmp_path / "contributions.csv").read_bytes()
+    with pytest.warns(UserWarning, match="kept in .*contributions_1.csv"):
+        fit(FederatedLoop(seed=1), tmp_path, rounds=1)
+    assert (tmp_path / "contributions_1.csv").read_bytes() == first

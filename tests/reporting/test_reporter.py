@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import csv
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from toys import Plain, fit, toy_data
+from toys import Plain, fit, network, toy_data
 
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CommunicationCost, DomainRelevance
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
 from flsv.personalization import PFedSV
 from flsv.sampling import UniformSampler
 
@@ -43,7 +45,7 @@ def test_tensorboard(tmp_path: Path) -> None:
         assert [event.step for event in seen.Scalars(tag)] == list(range(5)), tag  # the round is the x-axis
     final = federation.metrics["cssv"].compute()
     assert seen.Scalars("contribution/cssv/class_2/client_1")[-1].value == pytest.approx(final[1, 2].item())
-    gamma = federation.metrics["cssv"].client_values(final)
+    gamma = federation.metrics["cssv"].per_client(final)
     assert seen.Scalars("contribution/cssv/client_1")[-1].value == pytest.approx(gamma[1].item())
     assert [image.step for image in seen.Images("contribution/cssv")] == [1, 3, 4]
     assert [image.step for image in seen.Images("data/partition")] == [0]
@@ -69,8 +71,8 @@ def test_csv_is_tidy_and_complete(tmp_path: Path) -> None:
     final = federation.contributions["cssv"]
     last = {
         (row["client"], row["class"]): float(row["value"])
-        for row in rows
-        if row["round"] == "3" and row["metric"] == "cssv"
+        for row in rows  # the last one written is the value
+        if row["metric"] == "cssv"
     }
     for i in range(3):
         for j in range(3):
@@ -84,6 +86,54 @@ def test_csv_is_tidy_and_complete(tmp_path: Path) -> None:
     assert {row["round"] for row in rows if row["metric"] == "accuracy"} == {"1", "3"}
     keys = [(row["round"], row["metric"], row["client"], row["class"]) for row in rows]
     assert len(keys) == len(set(keys))
+
+
+def test_a_value_is_written_when_it_changes(tmp_path: Path) -> None:
+    """What is in the file, carried over from round to round, is what the metrics said after every round."""
+    said, cohorts = [], []
+
+    class Remember(Callback):
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            values = {("cssv", j): federation.contributions["cssv"][:, j].tolist() for j in range(3)}
+            values["sv", ""] = federation.contributions["sv"].tolist()
+            values["sv/stderr", ""] = federation.metrics["sv"].diagnostics()["stderr"].tolist()
+            said.append({(m, i, c): v for (m, c), row in values.items() for i, v in enumerate(row) if v == v})
+            cohorts.append({i for i, weight in enumerate(federation.weights.tolist()) if weight == weight})
+
+    metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()}
+    federation = FederatedLoop(metrics=metrics, sampler=UniformSampler(3), seed=1)
+    logger = TensorBoardLogger(tmp_path, name="", version="run")
+    data = toy_data((1,) * 9, server_val_fraction=0.3, batch_size=4, client_test_fraction=0)
+    module = Plain(network(batch_norm=False))
+    fit(federation, tmp_path, module, data, rounds=6, logger=logger, callbacks=[Remember()])
+    with (tmp_path / "run" / "contributions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    carried: dict[Any, float] = {}
+    for index in range(6):
+        new = [row for row in rows if row["round"] == str(index)]
+        assert {int(row["client"]) for row in new} == cohorts[index]
+        for row in new:
+            column = int(row["class"]) if row["class"] else ""
+            carried[row["metric"], int(row["client"]), column] = float(row["value"])
+        assert {key: carried[key] for key in said[index]} == said[index]
+    seen = events(tmp_path / "run")
+    for i in range(9):
+        rounds = [event.step for event in seen.Scalars(f"contribution/cssv/client_{i}")]
+        assert rounds == [index for index in range(6) if i in cohorts[index]]
+
+
+def test_a_resumed_run_whose_file_is_gone_writes_everything_once(tmp_path: Path) -> None:
+    make = partial(loop, sampler=UniformSampler(2), figures_every=0)
+    checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
+    fit(make(), tmp_path / "first", rounds=3, callbacks=[checkpoint], enable_checkpointing=True)
+    (tmp_path / "first" / "contributions.csv").unlink()
+    resumed = make()
+    with pytest.warns(UserWarning, match="is gone"):
+        fit(resumed, tmp_path / "second", rounds=4, ckpt_path=tmp_path / "last.ckpt")
+    with (tmp_path / "second" / "contributions.csv").open() as file:
+        clients = {int(row["client"]) for row in csv.DictReader(file) if row["metric"] == "cssv"}
+    assert clients == set((~resumed.contributions["cssv"].isnan().any(1)).nonzero().flatten().tolist())
+    assert len(clients) == 3
 
 
 def test_other_loggers_get_the_scalars(tmp_path: Path) -> None:
@@ -136,7 +186,7 @@ def test_columns_that_are_no_classes(tmp_path: Path) -> None:
     data = toy_data(client_val_fraction=0.2, drop_last=True)
     fit(federation, tmp_path, data=data, rounds=2, logger=TensorBoardLogger(tmp_path, name="", version="run"))
     with (tmp_path / "run" / "contributions.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row["round"] == "1"]
+        rows = list(csv.DictReader(file))
     scores = {(r["client"], r["class"]): float(r["value"]) for r in rows if r["metric"] == "relevance" and r["class"]}
     final = federation.contributions["relevance"]
     known = [(i, j) for i in range(3) for j in range(3) if not final[i, j].isnan()]
@@ -144,7 +194,10 @@ def test_columns_that_are_no_classes(tmp_path: Path) -> None:
     assert scores == {(str(i), str(j)): pytest.approx(final[i, j].item()) for i, j in known}
     cost = {(r["client"], r["class"]): r["value"] for r in rows if r["metric"] == "cost"}
     size = federation.space.size
-    assert {cost[str(i), "up"] for i in range(3)} == {str(2 * size)}  # a whole number
+    # Whole numbers: two models up, and what every model is worth to it; the first model down, and the others'.
+    downloads = [int(float(cost[str(i), "down"])) // size - 1 for i in range(3)]
+    assert [float(cost[str(i), "up"]) for i in range(3)] == [2 * size + 2 + downloads[i] for i in range(3)]
+    assert [float(cost[str(i), "down"]) for i in range(3)] == [(1 + downloads[i]) * size for i in range(3)]
     seen = events(tmp_path / "run")
     tags = seen.Tags()
     assert not [tag for tag in tags["scalars"] if "class_" in tag]

@@ -34,7 +34,7 @@ def test_uniform_draws_everyone_equally_often() -> None:
 
 
 def test_errors() -> None:
-    with pytest.raises(ConfigurationError, match="at least 1 client"):
+    with pytest.raises(ConfigurationError, match="cohort_size=0.*a whole number of at least 1"):
         UniformSampler(0)
     UniformSampler(5).check(5)
     with pytest.raises(ConfigurationError, match=r"cohort_size=6\) cannot be met: the federation has 5 clients. Lower"):
@@ -101,10 +101,10 @@ def test_softmax_prefers_the_relevant() -> None:
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: BernoulliSampler(0), "positive number of clients"),
+        (lambda: BernoulliSampler(0), "expected_cohort=0.*a finite number above 0"),
         (lambda: BernoulliSampler(2, min_cohort=3), "expected 1 or 2"),
         (lambda: BernoulliSampler(9).check(5), r"cannot be met: the federation has 5 clients"),
-        (lambda: SoftmaxSampler(0), "at least 1 client"),
+        (lambda: SoftmaxSampler(0), "cohort_size=0.*a whole number of at least 1"),
         (lambda: SoftmaxSampler(1, temperature=0), "temperature=0"),
         (lambda: SoftmaxSampler(9).check(5), "cannot be met"),
     ],
@@ -112,3 +112,43 @@ def test_softmax_prefers_the_relevant() -> None:
 def test_more_errors(make: Any, match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         make()
+
+
+@pytest.mark.parametrize("expected", [1e-9, 1e-3])
+@pytest.mark.parametrize("make", [BernoulliSampler, ShapleyImportanceSampler])
+def test_a_cohort_that_is_never_drawn_is_refused(make: Any, expected: float) -> None:
+    match = r"of 5 clients, 2 would take part in \S+ of all draws only. Raise expected_cohort"
+    with pytest.raises(ConfigurationError, match=match):
+        make(expected).check(5)
+    make(0.5).check(5)
+    make(1).check(2)
+
+
+@pytest.mark.parametrize("min_cohort", [1, 2])
+def test_coins_that_hardly_ever_make_a_cohort(min_cohort: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The surrogate value of a client that is always the worse of two falls exponentially, and its coin with it."""
+    tiny = {"ssv": torch.tensor([1.0, 1e-12])}
+    sampler = ShapleyImportanceSampler(1, min_cohort=2)
+    assert sampler.sample(2, tiny, torch.Generator().manual_seed(0)).tolist() == [0, 1]
+    assert sampler.inclusion_probabilities(2, tiny).tolist() == [1, 1]
+    monkeypatch.setattr("flsv.sampling.bernoulli._DRAWS", 10)
+    # Of more clients, each coin 1e-9, pairs and single ones are equally likely.
+    sampler = BernoulliSampler(5e-9, min_cohort)
+    drawn = torch.zeros(5)
+    for seed in range(1000):
+        cohort = sampler.sample(5, {}, torch.Generator().manual_seed(seed))
+        assert len(cohort) == min_cohort
+        drawn[cohort] += 1
+    expected = min_cohort / 5
+    assert (drawn / 1000 - expected).abs().max() < 5 * (expected * (1 - expected) / 1000) ** 0.5
+    assert sampler.inclusion_probabilities(5, {}).tolist() == pytest.approx([expected] * 5)
+
+
+@pytest.mark.parametrize("min_cohort", [1, 2])
+def test_clients_drawn_one_by_one_are_drawn_as_by_repeated_draws(
+    min_cohort: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampler = ShapleyImportanceSampler(1.2, min_cohort=min_cohort)
+    monkeypatch.setattr("flsv.sampling.bernoulli._DRAWS", 0)
+    seen = frequencies(sampler, 5, SSV)
+    assert ((seen - sampler.inclusion_probabilities(5, SSV)).abs() < 0.04).all()

@@ -116,7 +116,7 @@ def test_the_full_preset_is_the_papers(tool: ModuleType) -> None:
 def test_everyone_at_last(tool: ModuleType) -> None:
     federation = sys.modules["pfedsv_federation"]
     sampler, draw = federation.EveryoneAtLast(2, rounds=3), torch.Generator().manual_seed(0)
-    assert [len(sampler.sample(7, {}, draw)) for _ in range(3)] == [2, 2, 7]
+    assert [len(sampler.sample(7, {}, draw, index)) for index in range(3)] == [2, 2, 7]
 
 
 @pytest.mark.skipif(ROOT is None or not Path(ROOT, "MNIST").is_dir(), reason="FLSV_DATA_ROOT has no MNIST")
@@ -132,7 +132,7 @@ def test_jobs(tool: ModuleType) -> None:
     ours = made[jobs[0]]
     assert ours.relevance is not None
     assert ours.relevance.shape == (2, 10, 10)
-    assert (ours.downloads[0] == 5).all()
+    assert (ours.downloads[0] == 6).all()  # the first model, too
     assert (made[jobs[2]].downloads == 1).all()
     assert (made[jobs[3]].downloads.sum(1) == torch.tensor([3.0, 10.0])).all()
     assert "| pFedSV (received) |" in tool.report(made, [tiny, few])

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from flsv.errors import ConfigurationError
 from flsv.features import PCA, Features, Pixels
-from flsv.local_data import Client, LocalData, _answering
-from flsv.local_memory import memory
 from flsv.parameters import ParameterSpace
+from flsv.participants import Client, LocalData
+from flsv.participants.cache import memory
+from flsv.participants.local_data import _answering
 from flsv.valuation import FedBary, clients_of, keep_pictures, sample_values, server_of
 from flsv.valuation.questions import BINS
 
@@ -50,7 +51,8 @@ def exact(a: Any, b: Any, weight: float) -> float:
 @pytest.mark.parametrize("weight", [0.0, 2.0])
 def test_with_as_many_points_as_samples_distances_are_exact(weight: float) -> None:
     server, sets = draw(45, 0), [draw(45, 1), draw(45, 2, 3.0)]
-    found, _ = value(sets, server, label_weight=weight, support=45, iterations=20, judge=False)
+    exactly = {"support": 45, "allow_reconstruction": True}
+    found, _ = value(sets, server, label_weight=weight, iterations=20, judge=False, **exactly)
     wanted = torch.tensor([exact(each, server, weight) for each in sets]).float()
     torch.testing.assert_close(found.distances, wanted, rtol=1e-3, atol=0)
     inverse = 1 / wanted
@@ -67,7 +69,7 @@ def test_fewer_points_give_larger_distances() -> None:
 def test_the_order_of_noise_is_the_order_of_shares_with_and_without_validation_data() -> None:
     sets = [draw(60, seed, noise) for seed, noise in enumerate((1.0, 1.5, 2.0, 3.0), 1)]
     for validation in (draw(60, 0), None):
-        found, _ = value(sets, validation, support=30)
+        found, _ = value(sets, validation, support=29)
         order = found.shares.argsort(descending=True).tolist()
         assert order[-2:] == [2, 3]
         assert validation is None or order == [0, 1, 2, 3]
@@ -198,7 +200,7 @@ def test_nothing_of_a_clients_samples_is_touched_by_the_server(with_validation: 
     moments = set() if with_validation else {(5,), (5, 5)}
     assert shapes == {(7, 9), (), (BINS,), (BINS + 1,)} | moments
     rest = [each for each in crossed if not isinstance(each, Tensor)]
-    assert {type(each).__name__ for each in rest} <= {"Presence", "Verdict", "Moments", "NoneType", "int"}
+    assert {type(each).__name__ for each in rest} <= {"FirstAnswer", "Verdict", "Moments", "NoneType", "int"}
 
 
 def test_a_client_forgets_its_features() -> None:
@@ -206,12 +208,41 @@ def test_a_client_forgets_its_features() -> None:
     assert [type(key).__name__ for key in clients[0].ask(lambda local: list(memory(local)))] == ["type"]
 
 
+def test_by_default_as_many_points_cross_as_the_smallest_client_can_afford() -> None:
+    server, sets = draw(60, 0), [draw(300, 1), draw(60, 2), (torch.zeros(0, 5), torch.zeros(0).long())]
+    default, _ = value(sets, server, judge=False)
+    named, _ = value(sets, server, judge=False, support=29)
+    assert default.support == 29
+    assert torch.equal(default.distances[:2], named.distances[:2])
+    assert value([draw(300, 1), draw(203, 2)], server, judge=False)[0].support == 100
+    # Samples that are not finite take no part, so they hide nobody.
+    broken = draw(60, 2)
+    broken[0][:20] = torch.nan
+    assert value([draw(300, 1), broken], server, judge=False)[0].support == 19
+
+
+@pytest.mark.parametrize("validation", [draw(30, 0), None])
+def test_so_many_points_that_samples_could_be_worked_out_are_refused(validation: Any) -> None:
+    sets = [draw(90, 1), draw(60, 2)]
+    with pytest.raises(ConfigurationError, match="support=30: client 1 has 60 samples.*support=29 or less"):
+        value(sets, validation, support=30)
+    allowed, _ = value(sets, validation, support=60, judge=False, allow_reconstruction=True)
+    assert allowed.support == 60
+    with pytest.raises(ConfigurationError, match="client 1 has 2 samples.*Leave it out"):
+        value([draw(90, 1), draw(2, 2)], validation)
+
+
+def test_a_small_client_that_makes_all_distances_coarse_is_named() -> None:
+    with pytest.warns(UserWarning, match="client 1 has 9 samples, which allow support=4 for all"):
+        value([draw(90, 1), draw(9, 2)], draw(30, 0), judge=False)
+
+
 # Edges
 
 
 def test_identical_sets_are_at_distance_zero_and_share_equally() -> None:
     server = draw(30, 0)
-    found, _ = value([server, server, draw(30, 5, 2.0)], server, support=30, iterations=30)
+    found, _ = value([server, server, draw(30, 5, 2.0)], server, support=30, iterations=30, allow_reconstruction=True)
     assert found.distances[:2].max() < 1e-3 * found.distances[2]
     assert found.shares.isfinite().all()
     assert found.shares[:2].tolist() == pytest.approx([0.5, 0.5], abs=0.01)
@@ -222,7 +253,8 @@ def test_a_class_of_one_sample_and_classes_that_one_side_lacks() -> None:
     alone = y.clone()
     alone[0] = 7
     only = draw(30, 2)
-    found, clients = value([(x, alone), (only[0][only[1] == 0], only[1][only[1] == 0])], draw(30, 0))
+    sets = [(x, alone), (only[0][only[1] == 0], only[1][only[1] == 0])]
+    found, clients = value(sets, draw(30, 0), support=4)
     assert found.distances.isfinite().all()
     assert clients[0].ask(sample_values).gradients[0] == 0
     assert found.distances[1] > found.distances[0]
@@ -266,11 +298,11 @@ def test_samples_that_are_not_finite_are_flagged_and_change_nothing_else() -> No
 def test_different_features_are_named() -> None:
     odd = (torch.zeros(20, 6), torch.zeros(20).long())
     with pytest.raises(ConfigurationError, match=r"client 0 has 5 features and client 1 has 6 \(Pixels"):
-        value([draw(20, 1), odd], draw(20, 0))
+        value([draw(20, 1), odd], draw(20, 0), support=9)
     with pytest.raises(ConfigurationError, match="client 0 has 5 features and the server has 6"):
-        value([draw(20, 1), draw(20, 2)], odd)
+        value([draw(20, 1), draw(20, 2)], odd, support=9)
     with pytest.raises(ConfigurationError, match="client 0 has 5 features and client 1 has 6"):
-        value([draw(20, 1), odd])
+        value([draw(20, 1), odd], support=9)
 
 
 def test_features_of_a_model() -> None:

@@ -9,10 +9,13 @@ import matplotlib
 import numpy as np
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import PolyCollection
-from matplotlib.colors import BoundaryNorm
+from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 from torch import Tensor
+
+from flsv.drawing import label_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +43,7 @@ def plot_partition(counts: Tensor, class_names: Sequence[str] | None = None) -> 
     """
     samples = np.asarray(counts)
     clients, classes = samples.shape
-    names = [str(name) for name in class_names] if class_names is not None else [str(c) for c in range(classes)]
+    names = [label_text(name) for name in (range(classes) if class_names is None else class_names)]
     few = classes <= _MOST_LEGEND_ENTRIES
     colormap = matplotlib.colormaps["tab10" if classes <= 10 else "tab20" if few else "viridis"]
     colors = [colormap(c if few else c / (classes - 1)) for c in range(classes)]
@@ -63,6 +66,7 @@ def plot_partition(counts: Tensor, class_names: Sequence[str] | None = None) -> 
         handles = [Patch(color=color, label=name) for color, name in zip(colors, names, strict=True)]
         figure.legend(handles=handles, loc="outside right upper", title="class", frameon=False)
     else:
-        scale = ScalarMappable(BoundaryNorm(np.arange(classes + 1) - 0.5, colormap.N), colormap)
-        figure.colorbar(scale, ax=axes, label="class", ticks=np.linspace(0, classes - 1, 6).round())
+        # A scale, not a box per class: colour maps have 256 colours, and there may be more classes.
+        scale = ScalarMappable(Normalize(0, classes - 1), colormap)
+        figure.colorbar(scale, ax=axes, label="class", ticks=MaxNLocator(8, integer=True))
     return figure, axes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from PIL import Image
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -14,12 +15,16 @@ from flsv.errors import ConfigurationError
 def folder(path: Path, image_size: int = 224) -> ImageData:
     """Image files sorted into class folders, read when they are needed.
 
+    Every file's header is read here, and the checksums of those that have some (PNG); what is found broken only when it
+    is decoded is an error then, which names the file.
+
     Args:
         path: the folder with ``train`` and ``test`` and, optionally, ``val``.
         image_size: images are resized to a square of this many pixels; values lie in 0 .. 1.
 
     Raises:
-        ConfigurationError: a missing or empty subfolder, or splits whose classes differ.
+        ConfigurationError: a missing or empty subfolder, splits whose classes differ, files that are no images, or
+            images of more than 8 bits per channel.
     """
     transform = transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()])
     sets = {}
@@ -27,7 +32,7 @@ def folder(path: Path, image_size: int = 224) -> ImageData:
         if split == "val" and not (path / split).is_dir():
             continue
         try:
-            sets[split] = ImageFolder(str(path / split), transform=transform)
+            sets[split] = ImageFolder(str(path / split), transform=transform, loader=read_image)
         except FileNotFoundError as error:
             raise ConfigurationError(
                 f"{path} is not a folder of images as expected: train/<class>/*.png (or .jpg ...) and "
@@ -40,4 +45,35 @@ def folder(path: Path, image_size: int = 224) -> ImageData:
             raise ConfigurationError(
                 f"{path}: {split} has the classes {images.classes}, train has {classes}. They must be the same."
             )
+    for images in sets.values():
+        for file, _ in images.samples:
+            check_image(file)
     return ImageData(sets["train"], sets["test"], sets.get("val"), len(classes), tuple(classes))
+
+
+def read_image(path: str) -> Image.Image:
+    """The image in RGB.
+
+    Raises:
+        ConfigurationError: it cannot be decoded.
+    """
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except Exception as error:  # Pillow raises whatever its decoders do
+        raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
+
+
+def check_image(path: str) -> None:
+    """Raise ConfigurationError for what is no image or no 8-bit one, as far as can be told without decoding it."""
+    try:
+        with Image.open(path) as image:
+            mode = image.mode
+            image.verify()
+    except Exception as error:
+        raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
+    if mode.startswith(("I", "F")):
+        # Pillow would cut every pixel at 255.
+        raise ConfigurationError(
+            f"{path} has more than 8 bits per pixel (Pillow's mode {mode}), whose scale is unknown. Save it with 8."
+        )

@@ -47,8 +47,13 @@ def load_image_data(name: str, root: str = "data", download: bool = False, image
         return vision(kind, root, download)
     places = [Path(root) / name, Path(name)]
     for place in places:
-        if place.is_file() and place.suffix == ".npz":
+        if place.is_file() and place.suffix.lower() == ".npz":
             return npz(place)
+        if place.is_file():
+            raise ConfigurationError(
+                f"{place} is a file, but not one of data: expected a MedMNIST-style .npz file, or a folder with "
+                f"train/<class> and test/<class> images. (A configuration of a data module goes behind --config.)"
+            )
         if place.is_dir():
             return folder(place, image_size)
     looked = " and ".join(str(place) for place in dict.fromkeys(place.absolute() for place in places))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torchvision import datasets
 
 from flsv.data.sets.base import ImageData, image_tensor, tensor_set
@@ -39,19 +40,35 @@ def vision(name: str, root: str, download: bool = False) -> ImageData:
         ConfigurationError: files missing, damaged, or not to be had from the network.
     """
     kind = KINDS[name]
-    parts = []
+    place = Path(root).absolute() / kind.folder
+    sets = []
     for train in (True, False):
         try:
-            parts.append(kind.cls(root, train=train, download=download))
-        # torchvision says "not found" and "corrupted" by RuntimeError, a failed download also by URLError (an OSError).
-        except (RuntimeError, OSError) as error:
-            place = Path(root).absolute() / kind.folder
-            remedy = (
-                f"The download failed ({error}). Fetch it by hand, or try again with a network."
-                if download
-                else f"Give root the folder that holds {kind.folder!r}, or say download: true."
-            )
-            raise ConfigurationError(f"{name} was not found: looked in {place}. {remedy}") from error
-    sets = [tensor_set(image_tensor(part.data, kind.mean, kind.std), part.targets) for part in parts]
-    names = tuple(parts[0].classes)
+            part = kind.cls(root, train=train, download=download)
+        except Exception as error:  # junk ends in whatever comes first: assertions, key and type errors, ends of files
+            raise ConfigurationError(_unreadable(name, place, download, error)) from error
+        labels = torch.as_tensor(part.targets)
+        if len(part.data) != len(labels) or (len(labels) and not 0 <= labels.min() <= labels.max() < len(part.classes)):
+            why = f"{len(part.data)} images, and {len(labels)} labels in 0 .. {len(part.classes) - 1} are expected"
+            raise ConfigurationError(_unreadable(name, place, download, ValueError(why)))
+        sets.append(tensor_set(image_tensor(part.data, kind.mean, kind.std), labels))
+    names = tuple(part.classes)
     return ImageData(sets[0], sets[1], None, len(names), names)
+
+
+def _unreadable(name: str, place: Path, download: bool, error: Exception) -> str:
+    # torchvision says "not found" by a RuntimeError, a failed download also by URLError (an OSError).
+    if download and isinstance(error, RuntimeError | OSError):
+        return (
+            f"{name} was not found: looked in {place}. The download failed ({error}). Fetch it by hand, or try again "
+            f"with a network."
+        )
+    # Of CIFAR it says "not found or corrupted" in both cases.
+    there = "corrupted" in str(error) and place.is_dir()
+    if isinstance(error, RuntimeError) and "not found" in str(error) and not there:
+        return f"{name} was not found: looked in {place}. Give root the folder that holds it, or say download: true."
+    why = f"{type(error).__name__}: {error}".strip().rstrip(":")
+    return (
+        f"{name} cannot be read: the files in {place} are damaged or others ({why}). Remove them and say "
+        f"download: true."
+    )

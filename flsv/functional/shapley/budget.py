@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.exact import MAX_EXACT_PLAYERS
 from flsv.functional.shapley.game import check_num_players
@@ -45,8 +46,8 @@ def resolve_budget(name: str, num_players: int, budget: int | None, minimum: int
         flsv.errors.ConfigurationError: sampler: budget=7 is below the minimum of 20 evaluations for 10 players.
     """
     check_num_players(num_players)
-    if target_stderr is not None and not target_stderr > 0:
-        raise ConfigurationError(f"{name}: target_stderr={target_stderr} must be positive; None means no target.")
+    if target_stderr is not None:
+        check_number(name, "target_stderr", target_stderr, above=0, hint="None means no target.")
     minimum = min(minimum, 2**num_players)
     if budget is None:
         default = 2**num_players if target_stderr is not None else DEFAULT_EVALUATIONS_PER_PLAYER * num_players

@@ -21,7 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
 from flsv.functional.shapley.budget import reached, resolve_budget
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.game import MemoizedGame
@@ -71,8 +71,8 @@ def gtg_shapley(
         ("round_truncation", round_truncation),
         ("convergence", convergence),
     ):
-        if threshold is not None and threshold < 0:
-            raise ConfigurationError(f"gtg_shapley: {label}={threshold} must be at least 0; None switches it off.")
+        if threshold is not None:
+            check_number("gtg_shapley", label, threshold, least=0, hint="None switches it off.")
     budget = resolve_budget("gtg_shapley", num_players, budget, num_players + 1, target_stderr)
     game = MemoizedGame(utility, num_players)
     empty, grand = game.empty_and_grand()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
 
 
 def importance_probabilities(weights: Tensor, expected_cohort: float) -> Tensor:
@@ -39,11 +39,12 @@ def importance_probabilities(weights: Tensor, expected_cohort: float) -> Tensor:
     """
     if weights.ndim != 1:
         raise ValueError(f"importance_probabilities: weights of shape {tuple(weights.shape)}; expected [n].")
-    if not 0 < expected_cohort <= len(weights):
-        raise ConfigurationError(
-            f"importance_probabilities: expected_cohort={expected_cohort} must be above 0 and at most the number of "
-            f"clients, {len(weights)}."
-        )
+    check_number(
+        *("importance_probabilities", "expected_cohort", expected_cohort),
+        above=0,
+        most=len(weights),
+        hint="More clients than there are cannot be drawn.",
+    )
     bad = (~torch.isfinite(weights) | (weights < 0)).nonzero().flatten().tolist()
     if bad:
         raise ValueError(f"importance_probabilities: the weights of clients {bad} are negative, NaN or infinite.")

@@ -1,37 +1,54 @@
-"""Normalised Shapley values (NSV): min-max over the cohort (ShapleyFL definition 4.2, eq. 2, and eq. 12).
+"""Normalised Shapley values (NSV) of a round's cohort.
+
+Min-max is ShapleyFL's (definition 4.2, eq. 2, and eq. 12):
 
     NSV_i = (SV_i - min SV) / (max SV - min SV).
 
-Where all values are equal the paper leaves NSV undefined and its code divides 0 by 0; here everybody gets 0.5, the
-value that SSV starts from. Equal means equal up to rounding: a spread of at most 8 units in the last place of the
+It moves the zero: whoever contributes nothing is ranked above everybody whose value is negative. The positive
+normalisation keeps it, so that nothing stays nothing and harm is worth no more than that:
+
+    NSV_i = max(SV_i, 0) / max(0, max SV).
+
+Where all values are equal the paper leaves NSV undefined and its code divides 0 by 0; here min-max gives everybody 0.5,
+the value that SSV starts from. Equal means equal up to rounding: a spread of at most 8 units in the last place of the
 largest value, in the values' own dtype, is not a ranking.
 """
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
+Normalization = Literal["min-max", "positive"]
 
-def normalize_shapley(values: Tensor) -> Tensor:
-    """Min-max normalisation over the players.
+
+def normalize_shapley(values: Tensor, how: Normalization = "min-max") -> Tensor:
+    """Normalisation over the players.
 
     Args:
         values: Shapley values ``[n]`` or ``[n, M]`` (each column by itself). NaN marks players without a value; they
             are left out and stay NaN.
+        how: ``"min-max"`` or ``"positive"``.
 
     Returns:
-        NSV in [0, 1], same shape; 0.5 for everybody where all values are equal or there is only one.
+        NSV in [0, 1], same shape. Min-max: 0.5 for everybody where all values are equal or there is only one.
+        Positive: 0 for everybody where no value is above 0.
 
     Raises:
-        ValueError: infinite values.
+        ValueError: infinite values, an unknown normalisation.
 
     Example:
         >>> normalize_shapley(torch.tensor([1.0, 3.0, float("nan"), 2.0]))
         tensor([0.0000, 1.0000,    nan, 0.5000])
         >>> normalize_shapley(torch.tensor([0.2, 0.2]))
         tensor([0.5000, 0.5000])
+        >>> normalize_shapley(torch.tensor([-0.2, 0.0, 0.1, 0.2]), "positive")
+        tensor([0.0000, 0.0000, 0.5000, 1.0000])
     """
+    if how not in ("min-max", "positive"):
+        raise ValueError(f'normalize_shapley(how={how!r}): expected "min-max" or "positive".')
     if bool(torch.isinf(values).any()):
         players = torch.isinf(values).reshape(len(values), -1).any(dim=1).nonzero().flatten().tolist()
         raise ValueError(f"the Shapley values of players {players} are infinite; they cannot be normalised.")
@@ -42,6 +59,10 @@ def normalize_shapley(values: Tensor) -> Tensor:
     lowest = torch.where(known, values, torch.inf).amin(dim=0, keepdim=True)
     highest = torch.where(known, values, -torch.inf).amax(dim=0, keepdim=True)
     rounding = 8 * torch.finfo(values.dtype).eps * torch.maximum(lowest.abs(), highest.abs())
+    if how == "positive":
+        # A null player's value is a sum of rounding errors.
+        gains = torch.where(values > rounding, values, 0.0) / torch.where(highest > 0, highest, 1)
+        return torch.where(known, gains, torch.nan)
     spread = highest - lowest
     equal = ~(spread > rounding)
     normalised = (values - lowest) / torch.where(equal, 1, spread)

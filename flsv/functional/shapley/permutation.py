@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from flsv.errors import ConfigurationError
+from flsv.arguments import check_number
 from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, Moments, buys_exact, reached, resolve_budget
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import all_coalitions, exact_shapley, shapley_of_table
@@ -92,10 +92,10 @@ def permutation_shapley(
         tensor([-0.3160, -0.8375, -2.8465])
     """
     name, group = "permutation_shapley", 2 if antithetic else 1
-    if truncation is not None and truncation < 0:
-        raise ConfigurationError(f"{name}: truncation={truncation} must be at least 0; None means no truncation.")
-    if num_permutations is not None and num_permutations < 1:
-        raise ConfigurationError(f"{name}: num_permutations={num_permutations} must be at least 1.")
+    if truncation is not None:
+        check_number(name, "truncation", truncation, least=0, hint="None means no truncation.")
+    if num_permutations is not None:
+        check_number(name, "num_permutations", num_permutations, least=1, whole=True)
     if num_permutations is not None and budget is None:
         budget = 2**num_players
     budget = resolve_budget(name, num_players, budget, 2 + group * (num_players - 1), target_stderr)

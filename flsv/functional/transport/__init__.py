@@ -13,6 +13,7 @@ from flsv.functional.transport.interpolation import interpolating_measure
 from flsv.functional.transport.knn_shapley import knn_shapley
 from flsv.functional.transport.potentials import calibrated_gradient, debiased_potential
 from flsv.functional.transport.statistics import ClassStatistics, class_statistics, label_distance
+from flsv.functional.transport.support import check_support, safe_support
 from flsv.functional.transport.values import client_values, lava_values
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "TransportClient",
     "TransportServer",
     "calibrated_gradient",
+    "check_support",
     "class_statistics",
     "client_values",
     "contribution_shares",
@@ -33,6 +35,7 @@ __all__ = [
     "label_distance",
     "label_embedding",
     "lava_values",
+    "safe_support",
     "wasserstein_barycenter",
     "wasserstein_distance",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 
 
@@ -46,9 +47,10 @@ def check_labels(y: Tensor, x: Tensor, name: str = "y") -> None:
 
 def check_step(t: float, p: float) -> None:
     """Raise unless t is inside (0, 1) and p is at least 1."""
-    if not 0 < t < 1:
-        raise ConfigurationError(
-            f"t={t}: the place on the geodesic must be between 0 and 1, exclusive; 0.5 is its middle."
-        )
-    if not p >= 1:
-        raise ConfigurationError(f"p={p}: Wasserstein distances are defined for p >= 1.")
+    check_number("interpolation", "t", t, above=0, below=1, hint="0.5 is the middle of the geodesic.")
+    check_number("wasserstein_distance", "p", p, least=1)
+
+
+def check_label_weight(label_weight: float) -> None:
+    """Raise unless the weight of the label term is a number of at least 0."""
+    check_number("label_augmented_cost", "label_weight", label_weight, least=0, hint="0: no label term.")

@@ -77,7 +77,7 @@ def wasserstein_barycenter(
     Example:
         >>> from flsv.functional.transport import TransportClient
         >>> x = torch.tensor([[0.0], [1.0], [2.0]])
-        >>> clients = [TransportClient(x), TransportClient(x + 6)]
+        >>> clients = [TransportClient(points, allow_reconstruction=True) for points in (x, x + 6)]
         >>> generator = torch.Generator().manual_seed(0)
         >>> found = wasserstein_barycenter(clients, support=3, iterations=25, generator=generator)
         >>> found.support_points.sort(0).values.T.round(decimals=2), found.distances.round(decimals=2)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
-from flsv.functional.transport._checks import check_labels, check_pair, check_points
+from flsv.functional.transport._checks import check_label_weight, check_labels, check_pair, check_points
 from flsv.functional.transport.statistics import (
     ClassStatistics,
     Covariance,
@@ -69,8 +69,7 @@ def label_augmented_cost(
         tensor([[ 0.,  4., 16.]])
     """
     check_pair(x, x2)
-    if label_weight < 0:
-        raise ConfigurationError(f"label_weight={label_weight}: the weight of the label term must be at least 0.")
+    check_label_weight(label_weight)
     if chunk is not None and chunk < 1:
         raise ConfigurationError(f"chunk={chunk}: take at least one row at a time, or None.")
     labels = None
@@ -127,8 +126,7 @@ def label_embedding(
                 [4., 8., 0.]])
     """
     check_points(x)
-    if label_weight < 0:
-        raise ConfigurationError(f"label_weight={label_weight}: the weight of the label term must be at least 0.")
+    check_label_weight(label_weight)
     if y is None:
         return x
     check_labels(y, x)

@@ -1,4 +1,4 @@
-"""The Wasserstein distance between a client's and the server's samples, neither of which leaves its owner.
+"""The Wasserstein distance between a client's and the server's samples, of which only means with others cross.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 5 to 8 and Algorithm 1
 with a validation set; Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024 (arXiv 2310.01973).
@@ -8,10 +8,12 @@ gamma, and W(P, gamma); the server forms eta_Q from gamma and its samples Q, and
 the triangle inequality W(P, gamma) + W(gamma, Q) is never below W(P, Q), and is equal to it where gamma is on the
 geodesic.
 
-What crosses: S interpolated points and one number a way. With S = m each point of gamma ends as the mean
-of one sample of either side, and whoever knows the one can work out the other: it is exact and hides nothing. S < m
-averages m/S of the client's and m2/S of the server's samples into a point, and biases the distance upwards. Labels
-cross as part of the points, if both sides pass :func:`label_embedding`'s: as averages of class means and deviations.
+What crosses: S interpolated points and one number a way. A point is a mean of m/S of the client's samples and of a
+point that the server has sent, who takes that off again. With S >= m it is left with the samples themselves, with
+S >= m/2 with points in which one sample weighs half and more (``docs/results/fedbary_reconstruction.md``). A client
+therefore answers fewer than m/2 points, unless it is told otherwise; the distance is then biased upwards. That is no
+proof: many iterations give many means. Labels cross as part of the points, if both sides pass
+:func:`label_embedding`'s: as averages of class means and deviations, which of a class of one sample are the sample.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from torch import Tensor
 from flsv.errors import ConfigurationError
 from flsv.functional.transport._checks import check_pair, check_points, check_step
 from flsv.functional.transport.interpolation import interpolate_along, interpolating_measure, matching
+from flsv.functional.transport.support import check_support
 
 # Two optimal plans in a row need not compose to an optimal one: from a wide first gamma the protocol ends in some
 # pairing of P and Q that no iteration improves. From a point, eta_P and eta_Q are small
@@ -38,18 +41,19 @@ class TransportClient:
         x: ``[m, d]`` samples (or their embeddings).
         t: the place of its interpolants between its samples (0) and the server's points (1).
         p: exponent of the distance.
+        allow_reconstruction: answer any number of points, also so many that its samples can be read off the answer.
 
     Example:
-        >>> client = TransportClient(torch.tensor([[0.0], [2.0]]))
+        >>> client = TransportClient(torch.tensor([[0.0], [2.0]]), allow_reconstruction=True)
         >>> client.answer(torch.tensor([[4.0], [6.0]]))
         (tensor([[2.],
                 [4.]]), tensor(4.))
     """
 
-    def __init__(self, x: Tensor, *, t: float = 0.5, p: float = 2) -> None:
+    def __init__(self, x: Tensor, *, t: float = 0.5, p: float = 2, allow_reconstruction: bool = False) -> None:
         check_points(x)
         check_step(t, p)
-        self._x, self.t, self.p = x.detach(), t, p
+        self._x, self.t, self.p, self._allow = x.detach(), t, p, allow_reconstruction
 
     @property
     def dim(self) -> int:
@@ -57,8 +61,14 @@ class TransportClient:
         return self._x.shape[1]
 
     def answer(self, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        """eta_P ``[S, d]`` and W(P, gamma) for the server's points ``[S, d]``."""
+        """eta_P ``[S, d]`` and W(P, gamma) for the server's points ``[S, d]``.
+
+        Raises:
+            ConfigurationError: points of another dimension, or so many that they would show its samples.
+        """
         check_pair(self._x, gamma, "the client's samples", "gamma")
+        if not self._allow:
+            check_support(len(gamma), len(self._x))
         gamma = gamma.to(self._x)
         plan, distance = matching(self._x, gamma, self.p)
         return interpolate_along(self._x, gamma, plan, len(gamma), self.t), distance
@@ -80,7 +90,7 @@ class TransportServer:
 
     Example:
         >>> server = TransportServer(torch.tensor([[4.0], [6.0]]))
-        >>> client = TransportClient(torch.tensor([[0.0], [2.0]]))
+        >>> client = TransportClient(torch.tensor([[0.0], [2.0]]), allow_reconstruction=True)
         >>> gamma = server.start(2, generator=torch.Generator().manual_seed(0))
         >>> for _ in range(20):
         ...     gamma = server.step(*client.answer(gamma))
@@ -161,6 +171,7 @@ def federated_wasserstein(
     t: float = 0.5,
     p: float = 2,
     generator: torch.Generator | None = None,
+    allow_reconstruction: bool = False,
 ) -> FederatedDistance:
     """Wire a :class:`TransportClient` that holds ``x`` to a :class:`TransportServer` that holds ``x2``.
 
@@ -174,23 +185,27 @@ def federated_wasserstein(
         t: place of the interpolants; 0.5 is the middle.
         p: exponent of the distance.
         generator: draws the first gamma; None: torch's default.
+        allow_reconstruction: take S >= m/2, too, from which the client's samples can be worked out.
 
     Returns:
         See :class:`FederatedDistance`.
 
     Raises:
-        ConfigurationError: wrong samples or settings.
+        ConfigurationError: wrong samples or settings, or such an S that is not allowed.
 
     Example:
         >>> x = torch.tensor([[0.0], [1.0], [2.0]])
         >>> generator = torch.Generator().manual_seed(0)
-        >>> result = federated_wasserstein(x, x + 3, support=3, iterations=20, generator=generator)
+        >>> result = federated_wasserstein(
+        ...     x, x + 3, support=3, iterations=20, generator=generator, allow_reconstruction=True
+        ... )
         >>> result.distance, result.gamma.sort(0).values.T
         (tensor(3.), tensor([[1.5000, 2.5000, 3.5000]]))
     """
     if iterations < 1:
         raise ConfigurationError(f"iterations={iterations}: the protocol needs at least one.")
-    client, server = TransportClient(x, t=t, p=p), TransportServer(x2, t=t, p=p)
+    client = TransportClient(x, t=t, p=p, allow_reconstruction=allow_reconstruction)
+    server = TransportServer(x2, t=t, p=p)
     gamma = server.start(support, client.dim, generator)
     history = []
     for _ in range(iterations):

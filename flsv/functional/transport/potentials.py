@@ -16,6 +16,7 @@ import math
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.transport.cost import label_augmented_cost
 from flsv.functional.transport.statistics import Covariance
@@ -95,6 +96,7 @@ def debiased_potential(
     """
     if y is None or y2 is None:
         y = y2 = None
+    check_number("debiased_potential", "blur", blur, least=0)
     cost = label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
     eps = blur * float(cost.mean(dtype=torch.float64))
     cross, _ = entropic_potentials(cost, eps, scaling)

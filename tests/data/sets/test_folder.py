@@ -48,3 +48,39 @@ def test_classes_must_agree_between_splits(tmp_path):
     make(tmp_path, splits=("test",), classes=("dog",))
     with pytest.raises(ConfigurationError, match=r"test has the classes \['dog'\], train has \['cat', 'dog'\]"):
         folder(tmp_path)
+
+
+def corrupt(file):
+    """A PNG with one byte of its pixels changed."""
+    content = bytearray(file.read_bytes())
+    content[content.index(b"IDAT") + 8] ^= 0xFF
+    return bytes(content)
+
+
+@pytest.mark.parametrize("split", ["train", "test", "val"])
+@pytest.mark.parametrize(
+    "change", [corrupt, lambda file: b"", lambda file: b"<html>404</html>", lambda file: file.read_bytes()[:45]]
+)
+def test_a_file_that_is_no_image_is_named(tmp_path, split, change):
+    file = make(tmp_path, splits=("train", "test", "val")) / split / "dog" / "1.png"
+    file.write_bytes(change(file))
+    with pytest.raises(ConfigurationError, match=rf"{split}/dog/1\.png cannot be read as an image"):
+        folder(tmp_path)
+
+
+def test_what_is_found_broken_only_when_it_is_decoded_is_named_too(tmp_path):
+    make(tmp_path)
+    jpeg = tmp_path / "train" / "cat" / "1.jpg"
+    Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), np.uint8)).save(jpeg)
+    jpeg.write_bytes(jpeg.read_bytes()[:900])
+    data = folder(tmp_path, image_size=8)
+    with pytest.raises(ConfigurationError, match=r"train/cat/1\.jpg cannot be read as an image: .*truncated"):
+        [data.train[i] for i in range(len(data.train))]
+
+
+@pytest.mark.parametrize(("dtype", "name"), [(np.uint16, "x.png"), (np.int32, "x.tif"), (np.float32, "x.tif")])
+def test_images_of_more_than_8_bits_are_refused(tmp_path, dtype, name):
+    file = make(tmp_path) / "test" / "cat" / name
+    Image.fromarray(np.full((10, 10), 300, dtype)).save(file)
+    with pytest.raises(ConfigurationError, match=rf"test/cat/{name} has more than 8 bits per pixel"):
+        folder(tmp_path)

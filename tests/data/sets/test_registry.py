@@ -53,3 +53,10 @@ def test_unknown_name_lists_the_known_ones():
 def test_a_typo_gets_a_suggestion(typo, meant):
     with pytest.raises(ConfigurationError, match=f"Did you mean '{meant}'"):
         load_image_data(typo)
+
+
+def test_a_file_of_another_kind(tmp_path):
+    (tmp_path / "notes.txt").write_text("digits")
+    for name, root in (("notes.txt", tmp_path), (str(tmp_path / "notes.txt"), "data")):
+        with pytest.raises(ConfigurationError, match=r"notes\.txt is a file, but not one of data: expected a MedMNIST"):
+            load_image_data(name, str(root))

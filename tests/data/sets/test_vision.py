@@ -1,6 +1,7 @@
 """torchvision's sets, read from real files where they are at hand."""
 
 import os
+import struct
 
 import pytest
 import torch
@@ -50,3 +51,54 @@ def test_failed_download_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(KINDS["mnist"].cls, "download", offline)
     with pytest.raises(ConfigurationError, match=r"download failed \(no route to host\)"):
         vision("mnist", str(tmp_path), download=True)
+
+
+def write_mnist(root, images=12, labels=12, largest=9):
+    """Raw MNIST-style files."""
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for split in ("train", "t10k"):
+        pixels = struct.pack(">iiii", 0x803, images, 28, 28) + bytes(images * 28 * 28)
+        (raw / f"{split}-images-idx3-ubyte").write_bytes(pixels)
+        classes = bytes(i % largest for i in range(labels - 1)) + bytes([largest])
+        (raw / f"{split}-labels-idx1-ubyte").write_bytes(struct.pack(">ii", 0x801, labels) + classes)
+    return raw
+
+
+def test_files_made_here_are_read(tmp_path):
+    write_mnist(tmp_path)
+    assert vision("mnist", str(tmp_path)).train.tensors[1].tolist() == [*range(9), 0, 1, 9]
+
+
+@pytest.mark.parametrize("file", ["train-images-idx3-ubyte", "t10k-images-idx3-ubyte", "train-labels-idx1-ubyte"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: b"",
+        lambda content: b"<html>404 not found</html>",
+        lambda content: content[: len(content) // 2],
+        lambda content: bytes(1000),
+        lambda content: b"\xff" * 1000,
+    ],
+)
+def test_junk_is_not_missing(tmp_path, file, change):
+    path = write_mnist(tmp_path) / file
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(ConfigurationError, match=r"mnist cannot be read: the files in .*MNIST/raw are damaged"):
+        vision("mnist", str(tmp_path))
+
+
+def test_images_and_labels_that_do_not_belong_together(tmp_path):
+    write_mnist(tmp_path / "a", images=12, labels=9)
+    with pytest.raises(ConfigurationError, match="12 images, .*9 labels"):
+        vision("mnist", str(tmp_path / "a"))
+    write_mnist(tmp_path / "b", largest=200)
+    with pytest.raises(ConfigurationError, match=r"12 labels in 0 \.\. 9 are expected"):
+        vision("mnist", str(tmp_path / "b"))
+
+
+def test_a_damaged_cifar(tmp_path):
+    (tmp_path / "cifar-10-batches-py").mkdir()
+    (tmp_path / "cifar-10-batches-py" / "data_batch_1").write_bytes(b"junk")
+    with pytest.raises(ConfigurationError, match="cifar10 cannot be read: .*damaged or others"):
+        vision("cifar10", str(tmp_path))

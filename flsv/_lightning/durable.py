@@ -1,0 +1,81 @@
+"""Files that are whole or not there: after a crash, a kill, a power cut or on a full disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[IO[bytes]]:
+    """Write a file anew: beside it first, then, all on the disk, moved into its place.
+
+    Whatever goes wrong before the move leaves the file as it was, and no draft behind. What a killed process leaves of
+    a draft, the next one writes over.
+
+    Args:
+        path: the file, in a folder that exists.
+
+    Raises:
+        OSError: naming ``path``, where nothing can be written.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "model.ckpt"
+        ...     with replacing(path) as file:
+        ...         written = file.write(b"weights")
+        ...     path.read_bytes(), [file.name for file in Path(folder).iterdir()]
+        (b'weights', ['model.ckpt'])
+    """
+    # On the same file system, where a move is one step.
+    draft = path.with_name(f".{path.name}.tmp")
+    try:
+        with draft.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException as error:
+        with suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise _naming(error, path) from error
+    _sync_folder(path.parent)
+
+
+def append(path: Path, data: bytes) -> None:
+    """Add to a file, all or nothing, unless the process is killed in between.
+
+    Raises:
+        OSError: naming ``path``; the file ends where it did.
+    """
+    with path.open("ab", buffering=0) as file:
+        end = file.seek(0, os.SEEK_END)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[file.write(rest) :]
+            os.fsync(file.fileno())
+        except BaseException as error:
+            with suppress(OSError):
+                file.truncate(end)
+            raise _naming(error, path) from error
+
+
+def _naming(error: BaseException, path: Path) -> BaseException:
+    if not isinstance(error, OSError):
+        return error
+    return OSError(error.errno, error.strerror or str(error), str(path))
+
+
+def _sync_folder(folder: Path) -> None:
+    """The move itself outlives a power cut, where the file system can say so."""
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)

@@ -1,0 +1,31 @@
+"""Attributes of other objects, changed for the length of a fit and then put back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PatchedAttributes:
+    """Sets attributes, and remembers what they were.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> trainer = SimpleNamespace(limit=5)
+        >>> patched = PatchedAttributes([(trainer, "limit", 1)])
+        >>> trainer.limit
+        1
+        >>> patched.give_back()
+        >>> trainer.limit
+        5
+    """
+
+    def __init__(self, changes: list[tuple[Any, str, Any]] | None = None) -> None:
+        self._before = [(owner, name, getattr(owner, name)) for owner, name, _ in changes or []]
+        for owner, name, value in changes or []:
+            setattr(owner, name, value)
+
+    def give_back(self) -> None:
+        """Put everything back; a second call does nothing."""
+        for owner, name, value in self._before:
+            setattr(owner, name, value)
+        self._before = []

@@ -1,0 +1,99 @@
+"""Checks of what a user gives: numbers that are finite and in range, names that become parts of paths and of tags.
+
+A comparison with NaN is false, so ``if lr <= 0: raise`` lets NaN through. Here a number has to prove that it is good.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from flsv.errors import ConfigurationError
+
+_PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
+
+
+def check_number(
+    owner: Any,
+    name: str,
+    value: Any,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    below: float | None = None,
+    most: float | None = None,
+    whole: bool = False,
+    hint: str = "",
+) -> None:
+    """Raise unless ``value`` is a finite number between its bounds.
+
+    Args:
+        owner: whose argument it is, for the message: an object, or its name.
+        name: of the argument.
+        value: what was given.
+        above: the number must be larger than this.
+        least: the number must be at least this.
+        below: the number must be smaller than this.
+        most: the number must be at most this.
+        whole: whether it must have no fraction.
+        hint: what else to say, a sentence.
+
+    Raises:
+        ConfigurationError: ``Owner(name=value): expected ...``.
+
+    Example:
+        >>> check_number("FedProx", "mu", 0.1, least=0)
+        >>> check_number("FedProx", "mu", float("nan"), least=0)
+        Traceback (most recent call last):
+        ...
+        flsv.errors.ConfigurationError: FedProx(mu=nan): expected a finite number of at least 0.
+    """
+    try:
+        good = math.isfinite(value) and (not whole or value == int(value))
+    except (TypeError, ValueError):
+        good = False
+    if (
+        good
+        and (above is None or value > above)
+        and (least is None or value >= least)
+        and (below is None or value < below)
+        and (most is None or value <= most)
+    ):
+        return
+    expected = f"a {'whole' if whole else 'finite'} number{_range(above, least, below, most)}"
+    who = owner if isinstance(owner, str) else type(owner).__name__
+    raise ConfigurationError(f"{who}({name}={value!r}): expected {expected}.{' ' + hint if hint else ''}")
+
+
+def _range(above: float | None, least: float | None, below: float | None, most: float | None) -> str:
+    low, high = above if least is None else least, below if most is None else most
+    if low is not None and high is not None:
+        return f" in {'(' if least is None else '['}{low:g}, {high:g}{')' if most is None else ']'}"
+    bounds = (("above", above), ("of at least", least), ("below", below), ("of at most", most))
+    return "".join(f" {word} {bound:g}" for word, bound in bounds if bound is not None)
+
+
+def plain_name(name: str, what: str = "name") -> str:
+    """The name, if it is one file's and no path: up to 100 characters on a line, none of ``/ \\ :``, no dot first.
+
+    Args:
+        name: to be checked.
+        what: it names, for the message.
+
+    Raises:
+        ConfigurationError: it is not.
+
+    Example:
+        >>> plain_name("most_harmful")
+        'most_harmful'
+        >>> plain_name("../../x", "picture")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        flsv.errors.ConfigurationError: picture '../../x': expected a plain name, ...
+    """
+    if not isinstance(name, str) or not _PLAIN.fullmatch(name):
+        raise ConfigurationError(
+            f"{what} {name!r}: expected a plain name, up to 100 characters without / \\ : and no dot first."
+        )
+    return name

@@ -1,0 +1,5 @@
+"""The command line: ``flsv fit | validate | test | predict``, ``flsv compare``, ``flsv value``."""
+
+from flsv.cli.entry import main
+
+__all__ = ["main"]

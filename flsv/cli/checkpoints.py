@@ -1,0 +1,127 @@
+"""``--ckpt_path last`` and ``best``: what ``flsv fit`` saves by default, and where the four subcommands find it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+from flsv._lightning.checkpoint_io import DurableCheckpointIO
+from flsv.errors import ConfigurationError
+from flsv.reporting.folder import runs_folder
+
+#: What the best model is judged by, in this order, and which way is better.
+MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss": "min"}
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """``best.ckpt``: the round with the highest ``val_accuracy``, else the lowest ``val_loss``; none without both."""
+
+    def __init__(self) -> None:
+        super().__init__(filename="best")
+
+    @property
+    def state_key(self) -> str:
+        return "BestCheckpoint"  # Lightning's has the monitor in it, which is not known when a run is resumed
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._judges(trainer):
+            super().on_validation_end(trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._judges(trainer):
+            super().on_train_epoch_end(trainer, pl_module)
+
+    def _judges(self, trainer: L.Trainer) -> bool:
+        """Whether there is something to judge by, found out after the first validation."""
+        if self.monitor is None:
+            self.monitor = next((name for name in MONITORS if name in trainer.callback_metrics), None)
+            self.mode = MONITORS.get(str(self.monitor), "min")
+        return self.monitor in trainer.callback_metrics
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.monitor = state_dict["monitor"]
+        self.mode = MONITORS.get(str(self.monitor), "min")
+        best = state_dict["best_model_path"]
+        if best and Path(best).is_file():
+            # A resumed run has a folder of its own, and what was best before it still is.
+            super().load_state_dict({**state_dict, "dirpath": self.dirpath})
+        elif best:
+            warnings.warn(f"{best} is gone: the best checkpoint is the best from here on.", stacklevel=2)
+
+
+def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
+    """The callbacks that save ``best.ckpt`` and ``last.ckpt``; none where those ``given`` save checkpoints."""
+    if any(isinstance(callback, Checkpoint) for callback in given):
+        return []
+    return [BestCheckpoint(), ModelCheckpoint(filename="last", save_on_train_epoch_end=True)]
+
+
+def check_there(path: str) -> None:
+    """Check that a named checkpoint is there; Lightning's own words and remote paths are left to it.
+
+    Raises:
+        ConfigurationError: it is not.
+    """
+    if path != "hpc" and ":" not in path and not Path(path).exists():
+        raise ConfigurationError(f"there is no checkpoint {path}. Name one that is there, or leave ckpt_path out.")
+
+
+def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None) -> Path:
+    """The newest checkpoint that can be read, or the best of the run that it is of.
+
+    Looked for where this trainer's runs lie: in the folders of its first logger (``checkpoints`` below the root folder
+    without a logger), and where a ``ModelCheckpoint`` of its own writes.
+
+    Args:
+        word: ``"last"`` or ``"best"``.
+        trainer: of the command.
+        weights_only: as of ``torch.load``.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    runs = runs_folder(trainer)
+    patterns = [(runs, "*/checkpoints/*.ckpt" if trainer.loggers else "checkpoints/*.ckpt")]
+    patterns += [(Path(own.dirpath), "*.ckpt") for own in _model_checkpoints(trainer) if own.dirpath is not None]
+    found = {path for folder, pattern in patterns for path in folder.glob(pattern)}
+    read = DurableCheckpointIO()
+    newest: Path | None = None
+    for path in sorted(found, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        if newest is not None and path.parent != newest.parent:
+            continue  # best is that of the newest run, or nothing
+        try:
+            checkpoint = read.load_checkpoint(path, **({} if weights_only is None else {"weights_only": weights_only}))
+        except ConfigurationError as error:
+            warnings.warn(f"--ckpt_path {word} passes over what cannot be read: {error}", stacklevel=2)
+            continue
+        newest = newest or path
+        if word == "last":
+            return path
+        for best in _best_paths(checkpoint, path):
+            if best.is_file():
+                return best
+    where = " or ".join(str(folder.resolve()) for folder, _ in patterns)
+    if newest is not None:
+        raise ConfigurationError(
+            f"--ckpt_path best: the newest run, {newest.parent}, has no best checkpoint, which needs val_accuracy or "
+            "val_loss to be logged, or a ModelCheckpoint with a monitor. Say last, or name a checkpoint."
+        )
+    what = "no checkpoint that can be read" if found else "no checkpoint"
+    raise ConfigurationError(f"--ckpt_path {word}: {what} below {where}. Name one, or leave ckpt_path out.")
+
+
+def _model_checkpoints(trainer: L.Trainer) -> list[ModelCheckpoint]:
+    return [callback for callback in trainer.checkpoint_callbacks if isinstance(callback, ModelCheckpoint)]
+
+
+def _best_paths(checkpoint: dict[str, Any], path: Path) -> Iterator[Path]:
+    """What the run of a checkpoint found best so far; where it lay, and beside the checkpoint if that was moved."""
+    for state in checkpoint.get("callbacks", {}).values():
+        if isinstance(state, dict) and state.get("monitor") and state.get("best_model_path"):
+            yield Path(state["best_model_path"])
+            yield path.with_name(Path(state["best_model_path"]).name)

@@ -1,0 +1,123 @@
+"""The models that the clients end up with: what a federation is worth to each of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from flsv._lightning.evaluation import on_device
+from flsv.clients.trial import try_forward
+from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
+from flsv.games import ModelEvaluator
+from flsv.loop import FederatedLoop
+from flsv.participants import LocalData
+
+MEASURES = ("accuracy", "balanced_accuracy")
+Tests = Literal["shared", "own"]
+
+
+class OwnModels(L.Callback):
+    """Evaluates every client's own model, and the global one, after the last round.
+
+    A client has two: the one it has ``trained`` in its last round, and the one it then ``received`` from the server,
+    the start point of the next (the global model where there is no personalisation). What an attacker trained is what
+    it kept.
+
+    Args:
+        loop: of the same trainer, with ``keep_trained=True``.
+        tests: on what: the ``"shared"`` test set that no client has, or each client's ``"own"`` test split.
+
+    Attributes:
+        scores: after the fit, ``"received"`` and ``"trained"`` to measure to ``[n]``, and ``"global"`` to measure to
+            ``[1]``, with own tests the mean over the clients; measures are ``"accuracy"`` and ``"balanced_accuracy"``.
+        seconds: that the evaluation took.
+
+    Raises:
+        ConfigurationError: before training, ``tests="own"`` and a client without test samples; a module whose
+            ``forward`` gives no logits ``[B, M]``.
+    """
+
+    def __init__(self, loop: FederatedLoop, tests: Tests = "shared") -> None:
+        self.loop, self.tests = loop, tests
+        self.scores: dict[str, dict[str, Tensor]] = {}
+        self.seconds = 0.0
+        if not loop.keep_trained:
+            raise ConfigurationError("OwnModels needs FederatedLoop(keep_trained=True).")
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        empty = [client for client in range(data.num_clients) if not len(data.client_indices(client, "test"))]
+        if self.tests == "own" and empty:
+            raise ConfigurationError(
+                f'tests="own" needs a test split at every client; clients {empty} have none. Set '
+                "FederatedDataModule(client_test_fraction=0.2), or a larger one."
+            )
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        try_forward(trainer, self._batches(data), data.num_classes, f'tests="{self.tests}"')
+
+    def _batches(self, data: FederatedDataModule) -> Iterable[Any]:
+        """All of the shared test set, or client 0's test split."""
+        return data.test_dataloader() if self.tests == "shared" else data.client_loader(0, "test", shuffle=False)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        start = time.perf_counter()
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        server, received = self.loop.space.read(pl_module), self.loop.received()
+        trained = {**received, **self.loop.trained}
+        models: dict[str, dict[int, Tensor]] = {"received": received, "trained": trained, "global": {}}
+        evaluate = ModelEvaluator(
+            pl_module,
+            self.loop.space,
+            on_device(trainer, self._batches(data)),
+            num_classes=data.num_classes,
+            context=trainer.strategy.precision_plugin.forward_context,
+        )
+        everybody, private = list(range(data.num_clients)), bool(self.loop.space.private_names)
+        found: dict[str, list[Tensor]] = {name: [] for name in models}
+        # One at a time where clients have samples of their own, or a part of the model that no vector holds.
+        alone = private or self.tests == "own"
+        for clients in [[client] for client in everybody] if alone else [everybody]:
+            if self.tests == "own":
+                evaluate = evaluate.on(on_device(trainer, data.client_loader(clients[0], "test")))
+            distinct: list[Tensor] = []  # whoever has no model of its own has the global one: that is evaluated once
+            places = {n: [_place(own.get(c, server), distinct) for c in clients] for n, own in models.items()}
+            values = _values(evaluate, distinct)
+            if private:
+                kept = self.loop.clients[clients[0]].ask(kept_private)
+                places["global"] = [len(distinct) + place for place in places["global"]]
+                values = torch.cat([_values(evaluate.on(None, partial(dict, kept)), distinct), values])
+            for name, rows in places.items():
+                found[name].append(values[rows])
+        for name, parts in found.items():
+            columns = torch.cat(parts).T
+            self.scores[name] = dict(zip(MEASURES, columns.mean(1, keepdim=True) if name == "global" else columns))
+        self.seconds = time.perf_counter() - start
+
+
+def kept_private(local: LocalData) -> dict[str, Tensor]:
+    """Asked of a client: what it has of the model beside the vector, for a simulation's tests."""
+    return dict(local.private)
+
+
+def _values(evaluate: ModelEvaluator, models: list[Tensor]) -> Tensor:
+    """``[K, 2]``, the measures of the models."""
+    scores = evaluate(torch.stack(models))
+    return torch.stack([scores.value(measure) for measure in MEASURES], dim=1)
+
+
+def _place(model: Tensor, distinct: list[Tensor]) -> int:
+    """Where in ``distinct`` the model is; put there if it is not."""
+    for place, other in enumerate(distinct):
+        if torch.equal(model, other):
+            return place
+    distinct.append(model)
+    return len(distinct) - 1

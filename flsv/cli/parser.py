@@ -1,0 +1,85 @@
+"""Federated learning in which every participant's contribution is measured.
+
+LightningCLI, with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``. Besides the
+subcommands below there are ``flsv compare``, several algorithms on one partition, and ``flsv value``, valuation before
+training (``flsv compare --help``, ``flsv value --help``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from flsv import FederatedDataModule, FederatedLoop, __version__
+from flsv.cli.checkpoints import check_there, default_checkpoints, find_checkpoint
+from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
+
+
+class FederatedCLI(LightningCLI):
+    """The command line. ``federation`` holds the arguments of :class:`flsv.FederatedLoop`.
+
+    The numbers of clients and classes are said once, by the data: metrics and the model take them from there.
+    """
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        parser = OptionParser(**{"dump_header": [f"lightning.pytorch=={L.__version__}"], **kwargs})
+        parser.add_argument("-c", "--config", action=ConfigFile, help=CONFIG_HELP)
+        return parser
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(FederatedLoop, "federation")
+        # A path given as source is the path of data; jsonargparse would read a text file there for the option's value.
+        for action in parser._actions:
+            if action.dest == "data.source":
+                action._enable_path = False  # type: ignore[attr-defined]
+        parser.set_defaults({"model": {"class_path": "flsv.ClassifierClient", "init_args": {"network": "mlp"}}})
+
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        """``last.ckpt`` and ``best.ckpt`` are saved, unless callbacks of the configuration save checkpoints."""
+        trainer = self.config_init.get(str(self.subcommand), self.config_init).trainer
+        if trainer.enable_checkpointing is not False and not trainer.barebones:
+            given = trainer.callbacks or []
+            given = given if isinstance(given, list) else [given]
+            kwargs.setdefault("callbacks", [*given, *default_checkpoints(given)])
+        return super().instantiate_trainer(**kwargs)
+
+    def _parse_ckpt_path(self) -> None:
+        """Lightning would put the checkpoint's model in the place of the one that is asked for. Here what is asked for
+        is used, or refused where the checkpoint does not allow it."""
+
+    def before_fit(self) -> None:
+        """``--ckpt_path last`` and ``best`` are looked up before anything runs, by all four subcommands alike."""
+        config = self.config_init[self.subcommand]
+        if config.ckpt_path in ("last", "best"):
+            found = find_checkpoint(config.ckpt_path, self.trainer, config.get("weights_only"))
+            config.ckpt_path = str(found)
+            print(f"{'Resuming' if self.subcommand == 'fit' else 'Weights'} from {found}")
+        elif config.ckpt_path is None and self.subcommand != "fit":
+            warnings.warn(f"flsv {self.subcommand} without --ckpt_path: the network is as it was built.", stacklevel=2)
+        elif config.ckpt_path is not None:
+            check_there(config.ckpt_path)
+
+    before_validate = before_test = before_predict = before_fit
+
+
+def make_cli(args: list[str] | None = None, run: bool = True) -> FederatedCLI:
+    """Parse a command line, build what it names and, with ``run``, do what its subcommand says.
+
+    Args:
+        args: the arguments, by default those of the process; without ``run`` there is no subcommand among them.
+    """
+    return FederatedCLI(
+        L.LightningModule,
+        FederatedDataModule,
+        run=run,
+        subclass_mode_model=True,
+        auto_configure_optimizers=False,
+        seed_everything_default=0,
+        trainer_defaults={"default_root_dir": "runs", "max_epochs": 10, "log_every_n_steps": 1},
+        parser_kwargs={"prog": "flsv", "version": __version__, "description": __doc__},
+        save_config_kwargs={"overwrite": True},
+        args=args,
+    )

@@ -1,0 +1,118 @@
+"""``flsv value``: what clients and their samples are worth, before anything is trained.
+
+    flsv value --config configs/quickstart.yaml --config configs/value.yaml
+
+No model and no training: the Wasserstein distance of every client's data from the server's validation set (from the
+clients' barycentre, without one), contribution shares, and the samples that the clients flag. Of a configuration file
+of flsv fit, only the sections ``data`` and ``value`` are looked at. Li et al., "Data Valuation and Detections in
+Federated Learning" (FedBary), CVPR 2024.
+"""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from jsonargparse import SUPPRESS
+from rich.console import Console
+from torch import Tensor
+
+from flsv.cli.options import ConfigFile, PlainParser
+from flsv.data import FederatedDataModule
+from flsv.drawing import drawing
+from flsv.errors import ConfigurationError
+from flsv.participants.artifacts import write_artifacts
+from flsv.reporting.table import client_table
+from flsv.seeding import generator_for
+from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of
+from flsv.valuation.report import draw_contributions, histograms_of
+
+#: Sections of a configuration of flsv fit that have no meaning here.
+UNUSED = ("seed_everything", "trainer", "model", "federation", "ckpt_path", "optimizer", "lr_scheduler")
+
+
+def value(
+    data: FederatedDataModule, valuer: FedBary, out: Path, *, seed: int = 0, pictures: int = 16, validation: bool = True
+) -> Valuation:
+    """Value the clients of a data module, print a table and write ``valuation.csv`` and figures.
+
+    The grids of the most harmful images are the clients' own: each is written to ``out/clients/<number>``.
+
+    Args:
+        data: not set up yet, or set up.
+        valuer: how.
+        out: folder of the files.
+        seed: of the protocol's first points.
+        pictures: images in each client's grid; 0 for none.
+        validation: False: against the clients' barycentre although there is a validation set.
+    """
+    data.prepare_data()
+    data.setup("fit")
+    clients, server = participants_of(data)
+    start = time.perf_counter()
+    found = valuer.value(clients, server if validation else None, generator_for(seed, "value"))
+    seconds = time.perf_counter() - start
+    out.mkdir(parents=True, exist_ok=True)
+    columns = columns_of(found)
+    write_csv(out / "valuation.csv", columns)
+    for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
+        with drawing(f"{out / name}.png"):
+            draw(found).savefig(out / f"{name}.png")
+    for client in clients:
+        client.ask(keep_pictures, pictures)
+        client.ask(write_artifacts, out / "clients" / str(client.id))
+    table = client_table(columns.pop("samples"), columns, None)
+    target = "the server's validation set" if validation and server is not None else "the clients' barycentre"
+    table.title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
+    Console().print(table)
+    return found
+
+
+def columns_of(found: Valuation) -> dict[str, Tensor]:
+    """The columns of the table and of the CSV, ``[n]`` each."""
+    columns = {"samples": found.samples + found.broken, "distance": found.distances, "share": found.shares}
+    columns |= {"flagged": found.flagged, "flagged_share": found.flagged_shares}
+    return columns | ({"not_finite": found.broken} if found.broken.any() else {})
+
+
+def write_csv(path: Path, columns: Mapping[str, Tensor]) -> None:
+    """One row per client; what is not known is left empty."""
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["client", *columns])
+        for client, row in enumerate(zip(*(column.tolist() for column in columns.values()))):
+            writer.writerow([client, *("" if x != x else f"{x:.6g}" if isinstance(x, float) else x for x in row)])
+
+
+def main(args: Sequence[str]) -> None:
+    """The command line, without ``value`` itself."""
+    parser = PlainParser(prog="flsv value", description=__doc__)
+    parser.add_argument("--config", action=ConfigFile, help="a configuration file; give several")
+    parser.add_class_arguments(FederatedDataModule, "data")
+    parser.add_class_arguments(FedBary, "value")
+    parser.add_argument("--validation", type=bool, default=True, help="false: measure against the clients' barycentre")
+    parser.add_argument("--pictures", type=int, default=16, help="images in the grid of a client's most harmful ones")
+    parser.add_argument("--out", type=str, default="runs/value", help="folder of valuation.csv and the figures")
+    parser.add_argument("--seed", type=int, default=0, help="of the protocol's first points")
+    for section in UNUSED:
+        parser.add_argument(f"--{section}", type=dict | int | str | None, help=SUPPRESS)
+        given = [arg for arg in args if arg == f"--{section}" or arg.startswith((f"--{section}.", f"--{section}="))]
+        if given:
+            raise ConfigurationError(
+                f"{given[0]}: flsv value trains nothing. Of a configuration file of flsv fit it looks at data and "
+                "value only; on the command line, give options of these."
+            )
+    # The second name before jsonargparse 4.49.
+    instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
+    objects = instantiate(parser.parse_args(list(args)))
+    value(
+        objects.data,
+        objects.value,
+        Path(objects.out),
+        seed=objects.seed,
+        pictures=objects.pictures,
+        validation=objects.validation,
+    )
+    print(f"Written to {objects.out}: valuation.csv, contributions.png, gradients.png, clients/<number>/")

@@ -1,0 +1,9 @@
+"""What a client does differently when it trains: corrections of its gradients, optimizers. One file each."""
+
+from flsv.clients.algorithms.base import ClientAlgorithm, Visit
+from flsv.clients.algorithms.feddyn import FedDyn, FedDynServer
+from flsv.clients.algorithms.fedprox import FedProx
+from flsv.clients.algorithms.pfedme import MoreauSGD
+from flsv.clients.algorithms.scaffold import SCAFFOLD
+
+__all__ = ["SCAFFOLD", "ClientAlgorithm", "FedDyn", "FedDynServer", "FedProx", "MoreauSGD", "Visit"]

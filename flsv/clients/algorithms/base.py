@@ -1,0 +1,87 @@
+"""ClientAlgorithm: what a client does differently when it trains, without its module knowing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from flsv.parameters import ParameterSpace
+from flsv.participants import State
+from flsv.round import Instruction
+from flsv.strategy import Strategy
+
+
+class Visit:
+    """One client's training in one round, as a client algorithm sees it.
+
+    Attributes:
+        instruction: what the server said.
+        state: what the client keeps between rounds.
+        start: ``[P]``, what it started from.
+        num_steps: optimizer steps so far.
+        lr_sum: the learning rates of these steps, added up.
+        trained: ``[P]``, what it has made of it; None before the end.
+        sent: ``[P]``, the model that leaves, after the uploads; None before the end. What a client reports follows from
+            this one: from ``trained`` it would tell what noise hides, and differ from what the server sees.
+    """
+
+    def __init__(
+        self, module: nn.Module, space: ParameterSpace, instruction: Instruction, state: State, start: Tensor
+    ) -> None:
+        self.instruction, self.state, self.start, self.space = instruction, state, start, space
+        self.num_steps, self.lr_sum = 0, 0.0
+        self.trained: Tensor | None = None
+        self.sent: Tensor | None = None
+        self._names: dict[Tensor, str] = {
+            parameter: name for name, parameter in module.named_parameters() if name in space.names
+        }
+        self._views: dict[int, tuple[Tensor, dict[str, Tensor]]] = {}
+
+    @property
+    def num_parameters(self) -> int:
+        """How many leading entries of a vector are parameters; the rest are buffers."""
+        return self.space.num_parameters
+
+    def received(self, name: str) -> Tensor:
+        """A tensor that the server sent under this name."""
+        return self.instruction.tensors[name]
+
+    def entries(self, vector: Tensor, parameters: list[Tensor]) -> list[Tensor]:
+        """The entries of a vector (``[P]``, or its leading parameters) that belong to these parameters, in their shapes
+        and dtypes: views. They are kept until the visit ends: not for vectors that are made for one step."""
+        if id(vector) not in self._views:
+            self._views[id(vector)] = (vector, self.space.unflatten(vector))
+        views = self._views[id(vector)][1]
+        return [views[self._names[parameter]].to(parameter.dtype) for parameter in parameters]
+
+    def shared(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Those of the parameters that a vector holds, and their gradients."""
+        pairs = [(p, g) for p, g in zip(parameters, gradients) if p in self._names]
+        return [p for p, _ in pairs], [g for _, g in pairs]
+
+
+class ClientAlgorithm(Strategy):
+    """Base class. It works with any module, precision, accumulation and optimizer.
+
+    Of its two sides, :meth:`begin_client`, :meth:`gradients` and :meth:`end_client` happen at a client: they may use
+    their arguments and the constructor's. What a client keeps goes into ``visit.state``, what it reports is declared in
+    ``reports``. What :class:`flsv.strategy.Strategy` has beside ``report`` happens at the server.
+    """
+
+    def begin_client(self, visit: Visit) -> None:
+        """A client is about to train."""
+
+    def gradients(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        """Before every optimizer step, and before gradient clipping: change the gradients, in place.
+
+        Args:
+            visit: the client's.
+            parameters: the trainable parameters that have a gradient and are shared.
+            gradients: their gradients.
+        """
+
+    def end_client(self, visit: Visit) -> Mapping[str, Tensor | float]:
+        """The client has trained: ``visit.trained`` and ``visit.sent`` are there. What it reports, by names declared in
+        ``reports``. Not called where the model is not finite."""
+        return {}

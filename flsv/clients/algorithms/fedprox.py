@@ -1,0 +1,51 @@
+"""FedProx: clients are held near the global model, or near the one that they start from.
+
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, equation 2.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flsv.arguments import check_number
+from flsv.clients.algorithms.base import ClientAlgorithm, Visit
+from flsv.errors import ConfigurationError
+from flsv.round import FederationState
+
+
+class FedProx(ClientAlgorithm):
+    """Adds mu/2 |w - w_anchor|^2 to every client's loss, for any module.
+
+    Args:
+        mu: the weight of the term, at least 0. 0 is FedAvg. The paper tries 0.001 to 1.
+        anchor: ``"global"``, the global model at the start of the round, as in the paper; ``"start"``, the model that
+            the client starts from, where it has one of its own (FedAMP).
+
+    Raises:
+        ConfigurationError: a negative mu; another anchor.
+
+    Example:
+        >>> FedProx(mu=0.1)
+        FedProx(mu=0.1, anchor='global')
+    """
+
+    sends = ("anchor",)
+
+    def __init__(self, mu: float = 0.01, anchor: Literal["global", "start"] = "global") -> None:
+        check_number(self, "mu", mu, least=0)
+        if anchor not in ("global", "start"):
+            raise ConfigurationError(f'FedProx(anchor={anchor!r}): expected "global" or "start".')
+        self.mu, self.anchor = mu, anchor
+
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        # Whoever starts from the global model has it.
+        at_start = self.anchor == "start" or start is state.global_vector
+        return {} if at_start else {"anchor": state.model()}
+
+    @torch.no_grad()
+    def gradients(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        anchors = visit.entries(visit.instruction.tensors.get("anchor", visit.start), parameters)
+        torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchors), alpha=self.mu)

@@ -1,0 +1,105 @@
+"""pFedMe's local training: a personalised model theta beside the one that the federation shares.
+
+T Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1 (lines 5-9). The
+server's part is FedAvg with equal weights, and the paper's beta is ``FederatedLoop(server_lr=...)``:
+``configs/pfedme.yaml``.
+
+As in the authors' code, the first of a batch's K inner steps goes on from the theta of the batch before. Its weight
+decay of theta is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
+
+
+class MoreauSGD(torch.optim.Optimizer):
+    """For every batch, K inner steps on the Moreau envelope and one outer step on the shared weights w:
+
+        theta <- theta - lr (grad f(theta) + lamda (theta - w)),  K times;   w <- w - outer_lr lamda (w - theta).
+
+    The parameters hold theta; w starts where theta does, when the client starts. At the end of its visit the loop calls
+    :meth:`upload_parameters`: w is what the server averages, theta what the client keeps, so evaluate the clients with
+    ``FederatedLoop(evaluate_models="trained")``. Not with ``accumulate_grad_batches`` or
+    ``FederatedLoop(client_optimizer="keep")``: the first would add up gradients over the inner steps, the second would
+    have w go on from the client's last visit. BatchNorm's statistics, theta's, are shared.
+
+    Args:
+        params: parameters, or groups of them.
+        lr: the inner step; below 2 / lamda, or theta diverges.
+        outer_lr: the paper's eta; eta lamda is the share of the way that w moves to theta. The authors' 0.005 needs
+            some hundred rounds, 1 / lamda tens.
+        lamda: how strongly theta is held near w.
+        inner_steps: K, forward and backward passes per batch.
+
+    Raises:
+        ConfigurationError: an argument out of range.
+
+    Example:
+        >>> w = torch.nn.Parameter(torch.tensor([1.0]))
+        >>> optimizer = MoreauSGD([w], lr=0.1, outer_lr=0.05, lamda=2.0, inner_steps=1)
+        >>> def closure():
+        ...     optimizer.zero_grad()
+        ...     loss = (w**2 / 2).sum()
+        ...     loss.backward()
+        ...     return loss
+        >>> loss = optimizer.step(closure)
+        >>> w.item()
+        0.8999999761581421
+        >>> optimizer.upload_parameters()
+        >>> w.item()
+        0.9900000095367432
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor] | Iterable[dict[str, Any]],
+        lr: float = 0.05,
+        outer_lr: float = 0.0666,
+        lamda: float = 15.0,
+        inner_steps: int = 5,
+    ) -> None:
+        check_number(self, "lamda", lamda, above=0)
+        check_number(self, "lr", lr, above=0, below=2 / lamda, hint=f"It is 2 / {lamda=}.")
+        check_number(self, "outer_lr", outer_lr, above=0, most=1 / lamda, hint=f"It is 1 / {lamda=}.")
+        check_number(self, "inner_steps", inner_steps, least=1, whole=True)
+        super().__init__(params, {"lr": lr, "outer_lr": outer_lr, "lamda": lamda, "inner_steps": inner_steps})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One batch: ``closure`` clears the gradients, computes the loss and its gradients, and returns the loss."""
+        if closure is None:
+            raise ConfigurationError("MoreauSGD.step needs a closure, as Lightning's automatic optimisation gives one.")
+        loss = None
+        for _ in range(self.defaults["inner_steps"]):
+            with torch.enable_grad():
+                loss = closure()
+            for group, theta, w in self._pairs():
+                assert theta.grad is not None
+                theta.sub_(group["lr"] * (theta.grad + group["lamda"] * (theta - w)))
+        for group, theta, w in self._pairs():
+            w.lerp_(theta, group["outer_lr"] * group["lamda"])
+        return loss
+
+    @torch.no_grad()
+    def upload_parameters(self) -> None:
+        """Put w into the parameters."""
+        for group in self.param_groups:
+            for theta in group["params"]:
+                if theta in self.state:
+                    theta.copy_(self.state[theta]["shared"])
+
+    def _pairs(self) -> Iterable[tuple[dict[str, Any], Tensor, Tensor]]:
+        for group in self.param_groups:
+            for theta in group["params"]:
+                if theta.grad is not None:
+                    if not self.state[theta]:
+                        self.state[theta]["shared"] = theta.clone()
+                    yield group, theta, self.state[theta]["shared"]

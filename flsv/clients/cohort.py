@@ -1,0 +1,81 @@
+"""The batches of one round: those of the cohort's clients, one client after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from typing import Any
+
+from flsv.data import FederatedDataModule
+from flsv.seeding import generator_for, isolated_rngs
+
+
+@dataclass(frozen=True)
+class ClientBatches:
+    """One client's part of a round: ``batches`` batches in all its local epochs."""
+
+    client: int
+    batches: int
+
+
+class CohortLoader(Iterable[Any]):
+    """The train dataloader of one round.
+
+    What a client sees depends on the seed, the round and the client only, not on who else is in the cohort: every local
+    epoch is shuffled by a generator of its own.
+
+    Args:
+        data: where the clients' loaders come from.
+        cohort: client ids, in the order of their visits.
+        seed: the run's seed.
+        round_index: the round.
+        local_epochs: passes over each client's data.
+        limit: Lightning's ``limit_train_batches``, per client and local epoch: a number of batches (int) or a share
+            (float).
+    """
+
+    def __init__(
+        self,
+        data: FederatedDataModule,
+        cohort: Sequence[int],
+        *,
+        seed: int,
+        round_index: int,
+        local_epochs: int = 1,
+        limit: float = 1.0,
+    ) -> None:
+        self.round_index, self._seed, self._local_epochs = round_index, seed, local_epochs
+        self._epochs = []
+        self.visits = []
+        for client in cohort:
+            streams = [generator_for(seed, "shuffle", round_index, client, epoch) for epoch in range(local_epochs)]
+            loaders = [data.client_loader(client, "train", generator=stream) for stream in streams]
+            batches = _limited(len(loaders[0]), limit)
+            self._epochs += [(client, loader, batches) for loader in loaders]
+            self.visits.append(ClientBatches(client, batches * local_epochs))
+
+    def __len__(self) -> int:
+        return sum(visit.batches for visit in self.visits)
+
+    def __iter__(self) -> Iterator[Any]:
+        for place, (client, loader, batches) in enumerate(self._epochs):
+            # Lightning asks for the first batch while the client before still trains: what augmentation draws for it
+            # must come from neither that client's random state, nor change it.
+            with isolated_rngs(self._seed, "first batch", self.round_index, client, place % self._local_epochs):
+                iterator = iter(loader)
+                first = list(islice(iterator, 1))
+            given = 0
+            for batch in chain(first, islice(iterator, batches - 1)):
+                given += 1
+                yield batch
+            # Else the next client's batches would be taken for this one's.
+            if given < batches:
+                raise RuntimeError(
+                    f"client {client} gave {given} of {batches} batches in round {self.round_index}: its data set "
+                    "raised StopIteration, or is shorter than its length."
+                )
+
+
+def _limited(length: int, limit: float) -> int:
+    return min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))

@@ -1,0 +1,53 @@
+"""The clients' own models: what they are between two rounds, and how good they are on their own test splits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from flsv._lightning.evaluation import accuracy
+from flsv.clients.roster import Roster
+from flsv.data import FederatedDataModule
+from flsv.parameters import ParameterSpace
+from flsv.participants import at
+from flsv.personalization import Personalizer
+from flsv.round import Instruction
+
+
+def received_models(
+    personalizer: Personalizer | None, instructions: Mapping[int, Instruction], roster: Roster, global_vector: Tensor
+) -> dict[int, Tensor]:
+    """Client id to the model ``[P]`` that it would start from, where that is not the global one."""
+    models = {}
+    for client, instruction in instructions.items() if personalizer is not None else ():
+        with at(roster.locals[client]) as local:
+            model = personalizer.receive(local, instruction)  # type: ignore[union-attr]
+        if model is not global_vector:
+            models[client] = model
+    return models
+
+
+def own_accuracy(
+    trainer: L.Trainer,
+    data: FederatedDataModule,
+    space: ParameterSpace,
+    roster: Roster,
+    models: Mapping[int, Tensor],
+    global_vector: Tensor,
+    clients: Iterable[int] | None = None,
+) -> Tensor:
+    """The accuracy ``[n]`` of each client's model, the global one where it has none, on its own test split.
+
+    The trainer's module is left with the last client's model.
+    """
+    module, result = trainer.lightning_module, []
+    private = space.read_private(module)
+    for client in range(data.num_clients) if clients is None else clients:
+        space.write(module, models.get(client, global_vector))
+        with at(roster.locals[client]) as local:
+            space.write_private(module, {**private, **local.private})
+        result.append(accuracy(trainer, data.client_loader(client, "test")))
+    return torch.tensor(result)

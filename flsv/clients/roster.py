@@ -1,0 +1,114 @@
+"""The clients and the server of a fit as holders of data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+
+from flsv._lightning.evaluation import on_device
+from flsv.data import FederatedDataModule
+from flsv.games import ModelEvaluator
+from flsv.games.evaluation.replica import Replica
+from flsv.parameters import ParameterSpace
+from flsv.participants import Channel, Client, ClientStates, LocalData, Split, at
+from flsv.participants.state import Prefixed
+
+Private = Callable[[], Mapping[str, Tensor]]
+
+
+class Roster:
+    """Makes a :class:`Client` of every client of a data module, and the server's own :class:`LocalData`.
+
+    All of them share one evaluator's copies of the module; each keeps its own batches.
+
+    Args:
+        trainer: with its module on its device.
+        data: dealt out.
+        space: the map between the module and vectors.
+        states: what the clients keep between rounds.
+
+    Attributes:
+        channel: counts what crosses.
+        locals: what the clients hold, by number: for the clients' own code.
+        clients: the same as the server sees them.
+        server: the holder of the server's validation set; None where there is none.
+    """
+
+    def __init__(
+        self, trainer: L.Trainer, data: FederatedDataModule, space: ParameterSpace, states: ClientStates
+    ) -> None:
+        self._trainer, self._data, self._space, self._states = trainer, data, space, states
+        self._first: ModelEvaluator | None = None
+        self._replica: Replica | None = None
+        self.channel = Channel()
+        population = data.class_counts.sum(0)
+        self.locals = [
+            LocalData(
+                f"client {client}",
+                partial(self._batches, client),
+                data.class_counts[client],
+                population,
+                partial(self.evaluator, private=partial(self._private, client)),
+                partial(self.module, private=partial(self._private, client)),
+                partial(states.of, client),
+            )
+            for client in range(data.num_clients)
+        ]
+        self.clients = [Client(client, local, self.channel) for client, local in enumerate(self.locals)]
+        nothing = torch.zeros_like(population)
+        self.server = (
+            LocalData("the server", self._validation, nothing, population, self.evaluator, self.module, guarded=False)
+            if data.val_dataloader()
+            else None
+        )
+
+    def trained(self, client: int) -> Tensor:
+        """``[P]``, what a client of the round has trained."""
+        with at(self.locals[client]) as local:
+            assert local.model is not None
+            return local.model
+
+    def forget(self, client: int) -> None:
+        """A client of the round has failed: what it has kept in it is forgotten."""
+        self.locals[client].visit(None, None)
+        self._states.discard(client)
+
+    def evaluator(self, batches: Iterable[Any], private: Private | None = None) -> ModelEvaluator:
+        """An evaluator on these batches; ``private`` gives what a client's models hold beside their vectors."""
+        if self._first is None:
+            self._first = ModelEvaluator(
+                self._trainer.lightning_module,
+                self._space,
+                batches,
+                num_classes=self._data.num_classes,
+                context=self._trainer.strategy.precision_plugin.forward_context,
+            )
+            return self._first.on(None, private)
+        return self._first.on(batches, private)
+
+    def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
+        """A copy of the trainer's module with this vector ``[P]`` in it, in evaluation mode; always the same copy."""
+        module = self._trainer.lightning_module
+        if self._replica is None:
+            self._replica = Replica(module, self._space)
+        self._replica.follow(module, None if private is None else private())
+
+        def build(index: int, out: Tensor) -> None:
+            out.copy_(vector)
+
+        self._replica.load(build, 0)
+        return self._replica.module
+
+    def _private(self, client: int) -> Mapping[str, Tensor]:
+        return Prefixed(self._states.peek(client), "module.") if self._space.private_names else {}
+
+    def _batches(self, client: int, split: Split) -> Iterable[Any]:
+        return on_device(self._trainer, self._data.client_loader(client, split, shuffle=False))
+
+    def _validation(self, split: Split) -> Iterable[Any]:
+        return on_device(self._trainer, self._data.val_dataloader()) if split == "val" else []

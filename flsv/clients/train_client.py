@@ -1,0 +1,238 @@
+"""One client's local training: from an instruction to an update.
+
+A Trainer's batch hooks drive it step by step (:class:`flsv.clients.training.CohortTraining`); :func:`train_client`
+drives it with whatever trains a batch. Everything that a client does beyond its batches is here: its start point and
+what it has kept, its random state, its optimizers, its algorithm, what it reports, and what happens to its update
+before it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flsv._lightning.accumulation import AccumulationWindows
+from flsv.clients.algorithms import ClientAlgorithm, Visit
+from flsv.clients.optimizers import ClientOptimizers
+from flsv.functional.distances import distances
+from flsv.parameters import Leftovers, ParameterSpace
+from flsv.participants import LocalData, at
+from flsv.personalization import Personalizer
+from flsv.round import ClientUpdate, Instruction
+from flsv.seeding import seed_global_rngs
+from flsv.strategy import Strategy
+from flsv.uploads import Departure, Upload, upload
+
+
+class LocalTraining:
+    """Makes a module the clients of a round, one after the other.
+
+    Args:
+        module: in which they train; between the rounds it is the global model.
+        space: the map between the module and vectors.
+        optimizers: the clients' optimizer states.
+        windows: of gradient accumulation.
+        num_clients: n.
+        algorithm: what the clients do differently; None: nothing.
+        personalizer: says where a client starts from; None: from what it is sent.
+        strategies: what else the clients report is up to these.
+        uploads: what happens to their updates before they leave.
+
+    Attributes:
+        local: the data of the client that trains now; None between two clients.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        space: ParameterSpace,
+        optimizers: ClientOptimizers,
+        windows: AccumulationWindows,
+        num_clients: int,
+        algorithm: ClientAlgorithm | None = None,
+        personalizer: Personalizer | None = None,
+        strategies: Sequence[Strategy] = (),
+        uploads: Sequence[Upload] = (),
+    ) -> None:
+        self.module, self.space, self.optimizers, self.windows = module, space, optimizers, windows
+        self._num_clients, self._algorithm, self._personalizer = num_clients, algorithm, personalizer
+        self._strategies, self._uploads = strategies, uploads
+        self._leftovers = Leftovers(module)
+        self.local: LocalData | None = None
+        self._within = False
+
+    def begin_round(self) -> None:
+        """The module holds the global model."""
+        self.global_vector = self.space.read(self.module)
+        self._buffers, self._private = self._leftovers.read(), self.space.read_private(self.module)
+        self._next_buffers: list[Tensor | None] | None = None
+        self._within = True
+
+    def begin(self, instruction: Instruction, local: LocalData, num_samples: int, batches: int) -> None:
+        """A client is about to train for so many batches."""
+        self._instruction, self.local, self._samples, self._batches = instruction, local, num_samples, batches
+        with at(local):
+            start = instruction.start if self._personalizer is None else self._personalizer.receive(local, instruction)
+            if start is None:
+                raise RuntimeError(f"{local!r} was sent no model, and has none of its own.")
+            local.visit(start, None)
+            self._write(start, self._buffers, {**self._private, **local.private})
+            self.optimizers.load(instruction.client_id)
+            seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
+            self._visit = Visit(self.module, self.space, instruction, local.state, start)
+            if self._algorithm is not None:
+                self._algorithm.begin_client(self._visit)
+        self._loss, self._position = self.global_vector.new_zeros(()), 0
+
+    def begin_batch(self) -> None:
+        """Before every batch."""
+        if self.windows.active:
+            self.windows.begin_batch(self._position, self._batches)
+
+    def begin_step(self, optimizer: Any) -> None:
+        """Before every step of an optimizer: the gradients are there."""
+        if self.local is None:
+            return  # the module's own, between two clients
+        self._visit.num_steps += 1
+        if self._algorithm is not None:
+            self._visit.lr_sum += optimizer.param_groups[0]["lr"]
+            held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            parameters, gradients = self._visit.shared(held, [p.grad for p in held])
+            self._algorithm.gradients(self._visit, parameters, gradients)
+
+    def end_batch(self, loss: Tensor | None) -> bool:
+        """After every batch, with its training loss if the module gives one. Whether it was the client's last."""
+        self._loss += float("nan") if loss is None else loss.detach()
+        self._position += 1
+        return self._position == self._batches
+
+    def end(self, out: Tensor | None = None) -> ClientUpdate | None:
+        """The client has trained.
+
+        Args:
+            out: ``[P]``, where its vector is to be.
+
+        Returns:
+            What it sends; None where its model is not finite: then it is as if it had not taken part.
+        """
+        local, instruction, visit = self.local, self._instruction, self._visit
+        assert local is not None
+        client, self.local = instruction.client_id, None
+        del self._visit  # it holds models
+        with at(local):
+            vector = trained = self.space.read(self.module, out=out)
+            if self.optimizers.upload():
+                trained = trained.clone()
+                self.space.read(self.module, out=vector)
+            start = visit.start
+            departure = Departure(
+                client,
+                self._num_clients,
+                self.space.num_parameters,
+                instruction.round_index,
+                instruction.seed,
+                local.state,
+                start_sent=instruction.start is not None,
+            )
+            sent, traffic = upload(self._uploads, vector, start, self.global_vector, departure)
+            if sent is not vector:
+                trained = trained.clone() if trained is vector else trained
+                vector.copy_(sent)
+            if not (vector.sum().isfinite() or vector.isfinite().all()):
+                return None
+            local.visit(start, trained)
+            cut = self.space.num_parameters
+            norm = distances(vector[None, :cut], start[:cut]).item()
+            if self._next_buffers is None:
+                self._next_buffers = self._leftovers.read()
+            visit.trained, visit.sent = trained, vector
+            loss, reports = (self._loss / self._position).item(), self._reports(local, visit)
+            local.private.update(self.space.read_private(self.module))
+            if self._personalizer is not None:
+                self._personalizer.keep(local)
+        self.optimizers.save(client)
+        return ClientUpdate(client, self._samples, vector, loss, visit.num_steps, norm, reports, traffic)
+
+    def buffers(self) -> list[Tensor | None]:
+        """The buffers that no vector holds, as they are between two rounds: within one, as they were before it."""
+        return self._buffers if self._within else self._leftovers.read()
+
+    def restore(self, buffers: Sequence[Tensor | None]) -> None:
+        """Put such buffers into the module."""
+        self._leftovers.write(buffers)
+
+    def end_round(self, vector: Tensor) -> None:
+        """The round is complete: the module becomes the next global model."""
+        self.optimizers.commit()
+        # Averages of counters mean nothing: the global model goes on with those of the cohort's first client.
+        self._write(vector, self._next_buffers or self._buffers, self._private)
+        self._within = False
+
+    def discard(self) -> None:
+        """Forget an unfinished round: the module is the global model of its start again."""
+        self.optimizers.discard()
+        self.local = None
+        self._write(self.global_vector, self._buffers, self._private)
+        self._within = False
+
+    def global_state_dict(self) -> dict[str, Tensor]:
+        """The module's ``state_dict`` as it was at the start of the round; the module keeps its client's."""
+        now = self.space.read(self.module), self._leftovers.read(), self.space.read_private(self.module)
+        self._write(self.global_vector, self._buffers, self._private)
+        state = {name: value.clone() for name, value in self.module.state_dict().items()}
+        self._write(*now)
+        return state
+
+    def _reports(self, local: LocalData, visit: Visit) -> dict[str, Tensor]:
+        told: dict[str, Tensor | float] = {}
+        if self._algorithm is not None:
+            told |= self._algorithm.end_client(visit)
+        for strategy in self._strategies:
+            told |= strategy.report(local)
+        undeclared = told.keys() - {name for strategy in self._strategies for name in strategy.reports}
+        if undeclared:
+            raise RuntimeError(f"clients report {sorted(undeclared)}, which no strategy declares: reports = (...).")
+        return {
+            name: value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+            for name, value in told.items()
+        }
+
+    @torch.no_grad()
+    def _write(self, vector: Tensor, buffers: Sequence[Tensor | None], private: dict[str, Tensor]) -> None:
+        self.space.write(self.module, vector)
+        self._leftovers.write(buffers)
+        self.space.write_private(self.module, private)
+
+
+def train_client(
+    training: LocalTraining,
+    instruction: Instruction,
+    local: LocalData,
+    batches: Iterable[Any],
+    step: Callable[[Any], Tensor | None],
+    num_samples: int,
+    num_batches: int,
+) -> ClientUpdate | None:
+    """One client's round outside of a Trainer.
+
+    Args:
+        training: on the module; its ``begin_round`` has been called.
+        instruction: what the server said.
+        local: the client's own.
+        batches: that it trains on.
+        step: trains a batch and returns its loss; it calls ``training.begin_step(optimizer)`` between the gradients and
+            the optimizer's step.
+        num_samples: training samples of the client.
+        num_batches: how many there are.
+
+    Returns:
+        What the client sends, or None where its model is not finite.
+    """
+    training.begin(instruction, local, num_samples, num_batches)
+    for batch in batches:
+        training.begin_batch()
+        training.end_batch(step(batch))
+    return training.end()

@@ -1,0 +1,105 @@
+"""The client side of a round within a Trainer: one module that is each client of the cohort in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from flsv.clients.cohort import CohortLoader
+from flsv.clients.roster import Roster
+from flsv.clients.train_client import LocalTraining
+from flsv.round import ClientUpdate, Instruction
+
+
+class CohortTraining:
+    """Switches a Trainer's module from client to client, batch by batch, and collects what they send.
+
+    Args:
+        local: how a client trains.
+        roster: the clients as holders of data.
+
+    Attributes:
+        updates: what the clients of the round have sent so far.
+        broken: ids of the clients whose model was not finite: they have sent nothing.
+        active: whether a round has begun and not ended.
+    """
+
+    def __init__(self, local: LocalTraining, roster: Roster) -> None:
+        self.local, self._roster = local, roster
+        self.updates: list[ClientUpdate] = []
+        self.broken: list[int] = []
+        self.active = False
+
+    def begin_round(self, loader: CohortLoader, instructions: Mapping[int, Instruction], num_samples: Tensor) -> None:
+        """The module holds the global model, as :attr:`LocalTraining.global_vector` does.
+
+        Args:
+            loader: the round's batches.
+            instructions: what the server says to every client of the cohort.
+            num_samples: ``[n]`` training samples of every client.
+        """
+        self._visits, self._instructions, self._samples = loader.visits, instructions, num_samples
+        self._matrix = self.local.global_vector.new_empty(len(self._visits), len(self.local.global_vector))
+        self.updates, self.broken, self._visited, self.active = [], [], 0, True
+
+    @property
+    def client(self) -> int | None:
+        """The client whose turn it is; None after the cohort's last."""
+        return self._visits[self._visited].client if self._visited < len(self._visits) else None
+
+    @property
+    def place(self) -> str:
+        """``"3/10"``: the third of ten clients."""
+        return f"{self._visited + 1}/{len(self._visits)}"
+
+    @property
+    def matrix(self) -> Tensor:
+        """``[k, P]``: the models that have been sent, in the order of ``updates``."""
+        return self._matrix[: len(self.updates)]
+
+    def trained(self) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that it has trained in this round; its upload may be another."""
+        return {update.client_id: self._roster.trained(update.client_id) for update in self.updates}
+
+    def begin_batch(self) -> bool:
+        """Before every batch. Whether it is a client's first."""
+        first = self.local.local is None
+        if first:
+            visit = self._visits[self._visited]
+            data, samples = self._roster.locals[visit.client], int(self._samples[visit.client])
+            self.local.begin(self._instructions[visit.client], data, samples, visit.batches)
+        self.local.begin_batch()
+        return first
+
+    def end_batch(self, loss: Tensor | None) -> bool:
+        """After every batch, with its training loss if there is one. Whether it was the cohort's last."""
+        if self.local.end_batch(loss):
+            visit = self._visits[self._visited]
+            # The rows of the clients that are kept lie together.
+            update = self.local.end(out=self._matrix[len(self.updates)])
+            if update is None:
+                self.broken.append(visit.client)
+                self._roster.forget(visit.client)
+            else:
+                self.updates.append(update)
+            self._visited += 1
+        return self._visited == len(self._visits)
+
+    def end_round(self, vector: Tensor) -> None:
+        """The round is complete: the module becomes the next global model."""
+        self.local.end_round(vector)
+        self._forget()
+        self.active = False
+
+    def discard(self) -> None:
+        """Forget an unfinished round: the module is the global model of its start again."""
+        if self.active:
+            self.local.discard()
+            self._forget()
+            # `active` stays: a checkpoint saved from here on is still one of the round's start.
+
+    def _forget(self) -> None:
+        for visit in self._visits:
+            self._roster.locals[visit.client].visit(None, None)
+        self._matrix, self.updates = self.local.global_vector.new_empty(0), []

@@ -1,0 +1,78 @@
+"""One batch through the module before training: is what it gives what an evaluation reads?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch import Tensor
+
+from flsv._lightning.evaluation import evaluating, on_device
+from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
+
+
+def try_evaluations(
+    trainer: L.Trainer, data: FederatedDataModule, evaluate_clients_every: int, games: Sequence[str]
+) -> None:
+    """Try whatever models will be evaluated for: on the clients' own test splits, and in these metrics' games.
+
+    Raises:
+        ConfigurationError: see :func:`try_forward`.
+    """
+    if evaluate_clients_every:
+        asking = f"evaluate_clients_every={evaluate_clients_every}"
+        try_forward(trainer, data.client_loader(0, "test", shuffle=False), data.num_classes, asking, or_more=True)
+    if games:
+        try_forward(trainer, data.val_dataloader(), data.num_classes, f"metrics {games}")
+
+
+@torch.no_grad()
+def try_forward(
+    trainer: L.Trainer, batches: Iterable[Any], num_classes: int, asking: str, *, or_more: bool = False
+) -> None:
+    """Put one batch through the module of a trainer, which is left as it was: modes, buffers, random numbers.
+
+    Args:
+        trainer: with its module on its device.
+        batches: pairs ``(x, y)``; the first is taken.
+        num_classes: M.
+        asking: what the evaluation is for, for the message.
+        or_more: whether logits of more than M classes will do.
+
+    Raises:
+        ConfigurationError: the batch is no pair, its labels are no integers ``[B]``, or the module's ``forward`` gives
+            no logits ``[B, M]``.
+    """
+    module = trainer.lightning_module
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    with isolate_rng(), evaluating(module), trainer.strategy.precision_plugin.forward_context():
+        batch = next(on_device(trainer, batches), None)
+        if batch is None:
+            return
+        x, y = batch
+        logits = module(x)
+    for buffer, before in buffers:
+        buffer.copy_(before)
+    if not isinstance(y, Tensor) or y.ndim != 1 or y.is_floating_point():
+        raise ConfigurationError(f"{asking}: the labels of a batch are {_what(y)}, expected integer classes [B].")
+    shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
+    if len(shape) == 2 and shape[0] == len(y) and (shape[1] == num_classes or (or_more and shape[1] > num_classes)):
+        return
+    hint = ""
+    if num_classes == 2 and shape in ((len(y),), (len(y), 1)):
+        hint = (
+            " Of one logit z per sample make two: torch.stack([torch.zeros_like(z), z], -1) has the same loss under "
+            "cross_entropy as z under binary_cross_entropy_with_logits."
+        )
+    raise ConfigurationError(
+        f"{asking}: {type(module).__name__}.forward gives {_what(logits)} for {len(y)} samples of {num_classes} "
+        f"classes, expected logits [{len(y)}, {num_classes}].{hint}"
+    )
+
+
+def _what(value: Any) -> str:
+    return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__

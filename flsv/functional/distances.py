@@ -1,0 +1,64 @@
+"""Lengths of updates and distances between models that neither overflow nor need a second matrix.
+
+The square of an entry above 1.8e19 is infinite in float32, so a norm in float32 says of an update of 1e30 no more than
+that it is long. In float64 the squares of all float32 numbers are finite.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+BLOCK = 1 << 20
+"""Numbers that are converted to float64 at a time."""
+
+
+def distances(points: Tensor, origin: Tensor) -> Tensor:
+    """Euclidean distances, in float64.
+
+    Args:
+        points: ``[k, P]``.
+        origin: what they are measured from, ``[P]`` or, each its own, ``[k, P]``.
+
+    Returns:
+        float64 ``[k]``; NaN for points that hold NaN.
+
+    Example:
+        >>> distances(torch.tensor([[3e30, 4e30], [0.0, 0.0]]), torch.zeros(2))
+        tensor([5.0000e+30, 0.0000e+00], dtype=torch.float64)
+    """
+    count, length = points.shape
+    # Whole rows, as many as fit, or pieces of one: what lies together in memory is read together. One piece of memory
+    # for all of them: new ones, some thousand times, would leave the heap in shreds as large as a second matrix.
+    rows, width = max(1, BLOCK // max(1, length)), min(BLOCK, max(1, length))
+    scratch = torch.empty(min(rows, count), width, dtype=torch.float64, device=points.device)
+    total = torch.zeros(count, dtype=torch.float64, device=points.device)
+    origins = origin.expand_as(points)
+    for top in range(0, count, rows):
+        for left in range(0, length, width):
+            block = points[top : top + rows, left : left + width]
+            steps = scratch[: block.shape[0], : block.shape[1]].copy_(block)
+            steps -= origins[top : top + rows, left : left + width]
+            # Each block by its own largest entry, and hypot: the squares of float64 models may overflow, too.
+            largest = torch.linalg.vector_norm(steps, float("inf"), dim=-1)
+            steps /= largest.where(largest > 0, 1.0)[:, None]
+            so_far = total[top : top + rows]
+            torch.hypot(so_far, torch.linalg.vector_norm(steps, dim=-1) * largest, out=so_far)
+    return total
+
+
+def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
+    """sum_i weights_i points_i in float64: ``[k, P]`` and ``[k]`` to ``[P]``.
+
+    Example:
+        >>> weighted_mean(torch.tensor([[1.0, 3e38], [3.0, 3e38]]), torch.tensor([0.5, 0.5]))
+        tensor([2.0000e+00, 3.0000e+38], dtype=torch.float64)
+    """
+    count, length = points.shape
+    width = min(max(1, BLOCK // max(1, count)), max(1, length))
+    scratch = torch.empty(count, width, dtype=torch.float64, device=points.device)
+    result = torch.empty(length, dtype=torch.float64, device=points.device)
+    for left in range(0, length, width):
+        block = points[:, left : left + width]
+        torch.mv(scratch[:, : block.shape[1]].copy_(block).T, weights.double(), out=result[left : left + width])
+    return result

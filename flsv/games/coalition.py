@@ -1,0 +1,218 @@
+"""Coalition games of a round: what the federation's model would be worth with only some of the clients' updates.
+
+``CoalitionUtility(masks: bool [K, k]) -> float [K]`` is the callable that every Shapley estimator of
+:mod:`flsv.functional` plays with. Behind it a :class:`CoalitionTable` sees to it that every coalition of the round is
+built and evaluated once, whoever asks, and a :class:`ModelEvaluator` evaluates models on the server's validation set.
+
+The game is that of Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, definition 4.1:
+players are the round's cohort, U(S) is the performance of x + eta * sum_{i in S} w_i(S) d_i, and U(empty) that of x
+itself, on the same set. Weights inside a coalition are uniform there; fixed weights are line 12 of Algorithm 1 in Guo
+et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
+from flsv.games.evaluation.coalition_models import CoalitionModels, Renormalized, Weighting
+from flsv.games.evaluation.evaluator import ModelEvaluator
+from flsv.games.evaluation.gradients import GradientProducts, validation_gradient_products
+from flsv.games.evaluation.scores import METRICS, Scores, check_metric
+from flsv.games.evaluation.table import CoalitionTable
+from flsv.round import Round
+
+__all__ = [
+    "METRICS",
+    "CoalitionGames",
+    "CoalitionTable",
+    "CoalitionUtility",
+    "GradientProducts",
+    "ModelEvaluator",
+    "Renormalized",
+    "Scores",
+    "validation_gradient_products",
+]
+
+UtilityMetric = Literal["accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy", "custom"]
+
+
+class CoalitionUtility:
+    """The utility of coalitions of a round's cohort: ``utility(masks)``.
+
+    Coalition S is the model x + server_lr * sum_{i in S} w_i(S) d_i, with d_i the clients' updates
+    (``round.client_updates``). Buffers (BatchNorm's statistics) are averages of the members' own with weights that sum
+    to 1 inside S, whatever ``server_lr`` and the weights' sum: moving a running variance beyond the clients' own can
+    turn it negative. The empty coalition, and one whose weights sum to 0, is the global model x.
+
+    A model is one matrix-vector product, so that its bits depend on its coalition alone; models exist one per thread
+    (CPU) or a chunk (CUDA) at a time, never all.
+
+    Args:
+        round: the players are its cohort, in the order of ``client_ids``.
+        evaluator: evaluates models on the server's validation set.
+        metric: ``"accuracy"``, ``"balanced_accuracy"`` (mean over the classes with samples), ``"negative_loss"`` (minus
+            the mean cross-entropy, nats), ``"per_class_accuracy"`` (0 for classes without samples) or ``"custom"``, the
+            evaluator's torchmetrics metric (its sign turned where ``higher_is_better`` is False). More is better.
+        weighting: w_i(S): ``"uniform"``, 1/|S|; ``"samples"``, n_i / sum_{j in S} n_j; or fixed weights ``[k]``, not
+            renormalised inside S, or ``Renormalized(weights)``, w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
+        server_lr: eta, the share of the way to the average that the coalition's model moves.
+        empty: the utility of the empty coalition, a number or, for per-class accuracy, ``[M]``; None: that of the
+            global model.
+        table: remembers scores; shared by the utilities of a round. None: a new one.
+
+    Attributes:
+        num_players: k.
+        table: the table.
+
+    Raises:
+        ConfigurationError: a wrong argument; fixed weights that are negative or not finite or do not fit the cohort.
+
+    Example:
+        >>> from torch import nn
+        >>> from flsv.parameters import ParameterSpace
+        >>> module = nn.Linear(2, 2, bias=False)
+        >>> space = ParameterSpace(module)
+        >>> evaluator = ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2)
+        >>> models = torch.tensor([[1.0, 0, 0, 1], [-3.0, 0, 0, -3]])
+        >>> round = Round(0, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space)
+        >>> everybody_else = torch.tensor([[True, False], [False, True], [True, True]])
+        >>> CoalitionUtility(round, evaluator)(everybody_else)
+        tensor([1., 0., 0.], dtype=torch.float64)
+        >>> utility = CoalitionUtility(round, evaluator, weighting="samples")
+        >>> utility(everybody_else), utility.evaluations
+        (tensor([1., 0., 1.], dtype=torch.float64), 3)
+    """
+
+    def __init__(
+        self,
+        round: Round,
+        evaluator: ModelEvaluator,
+        *,
+        metric: UtilityMetric = "accuracy",
+        weighting: Weighting = "uniform",
+        server_lr: float = 1.0,
+        empty: float | Tensor | None = None,
+        table: CoalitionTable | None = None,
+    ) -> None:
+        check_metric(metric, evaluator.has_metric)
+        check_number(self, "server_lr", server_lr, above=0)
+        table = table or CoalitionTable(round, evaluator)
+        if table.round is not round or table.evaluator is not evaluator:
+            raise ConfigurationError("CoalitionUtility(table=...): the table is one of another round or evaluator.")
+        shape = (evaluator.num_classes,) if metric == "per_class_accuracy" else ()
+        self._empty = None if empty is None else torch.as_tensor(empty, dtype=torch.float64, device="cpu")
+        if self._empty is not None and self._empty.shape not in ((), shape):
+            raise ConfigurationError(
+                f"CoalitionUtility(empty=...) has shape {list(self._empty.shape)}, expected {list(shape)} for {metric}."
+            )
+        self.metric, self.num_players, self.table = metric, len(round), table
+        self._models = CoalitionModels(round, weighting, server_lr)
+
+    @property
+    def evaluations(self) -> int:
+        """Distinct models that the table has evaluated, for this utility and all that share the table."""
+        return self.table.evaluations
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """Utilities of coalitions.
+
+        Args:
+            masks: bool ``[K, k]``, row by row who is in the coalition.
+
+        Returns:
+            float64 ``[K]``, or ``[K, M]`` for per-class accuracy, on the CPU. NaN or infinite where the model's loss
+            is.
+
+        Raises:
+            ValueError: masks of another type or shape.
+        """
+        if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
+            raise ValueError(
+                f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}: a row per "
+                "coalition, a column per player."
+            )
+        classes = [self.table.evaluator.num_classes] if self.metric == "per_class_accuracy" else []
+        values = torch.empty(len(masks), *classes, dtype=torch.float64)
+        masks = masks.cpu()
+        asked = torch.ones(len(masks), dtype=torch.bool) if self._empty is None else masks.any(1)
+        if self._empty is not None:
+            values[~asked] = self._empty
+        if asked.any():
+            values[asked] = self.table.scores(self._models, masks[asked]).value(self.metric)
+        return values
+
+
+class CoalitionGames:
+    """Makes the coalition games of every round of a fit.
+
+    Args:
+        evaluator: evaluates models on the server's validation set.
+        server_lr: the share of the way to the average that a coalition's model moves.
+
+    Example:
+        >>> from torch import nn
+        >>> from flsv.parameters import ParameterSpace
+        >>> module = nn.Linear(2, 2, bias=False)
+        >>> space = ParameterSpace(module)
+        >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]
+        >>> games = CoalitionGames(ModelEvaluator(module, space, batches, num_classes=2))
+        >>> models = torch.tensor([[1.0, 0, 0, 1], [-3.0, 0, 0, -3]])
+        >>> games.begin(Round(0, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space))
+        >>> masks = torch.tensor([[False, False], [True, False]])
+        >>> games.utility("accuracy")(masks), games.utility("per_class_accuracy")(masks)[1]
+        (tensor([0.5000, 1.0000], dtype=torch.float64), tensor([1., 1.], dtype=torch.float64))
+        >>> games.evaluations
+        2
+    """
+
+    def __init__(self, evaluator: ModelEvaluator, *, server_lr: float = 1.0) -> None:
+        check_number(self, "server_lr", server_lr, above=0)
+        self.evaluator, self.server_lr = evaluator, server_lr
+        self._table: CoalitionTable | None = None
+
+    @property
+    def table(self) -> CoalitionTable:
+        """The current round's."""
+        if self._table is None:
+            raise RuntimeError("CoalitionGames: there is no round; call begin(round) first.")
+        return self._table
+
+    @property
+    def evaluations(self) -> int:
+        """Distinct models evaluated in the current round."""
+        return self.table.evaluations
+
+    def begin(self, round: Round) -> None:
+        """A new round: what was known of the one before is forgotten."""
+        self._table = CoalitionTable(round, self.evaluator)
+
+    def end(self) -> None:
+        """Forget the round, and let go of its vectors."""
+        self._table = None
+
+    def utility(
+        self,
+        metric: UtilityMetric = "accuracy",
+        weighting: Weighting = "uniform",
+        empty: float | Tensor | None = None,
+    ) -> CoalitionUtility:
+        """A game of the current round; games of one round never evaluate a model twice."""
+        return CoalitionUtility(
+            self.table.round,
+            self.evaluator,
+            metric=metric,
+            weighting=weighting,
+            server_lr=self.server_lr,
+            empty=empty,
+            table=self.table,
+        )
+
+    def gradient_products(self, order: int = 1) -> GradientProducts:
+        """Products of the current round's updates with the validation loss's gradient (and Hessian) at its start."""
+        round = self.table.round
+        return self.evaluator.gradient_products(round.global_vector, round.matrix, order)

@@ -1,0 +1,1 @@
+"""From vectors to scores: many models of one structure, evaluated on one set of batches."""

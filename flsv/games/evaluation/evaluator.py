@@ -1,0 +1,225 @@
+"""ModelEvaluator: from vectors to scores."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from flsv.errors import ConfigurationError
+from flsv.games.evaluation.batches import ValidationBatches
+from flsv.games.evaluation.gradients import GradientProducts, gradient_products
+from flsv.games.evaluation.layout import in_channels_last
+from flsv.games.evaluation.one_by_one import run_serial, run_threads
+from flsv.games.evaluation.replica import Build, Context, Replica, module_device
+from flsv.games.evaluation.scores import Scores, ScoreSums
+from flsv.games.evaluation.vmapped import VmapRunner
+from flsv.parameters import ParameterSpace
+from flsv.round import ClientMatrix
+
+Backend = Literal["auto", "threads", "vmap", "serial"]
+
+# Enough samples that Python's share is small, and few enough that activations stay below some 32 MB, beyond which the C
+# library hands memory back to the system after every layer: LeNet5 takes twice as long on batches of 2,000, and 1.2
+# times as long on batches of 25.
+_CPU_BATCH = 256
+
+
+class ModelEvaluator:
+    """Evaluates any number of models of one structure, given as vectors, on one set of validation batches.
+
+    Models are evaluated in copies of the module in evaluation mode (BatchNorm's statistics come from the vector),
+    without gradients; the module itself is read, never written. One pass over the batches gives all the
+    :class:`Scores`: hits per class, loss, and a torchmetrics metric. On the CPU a model's scores are the same to the
+    last bit whatever the number of threads, the other models of the call and their order; under vmap to rounding, since
+    how batched kernels sum depends on the size of the chunk.
+
+    Args:
+        module: its ``forward(x)`` gives logits ``[B, M]``. It and its buffers that a vector does not hold (integer or
+            non-persistent ones) are read at every call.
+        space: the map between the module and vectors ``[P]``.
+        batches: pairs ``(x, y)``, y integer classes ``[B]``. They are read once, moved to the module's device and kept
+            there; on the CPU they are put together or cut to a size that suits it, and images are kept in the memory
+            layout "channels last" if the module works in it.
+        num_classes: M.
+        metric: a torchmetrics metric of ``(logits [B, M], y [B])`` that gives one number. Copies of it are used.
+        backend: ``"threads"``: a copy of the module per thread, each on one core; ``"vmap"``: chunks of models at
+            once under ``torch.func.vmap``; ``"serial"``: one model at a time, with torch's own threading; ``"auto"``:
+            threads on the CPU, vmap on CUDA, serial elsewhere. A module that vmap cannot handle is evaluated one model
+            at a time, with a warning.
+        threads: of ``"threads"``; default: ``torch.get_num_threads()``.
+        chunk: models at once under vmap; default: as many as free memory holds. A chunk that does not fit is halved.
+        context: makes a context manager that is entered around every forward pass, such as a Lightning precision
+            plugin's ``forward_context``. An autocast context of the caller's has no effect.
+
+    Raises:
+        ConfigurationError: a wrong argument; batches without samples or with wrong labels; a forward that does not
+            give logits ``[B, M]``; a module that cannot be copied; a metric that gives more than one number.
+
+    Example:
+        >>> module = nn.Linear(2, 2)
+        >>> space = ParameterSpace(module)
+        >>> batches = [(torch.eye(2), torch.tensor([0, 1]))]
+        >>> evaluate = ModelEvaluator(module, space, batches, num_classes=2)
+        >>> scores = evaluate(torch.tensor([[1.0, 0, 0, 1, 0, 0], [1.0, 1, 0, 0, 0, 0]]))
+        >>> scores.value("accuracy").tolist()
+        [1.0, 0.5]
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        space: ParameterSpace,
+        batches: Iterable[Any],
+        *,
+        num_classes: int,
+        metric: Metric | None = None,
+        backend: Backend = "auto",
+        threads: int | None = None,
+        chunk: int | None = None,
+        context: Context | None = None,
+    ) -> None:
+        threads = torch.get_num_threads() if threads is None else threads
+        for name, value in (("num_classes", num_classes), ("threads", threads), ("chunk", chunk)):
+            if value is not None and value < 1:
+                raise ConfigurationError(f"ModelEvaluator({name}={value}): expected at least 1.")
+        if metric is not None and not isinstance(metric, Metric):
+            raise ConfigurationError(
+                f"ModelEvaluator(metric=...): expected a torchmetrics Metric, got {type(metric).__name__}."
+            )
+        self.space, self.num_classes = space, num_classes
+        self.device = module_device(module)
+        self.backend = self._backend(backend)
+        size = _CPU_BATCH if self.device.type == "cpu" else None
+        self._batches = ValidationBatches(batches, self.device, num_classes, size)
+        self._module, self._threads, self._channels_last = module, threads, False
+        self._private: Callable[[], Mapping[str, Tensor]] | None = None
+        self._sign = None if metric is None else (-1.0 if metric.higher_is_better is False else 1.0)
+        with torch.inference_mode(False):  # what is made in there can only be changed in there
+            self._replicas = [Replica(module, space, metric, context)]
+            self._vmap = VmapRunner(self._replicas[0], chunk)
+        self._try()
+
+    def on(
+        self, batches: Iterable[Any] | None, private: Callable[[], Mapping[str, Tensor]] | None = None
+    ) -> ModelEvaluator:
+        """An evaluator of the same models on other batches. It shares this one's copies of the module, so the two must
+        not evaluate at the same time.
+
+        Args:
+            batches: pairs ``(x, y)``; None: the same.
+            private: gives state of the module that is not in the vectors, by its names; None: the module's own.
+        """
+        other = copy(self)
+        other._private = private
+        if batches is None:
+            return other
+        size = _CPU_BATCH if self.device.type == "cpu" else None
+        other._batches = ValidationBatches(batches, self.device, self.num_classes, size)
+        if self._channels_last:
+            other._batches.channels_last()
+        return other
+
+    @property
+    def has_metric(self) -> bool:
+        """Whether there is a torchmetrics metric, so that scores have a custom value."""
+        return self._sign is not None
+
+    def __call__(self, vectors: Tensor) -> Scores:
+        """The scores of the models in the rows of ``vectors [K, P]``."""
+        if vectors.ndim != 2 or vectors.shape[1] != self.space.size:
+            raise ValueError(f"expected vectors [K, {self.space.size}], got {list(vectors.shape)}.")
+
+        def build(index: int, out: Tensor) -> None:
+            out.copy_(vectors[index])
+
+        return self.evaluate(build, len(vectors))
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def evaluate(self, build: Build, count: int) -> Scores:
+        """The scores of ``count`` models that exist one or a chunk at a time.
+
+        Args:
+            build: ``build(i, out)`` writes model i's vector into ``out [P]``, a tensor of the space's dtype on the
+                module's device. It may be called from several threads, and more than once for one i.
+            count: K.
+        """
+        batches = self._batches
+        sums = ScoreSums(count, self.num_classes, len(batches), self.device)
+        if count:
+            private = self._private() if self._private is not None else None
+            for replica in self._replicas:
+                replica.follow(self._module, private)
+            # The same arithmetic on every thread: autocast belongs to the thread that entered it.
+            with torch.autocast(self.device.type, enabled=False):
+                if self.backend == "vmap":
+                    sums = self._run_vmap(build, count, sums)
+                else:
+                    self._run_one_by_one(build, count, sums)
+        return sums.scores(batches.support, self._sign)
+
+    @torch.inference_mode(False)
+    def gradient_products(self, vector: Tensor, updates: Tensor | ClientMatrix, order: int = 1) -> GradientProducts:
+        """:func:`flsv.games.validation_gradient_products` on this evaluator's batches, in full precision."""
+        replica = self._replicas[0]
+        replica.follow(self._module)
+        return gradient_products(replica.module, self.space, self._batches, vector, updates, order)
+
+    def _run_vmap(self, build: Build, count: int, sums: ScoreSums) -> ScoreSums:
+        try:
+            self._vmap.run(build, count, self._batches, sums)
+            return sums
+        except Exception as error:
+            if self._vmap.proven or isinstance(error, (torch.cuda.OutOfMemoryError, ConfigurationError)):
+                raise
+            self.backend = "threads" if self.device.type == "cpu" else "serial"
+            warnings.warn(
+                f"torch.func.vmap cannot run {type(self._module).__name__} ({error}): coalition models are evaluated "
+                f'one at a time. backend="{self.backend}" silences this.',
+                stacklevel=4,
+            )
+        sums = ScoreSums(count, self.num_classes, len(self._batches), self.device)
+        self._run_one_by_one(build, count, sums)
+        return sums
+
+    def _run_one_by_one(self, build: Build, count: int, sums: ScoreSums) -> None:
+        if self.backend == "serial":
+            run_serial(self._replicas[0], build, count, self._batches, sums)
+            return
+        while len(self._replicas) < self._threads:
+            self._replicas.append(self._replicas[0].twin())
+            self._replicas[-1].follow(self._module, self._private() if self._private is not None else None)
+        run_threads(self._replicas, build, count, self._batches, sums)
+
+    def _backend(self, backend: str) -> str:
+        if backend == "auto":
+            return {"cpu": "threads", "cuda": "vmap"}.get(self.device.type, "serial")
+        if backend not in ("threads", "vmap", "serial"):
+            raise ConfigurationError(
+                f'ModelEvaluator(backend={backend!r}): expected "auto", "threads", "vmap" or "serial".'
+            )
+        if backend == "threads" and self.device.type != "cpu":
+            raise ConfigurationError(
+                f'ModelEvaluator(backend="threads") is for the CPU; the module is on {self.device}. Use "auto".'
+            )
+        return backend
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _try(self) -> None:
+        """A forward pass on the first samples, so that a wrong module is found before training time is spent."""
+        x, y = self._batches[0]
+        if isinstance(x, Tensor):
+            x, y = x[:1], y[:1]
+        self._replicas[0].logits(x, y, self.num_classes)
+        if self.device.type == "cpu" and self.backend != "vmap":
+            twin = in_channels_last(self._replicas[0], self._batches)
+            if twin is not None:
+                self._replicas, self._channels_last = [twin], True
+                self._batches.channels_last()

@@ -1,0 +1,136 @@
+"""Products of clients' updates with the gradient and the Hessian of the validation loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from flsv.errors import ConfigurationError
+from flsv.games.evaluation.batches import ValidationBatches
+from flsv.games.evaluation.replica import Replica, checked_logits, module_device
+from flsv.parameters import ParameterSpace
+from flsv.round import ClientMatrix
+
+
+class GradientProducts(NamedTuple):
+    """What :func:`flsv.functional.gradient_shapley.gradient_shapley` needs, float64.
+
+    Attributes:
+        gradient: ``[k]``, g . d_i.
+        hessian: ``[k, k]``, d_i^T H d_j, symmetric; None for the first order.
+    """
+
+    gradient: Tensor
+    hessian: Tensor | None
+
+
+@torch.inference_mode(False)
+def validation_gradient_products(
+    module: nn.Module,
+    space: ParameterSpace,
+    batches: Iterable[Any],
+    vector: Tensor,
+    updates: Tensor | ClientMatrix,
+    order: int = 1,
+    *,
+    num_classes: int,
+) -> GradientProducts:
+    """g . d_i and d_i^T H d_j, with g and H the mean validation cross-entropy's gradient and Hessian at ``vector``.
+
+    One pass over the batches with one gradient each and, for the second order, k Hessian-vector products by
+    differentiating twice; no coalition is evaluated. BatchNorm uses the vector's running statistics, which are
+    constants here: the part of the updates that belongs to buffers is ignored. ReLU and max-pooling have no curvature
+    of their own, so the Hessian of such a network is that of the piece of it that ``vector`` lies on.
+
+    Args:
+        module: its ``forward(x)`` gives logits ``[B, M]``; it is copied, not touched.
+        space: the map between the module and vectors.
+        batches: pairs ``(x, y)``, y integer classes ``[B]``.
+        vector: ``[P]``, the round's global model.
+        updates: ``[k, P]``, the clients' updates d_i, or the matrix of a round.
+        order: 1 for the gradient alone, 2 for the Hessian, too.
+        num_classes: M.
+
+    Raises:
+        ConfigurationError: order is not 1 or 2, or as for ``ModelEvaluator``.
+        RuntimeError: an operator of the module has no second derivative (order 2).
+
+    Example:
+        >>> module = nn.Linear(1, 2, bias=False)
+        >>> batches = [(torch.ones(1, 1), torch.tensor([0]))]
+        >>> d = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+        >>> validation_gradient_products(module, ParameterSpace(module), batches, torch.zeros(2), d, 2, num_classes=2)
+        GradientProducts(gradient=tensor([-0.5000,  0.5000], dtype=torch.float64), hessian=tensor([[ 0.2500, -0.2500],
+                [-0.2500,  0.2500]], dtype=torch.float64))
+    """
+    kept = ValidationBatches(batches, module_device(module), num_classes)
+    replica = Replica(module, space)
+    replica.follow(module)
+    return gradient_products(replica.module, space, kept, vector, updates, order)
+
+
+@torch.inference_mode(False)
+def gradient_products(
+    module: nn.Module,
+    space: ParameterSpace,
+    batches: ValidationBatches,
+    vector: Tensor,
+    updates: Tensor | ClientMatrix,
+    order: int,
+) -> GradientProducts:
+    """The same for a module that is in evaluation mode already."""
+    if order not in (1, 2):
+        raise ConfigurationError(f"order={order}: the Taylor expansion has order 1 or 2.")
+    shape = updates.shape if isinstance(updates, Tensor) else updates.rows.shape
+    if vector.shape != (space.size,) or len(shape) != 2 or shape[1] != space.size:
+        raise ValueError(
+            f"expected vector [{space.size}] and updates [k, {space.size}], got {list(vector.shape)} and {list(shape)}."
+        )
+    if isinstance(updates, Tensor):
+        updates = ClientMatrix(updates, [torch.zeros_like(vector)] * len(updates))
+    cut, device = space.num_parameters, vector.device
+    dtypes = {name: tensor.dtype for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    trained = {name for name, _ in module.named_parameters()}
+    samples = int(batches.support.sum())
+    gradient = torch.zeros(cut, dtype=torch.float64, device=device)
+    products = torch.zeros(len(updates), cut, dtype=vector.dtype, device=device) if order == 2 else None
+
+    # Attention's fused kernels cannot be differentiated twice.
+    with (
+        torch.enable_grad(),
+        torch.autocast(device.type, enabled=False),
+        sdpa_kernel(SDPBackend.MATH),
+    ):
+        parameters, buffers = vector.detach().clone().split([cut, space.size - cut])
+        parameters.requires_grad_()
+        for position in range(len(batches)):
+            x, y = batches[position]
+            state = space.unflatten(torch.cat([parameters, buffers]))
+            # Only the parameters: batch_norm refuses statistics that want a gradient.
+            state = {n: (t if n in trained else t.detach()).to(dtypes[n]) for n, t in state.items()}
+            logits = functional_call(module, state, (x,))
+            loss = F.cross_entropy(checked_logits(logits, y, len(batches.support)).to(vector.dtype), y, reduction="sum")
+            (slope,) = torch.autograd.grad(loss / samples, parameters, create_graph=order == 2)
+            gradient += slope.detach()
+            if products is not None:
+                for client, product in enumerate(products):
+                    # A clone: what was made in inference mode cannot be part of a graph.
+                    product += _hessian_product(slope, parameters, updates.update(client)[:cut].clone())
+    first = updates.dot(gradient)
+    if products is None:
+        return GradientProducts(first.cpu(), None)
+    hessian = torch.stack([updates.dot(product) for product in products], dim=1)
+    return GradientProducts(first.cpu(), (hessian + hessian.T).cpu() / 2)
+
+
+def _hessian_product(slope: Tensor, parameters: Tensor, update: Tensor) -> Tensor:
+    (product,) = torch.autograd.grad(
+        slope @ update.to(slope.dtype), parameters, retain_graph=True, materialize_grads=True
+    )
+    return product

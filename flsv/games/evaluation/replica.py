@@ -1,0 +1,154 @@
+"""A copy of the module that coalition models are loaded into, so that the module itself is never touched."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from flsv.errors import ConfigurationError
+from flsv.games.evaluation.batches import ValidationBatches
+from flsv.games.evaluation.scores import score_batch
+from flsv.parameters import ParameterSpace
+
+#: Writes model i's vector into a tensor ``[P]``. It may be called from several threads, for different i.
+Build = Callable[[int, Tensor], None]
+Context = Callable[[], AbstractContextManager[Any]]
+
+
+class Replica:
+    """One copy of the module in evaluation mode, with a vector of its own.
+
+    Args:
+        module: what to copy.
+        space: the map between vectors and modules.
+        metric: a torchmetrics metric, also copied.
+        context: entered around every forward pass, such as an autocast context.
+
+    Raises:
+        ConfigurationError: the module cannot be copied.
+    """
+
+    def __init__(
+        self, module: nn.Module, space: ParameterSpace, metric: Metric | None = None, context: Context | None = None
+    ) -> None:
+        try:
+            self.module = _copied(module).eval().requires_grad_(False)
+        except Exception as error:
+            raise ConfigurationError(
+                f"{type(module).__name__} cannot be copied ({error}), and coalition models are evaluated in copies of "
+                "the module: keep tensors with gradients and open files out of its attributes."
+            ) from error
+        self.space, self.context = space, context or nullcontext
+        self.metric = None if metric is None else private_metric(metric)
+        self.vector = torch.empty(space.size, dtype=space.dtype, device=module_device(module))
+        self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
+
+    def twin(self) -> Replica:
+        """Another copy, for another thread."""
+        return Replica(self.module, self.space, self.metric, self.context)
+
+    def follow(self, module: nn.Module, private: Mapping[str, Tensor] | None = None) -> None:
+        """Take from ``module``, now and at every load, what a vector does not hold (counters, masks, private state), or
+        from ``private`` what is there by its name."""
+        theirs = {n: tensor for n, tensor in _named_tensors(module) if n not in self.space.names}
+        theirs |= {n: tensor for n, tensor in (private or {}).items() if n in theirs}
+        mine = dict(_named_tensors(self.module))
+        pairs = [(mine[n], b.detach()) for n, b in theirs.items() if n in mine and mine[n].shape == b.shape]
+        self._pairs = ([m for m, _ in pairs], [t for _, t in pairs])
+        self._copy_buffers()
+
+    def load(self, build: Build, index: int) -> None:
+        """Become model ``index``."""
+        build(index, self.vector)
+        self.space.write(self.module, self.vector)
+        self._copy_buffers()
+        if self.metric is not None:
+            self.metric.reset()  # what the model before, or a pass that failed half-way, left in it
+
+    def logits(self, x: Any, y: Tensor, classes: int) -> Tensor:
+        """The model's logits ``[B, M]``."""
+        with self.context():
+            logits = self.module(x)
+        return checked_logits(logits, y, classes)
+
+    def score(self, batches: ValidationBatches, positions: Iterable[int]) -> tuple[Tensor, list[Tensor]]:
+        """Hits ``[M]`` over the batches at these positions and the loss sum of each; the metric is updated."""
+        classes = len(batches.support)
+        correct = torch.zeros(classes, dtype=torch.int64, device=self.vector.device)
+        losses = []
+        for position in positions:
+            x, y = batches[position]
+            logits = self.logits(x, y, classes)
+            hits, loss = score_batch(logits[None], y)
+            correct += hits[0]
+            losses.append(loss[0])
+            if self.metric is not None:
+                self.metric.update(logits, y)
+        return correct, losses
+
+    def _copy_buffers(self) -> None:
+        if self._pairs[0]:
+            torch._foreach_copy_(*self._pairs)
+
+
+def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+def module_device(module: nn.Module) -> torch.device:
+    """Where the module's first parameter or buffer is."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def checked_logits(logits: Any, y: Tensor, classes: int) -> Tensor:
+    """``logits``, if they are one row of M numbers per label."""
+    if not isinstance(logits, Tensor) or logits.shape != (len(y), classes):
+        what = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+        raise ConfigurationError(
+            f"the module's forward gives {what} for {len(y)} samples of {classes} classes; expected logits "
+            f"[{len(y)}, {classes}]."
+        )
+    return logits
+
+
+def private_metric(metric: Metric) -> Metric:
+    """A copy that is empty and keeps to this process."""
+    own = metric.clone()
+    own.sync_on_compute = False
+    own.reset()
+    return own
+
+
+def metric_value(metric: Metric) -> float:
+    """The value of a metric that gives one number."""
+    value = metric.compute()
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        what = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        raise ConfigurationError(
+            f"{type(metric).__name__} gives {what}, expected one number per model: a utility is a scalar. Let the "
+            'metric average, such as average="macro".'
+        )
+    return float(value)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    """A deep copy that shares factories which cannot be copied, such as the command line's for the optimizer."""
+    memo: dict[int, Any] = {}
+    for layer in module.modules():
+        for value in vars(layer).values():
+            if isinstance(value, partial):
+                try:
+                    copy.deepcopy(value)
+                except TypeError:
+                    memo[id(value)] = value
+    return copy.deepcopy(module, memo)

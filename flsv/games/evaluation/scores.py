@@ -1,0 +1,133 @@
+"""What one pass over the validation set says about a model, and what one batch says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+
+#: What :meth:`Scores.value` gives.
+METRICS = ("accuracy", "balanced_accuracy", "negative_loss", "per_class_accuracy", "custom")
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """Counts and losses of K models on the same N validation samples of M classes; on the CPU.
+
+    Attributes:
+        correct: int64 ``[K, M]``, samples of each class that are classified correctly. A sample whose logits hold a NaN
+            is not.
+        support: int64 ``[M]``, samples of each class.
+        loss: float64 ``[K]``, mean cross-entropy in nats; NaN or infinite where the logits are.
+        custom: float64 ``[K]``, the evaluator's torchmetrics metric, its sign turned where the metric says
+            ``higher_is_better=False``; None without one.
+
+    Example:
+        >>> scores = Scores(torch.tensor([[2, 0, 0]]), torch.tensor([2, 2, 0]), torch.tensor([0.7]))
+        >>> scores.value("accuracy"), scores.value("per_class_accuracy")
+        (tensor([0.5000], dtype=torch.float64), tensor([[1., 0., 0.]], dtype=torch.float64))
+    """
+
+    correct: Tensor
+    support: Tensor
+    loss: Tensor
+    custom: Tensor | None = None
+
+    def __len__(self) -> int:
+        """K."""
+        return len(self.correct)
+
+    def value(self, metric: str) -> Tensor:
+        """One number per model, float64 ``[K]``, or one per model and class ``[K, M]``; more is better.
+
+        Args:
+            metric: ``"accuracy"``, the share of samples that are classified correctly; ``"balanced_accuracy"``, the
+                mean of the per-class accuracies over the classes that have samples; ``"per_class_accuracy"``
+                ``[K, M]``, 0 for a class without samples, so that its game is constant and nobody's contribution to
+                it is anything but 0; ``"negative_loss"``, minus the mean cross-entropy; ``"custom"``.
+
+        Raises:
+            ConfigurationError: there is no such metric.
+        """
+        check_metric(metric, self.custom is not None)
+        if metric == "custom":
+            assert self.custom is not None
+            return self.custom
+        if metric == "negative_loss":
+            return -self.loss
+        if metric == "accuracy":
+            return self.correct.sum(-1).double() / self.support.sum()
+        per_class = self.correct.double() / self.support.clamp(min=1)
+        return per_class if metric == "per_class_accuracy" else per_class.sum(-1) / (self.support > 0).sum()
+
+    def __getitem__(self, rows: Tensor) -> Scores:
+        """The scores of some of the models."""
+        custom = None if self.custom is None else self.custom[rows]
+        return Scores(self.correct[rows], self.support, self.loss[rows], custom)
+
+    @staticmethod
+    def cat(parts: Sequence[Scores]) -> Scores:
+        """The models of several evaluations on the same samples, one after the other."""
+        custom = [part.custom for part in parts if part.custom is not None]
+        return Scores(
+            torch.cat([part.correct for part in parts]),
+            parts[0].support,
+            torch.cat([part.loss for part in parts]),
+            torch.cat(custom) if custom else None,
+        )
+
+
+def check_metric(metric: str, custom: bool) -> None:
+    """Raise ConfigurationError unless ``metric`` is known, and there is a custom one if that is asked for."""
+    if metric not in METRICS:
+        raise ConfigurationError(f"metric={metric!r}: expected one of {METRICS}.")
+    if metric == "custom" and not custom:
+        raise ConfigurationError(
+            'metric="custom" needs a torchmetrics metric: give one to the evaluator, ModelEvaluator(..., metric=...).'
+        )
+
+
+def score_batch(logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits ``[c, B, M]`` of c models and labels ``[B]`` to hits per class, int64 ``[c, M]``, and loss sums ``[c]``.
+
+    Nothing here waits for the device.
+    """
+    models, _, classes = logits.shape
+    best, predicted = logits.max(-1)
+    # max finds NaN greater than everything: without the second condition a broken model would "predict" some class.
+    hits = (predicted == y) & (best == best)
+    correct = torch.zeros(models, classes, dtype=torch.int64, device=logits.device)
+    correct.index_add_(1, y, hits.long())
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
+    losses = F.cross_entropy(logits.flatten(0, 1), y.repeat(models), reduction="none").view(models, -1)
+    return correct, losses.sum(-1, dtype=loss_dtype(logits.device))
+
+
+def loss_dtype(device: torch.device) -> torch.dtype:
+    """float64, where the device has it."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+class ScoreSums:
+    """The results of one call while they come in: one row per model, on the models' device."""
+
+    def __init__(self, models: int, classes: int, batches: int, device: torch.device) -> None:
+        self.correct = torch.zeros(models, classes, dtype=torch.int64, device=device)
+        # A column per batch: whoever evaluates which batch when, the columns are summed in one order.
+        self.losses = torch.zeros(models, batches, dtype=loss_dtype(device), device=device)
+        self.custom = torch.zeros(models, dtype=torch.float64)
+
+    def scores(self, support: Tensor, sign: float | None) -> Scores:
+        """All of it, with the custom metric times ``sign`` if there is one."""
+        loss = torch.zeros(len(self.losses), dtype=torch.float64)
+        # One column after the other: the rounding of sum(-1) depends on the number of rows.
+        for column in self.losses.cpu().double().unbind(1):
+            loss = loss + column
+        custom = None if sign is None else sign * self.custom
+        return Scores(self.correct.cpu(), support, loss / support.sum(), custom)

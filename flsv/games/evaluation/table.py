@@ -1,0 +1,64 @@
+"""The memory of a round's coalition games."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.games.evaluation.coalition_models import CoalitionModels
+from flsv.games.evaluation.evaluator import ModelEvaluator
+from flsv.games.evaluation.scores import Scores
+from flsv.round import Round
+
+
+class CoalitionTable:
+    """All scores of the coalitions of one round that anybody has asked for.
+
+    Utilities of different metrics share its rows; utilities of different weightings share the empty coalition, which is
+    the same model for all.
+
+    Args:
+        round: the players and their updates.
+        evaluator: evaluates their models.
+
+    Attributes:
+        evaluations: models evaluated so far.
+    """
+
+    def __init__(self, round: Round, evaluator: ModelEvaluator) -> None:
+        if round.space.size != evaluator.space.size:
+            raise ConfigurationError(
+                f"the round's models have {round.space.size} parameters, the evaluator's module has "
+                f"{evaluator.space.size}: they are not of the same structure."
+            )
+        self.round, self.evaluator = round, evaluator
+        self._rows: dict[tuple[object, bytes], int] = {}
+        self._scores: Scores | None = None
+
+    @property
+    def evaluations(self) -> int:
+        return len(self._rows)
+
+    def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
+        """The scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU), K at least 1; new ones are evaluated."""
+        empty = ~masks.any(1)
+        keys = [(None if nobody else models.key, mask) for mask, nobody in zip(_bitmasks(masks), empty.tolist())]
+        new = {key: position for position, key in reversed(list(enumerate(keys))) if key not in self._rows}
+        order = sorted(new.values())
+        if order:
+            found = self.evaluator.evaluate(models.builder(masks[order]), len(order))
+            self._scores = found if self._scores is None else Scores.cat([self._scores, found])
+            # Only now: after an error the coalitions can be asked for again.
+            for position in order:
+                self._rows[keys[position]] = len(self._rows)
+        assert self._scores is not None
+        return self._scores[torch.tensor([self._rows[key] for key in keys])]
+
+
+def _bitmasks(masks: Tensor) -> list[bytes]:
+    """A key for every row, of any number of clients."""
+    width = -(-masks.shape[1] // 8)
+    packed = np.packbits(masks.numpy(), axis=1).tobytes()
+    return [packed[start : start + width] for start in range(0, len(packed), width)]

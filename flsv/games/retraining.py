@@ -1,0 +1,160 @@
+"""RetrainedUtility: the coalition game whose every coalition is trained from scratch.
+
+The game of the baselines "Exact Shapley", "TMC Shapley" and "K-subset Shapley" of Guo et al., "A Fair Contribution
+Measurement Method for Federated Learning", Sensors 24(15), 2024, after Ghorbani and Zou, "Data Shapley", ICML 2019. It
+is a yardstick: n clients make 2^n - 1 federations to train.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from flsv._lightning.evaluation import on_device
+from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
+from flsv.games import ModelEvaluator, Scores, UtilityMetric
+from flsv.games.evaluation.scores import check_metric
+from flsv.parameters import ParameterSpace
+from flsv.sampling.fixed import FixedCohort
+
+Members = tuple[int, ...]
+
+
+class RetrainedUtility:
+    """``utility(masks: bool [K, n]) -> float64 [K]``: what a federation of these clients alone would come to.
+
+    Play it with any estimator of :mod:`flsv.functional.shapley`: ``exact_shapley`` is the exact value by retraining,
+    ``permutation_shapley`` with a ``truncation`` TMC, ``stratified_shapley`` K-subset. A coalition is trained once,
+    whoever asks. All start from the same weights: the module's as they are now or, where it is built only when training
+    starts, those that the first training makes. Give the loop a seed, or coalitions differ by chance too. The empty
+    coalition is the untrained module. Models are measured on the server's validation set, as in the games of a round.
+
+    Args:
+        trainer: makes a new trainer for a cohort: ``FederatedLoop(sampler=cohort, seed=...)`` among its callbacks.
+        module: trained in copies; it is not changed itself.
+        data: the federation's data, with a validation set for the server.
+        metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"`` or ``"per_class_accuracy"`` (then the
+            utility is ``[K, M]``).
+        max_clients: the most clients for which such a game may be begun.
+
+    Attributes:
+        num_players: n.
+        scores: coalition (its members, ascending) to its model's scores, for all that are known.
+        seconds: coalition to how long its training took.
+
+    Raises:
+        ConfigurationError: another metric, or more clients than ``max_clients``.
+
+    Example:
+        >>> import tempfile
+        >>> from functools import partial
+        >>> from flsv import ClassifierClient, FederatedLoop
+        >>> from flsv.data import SizePartitioner
+        >>> from flsv.functional import exact_shapley
+        >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        >>> quiet["default_root_dir"] = tempfile.mkdtemp()
+        >>> def trainer(cohort):
+        ...     loop = FederatedLoop(sampler=cohort, seed=0, print_table=False)
+        ...     return L.Trainer(max_epochs=1, callbacks=[loop], enable_checkpointing=False, **quiet)
+        >>> data = FederatedDataModule("digits", SizePartitioner([1, 2]))
+        >>> module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.1))
+        >>> utility = RetrainedUtility(trainer, module, data)
+        >>> exact_shapley(utility, utility.num_players).values.shape, len(utility.seconds)
+        (torch.Size([2]), 3)
+    """
+
+    def __init__(
+        self,
+        trainer: Callable[[FixedCohort], L.Trainer],
+        module: L.LightningModule,
+        data: FederatedDataModule,
+        metric: UtilityMetric = "accuracy",
+        max_clients: int = 8,
+    ) -> None:
+        check_metric(metric, custom=False)
+        data.prepare_data()
+        data.setup("fit")
+        if data.num_clients > max_clients:
+            raise ConfigurationError(
+                f"RetrainedUtility: {data.num_clients} clients make {2**data.num_clients - 1:,} federations to train; "
+                f"the limit is max_clients={max_clients}. Raise it, or value the clients without retraining, as "
+                "flsv.metrics does."
+            )
+        self._trainer, self._module, self._data, self.metric = trainer, copy.deepcopy(module), data, metric
+        self.num_players = data.num_clients
+        self._initial: dict[str, Any] | None = None
+        self.scores: dict[Members, Scores] = {}
+        self.seconds: dict[Members, float] = {}
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """float64 ``[K]`` (or ``[K, M]``); coalitions that are not known yet are trained.
+
+        Raises:
+            ValueError: masks of another type or shape.
+        """
+        if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
+            raise ValueError(f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}.")
+        coalitions = [tuple(mask.nonzero().flatten().tolist()) for mask in masks.cpu()]
+        for members in coalitions:
+            if members and members not in self.scores:
+                self._train(members)
+        if () in coalitions and () not in self.scores:
+            self._train((0,))  # the empty coalition's model is what any training starts from
+        return torch.cat([self.scores[members].value(self.metric) for members in coalitions])
+
+    def _train(self, members: Members) -> None:
+        trainer, module = self._trainer(FixedCohort(members)), copy.deepcopy(self._module)
+        measured = _Measured(self._data, self._initial)
+        trainer.callbacks.insert(0, measured)  # type: ignore[attr-defined]
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if hasattr(callback, "write_csv"):
+                callback.write_csv = False  # one folder, hundreds of fits
+        start = time.perf_counter()
+        trainer.fit(module, self._data)
+        self.seconds[members] = time.perf_counter() - start - measured.seconds
+        if measured.before is None or measured.after is None:
+            raise RuntimeError(f"the trainer made for coalition {list(members)} trained nothing: is its max_epochs 0?")
+        self._initial = measured.initial
+        self.scores[members], self.scores[()] = measured.after, measured.before
+
+
+class _Measured(L.Callback):
+    """Gives the module its initial weights, or remembers them; the server's scores of it before the first round and
+    after the last, and how long they took."""
+
+    def __init__(self, data: FederatedDataModule, initial: dict[str, Any] | None) -> None:
+        self._data, self.initial = data, initial
+        self.before: Scores | None = None
+        self.after: Scores | None = None
+        self.seconds = 0.0
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self.initial is None:
+            self.initial = copy.deepcopy(pl_module.state_dict())
+        else:
+            pl_module.load_state_dict(self.initial)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        start = time.perf_counter()
+        self._space = ParameterSpace(pl_module)
+        self._evaluate = ModelEvaluator(
+            pl_module,
+            self._space,
+            on_device(trainer, self._data.val_dataloader()),
+            num_classes=self._data.num_classes,
+            context=trainer.strategy.precision_plugin.forward_context,
+        )
+        self.before = self._evaluate(self._space.read(pl_module)[None])
+        self.seconds += time.perf_counter() - start
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        start = time.perf_counter()
+        self.after = self._evaluate(self._space.read(pl_module)[None])
+        self.seconds += time.perf_counter() - start

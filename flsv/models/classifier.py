@@ -1,0 +1,284 @@
+"""The ready-made client: a LightningModule around any classifier, configurable from YAML.
+
+Nothing in it is federated. It is an ordinary module that also trains alone, and the federated loop treats it as it
+treats a user's own.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any, Literal
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
+from flsv.models import build_network
+from flsv.models.scores import EpochScores
+from flsv.models.shapes import check_num_classes, check_output
+
+# What stands for a network object in the hyper-parameters, which hold plain types only.
+_OBJECT = "object:"
+
+
+class ClassifierClient(L.LightningModule):
+    """Image (or table) classifier: network, cross-entropy, optimizer, scheduler, accuracy and balanced accuracy.
+
+    Batches are ``(x [B, *input_shape], y int64 [B])``. ``training_step`` returns the mean cross-entropy and logs
+    nothing; validation and test log, once an epoch, ``val_loss``, ``val_accuracy`` (share of samples) and
+    ``val_balanced_accuracy`` (mean recall over the classes that occur), or ``test_...``, over all their dataloaders.
+    The loss is the training loss, label smoothing and class weights included. ``predict_step`` returns probabilities
+    ``[B, M]`` in single precision or better.
+
+    The network is built at construction when its name, classes and shape are known, otherwise in ``configure_model``,
+    that is after the data module's ``setup`` and before a checkpoint is restored. What was found out then is saved
+    with the hyper-parameters, so ``ClassifierClient.load_from_checkpoint(path)`` needs no data module. Optimizer and
+    scheduler are saved when they come from YAML, not when they are Python callables; a network object is not saved
+    either: ``load_from_checkpoint(path, network=...)``.
+
+    Args:
+        network: a name for :func:`flsv.models.build_network`, or any module that returns logits ``[B, M]``.
+        network_args: the named network's own options.
+        num_classes: M. None: the data module's ``num_classes``.
+        input_shape: one sample's shape without the batch. None: the data module's ``input_shape``.
+        optimizer: from the parameters to an optimizer. In YAML, ``class_path`` and ``init_args``; name the learning
+            rate there, else it stays 0.01 whatever the class.
+        scheduler: from the optimizer to a learning-rate scheduler. None: constant rate. One that watches a value
+            (``ReduceLROnPlateau``) gets ``val_loss``, or its own ``monitor``.
+        scheduler_interval: step the scheduler after every epoch (a round, in a federation) or after every batch.
+        label_smoothing: in [0, 1], as in :class:`torch.nn.CrossEntropyLoss`.
+        class_weights: M positive weights of the loss, one a class; None: all 1.
+
+    Raises:
+        ConfigurationError: at construction or, where the data module decides, before training starts: unknown
+            network, classes or shape that nobody gives or that contradict the data module or the network, or a wrong
+            option.
+
+    Example:
+        >>> client = ClassifierClient("lenet5", {"padding": 2}, num_classes=10, input_shape=(1, 8, 8))
+        >>> client(torch.rand(5, 1, 8, 8)).shape
+        torch.Size([5, 10])
+        >>> client.training_step((torch.rand(5, 1, 8, 8), torch.arange(5)), 0).shape
+        torch.Size([])
+    """
+
+    class_weights: Tensor | None
+
+    def __init__(
+        self,
+        network: str | nn.Module = "lenet5",
+        network_args: dict[str, Any] | None = None,
+        num_classes: int | None = None,
+        input_shape: tuple[int, ...] | None = None,
+        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.01),
+        scheduler: LRSchedulerCallable | None = None,
+        scheduler_interval: Literal["epoch", "step"] = "epoch",
+        label_smoothing: float = 0.0,
+        class_weights: list[float] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(network, str):
+            module, name = None, network
+        else:
+            module, name = network, f"{_OBJECT}{type(network).__module__}.{type(network).__qualname__}"
+        class_weights = None if class_weights is None else [float(weight) for weight in class_weights]
+        _check_options(name, module, network_args, optimizer, scheduler, label_smoothing)
+        self.save_hyperparameters(ignore=["network", "optimizer", "scheduler"])
+        if "_instantiator" in self.hparams:
+            # Built from YAML: Lightning saves the configuration, in which these three are plain types, too.
+            self.save_hyperparameters()
+        else:
+            self._add_hyperparameters(network=name, class_weights=class_weights)
+
+        self._network_name, self._network_args = name, dict(network_args or {})
+        self._make_optimizer, self._make_scheduler = optimizer, scheduler
+        self._scheduler_interval = scheduler_interval
+        self._label_smoothing = label_smoothing
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.register_buffer("class_weights", weights, persistent=False)
+        self.network: nn.Module = _NotBuilt() if module is None else module
+        self._num_classes = num_classes
+        self._input_shape = None if input_shape is None else tuple(input_shape)
+        if num_classes is not None and (module is not None or input_shape is not None):
+            self._build(num_classes, self._input_shape)
+
+    def configure_model(self) -> None:
+        """Build the network if that is still to do, and check classes and shape against the data module."""
+        try:
+            datamodule = getattr(self.trainer, "datamodule", None)
+        except RuntimeError:  # no trainer: load_from_checkpoint calls this hook too
+            datamodule = None
+        num_classes = _agreed("num_classes", self._num_classes, datamodule)
+        input_shape = _agreed("input_shape", self._input_shape, datamodule)
+        needs_shape = isinstance(self.network, _NotBuilt)
+        if num_classes is None or (needs_shape and input_shape is None):
+            missing = "num_classes" if num_classes is None else "input_shape"
+            raise ConfigurationError(
+                f"ClassifierClient: {missing} is not known. Give it (such as num_classes=10, input_shape=(1, 28, 28)), "
+                f"or train with a data module that has the attribute {missing} after its setup()."
+            )
+        if needs_shape or (num_classes, input_shape) != (self._num_classes, self._input_shape):
+            self._build(num_classes, input_shape)
+
+    def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
+        """Everything that needs classes and shape: network, metrics and their checks; remembers both."""
+        check_num_classes("ClassifierClient", num_classes)
+        weights = self.class_weights
+        if weights is not None and (
+            len(weights) != num_classes or not bool(((weights > 0) & weights.isfinite()).all())
+        ):
+            raise ConfigurationError(
+                f"ClassifierClient: class_weights={weights.tolist()}, but {num_classes} positive numbers were "
+                "expected, one for each class."
+            )
+        if isinstance(self.network, _NotBuilt):
+            assert input_shape is not None
+            # Not on the device that Lightning prepares, so that a seed gives the same weights everywhere.
+            with torch.device("cpu"):
+                self.network = build_network(self._network_name, num_classes, input_shape, **self._network_args)
+        elif input_shape is not None:
+            check_output(self.network, type(self.network).__name__, num_classes, input_shape)
+        self.val_scores, self.test_scores = EpochScores(num_classes), EpochScores(num_classes)
+        self._num_classes, self._input_shape = num_classes, input_shape
+        shape = None if input_shape is None else list(input_shape)
+        self._add_hyperparameters(num_classes=num_classes, input_shape=shape)
+
+    def _add_hyperparameters(self, **plain: Any) -> None:
+        self.hparams.update(plain)
+        # Loggers write this copy, which Lightning takes at construction. save_hyperparameters(plain) would renew it,
+        # too, but compares `plain` to everything that any module's __init__ on the stack was given, arrays included.
+        self._hparams_initial = deepcopy(self.hparams)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``[B, M]`` of a batch ``[B, *input_shape]``."""
+        return self.network(x)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Mean cross-entropy of the batch, a scalar."""
+        # Nothing is logged: self.log costs more than a small network's own step. The loop averages what comes back.
+        return self._loss(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Count the batch in this epoch's scores."""
+        self._score(self.val_scores, batch)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Count the batch in the test scores."""
+        self._score(self.test_scores, batch)
+
+    def on_validation_epoch_start(self) -> None:
+        """Forget what an interrupted validation left behind."""
+        self.val_scores.reset()
+
+    def on_test_epoch_start(self) -> None:
+        """Forget what an interrupted test left behind."""
+        self.test_scores.reset()
+
+    def on_validation_epoch_end(self) -> None:
+        """Log ``val_loss``, ``val_accuracy`` and ``val_balanced_accuracy``."""
+        self._log_scores("val", self.val_scores)
+
+    def on_test_epoch_end(self) -> None:
+        """Log ``test_loss``, ``test_accuracy`` and ``test_balanced_accuracy``."""
+        self._log_scores("test", self.test_scores)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """Class probabilities ``[B, M]``; labels in the batch, if there are any, are not looked at."""
+        x = batch[0] if isinstance(batch, (tuple, list)) else batch
+        return _at_least_single(self(x)).softmax(dim=1)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer over all parameters and, if there is one, the scheduler at its interval."""
+        optimizer = self._make_optimizer(self.parameters())
+        if self._make_scheduler is None:
+            return optimizer
+        scheduler = self._make_scheduler(optimizer)
+        config: dict[str, Any] = {"scheduler": scheduler, "interval": self._scheduler_interval}
+        if isinstance(scheduler, ReduceLROnPlateau):
+            config["monitor"] = getattr(scheduler, "monitor", "val_loss")
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+    def _loss(self, logits: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(
+            _at_least_single(logits), y, weight=self.class_weights, label_smoothing=self._label_smoothing
+        )
+
+    def _score(self, scores: EpochScores, batch: tuple[Tensor, Tensor]) -> None:
+        x, y = batch
+        logits = self(x)
+        # The mean over a batch divides by its samples' weights: weighing it with them makes the epoch's mean exact.
+        weight = len(y) if self.class_weights is None else self.class_weights[y].sum()
+        scores.update(logits, y, self._loss(logits, y), weight)
+
+    def _log_scores(self, stage: str, scores: EpochScores) -> None:
+        for name, value in scores.compute().items():
+            self.log(f"{stage}_{name}", value, prog_bar=(stage, name) == ("val", "accuracy"))
+        scores.reset()
+
+
+class _NotBuilt(nn.Module):
+    """Stands for the network until its classes and input shape are known."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        raise ConfigurationError(
+            "ClassifierClient has no network yet: it is built when training starts, for the data module's classes and "
+            "shape. To use it before, give num_classes and input_shape."
+        )
+
+
+def _check_options(
+    name: str,
+    module: nn.Module | None,
+    network_args: dict[str, Any] | None,
+    optimizer: Any,
+    scheduler: Any,
+    smoothing: float,
+) -> None:
+    if not (module is None or isinstance(module, nn.Module)):
+        raise ConfigurationError(
+            f"ClassifierClient: network is an object of type {type(module).__name__}, but the name of a network or an "
+            "nn.Module was expected."
+        )
+    if module is None and name.startswith(_OBJECT):
+        raise ConfigurationError(
+            f"This checkpoint was trained with a network object ({name.removeprefix(_OBJECT)}), which is not saved. "
+            "Hand one over: ClassifierClient.load_from_checkpoint(path, network=...)."
+        )
+    if module is not None and network_args:
+        raise ConfigurationError("ClassifierClient: network_args are for named networks; this one is built already.")
+    reserved = {"name", "num_classes", "input_shape"} & set(network_args or {})
+    if reserved:
+        raise ConfigurationError(
+            f"ClassifierClient: network_args contains {', '.join(sorted(reserved))}. "
+            "Give network, num_classes and input_shape to ClassifierClient itself."
+        )
+    if not callable(optimizer) or not (scheduler is None or callable(scheduler)):
+        option, value = ("scheduler", scheduler) if callable(optimizer) else ("optimizer", optimizer)
+        raise ConfigurationError(
+            f"ClassifierClient: {option} is an object of type {type(value).__name__}, but a callable that makes one "
+            "was expected, such as functools.partial(torch.optim.SGD, lr=0.1)."
+        )
+    check_number("ClassifierClient", "label_smoothing", smoothing, least=0, most=1)
+
+
+def _agreed(name: str, mine: Any, datamodule: Any) -> Any:
+    """The model's or the data module's value of ``name``, whichever there is; both only if they are the same."""
+    theirs = getattr(datamodule, name, None)
+    if theirs is not None:
+        theirs = tuple(int(size) for size in theirs) if name == "input_shape" else int(theirs)
+    if mine is not None and theirs is not None and mine != theirs:
+        raise ConfigurationError(
+            f"The model has {name}={mine}, but the data ({type(datamodule).__name__}) has {name}={theirs}. "
+            f"Leave the model's {name} out: then it is taken from the data."
+        )
+    return theirs if mine is None else mine
+
+
+def _at_least_single(logits: Tensor) -> Tensor:
+    """Half-precision logits in single precision: log-sum-exp in bfloat16 is off in the second digit."""
+    return logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits

@@ -1,0 +1,170 @@
+"""The boundary between participants: what one of them holds, and how the server asks for what follows from it.
+
+The simulation runs in one process. A :class:`LocalData` opens only while its client answers a question
+(:meth:`Client.ask`), and what the answer holds is exactly what crosses. That guards against mistakes: code of the
+server that touches a client's samples in passing fails. It does not guard against malice: a client answers any
+question, also ``client.ask(lambda local: local.samples())``, and within one process Python hides nothing. A boundary
+that is enforced is one between processes. What a simulation shows that a deployment would not: ``docs/trust.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from flsv.errors import ConfigurationError
+from flsv.participants.state import Prefixed, State
+
+Split = Literal["train", "val", "test"]
+
+
+class ModelScores(Protocol):
+    """The scores of K models, see :class:`flsv.games.Scores`."""
+
+    def value(self, metric: Any) -> Tensor: ...
+
+
+Evaluator = Callable[[Tensor], ModelScores]
+"""Models ``[K, P]`` to their scores, see :class:`flsv.games.ModelEvaluator`."""
+
+_answering: ContextVar[LocalData | None] = ContextVar("answering", default=None)
+
+
+def no_model(_: Any) -> Any:
+    """In place of an evaluator or a module where nothing is trained."""
+    raise ConfigurationError(
+        "there is no model before training. Choose features that need none: Pixels(), PCA() or Backbone(...)."
+    )
+
+
+class LocalData:
+    """What one participant holds. A client's works only inside a question that this client is asked: a guard against
+    mistakes, not against malice.
+
+    Args:
+        name: of the participant, for messages.
+        batches: gives the batches ``(x, y)`` of a split, in a fixed order, on the device of the module.
+        class_counts: int64 ``[M]``, training samples of each class.
+        population: int64 ``[M]``, those of the whole federation, as secure aggregation would tell every client.
+        evaluator: gives an evaluator of models on batches.
+        module: gives a copy of the module with a vector ``[P]`` in it.
+        state: gives what it keeps between rounds; by default its own dictionary.
+        guarded: False for the server's own validation set.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        batches: Callable[[Split], Iterable[Any]],
+        class_counts: Tensor,
+        population: Tensor,
+        evaluator: Callable[[Iterable[Any]], Evaluator] = no_model,
+        module: Callable[[Tensor], nn.Module] = no_model,
+        state: Callable[[], State] | None = None,
+        guarded: bool = True,
+    ) -> None:
+        self._name, self._batches = name, batches
+        self._evaluator, self._module = evaluator, module
+        self._class_counts, self._population, self._guarded = class_counts, population, guarded
+        self._evaluators: dict[Split, Evaluator] = {}
+        own: State = {}
+        self._state = state or (lambda: own)
+        self._start: Tensor | None = None
+        self._model: Tensor | None = None
+
+    @property
+    def num_classes(self) -> int:
+        """M."""
+        return len(self._population)
+
+    @property
+    def class_counts(self) -> Tensor:
+        """int64 ``[M]``, this participant's training samples of each class, by its own labels."""
+        self._check()
+        return self._class_counts
+
+    @property
+    def population(self) -> Tensor:
+        """int64 ``[M]``, the whole federation's training samples of each class."""
+        return self._population
+
+    @property
+    def start(self) -> Tensor | None:
+        """``[P]``, what this client started the current round from; None where it takes no part in it."""
+        self._check()
+        return self._start
+
+    @property
+    def model(self) -> Tensor | None:
+        """``[P]``, what this client has just trained, before anything is done to what it uploads; None before that."""
+        self._check()
+        return self._model
+
+    @property
+    def state(self) -> State:
+        """What this client keeps between rounds, tensors by name: saved with the run, and seen by nobody else.
+
+        What is written in a round that is interrupted is forgotten with it.
+        """
+        self._check()
+        return self._state()
+
+    @property
+    def private(self) -> State:
+        """Of its state the module's own entries that it does not share, by their names in the module."""
+        return Prefixed(self.state, "module.")
+
+    def visit(self, start: Tensor | None, model: Tensor | None) -> None:
+        """Said by the client's own training: what it started this round from and what it has made of it."""
+        self._start, self._model = start, model
+
+    def samples(self, split: Split = "train") -> tuple[Tensor, Tensor]:
+        """All samples of a split in a fixed order, x ``[m, ...]`` and y ``[m]``, with the client's own labels.
+
+        Raises:
+            ConfigurationError: the split is empty, or its batches are no pairs of tensors.
+        """
+        self._check()
+        batches = list(self._batches(split))
+        if not batches:
+            raise ConfigurationError(f"{self._name} has no {split} samples.")
+        if not all(isinstance(part, Tensor) for batch in batches for part in batch[:2]):
+            raise ConfigurationError(f"the {split} batches of {self._name} are not pairs of tensors (x, y).")
+        return torch.cat([batch[0] for batch in batches]), torch.cat([batch[1] for batch in batches])
+
+    def evaluate(self, vectors: Tensor, split: Split = "val") -> ModelScores:
+        """The scores of the models ``[K, P]`` on this participant's samples; ``.value("accuracy")`` is ``[K]``."""
+        self._check()
+        if split not in self._evaluators:
+            self._evaluators[split] = self._evaluator(self._batches(split))
+        return self._evaluators[split](vectors)
+
+    def module(self, vector: Tensor) -> nn.Module:
+        """A copy of the module with this vector ``[P]`` in it, in evaluation mode; valid until the next call."""
+        self._check()
+        return self._module(vector)
+
+    def _check(self) -> None:
+        if self._guarded and _answering.get() is not self:
+            raise PermissionError(
+                f"the data of {self._name} were asked for outside of it: read them in a question, "
+                "Client.ask(question), and what that returns is what crosses to the server."
+            )
+
+    def __repr__(self) -> str:
+        return f"LocalData({self._name})"
+
+
+@contextmanager
+def at(data: LocalData) -> Iterator[LocalData]:
+    """For the client's own code: its data are open."""
+    token = _answering.set(data)
+    try:
+        yield data
+    finally:
+        _answering.reset(token)

@@ -1,0 +1,77 @@
+"""One run at a time in a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from flsv.errors import ConfigurationError
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_held: set[int] = set()
+
+
+class FolderLock:
+    """Keeps a folder to this run until :meth:`release`, or until the process is gone, however it went.
+
+    The lock is the system's (``flock`` on the folder itself): it leaves no file behind, so none is left by a killed
+    run. File systems that know no such lock (some network ones) are not guarded.
+
+    Args:
+        folder: made if it is not there.
+
+    Raises:
+        ConfigurationError: another run holds the folder.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> lock = FolderLock(folder)
+        >>> FolderLock(folder)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        flsv.errors.ConfigurationError: another run is writing into ...
+        >>> lock.release()
+        >>> FolderLock(folder).release()
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._number: int | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+        if fcntl is None:
+            return
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(number)
+            if isinstance(error, BlockingIOError):
+                raise ConfigurationError(
+                    f"another run is writing into {folder}: wait for its end, or give this one a folder of its own "
+                    "(--trainer.default_root_dir, or the logger's name)."
+                ) from None
+            return
+        self._number = number
+        _held.add(number)
+
+    def release(self) -> None:
+        """Let others in; a second call does nothing."""
+        if self._number is not None:
+            _held.discard(self._number)
+            os.close(self._number)
+            self._number = None
+
+
+def _forget_in_child() -> None:
+    # A forked data loader worker would hold its dead parent's lock.
+    for number in _held:
+        os.close(number)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

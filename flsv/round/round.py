@@ -1,0 +1,272 @@
+"""What the server knows of one round: the vocabulary of the whole package.
+
+A contribution metric, an aggregator, a personaliser or a sampler asks for a quantity by one of the names on
+:class:`Round`; whatever is expensive is derived when it is first asked for, and never if nobody does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.parameters import Head, ParameterSpace
+from flsv.participants import Channel, Client, LocalData
+from flsv.round.matrix import ClientMatrix
+from flsv.round.vocabulary import after, derived, known_after
+from flsv.seeding import generator_for
+
+
+class Games(Protocol):
+    """A round's coalition games, see :class:`flsv.games.CoalitionGames`."""
+
+    evaluator: Any
+    server_lr: float
+
+    def utility(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any: ...
+
+    def gradient_products(self, order: int = 1) -> Any: ...
+
+
+Start = Tensor | Client
+"""Where a client started from: a vector ``[P]``, or a client to be asked for it."""
+
+
+@dataclass(frozen=True)
+class Round:
+    """One communication round, seen from the server. k = cohort size, P = length of the parameter vector, M = classes.
+
+    What is known only after a stage says so (:func:`flsv.round.after`): a metric that asks for ``server_*`` or
+    ``aggregation_weights`` is updated after aggregation, and weighs the next round; one that asks for ``peer_values``
+    after personalisation, and one that asks for ``uploaded`` or ``downloaded`` when everything has crossed.
+
+    Beside these names a metric may ask for whatever a strategy lets the clients report
+    (:attr:`flsv.strategy.Strategy.reports`).
+
+    Args:
+        round_index: the round's number, from 0.
+        client_ids: ``[k]`` integers, who took part (without clients whose update was not finite, or excluded).
+        num_samples: ``[k]`` integers, training samples of each.
+        global_vector: ``[P]``, the global model at the start of the round.
+        client_vectors: ``[k, P]``, the clients' models after local training.
+        space: the map between vectors and modules.
+        starts: where every client started from, a vector ``[P]`` or a client to be asked; None: all from the global
+            model.
+        losses: ``[k]`` mean training losses.
+        num_steps: ``[k]`` integers, optimizer steps of each.
+        reports: name to ``[k, ...]``, what strategies let the clients report.
+        clients: the cohort, to be asked for what follows from their data; None outside of a fit.
+        server_data: the server's validation set; None where there is none.
+        seed: of the round's own random choices; see :meth:`generator`.
+        chances: gives each client's probability ``[n]`` to be drawn into this cohort; None: certain.
+        games: the round's coalition games on the server's validation set, or None.
+        channel: counts what crosses; None outside of a fit.
+        server_vector: ``[P]``, the next global model; None before aggregation.
+        aggregation_weights: ``[k]``, the clients' weights in it; None before aggregation.
+        peer_values: ``[k, n]``, what every client of the cohort found every client's model to be worth to it, NaN for
+            those it did not look at; None where clients do not judge each other.
+    """
+
+    round_index: int
+    client_ids: Tensor
+    num_samples: Tensor
+    global_vector: Tensor
+    client_vectors: Tensor
+    space: ParameterSpace
+    starts: Sequence[Start] | None = None
+    losses: Tensor | None = None
+    num_steps: Tensor | None = None
+    reports: Mapping[str, Tensor] = field(default_factory=dict)
+    clients: Sequence[Client] | None = None
+    server_data: LocalData | None = None
+    seed: int = 0
+    chances: Callable[[], Tensor] | None = None
+    games: Games | None = None
+    channel: Channel | None = None
+    server_vector: Tensor | None = None
+    aggregation_weights: Tensor | None = None
+    peer_values: Tensor | None = None
+
+    def __len__(self) -> int:
+        """k, the size of the cohort."""
+        return len(self.client_ids)
+
+    @cached_property
+    def matrix(self) -> ClientMatrix:
+        """The cohort's models and what follows from them without a second matrix: norms, products, weighted sums."""
+        starts = self.starts or [self.global_vector] * len(self)
+        return ClientMatrix(self.client_vectors, [s.ask(started_from) if isinstance(s, Client) else s for s in starts])
+
+    @cached_property
+    def start_vectors(self) -> Tensor | None:
+        """``[k, P]``: the models that the clients started from; None where all started from the global one. A second
+        matrix of the size of ``client_vectors``."""
+        starts = self.matrix.starts
+        return None if all(start is self.global_vector for start in starts) else torch.stack(list(starts))
+
+    @cached_property
+    def client_updates(self) -> Tensor:
+        """``[k, P]``: d_i = x_i minus the client's start point. A second matrix of the size of ``client_vectors``; see
+        :attr:`matrix` for what can be had without it."""
+        return self.matrix.updates(slice(None))
+
+    @cached_property
+    def client_heads(self) -> Tensor:
+        """``[k, M, D+1]``: the classifier head's rows (weights, bias) of every client's update."""
+        head = self.head
+        starts = self.matrix.starts
+        if all(start is self.global_vector for start in starts):
+            return head.rows(self.client_vectors) - head.rows(self.global_vector)
+        return head.rows(self.client_vectors) - torch.stack([head.rows(start) for start in starts])
+
+    @cached_property
+    def client_head_weights(self) -> Tensor:
+        """``[k, M, D+1]``: the classifier head's rows of every client's weights."""
+        return self.head.rows(self.client_vectors)
+
+    @cached_property
+    def inclusion_probabilities(self) -> Tensor:
+        """``[k]``: each client's chance to have been drawn into this cohort."""
+        if self.chances is None:
+            return torch.ones(len(self), device=self.client_ids.device)
+        return self.chances().to(self.client_ids.device)[self.client_ids]
+
+    @cached_property
+    def utility(self) -> Any:
+        """The coalition game of accuracy, with uniform averages inside a coalition."""
+        return self._games.utility()
+
+    def play(self, metric: str = "accuracy", weighting: Any = "uniform") -> Any:
+        """Another coalition game of this round; all games of a round share their evaluations."""
+        return self._games.utility(metric, weighting)
+
+    def gradient_products(self, order: int = 1) -> Any:
+        """g . d_i ``[k]`` and, for order 2, d_i^T H d_j ``[k, k]`` of the validation loss at the global model."""
+        return self._games.gradient_products(order)
+
+    def generator(self, name: str) -> torch.Generator:
+        """The random stream of ``name`` in this round."""
+        return generator_for(self.seed, name, self.round_index)
+
+    @cached_property
+    @after("aggregation")
+    def server_update(self) -> Tensor:
+        """``[P]``: the next global model minus this round's."""
+        return self._aggregated("server_vector") - self.global_vector
+
+    @cached_property
+    @after("aggregation")
+    def server_head(self) -> Tensor:
+        """``[M, D+1]``: the clients' head updates, averaged with this round's aggregation weights."""
+        return torch.einsum("k,kmd->md", self._weights, self.client_heads)
+
+    @cached_property
+    @after("aggregation")
+    def server_head_weights(self) -> Tensor:
+        """``[M, D+1]``: the clients' head weights, averaged with this round's aggregation weights."""
+        return torch.einsum("k,kmd->md", self._weights, self.client_head_weights)
+
+    @property
+    def head(self) -> Head:
+        """Where the classifier head lies in a vector."""
+        if self.space.head is None:
+            raise ConfigurationError("the module has no linear layer, so it has no classifier head.")
+        return self.space.head
+
+    def combine(self, weights: Tensor) -> Tensor:
+        """``[P]``: x + sum_i weights_i (x_i - x) for the parameters x, whatever the weights sum to.
+
+        Buffers (BatchNorm's statistics) are averaged with the weights made to sum to 1: moving a running variance
+        beyond the clients' own can turn it negative.
+        """
+        weights = weights.to(self.client_vectors)
+        total, cut = weights.sum(), self.space.num_parameters
+        result = weights @ self.client_vectors
+        result[:cut] += (1 - total) * self.global_vector[:cut]
+        if cut < self.space.size and total != 1:
+            result[cut:] = result[cut:] / total if total != 0 else self.global_vector[cut:]
+        return result
+
+    def get(self, name: str) -> Any:
+        """A quantity by its name: one of the round's own, or one that the clients report."""
+        return self.reports[name] if name in self.reports else getattr(self, name)
+
+    def aggregated(self, server_vector: Tensor, weights: Tensor) -> Round:
+        """This round after aggregation. What has been derived so far is kept."""
+        return self._with(server_vector=server_vector, aggregation_weights=weights)
+
+    def personalized(self, peer_values: Tensor | None) -> Round:
+        """This round after personalisation. What has been derived so far is kept."""
+        return self._with(peer_values=peer_values)
+
+    @cached_property
+    @after("exchange")
+    def uploaded(self) -> Tensor:
+        """int64 ``[k]``: numbers (entries of tensors) that every client has sent in this round."""
+        return self._channel.numbers(self.client_ids.tolist(), "up").to(self.client_ids.device)
+
+    @cached_property
+    @after("exchange")
+    def downloaded(self) -> Tensor:
+        """int64 ``[k]``: numbers that every client has received in this round."""
+        return self._channel.numbers(self.client_ids.tolist(), "down").to(self.client_ids.device)
+
+    @cached_property
+    @after("exchange")
+    def uploaded_bytes(self) -> Tensor:
+        """float64 ``[k]``: what every client has sent in this round, in bytes."""
+        return self._channel.bytes(self.client_ids.tolist(), "up").to(self.client_ids.device)
+
+    @cached_property
+    @after("exchange")
+    def downloaded_bytes(self) -> Tensor:
+        """float64 ``[k]``: what every client has received in this round, in bytes."""
+        return self._channel.bytes(self.client_ids.tolist(), "down").to(self.client_ids.device)
+
+    @property
+    def _channel(self) -> Channel:
+        if self.channel is None:
+            raise RuntimeError("this round has no channel: what crosses is counted within a fit.")
+        return self.channel
+
+    def _with(self, **changes: Any) -> Round:
+        later = replace(self, **changes)
+        later.__dict__.update({name: self.__dict__[name] for name in _DERIVED if name in self.__dict__})
+        return later
+
+    @property
+    def _games(self) -> Games:
+        if self.games is None:
+            raise RuntimeError("this round has no coalition games: there is no validation set to play them on.")
+        return self.games
+
+    @property
+    def _weights(self) -> Tensor:
+        return self._aggregated("aggregation_weights").to(self.client_vectors)
+
+    def _aggregated(self, name: str) -> Tensor:
+        value = getattr(self, name)
+        if value is None:
+            raise RuntimeError(f"Round.{name} exists only after aggregation.")
+        return value
+
+
+def started_from(local: LocalData) -> Tensor:
+    """Asked of a client: the model ``[P]`` that it started the round from, where the server did not send it."""
+    if local.start is None:
+        raise RuntimeError(f"{local!r} has not begun a round.")
+    return local.start
+
+
+known_after(("server_vector", "aggregation_weights"), "aggregation")
+known_after(("peer_values",), "personalization")
+_DERIVED = derived(Round)
+_INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports"}
+#: What a metric's ``update`` may name.
+VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - _INTERNAL)
+HEAD_FIELDS = {name for name in _DERIVED if "_head" in name}

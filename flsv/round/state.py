@@ -1,0 +1,73 @@
+"""FederationState: what stands between two rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class FederationState:
+    """What the server, the checks and the checkpoints are given. n = clients, P = length of the vector.
+
+    Args:
+        num_clients: n.
+        seed: what every random choice derives from.
+        round_index: the number of completed rounds, so the index of the current or next one.
+        global_vector: ``[P]``, the global model; None before the first round begins.
+        cohort: the clients of the current or next round.
+        starts: client id to the model ``[P]`` that the server will send it to start from, where that is not the global
+            one.
+        trained: client id to the model ``[P]`` that it trained last, where it is kept.
+        weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
+        client_accuracy: ``[n]``, the last evaluation of the clients' own models.
+        participations: int64 ``[n]``, the number of rounds that each client's update was part of.
+    """
+
+    num_clients: int = 0
+    seed: int = 0
+    round_index: int = 0
+    global_vector: Tensor | None = None
+    cohort: list[int] = field(default_factory=list)
+    starts: dict[int, Tensor] = field(default_factory=dict)
+    trained: dict[int, Tensor] = field(default_factory=dict)
+    weights: Tensor | None = None
+    client_accuracy: Tensor | None = None
+    participations: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+
+    def model(self) -> Tensor:
+        """The global model.
+
+        Raises:
+            RuntimeError: no round has begun.
+        """
+        if self.global_vector is None:
+            raise RuntimeError("there is no global model before the first round begins.")
+        return self.global_vector
+
+    def to(self, device: torch.device) -> None:
+        """Move the models."""
+        self.starts = {client: model.to(device) for client, model in self.starts.items()}
+        self.trained = {client: model.to(device) for client, model in self.trained.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the global model, which is the module's."""
+        return {
+            "seed": self.seed,
+            "round_index": self.round_index,
+            "starts": dict(self.starts),
+            "trained": dict(self.trained),
+            "weights": self.weights,
+            "client_accuracy": self.client_accuracy,
+            "participations": self.participations.clone(),
+            "cohort": list(self.cohort),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seed, self.round_index = state["seed"], state["round_index"]
+        self.starts, self.trained = dict(state["starts"]), dict(state["trained"])
+        self.weights, self.client_accuracy = state["weights"], state["client_accuracy"]
+        self.participations, self.cohort = state["participations"].clone(), list(state["cohort"])

@@ -1,0 +1,166 @@
+"""The loop's metrics: each is handed what its ``update`` names, before or after aggregation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.arguments import plain_name
+from flsv.errors import ConfigurationError
+from flsv.metrics import ContributionMetric
+from flsv.round import HEAD_FIELDS, VOCABULARY, Round, Stage, stage_of
+
+RESERVED = ("weight", "accuracy", "update_norm")
+GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products"}
+#: What a round has before any client has uploaded, or that does not depend on what it uploads.
+APART_FROM_UPDATES = {
+    "round_index",
+    "client_ids",
+    "num_samples",
+    "global_vector",
+    "losses",
+    "num_steps",
+    "clients",
+    "server_data",
+    "generator",
+    "inclusion_probabilities",
+    "uploaded",
+    "downloaded",
+    "uploaded_bytes",
+    "downloaded_bytes",
+}
+Field = str | Callable[[Round], Any]
+
+
+class ContributionBoard:
+    """Metrics by name, and their current values.
+
+    Args:
+        metrics: name to metric. The argument names of a metric's ``update`` are attributes of :class:`flsv.Round`, or
+            the metric's ``round_fields`` says what they are: another attribute, or a function of the round.
+        reported: what strategies let the clients report: names that metrics may ask for, too.
+
+    Attributes:
+        contributions: name to the metric's value, ``[n]`` or ``[n, M]``; a metric not yet updated has no entry.
+
+    Raises:
+        ConfigurationError: an argument name that a round does not have; a name that the reports use.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric], reported: Iterable[str] = ()) -> None:
+        self.metrics = dict(metrics)
+        self.contributions: dict[str, Tensor] = {}
+        self._num_clients = 0
+        self._reported = set(reported)
+        self._fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
+
+    @property
+    def head_metrics(self) -> list[str]:
+        """Names of the metrics that look at the classifier head."""
+        return [name for name, fields in self._fields.items() if HEAD_FIELDS & set(fields.values())]
+
+    @property
+    def game_metrics(self) -> list[str]:
+        """Names of the metrics that evaluate models on the server's validation set."""
+        return [name for name, fields in self._fields.items() if GAME_ARGUMENTS & set(fields)]
+
+    @property
+    def update_metrics(self) -> list[str]:
+        """Names of the metrics whose values follow from what clients upload."""
+        apart = APART_FROM_UPDATES | self._reported
+        return [
+            name
+            for name, fields in self._fields.items()
+            if {argument if callable(field) else field for argument, field in fields.items()} - apart
+        ]
+
+    @property
+    def peer_metrics(self) -> list[str]:
+        """Names of the metrics that ask what the clients find each other to be worth."""
+        return [name for name, fields in self._fields.items() if "peer_values" in fields.values()]
+
+    def with_priors(self) -> dict[str, Tensor]:
+        """The contributions as strategies see them: a client never seen counts as the metric's prior, if it has one."""
+        known = dict(self.contributions)
+        for name, value in known.items():
+            prior = getattr(self.metrics.get(name), "prior", None)
+            if prior is not None:
+                known[name] = torch.where(value.isnan(), prior, value)
+        return known
+
+    def bind(
+        self, num_clients: int, num_classes: int, class_names: Sequence[str] | None, class_counts: Tensor | None = None
+    ) -> None:
+        """Tell every metric the size of the federation; see :meth:`ContributionMetric.bind`."""
+        self._num_clients = num_clients
+        for metric in self.metrics.values():
+            if isinstance(metric, ContributionMetric):
+                metric.bind(num_clients, num_classes, class_names, class_counts)
+            metric.persistent(True)
+
+    def reset(self) -> None:
+        self.contributions.clear()
+        for metric in self.metrics.values():
+            metric.reset()
+
+    def to(self, device: torch.device) -> None:
+        for metric in self.metrics.values():
+            metric.to(device)
+        self.contributions = {name: value.to(device) for name, value in self.contributions.items()}
+
+    @torch.no_grad()
+    def update(self, round: Round, stage: Stage) -> None:
+        """Update the metrics whose time it is: those that can be told what they ask for after this stage, and not
+        before."""
+        for name, metric in self.metrics.items():
+            fields = self._fields[name]
+            if stage != stage_of(fields.values()):
+                continue
+            arguments = {a: field(round) if callable(field) else round.get(field) for a, field in fields.items()}
+            metric.update(**arguments)
+            value = metric.compute()
+            if not isinstance(value, Tensor) or value.ndim not in (1, 2) or len(value) != self._num_clients:
+                shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
+                raise ValueError(
+                    f"metric {name!r}: compute() must give one row per client, [{self._num_clients}] or "
+                    f"[{self._num_clients}, M]; it gave {shape}."
+                )
+            self.contributions[name] = value.detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "metrics": {name: metric.state_dict() for name, metric in self.metrics.items()},
+            "contributions": dict(self.contributions),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state["metrics"].keys() != self.metrics.keys():
+            raise ConfigurationError(
+                f"the checkpoint holds the metrics {sorted(state['metrics'])}, the loop has {sorted(self.metrics)}: "
+                "resume with the metrics that the run was started with."
+            )
+        for name, metric in self.metrics.items():
+            metric.load_state_dict(state["metrics"][name])
+        self.contributions = dict(state["contributions"])
+
+
+def _fields(name: str, metric: Metric, reported: set[str]) -> dict[str, Field]:
+    if name in RESERVED:
+        raise ConfigurationError(f"metric name {name!r} is taken by the reports (as are {RESERVED}); choose another.")
+    plain_name(name, "metric")
+    translation: Mapping[str, Field] = getattr(metric, "round_fields", {})
+    parameters = inspect.signature(type(metric).update).parameters.values()
+    arguments = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
+    fields = {argument: translation.get(argument, argument) for argument in arguments}
+    unknown = [field for field in fields.values() if not callable(field) and field not in VOCABULARY | reported]
+    if unknown:
+        raise ConfigurationError(
+            f"metric {name!r} ({type(metric).__name__}): update() asks for {unknown}, which a round does not have. "
+            f"It may ask for {sorted(VOCABULARY | reported)}."
+        )
+    return fields

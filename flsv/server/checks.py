@@ -1,0 +1,182 @@
+"""What can be known to be wrong before training time is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+from flsv.arguments import check_number
+from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
+from flsv.metrics import ContributionMetric
+from flsv.parameters import ParameterSpace
+from flsv.round import VOCABULARY
+from flsv.sampling import ClientSampler
+from flsv.server.board import ContributionBoard
+from flsv.strategy import Strategy
+from flsv.uploads import Upload
+
+
+def check_arguments(arguments: Mapping[str, Any]) -> None:
+    """Check what a loop was made with, by the arguments' names.
+
+    Raises:
+        ConfigurationError: a number out of range, an unknown word.
+    """
+    for name, least in (("local_epochs", 1), ("evaluate_clients_every", 0), ("figures_every", 0)):
+        check_number("FederatedLoop", name, arguments[name], least=least, whole=True)
+    check_number("FederatedLoop", "server_lr", arguments["server_lr"], above=0)
+    threshold = arguments["outlier_threshold"]
+    if threshold is not None:
+        check_number("FederatedLoop", "outlier_threshold", threshold, above=0, hint="None switches the rule off.")
+    elif arguments["exclude_outliers"]:
+        raise ConfigurationError(
+            "FederatedLoop(exclude_outliers=True, outlier_threshold=None): there is no rule to exclude by; leave "
+            "outlier_threshold out."
+        )
+    for name, words in (("client_optimizer", ("reset", "keep")), ("evaluate_models", ("received", "trained"))):
+        if arguments[name] not in words:
+            raise ConfigurationError(
+                f'FederatedLoop({name}={arguments[name]!r}): expected "{words[0]}" or "{words[1]}".'
+            )
+
+
+def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
+    """Check the names under which strategies let tensors cross.
+
+    Args:
+        strategies: by their roles.
+
+    Returns:
+        Those that clients report.
+
+    Raises:
+        ConfigurationError: two strategies with one name; a name that a round has already; reports without names.
+    """
+    for direction in ("sends", "reports"):
+        taken: dict[str, str] = {}
+        for role, strategy in strategies.items():
+            for name in getattr(strategy, direction):
+                if name in taken:
+                    raise ConfigurationError(
+                        f"{role} {strategy!r} and {taken[name]} both declare {direction} = {name!r}: rename one."
+                    )
+                if direction == "reports" and name in VOCABULARY:
+                    raise ConfigurationError(
+                        f"{role} {strategy!r} declares reports = {name!r}, which is a round's own word. Rename it."
+                    )
+                taken[name] = f"{role} {strategy!r}"
+    for role, strategy in strategies.items():
+        if type(strategy).report is not Strategy.report and not strategy.reports:
+            raise ConfigurationError(
+                f"{role} {strategy!r} lets clients report something without declaring its names: reports = (...)."
+            )
+    return [name for strategy in strategies.values() for name in strategy.reports]
+
+
+def check_setup(
+    trainer: L.Trainer,
+    module: L.LightningModule,
+    board: ContributionBoard,
+    strategies: Mapping[str, Strategy],
+    sampler: ClientSampler,
+    evaluate_clients_every: int,
+) -> FederatedDataModule:
+    """Check a federation against the trainer and the data, as soon as both are set up.
+
+    Returns:
+        The trainer's data module.
+
+    Raises:
+        ConfigurationError: what is wrong, what was expected and what to do.
+    """
+    data: Any = getattr(trainer, "datamodule", None)
+    if not isinstance(data, FederatedDataModule):
+        raise ConfigurationError(
+            f"FederatedLoop trains on a FederatedDataModule, and got {type(data).__name__}. Wrap what you have: "
+            "trainer.fit(module, FederatedDataModule(my_datamodule, partitioner=IIDPartitioner(5)))."
+        )
+    if trainer.world_size > 1:
+        raise ConfigurationError(
+            f"the federation runs in one process on one device, and the trainer has {trainer.world_size}. "
+            "Set Trainer(devices=1)."
+        )
+    if trainer.limit_train_batches == 0:
+        raise ConfigurationError(
+            "limit_train_batches=0: nobody would train. It holds per client and local epoch: set at least 1, or leave "
+            "it out."
+        )
+    if trainer.val_check_interval != 1.0:
+        raise ConfigurationError(
+            f"val_check_interval={trainer.val_check_interval}: in the middle of a round there is no global model to "
+            "validate. Leave it at 1.0; check_val_every_n_epoch=k validates every k rounds."
+        )
+    if trainer.max_steps not in (None, -1) and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        raise ConfigurationError(
+            f"max_steps={trainer.max_steps} would stop in the middle of a round. Say max_epochs, the number of rounds."
+        )
+    sampler.check(data.num_clients)
+    for metric in board.metrics.values():
+        if isinstance(metric, ContributionMetric):
+            metric.check(data.num_samples)
+    defined = sorted(board.metrics)
+    for role, strategy in strategies.items():
+        if strategy.metric is not None and strategy.metric not in board.metrics:
+            raise ConfigurationError(
+                f"{role} {strategy!r} reads the metric {strategy.metric!r}, which is not defined. Defined: {defined}. "
+                f"Add it to FederatedLoop(metrics={{{strategy.metric!r}: ...}}) or name one that is there."
+            )
+    judging, personalizer = board.peer_metrics, strategies.get("personalizer")
+    if judging and not getattr(personalizer, "gives_peer_values", False):
+        raise ConfigurationError(
+            f"metrics {judging} ask what the clients find each other to be worth, and {personalizer!r} does not "
+            "say. Use flsv.personalization.PFedSV or FedFomo, or leave those metrics out."
+        )
+    games = board.game_metrics
+    if games and not data.val_dataloader():
+        raise ConfigurationError(
+            f"metrics {games} evaluate models on the server's validation set, which is empty. Set "
+            "FederatedDataModule(server_val_fraction=0.1), or leave those metrics out."
+        )
+    if games and not is_overridden("forward", module, L.LightningModule):
+        raise ConfigurationError(
+            f"metrics {games} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
+            "[B, M], or leave those metrics out."
+        )
+    if evaluate_clients_every:
+        empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
+        if empty:
+            raise ConfigurationError(
+                f"evaluate_clients_every={evaluate_clients_every} needs a test split at every client; "
+                f"clients {empty} have none. Set FederatedDataModule(client_test_fraction=0.2), or a larger one."
+            )
+        if not is_overridden("forward", module, L.LightningModule):
+            raise ConfigurationError(
+                f"evaluate_clients_every={evaluate_clients_every} calls {type(module).__name__}.forward(x), which "
+                "is not defined. Let it return the logits [B, M], or set evaluate_clients_every=0."
+            )
+    return data
+
+
+def check_space(
+    space: ParameterSpace, board: ContributionBoard, uploads: Sequence[Upload], head: str | None, num_classes: int
+) -> None:
+    """Check what depends on the module's layers, once they exist."""
+    for upload in uploads:
+        upload.check(space)
+    if not (board.head_metrics or head):
+        return
+    asking = f"metrics {board.head_metrics}" if board.head_metrics else f"head={head!r}"
+    if space.head is None:
+        raise ConfigurationError(
+            f"{asking} need a classifier head, and the module has no nn.Linear layer. Name the last layer with "
+            "FederatedLoop(head=...), or leave those metrics out."
+        )
+    if space.head.num_classes != num_classes:
+        raise ConfigurationError(
+            f"the head {space.head.name!r} has {space.head.num_classes} rows and the data have {num_classes} classes. "
+            "Give the module as many outputs as there are classes, or name its classifier with FederatedLoop(head=...)."
+        )

@@ -1,0 +1,47 @@
+"""What a fit says of itself: to its strategies, and to the loggers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from flsv.data import FederatedDataModule
+from flsv.parameters import ParameterSpace
+from flsv.strategy import Federation, Strategy
+
+
+def federation(
+    global_vector: Tensor,
+    space: ParameterSpace,
+    data: FederatedDataModule,
+    seed: int,
+    optimizers: Sequence[Optimizer],
+    strategies: Mapping[str, Strategy],
+) -> Federation:
+    """What strategies know before the first round."""
+    clients = range(data.num_clients)
+    sizes = {
+        split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
+        for split in ("train", "val", "test")
+    }
+    return Federation(global_vector, space, data.num_clients, data.num_classes, sizes, seed, optimizers, strategies)
+
+
+def settings(arguments: Mapping[str, Any], data: FederatedDataModule, seed: int) -> dict[str, Any]:
+    """The run's hyper-parameters, flat.
+
+    Args:
+        arguments: the loop's, by name.
+        data: dealt out.
+        seed: the run's.
+    """
+    plain = ("local_epochs", "server_lr", "client_optimizer")
+    result: dict[str, Any] = {name: arguments[name] for name in plain} | {"federation_seed": seed}
+    objects = ("aggregator", "personalizer", "sampler", "client_algorithm", "attacks", "privacy", "uploads")
+    result |= {name: repr(arguments[name]) for name in objects if arguments[name]}
+    result |= {f"metric/{name}": repr(metric) for name, metric in (arguments["metrics"] or {}).items()}
+    return {**result, **{f"data/{name}": value for name, value in data.describe().items()}}

@@ -1,0 +1,160 @@
+"""What a run is, in a few words and hashes: saved with it, and compared when it is resumed."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Mapping
+from functools import partial
+from pathlib import PurePath
+from typing import Any
+
+from torch import Tensor, nn
+from torchmetrics import Metric, SumMetric
+
+from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
+
+#: Arguments of the loop that make a run what it is, beside its strategies, metrics, attacks and privacy. The others
+#: (``server_lr``, ``local_epochs``, what is evaluated, logged and drawn) may change between two rounds.
+FIXED = ("client_optimizer", "head", "evaluate_models")
+#: Those that are objects.
+OBJECTS = ("aggregator", "personalizer", "sampler", "client_algorithm", "attacks", "privacy", "uploads")
+#: Arguments of strategies, metrics and privacy that may change too: a larger budget lets a stopped run go on.
+FREE = {"max_epsilon", "workers"}
+_METRICS = "federation.metrics."
+
+
+def settings_of(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """A loop's settings that make a run what it is, by the names of the options; as it was made, before any round."""
+    settings = {f"federation.{name}": repr(arguments[name]) for name in FIXED}
+    settings |= {f"federation.{name}": described(arguments[name]) for name in OBJECTS}
+    return settings | {f"{_METRICS}{name}": described(metric) for name, metric in arguments["metrics"].items()}
+
+
+def fingerprint(settings: Mapping[str, str], data: FederatedDataModule) -> dict[str, dict[str, str]]:
+    """What must be the same when a run is resumed.
+
+    Args:
+        settings: see :func:`settings_of`.
+        data: dealt out.
+
+    Returns:
+        ``"settings"``: of the federation and its data. ``"samples"``: a hash of which samples every client holds and
+        with which labels, by its number; ``"server"`` for the validation set. Only strings, so that checkpoints load
+        without pickle.
+    """
+    facts = {**data.describe(), "max_samples": data.split_options.max_samples, "class_names": data.class_names}
+    if isinstance(data.source, str):
+        facts["source"] = PurePath(data.source).name  # the same data in another folder are the same
+    # A partitioner comes as its repr already.
+    texts = {name: _anywhere(v) if isinstance(v, str) else described(v) for name, v in facts.items()}
+    told = {f"data.{name}": text for name, text in texts.items() if name != "batch_size"}
+    return {"settings": {**settings, **told}, "samples": dealt(data)}
+
+
+def check_same(saved: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> None:
+    """Compare two fingerprints.
+
+    Raises:
+        ConfigurationError: naming every setting that differs, and the clients that hold other samples.
+    """
+    before, after = saved["settings"], now["settings"]
+    theirs, mine = ([n.removeprefix(_METRICS) for n in side if n.startswith(_METRICS)] for side in (before, after))
+    if sorted(theirs) != sorted(mine):
+        raise ConfigurationError(
+            f"the checkpoint holds the metrics {sorted(theirs)}, the loop has {sorted(mine)}: resume with the metrics "
+            "that the run was started with."
+        )
+    differ = [
+        f"{name} is {after.get(name, 'None')} and was {before.get(name, 'None')}"
+        for name in {**before, **after}
+        if before.get(name, "None") != after.get(name, "None")
+    ]
+    names = {**saved["samples"], **now["samples"]}
+    others = [name for name in names if saved["samples"].get(name) != now["samples"].get(name)]
+    if others:
+        clients = [name for name in others if name != "server"]
+        who = [f"clients {_some(clients)}"] if clients else []
+        who += ["the server's validation set"] if "server" in others else []
+        differ.append(f"other samples or labels for {' and '.join(who)}")
+    if differ:
+        raise ConfigurationError(
+            f"the checkpoint is of another federation: {'; '.join(differ)}. Resume with what the run was started with, "
+            "or start a new one without ckpt_path."
+        )
+
+
+def check_seed(saved: int, given: Any) -> None:
+    """``given`` is the loop's or ``seed_everything``'s, or None.
+
+    Raises:
+        ConfigurationError: it is not the one that the run was started with.
+    """
+    if given is not None and int(given) != saved:
+        raise ConfigurationError(
+            f"the seed is {given} and was {saved} when the run was started, from which every choice of its rounds "
+            f"derives: it cannot be changed. Give federation.seed={saved} (or seed_everything), or start a new run "
+            "without ckpt_path."
+        )
+
+
+def described(value: Any, depth: int = 4) -> str:
+    """An object by its class and what it was made with, the same in every process. Tensors are left out: they are what
+    it has learnt.
+
+    Example:
+        >>> from flsv.aggregation import ShapFedWA
+        >>> described([ShapFedWA("cssv"), None, 0.5])
+        "[ShapFedWA(metric='cssv'), None, 0.5]"
+    """
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(described(item, depth) for item in value)}]"
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {described(item, depth)}' for key, item in value.items())}}}"
+    kind = type(value)
+    if isinstance(value, nn.Module) and not isinstance(value, Metric):
+        return kind.__name__
+    plain = isinstance(value, type | partial | Tensor) or inspect.isroutine(value) or not hasattr(value, "__dict__")
+    if plain or not depth:
+        return _anywhere(repr(value))
+    names = {name for name in vars(value) if not name.startswith("_")}
+    names |= {f"_{name}" for name in inspect.signature(kind.__init__).parameters if f"_{name}" in vars(value)}
+    if isinstance(value, Metric):
+        names -= _OF_EVERY_METRIC | set(value._defaults)
+    held = {name: getattr(value, name) for name in sorted(names - FREE)}
+    told = [f"{k.lstrip('_')}={described(v, depth - 1)}" for k, v in held.items() if not isinstance(v, Tensor)]
+    return f"{kind.__name__}({', '.join(told)})"
+
+
+def _anywhere(text: str) -> str:
+    """Without addresses in this process's memory."""
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
+
+
+# What torchmetrics keeps, and what the federation tells.
+_OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_names", "class_counts"}
+
+
+def dealt(data: FederatedDataModule) -> dict[str, str]:
+    """A hash of every holder's samples and labels, see :func:`fingerprint`."""
+    result = {"server": _hash(data.server_val_indices)}
+    for client in range(data.num_clients):
+        parts: list[Tensor] = []
+        for split in ("train", "val", "test"):
+            parts += [data.client_indices(client, split), data.client_labels(client, split)]
+        result[str(client)] = _hash(*parts)
+    return result
+
+
+def _hash(*parts: Tensor) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(f"{len(part)}:".encode())
+        digest.update(part.cpu().long().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _some(clients: list[str]) -> str:
+    return f"[{', '.join(clients[:10])}{', ...' if len(clients) > 10 else ''}]"

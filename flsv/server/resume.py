@@ -1,0 +1,135 @@
+"""Whether a checkpoint can be used here, found out before anything of it is loaded."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+
+from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
+from flsv.server.fingerprint import check_same, check_seed, dealt, described
+
+#: Hyper-parameters that a module's weights belong to, even where another network's weights have the same shapes.
+NETWORK = ("network", "network_args")
+
+
+def check_checkpoint(
+    trainer: L.Trainer,
+    key: str,
+    check: Callable[[dict[str, Any], int | None], None],
+    checkpoint: dict[str, Any],
+    path: Any,
+) -> None:
+    """Check a checkpoint that was just read, for the trainer's present stage.
+
+    Args:
+        trainer: that is to use it.
+        key: under which the federation's state is among the callbacks'.
+        check: checks that state against the present fit and its ``max_epochs``.
+        checkpoint: what was read.
+        path: from where.
+
+    Raises:
+        ConfigurationError: weights of another module; when resuming, of another federation, or no state of one.
+    """
+    if trainer.state.fn == "fit":
+        missing = {"callbacks", "optimizer_states", "lr_schedulers", "loops"} - checkpoint.keys()
+        if missing:
+            raise ConfigurationError(
+                f"{path} holds weights only (no {', '.join(sorted(missing))}): it can be tested, not resumed. Resume "
+                "from one that was saved whole."
+            )
+        if key not in checkpoint["callbacks"]:
+            raise ConfigurationError(
+                f"{path} was not saved by a {key}: there is no federation in it to go on with. Name "
+                "another, or start a new run without ckpt_path."
+            )
+        check(checkpoint["callbacks"][key], trainer.max_epochs)
+    elif trainer.state.fn == "validate" and isinstance(trainer.datamodule, FederatedDataModule):  # type: ignore[attr-defined]
+        state = checkpoint.get("callbacks", {}).get(key, {})
+        if "fingerprint" in state and state["fingerprint"]["samples"] != dealt(trainer.datamodule):  # type: ignore[attr-defined]
+            warnings.warn(
+                f"the data are dealt out otherwise than when {path} was trained: it may have been trained on some of "
+                "the samples that it is validated on.",
+                stacklevel=2,
+            )
+    check_module(trainer.lightning_module, checkpoint, path)
+
+
+def check_state(
+    state: dict[str, Any], fingerprint: dict[str, dict[str, str]], seed: Any, max_epochs: int | None
+) -> None:
+    """Check the loop's saved state against what it is now.
+
+    Args:
+        state: of :meth:`FederatedLoop.state_dict`.
+        fingerprint: of this fit.
+        seed: given for this fit, or None.
+        max_epochs: of the trainer; -1 or None for no end.
+
+    Raises:
+        ConfigurationError: another federation or seed, or fewer rounds than there have been.
+    """
+    if "starts" not in state:
+        raise ConfigurationError(
+            "the checkpoint was saved by flsv 0.1, which kept what clients hold in other places: it can be tested, not "
+            "resumed. Start a new run without ckpt_path."
+        )
+    if "fingerprint" in state:
+        check_same(state["fingerprint"], fingerprint)
+    else:
+        warnings.warn("the checkpoint does not say what federation it is of: it was not checked.", stacklevel=2)
+    check_seed(state["seed"], seed)
+    rounds = state["round_index"]
+    if max_epochs not in (None, -1) and rounds > max_epochs:
+        raise ConfigurationError(
+            f"the checkpoint has {rounds} rounds behind it, and max_epochs={max_epochs}. max_epochs counts them too: "
+            f"say more than {rounds}."
+        )
+    if rounds == max_epochs:
+        warnings.warn(f"all {rounds} rounds are run already: raise max_epochs to go on.", stacklevel=2)
+
+
+def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: Any) -> None:
+    """Check that a checkpoint's weights are this module's.
+
+    Raises:
+        ConfigurationError: naming the first tensors, or the hyper-parameters of the network, that differ.
+    """
+    saved, mine = checkpoint.get("hyper_parameters", {}), module.hparams
+    differ = [
+        f"{name} is {described(mine[name])} and was {described(saved[name])}"
+        for name in NETWORK
+        if name in saved and name in mine and described(mine[name]) != described(saved[name])
+    ]
+    if not differ and _loads_plainly(module):
+        weights, own = checkpoint["state_dict"], module.state_dict()
+        differ = [
+            f"{name} is {_shape(own, name)} and was {_shape(weights, name)}"
+            for name in ({**own, **weights} if module.strict_loading else own.keys() & weights.keys())
+            if _shape(own, name) != _shape(weights, name)
+        ]
+    if differ:
+        more = f" and {len(differ) - 3} more" if len(differ) > 3 else ""
+        raise ConfigurationError(
+            f"{path} holds the weights of another network: {'; '.join(differ[:3])}{more}. Give the model the options "
+            "that it was trained with."
+        )
+
+
+def _loads_plainly(module: L.LightningModule) -> bool:
+    """Whether nothing changes a state_dict on its way into the module."""
+    return not (
+        is_overridden("on_load_checkpoint", module, L.LightningModule)
+        or type(module).load_state_dict is not nn.Module.load_state_dict
+        or any(part._load_state_dict_pre_hooks for part in module.modules())
+    )
+
+
+def _shape(state: dict[str, Any], name: str) -> str:
+    return str(list(state[name].shape)) if hasattr(state.get(name), "shape") else "not there"

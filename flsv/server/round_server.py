@@ -1,0 +1,211 @@
+"""RoundServer: instruct the clients, then measure, aggregate, measure again, personalise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from flsv.aggregation import Aggregator
+from flsv.functional.distances import distances
+from flsv.games import CoalitionGames, ModelEvaluator
+from flsv.parameters import ParameterSpace
+from flsv.participants import Channel, Client, LocalData
+from flsv.personalization import Personalized, Personalizer
+from flsv.round import ClientUpdate, FederationState, Instruction, Round, Start, started_from
+from flsv.server.board import ContributionBoard
+from flsv.server.update_watch import UpdateWatch
+from flsv.strategy import Strategy
+
+
+class RoundServer:
+    """The server side of a federation: it knows no Trainer, and the same object serves wherever the clients run.
+
+    Args:
+        board: the metrics.
+        aggregator: makes the next global model.
+        personalizer: makes the clients' start points; None: everybody starts from the global model.
+        strategies: all of the run's, these two among them, in the order in which they are asked.
+        space: the map between modules and vectors.
+        channel: counts what crosses.
+        evaluator: evaluates models on the server's validation set; None where no metric plays coalition games.
+        server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the way.
+        watch: judges the updates before they are aggregated; None: nothing is judged.
+    """
+
+    def __init__(
+        self,
+        board: ContributionBoard,
+        aggregator: Aggregator,
+        personalizer: Personalizer | None,
+        strategies: Sequence[Strategy],
+        space: ParameterSpace,
+        channel: Channel,
+        evaluator: ModelEvaluator | None = None,
+        server_lr: float = 1.0,
+        watch: UpdateWatch | None = None,
+    ) -> None:
+        self.board, self.aggregator, self.personalizer, self.strategies = board, aggregator, personalizer, strategies
+        self.space, self.channel, self.server_lr = space, channel, server_lr
+        self.watch = watch or UpdateWatch(threshold=None, exclude=False)
+        self.games: CoalitionGames | None = None
+        if evaluator is not None:
+            self.play_on(evaluator)
+
+    def play_on(self, evaluator: ModelEvaluator) -> None:
+        """Coalition games evaluate models with this."""
+        self.games = CoalitionGames(evaluator, server_lr=self.server_lr)
+
+    def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
+        """What every client is told at the start of the round that ``state`` stands before."""
+        result = {}
+        for client in clients:
+            start = state.model() if self.personalizer is None else self.personalizer.start(client, state)
+            tensors: dict[str, Tensor] = {}
+            for strategy in self.strategies:
+                tensors |= strategy.send(client, start, state)
+            result[client] = Instruction(state.round_index, client, state.seed, start, tensors)
+        return result
+
+    def send(self, instructions: Mapping[int, Instruction]) -> None:
+        """A round begins: these instructions cross."""
+        self.channel.begin_round()
+        for client, instruction in instructions.items():
+            self.channel.send(client, "down", "start", instruction.start)
+            for name, tensor in instruction.tensors.items():
+                self.channel.send(client, "down", name, tensor)
+
+    def collect(
+        self,
+        updates: Sequence[ClientUpdate],
+        matrix: Tensor,
+        instructions: Mapping[int, Instruction],
+        state: FederationState,
+        clients: Sequence[Client],
+        server_data: LocalData | None = None,
+        chances: Callable[[], Tensor] | None = None,
+        broken: Sequence[int] = (),
+    ) -> Round:
+        """The round, as the server sees it: without excluded outliers.
+
+        Args:
+            updates: what the clients sent.
+            matrix: ``[k, P]``, their vectors.
+            instructions: what everybody was told.
+            state: the federation at the start of the round.
+            clients: all n.
+            server_data: the server's validation set.
+            chances: gives each client's probability ``[n]`` to be drawn into this cohort.
+            broken: ids of the clients whose model was not finite, so that they sent nothing.
+
+        Raises:
+            RuntimeError: there is nobody left.
+        """
+        model = state.model()
+        collaborates = self.personalizer is None or self.personalizer.collaborates
+        for update in updates if collaborates else ():
+            self.channel.send(update.client_id, "up", "update", update.vector, update.traffic)
+            for name, value in update.reports.items():
+                self.channel.send(update.client_id, "up", name, value)
+        keep = self._judged(updates, matrix, broken, instructions, state.round_index)
+        if not keep.all():
+            updates, matrix = [update for update, kept in zip(updates, keep.tolist()) if kept], matrix[keep]
+        if not updates:
+            excluded = "" if keep.all() else ", or one that is far too large"
+            raise RuntimeError(
+                f"round {state.round_index}: every client of the cohort returned a model with NaN or infinite entries"
+                f"{excluded}. {self.watch.hint()}"
+            )
+        reports: dict[str, Tensor] = {}
+        for name in updates[0].reports:
+            reports[name] = torch.stack([update.reports[name] for update in updates]).to(model.device)
+        starts: list[Start] = []
+        for update in updates:
+            start = instructions[update.client_id].start
+            if start is None and self.personalizer is not None:
+                start = self.personalizer.started(update)
+            starts.append(clients[update.client_id] if start is None else start)
+        if not collaborates:
+            with self.channel.muted():
+                starts = [start.ask(started_from) if isinstance(start, Client) else start for start in starts]
+
+        def numbers(values: Iterable[float]) -> Tensor:
+            return torch.tensor(list(values), device=model.device)
+
+        return Round(
+            round_index=state.round_index,
+            client_ids=numbers(update.client_id for update in updates),
+            num_samples=numbers(update.num_samples for update in updates),
+            losses=numbers(update.loss for update in updates),
+            num_steps=numbers(update.num_steps for update in updates),
+            global_vector=model,
+            client_vectors=matrix,
+            starts=starts,
+            reports=reports,
+            clients=tuple(clients[update.client_id] for update in updates),
+            server_data=server_data,
+            space=self.space,
+            seed=state.seed,
+            chances=chances,
+            games=self.games,
+            channel=self.channel,
+        )
+
+    def _judged(
+        self,
+        updates: Sequence[ClientUpdate],
+        matrix: Tensor,
+        broken: Sequence[int],
+        instructions: Mapping[int, Instruction],
+        round_index: int,
+    ) -> Tensor:
+        """Whom to keep, bool ``[k]``: norms are worked out here where the start point is known, else believed."""
+        cut = self.space.num_parameters
+        known = [instructions[update.client_id].start for update in updates]
+        if updates and known[0] is not None and all(start is known[0] for start in known):
+            norms = distances(matrix[:, :cut], known[0][:cut])
+        else:
+            norms = torch.tensor(
+                [
+                    update.norm if start is None else distances(row[None, :cut], start[:cut]).item()
+                    for update, row, start in zip(updates, matrix, known)
+                ],
+                dtype=torch.float64,
+            )
+        return self.watch.judge(round_index, broken, [update.client_id for update in updates], norms)
+
+    def finish(self, round: Round, state: FederationState) -> Round:
+        """The round with its next global model; metrics are updated before and after, start points at the end.
+
+        Raises:
+            RuntimeError: the next global model is not finite.
+        """
+        if self.games is not None:
+            self.games.begin(round)
+        self.board.update(round, "training")
+        vector, weights = self.aggregator.aggregate(round, self.board.with_priors())
+        if self.server_lr != 1:
+            cut = self.space.num_parameters
+            vector[:cut] = torch.lerp(round.global_vector[:cut], vector[:cut], self.server_lr)
+        if not vector.isfinite().all():
+            raise RuntimeError(
+                f"round {round.round_index}: {self.aggregator!r} gave a global model that is not finite."
+            )
+        round = round.aggregated(vector, weights)
+        self.board.update(round, "aggregation")
+        if self.personalizer is not None:
+            own = self.personalizer.personalize(round, self.board.with_priors(), state.starts)
+            own = own if isinstance(own, Personalized) else Personalized(own)
+            # A view would keep, and save, the whole of what it is one of.
+            state.starts.update(
+                {i: model.detach().clone() if model._is_view() else model.detach() for i, model in own.starts.items()}
+            )
+            round = round.personalized(own.peer_values)
+        self.board.update(round, "personalization")
+        for strategy in self.strategies:
+            strategy.end_round(round)
+        self.board.update(round, "exchange")
+        if self.games is not None:
+            self.games.end()
+        return round

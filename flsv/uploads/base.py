@@ -1,0 +1,111 @@
+"""Upload: what happens to a client's update before it leaves, one thing after the other."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flsv.parameters import ParameterSpace
+from flsv.participants import State, Traffic
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Who sends an update, and when.
+
+    Args:
+        client: the client's number.
+        num_clients: clients of the federation.
+        num_parameters: how many leading entries of the update are parameters; the rest are buffers.
+        round_index: the round, from 0.
+        seed: the run's.
+        state: what the client keeps between rounds.
+        position: of the upload among all of them.
+        start_sent: whether the server sent the model that the client started from, and so knows it.
+    """
+
+    client: int
+    num_clients: int
+    num_parameters: int
+    round_index: int
+    seed: int = 0
+    state: State = field(default_factory=dict)
+    position: int = 0
+    start_sent: bool = True
+
+    def at(self, position: int) -> Departure:
+        """The same for another upload."""
+        return replace(self, position=position)
+
+
+class Upload(ABC):
+    """Base class: an attack, noise, compression.
+
+    Attributes:
+        reference: what the update is the step away from: the client's own ``"start"``, or the ``"global"`` model, which
+            everybody knows.
+    """
+
+    reference: Literal["start", "global"] = "start"
+
+    @abstractmethod
+    def apply(self, update: Tensor, departure: Departure) -> Tensor:
+        """What leaves instead of ``update [P]``: a new tensor, or ``update`` itself where nothing happens to it."""
+
+    def traffic(self, before: Traffic, sent: Tensor, departure: Departure) -> Traffic:
+        """How large ``sent [P]``, what leaves, is on its way.
+
+        Args:
+            before: how large it was before this upload; by default it stays so.
+            sent: what :meth:`apply` gave.
+            departure: who sends it.
+        """
+        return before
+
+    def check(self, space: ParameterSpace) -> None:  # noqa: B027 - most work with any module
+        """Before training, whether it can be done with this module's vectors.
+
+        Raises:
+            ConfigurationError: it cannot.
+        """
+
+    def __repr__(self) -> str:
+        names = inspect.signature(type(self)).parameters
+        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in names if hasattr(self, n))})"
+
+
+def upload(
+    uploads: Sequence[Upload], vector: Tensor, start: Tensor, global_vector: Tensor, departure: Departure
+) -> tuple[Tensor, Traffic]:
+    """A client's model as it leaves the client.
+
+    Args:
+        uploads: what happens to its update, in this order.
+        vector: ``[P]``, what it has trained; returned itself where nothing happens.
+        start: ``[P]``, what it started from.
+        global_vector: ``[P]``, the global model at the start of the round.
+        departure: who it is.
+
+    Returns:
+        ``[P]``, and how large it is on its way.
+    """
+    traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
+    position = 0
+    for reference, group in groupby(uploads, key=lambda each: each.reference):
+        origin = start if reference == "start" else global_vector
+        update = sent = vector - origin
+        for each in group:
+            at = departure.at(position)
+            sent = each.apply(sent, at)
+            traffic = each.traffic(traffic, sent, at)
+            position += 1
+        if sent is not update:  # whom nothing concerns stays as it is to the bit
+            vector = torch.add(origin, sent)
+    return vector, traffic

@@ -1,0 +1,170 @@
+"""Compression of what clients upload, with error feedback.
+
+What is sent: the k largest entries (Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP
+2017), or all of them in a few bits (Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and
+Encoding", NeurIPS 2017).
+
+Error feedback (Seide et al., "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed
+Training of Speech DNNs", Interspeech 2014; Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient
+Compression Schemes", ICML 2019, Algorithm 2): a client adds to its update d what it has not sent so far, e, and keeps
+what it does not send now:
+
+    p = d + e,   sends C(p),   e <- p - C(p)
+
+Where the papers, which compress every step's gradient, are silent: here it is a round's update, and a client outside
+the cohort keeps its e. Buffers (BatchNorm's statistics) are averages, no steps, and are sent whole.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
+from flsv.participants import Traffic
+from flsv.seeding import generator_for
+from flsv.uploads.base import Departure, Upload
+
+#: Of an index among the parameters.
+INDEX_BYTES = 4
+
+
+class Compression(Upload):
+    """Base class. Subclasses override :meth:`compress` and :meth:`size`.
+
+    What is compressed is the step away from the model that the server sent, which the server can add it to; it cannot
+    where clients go on from models of their own (Standalone, FedFomo, PFedSV) or choose one (IFCA). Of several
+    compressions the last one says how much is sent.
+
+    Args:
+        error_feedback: keep what is not sent; a vector of parameters at every client.
+    """
+
+    def __init__(self, error_feedback: bool = True) -> None:
+        self.error_feedback = error_feedback
+
+    @abstractmethod
+    def compress(self, update: Tensor, generator: torch.Generator) -> Tensor:
+        """What the server reads from the compressed ``update [N]``, parameters only: a new tensor.
+
+        Args:
+            update: not to be changed.
+            generator: CPU generator that depends on the run's seed, the round and the client.
+        """
+
+    @abstractmethod
+    def size(self, entries: int, entry_bytes: int) -> Traffic:
+        """How large it is on its way.
+
+        Args:
+            entries: N.
+            entry_bytes: of an entry that is not compressed.
+        """
+
+    def apply(self, update: Tensor, departure: Departure) -> Tensor:
+        if not departure.start_sent:
+            raise ConfigurationError(
+                f"{self!r} compresses a client's step away from the model that the server sent it, and client "
+                f"{departure.client} started from one that the server did not send. Leave the compression out, or use "
+                "a personaliser whose models the server knows."
+            )
+        # The position tells two compressions of one client apart.
+        name = f"upload.{departure.position}.error"
+        wanted = update[: departure.num_parameters]
+        if self.error_feedback and name in departure.state:
+            wanted = wanted + departure.state[name]
+        path = ("compression", departure.position, departure.round_index, departure.client)
+        sent = self.compress(wanted, generator_for(departure.seed, *path))
+        if self.error_feedback:
+            departure.state[name] = wanted - sent
+        return torch.cat([sent, update[departure.num_parameters :]])
+
+    def traffic(self, before: Traffic, sent: Tensor, departure: Departure) -> Traffic:
+        buffers = len(sent) - departure.num_parameters
+        whole = Traffic(buffers, float(buffers * sent.element_size()))
+        return self.size(departure.num_parameters, sent.element_size()) + whole
+
+
+class TopK(Compression):
+    """The k = ceil(share N) entries of the largest magnitude, over all layers: k values and k indices of 4 bytes.
+
+    Args:
+        share: in (0, 1]; above 1/2 it is more than the whole update.
+        error_feedback: see :class:`Compression`; without it the small entries never arrive.
+
+    Raises:
+        ConfigurationError: a share out of range.
+
+    Example:
+        >>> TopK(share=0.5).compress(torch.tensor([1.0, -3.0, 2.0, 0.0]), torch.Generator())
+        tensor([ 0., -3.,  2.,  0.])
+        >>> TopK(share=0.5).size(entries=4, entry_bytes=4)
+        Traffic(numbers=4, bytes=16.0)
+    """
+
+    def __init__(self, share: float = 0.05, error_feedback: bool = True) -> None:
+        check_number(self, "share", share, above=0, most=1)
+        super().__init__(error_feedback)
+        self.share = share
+
+    def compress(self, update: Tensor, generator: torch.Generator) -> Tensor:
+        largest = update.abs().topk(self._kept(len(update)), sorted=False).indices
+        return torch.zeros_like(update).index_copy_(0, largest, update[largest])
+
+    def size(self, entries: int, entry_bytes: int) -> Traffic:
+        kept = self._kept(entries)
+        return Traffic(2 * kept, float(kept * (entry_bytes + INDEX_BYTES)))
+
+    def _kept(self, entries: int) -> int:
+        return math.ceil(self.share * entries)
+
+
+class Quantized(Compression):
+    """Every entry as a signed whole number of ``bits`` bits, times its bucket's scale.
+
+    The scale is the bucket's largest magnitude over L = 2^(bits-1) - 1, as in QSGD's experiments (its theory has the
+    Euclidean norm). With l = p / scale the whole number is floor(l + u), u uniform in [0, 1): right on average; or,
+    deterministic, u = 1/2: the nearest.
+
+    Args:
+        bits: 2 to 8.
+        bucket: consecutive entries that share a scale.
+        stochastic: round at random, without bias.
+        error_feedback: see :class:`Compression`.
+
+    Raises:
+        ConfigurationError: an argument out of range.
+
+    Example:
+        >>> coarse = Quantized(bits=3, bucket=2, stochastic=False)  # L = 3
+        >>> coarse.compress(torch.tensor([3.0, 0.9, -6.0, 1.1]), torch.Generator())
+        tensor([ 3.,  1., -6.,  2.])
+        >>> coarse.size(entries=4, entry_bytes=4)
+        Traffic(numbers=6, bytes=10.0)
+    """
+
+    def __init__(self, bits: int = 8, bucket: int = 512, stochastic: bool = True, error_feedback: bool = True) -> None:
+        check_number(self, "bits", bits, least=2, most=8, whole=True)
+        check_number(self, "bucket", bucket, least=1, whole=True)
+        super().__init__(error_feedback)
+        self.bits, self.bucket, self.stochastic = bits, bucket, stochastic
+
+    def compress(self, update: Tensor, generator: torch.Generator) -> Tensor:
+        entries, levels = len(update), 2 ** (self.bits - 1) - 1
+        buckets = pad(update, (0, -entries % self.bucket)).view(-1, self.bucket)
+        scale = buckets.abs().amax(1, keepdim=True) / levels
+        steps = buckets / torch.where(scale == 0, 1, scale)
+        if self.stochastic:
+            steps += torch.rand(steps.shape, generator=generator, dtype=steps.dtype).to(steps.device)
+        else:
+            steps += 0.5
+        return (steps.floor_().clamp_(-levels, levels) * scale).flatten()[:entries]
+
+    def size(self, entries: int, entry_bytes: int) -> Traffic:
+        scales = math.ceil(entries / self.bucket)
+        return Traffic(entries + scales, float(math.ceil(entries * self.bits / 8) + scales * entry_bytes))

@@ -1,0 +1,86 @@
+"""What plain PyTorch loops written from papers need of a run: whose turn it is, and its batches in their order."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor, nn
+from toys import Plain, toy_data
+
+from flsv.data import FederatedDataModule
+from flsv.loop import FederatedLoop
+from flsv.sampling import UniformSampler
+from flsv.seeding import generator_for
+
+SEED, COHORT, LOCAL_EPOCHS, ROUNDS = 5, 3, 2, 4
+
+#: 10, 4, 8, 4 and 2 local steps a round.
+PROPORTIONS = (7, 2, 5, 2, 1)
+
+
+def unequal_data() -> FederatedDataModule:
+    data = toy_data(PROPORTIONS)
+    data.setup("fit")
+    return data
+
+
+def cohort(round_index: int) -> list[int]:
+    """Three of five clients."""
+    draw = generator_for(SEED, "cohort", round_index)
+    return UniformSampler(COHORT).sample(len(PROPORTIONS), {}, draw).tolist()
+
+
+def batches(data: FederatedDataModule, round_index: int, client: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of all local epochs."""
+    for epoch in range(LOCAL_EPOCHS):
+        stream = generator_for(SEED, "shuffle", round_index, client, epoch)
+        yield from data.client_loader(client, "train", generator=stream)
+
+
+def copies(net: nn.Module) -> list[Tensor]:
+    """The parameters' values."""
+    return [p.detach().clone() for p in net.parameters()]
+
+
+@torch.no_grad()
+def put(net: nn.Module, parameters: list[Tensor], buffers: list[dict[str, Tensor]], weights: list[float]) -> None:
+    """New parameters, and the clients' buffers averaged; of integer ones the first."""
+    for p, value in zip(net.parameters(), parameters):
+        p.copy_(value)
+    for name, buffer in net.named_buffers():
+        if buffer.is_floating_point():
+            buffer.copy_(sum(w * b[name] for w, b in zip(weights, buffers)) / sum(weights))
+        else:
+            buffer.copy_(buffers[0][name])
+
+
+def buffers_of(net: nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in net.named_buffers()}
+
+
+def assert_same(net: nn.Module, expected: nn.Module, tolerance: float = 1e-6) -> None:
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(
+            value, expected.state_dict()[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+class Diverges(Plain):
+    """Some clients' gradients are NaN in some rounds: pairs (round, client)."""
+
+    def __init__(self, net: nn.Module, optimizer: Any, failing: set[tuple[int, int]]) -> None:
+        super().__init__(copy.deepcopy(net), optimizer)
+        self.failing = failing
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loop = loop_of(self)
+        broken = (loop.round_index, loop.current_client) in self.failing
+        return super().training_step(batch, batch_idx) * (float("nan") if broken else 1.0)
+
+
+def loop_of(module: L.LightningModule) -> FederatedLoop:
+    return next(each for each in module.trainer.callbacks if isinstance(each, FederatedLoop))

@@ -1,0 +1,217 @@
+"""``flsv compare``: one partition, several algorithms, and the table that comes of it."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from toys import Plain, fit, toy_data
+
+import flsv
+from flsv.aggregation import FedAvg
+from flsv.cli import main
+from flsv.cli.compare import Outcome, markdown, rows, write_csv
+from flsv.cli.own_models import MEASURES, OwnModels
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import MeanTestAccuracy
+from flsv.personalization import Standalone
+from flsv.sampling import UniformSampler
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+QUICK = ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
+
+
+@pytest.fixture(autouse=True)
+def seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
+
+
+def configs(*names: str) -> list[str]:
+    return [option for name in names for option in ("--config", str(CONFIGS / f"{name}.yaml"))]
+
+
+def compare(folder: Path, *arguments: str) -> int:
+    base = ["--base", str(CONFIGS / "quickstart.yaml"), "--out", str(folder)]
+    return main(["compare", *base, *arguments, *QUICK])
+
+
+def read(folder: Path) -> dict[tuple[str, str], list[dict[str, str]]]:
+    table: dict[tuple[str, str], list[dict[str, str]]] = {}
+    with (folder / "compare.csv").open() as file:
+        for row in csv.DictReader(file):
+            table.setdefault((row["algorithm"], row["models"]), []).append(row)
+    return table
+
+
+def test_the_papers_five_algorithms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = configs("fedavg", "cgsv", "shapfed_wa", "shapfed")
+    assert compare(tmp_path, *given, "--trainer.max_epochs", "2") == 0
+    table = read(tmp_path)
+    names = ["standalone", "fedavg", "cgsv", "shapfed_wa", "shapfed"]
+    assert sorted(table) == sorted((name, models) for name in names for models in ("received", "trained", "global"))
+    for name in names:
+        assert [row["client"] for row in table[name, "received"]] == list("01234")
+        for row in table[name, "received"] + table[name, "trained"]:
+            assert 0 <= float(row["accuracy"]) <= 1
+    accuracy = {key: [row["accuracy"] for row in value] for key, value in table.items()}
+    assert accuracy["standalone", "received"] == accuracy["standalone", "trained"]
+    assert accuracy["fedavg", "received"] == accuracy["fedavg", "global"] * 5
+    assert len(set(accuracy["fedavg", "trained"])) > 1
+    assert len(set(accuracy["shapfed", "received"])) > 1
+    text = (tmp_path / "compare.md").read_text()
+    assert "|  | standalone | fedavg | cgsv | shapfed_wa | shapfed |" in text
+    out = capsys.readouterr().out
+    assert "fairness" in out
+    assert "Balanced accuracy" in out
+    assert "args parameter" not in out
+    for name in names:
+        assert list((tmp_path / name).rglob("contributions.csv")) or name == "standalone"
+
+
+def test_everybody_starts_from_the_same_weights_and_runs_repeat(tmp_path: Path) -> None:
+    given = [*configs("fedavg"), "--config", str(CONFIGS / "fedavg.yaml"), "--trainer.max_epochs", "1"]
+    assert compare(tmp_path, *given) == 0
+    table = read(tmp_path)
+    first, second = (
+        [{k: v for k, v in row.items() if k in ("client", *MEASURES)} for row in table[name, "trained"]]
+        for name in ("fedavg", "fedavg_2")
+    )
+    assert first == second
+    # After one round nobody has received anything before training: standalone clients trained the same.
+    alone = [{k: v for k, v in row.items() if k in ("client", *MEASURES)} for row in table["standalone", "trained"]]
+    assert alone == first
+
+
+def test_coalitions_are_counted(tmp_path: Path) -> None:
+    assert compare(tmp_path, *configs("fedsv"), "--trainer.max_epochs", "1", "--federation.sampler", "null") == 0
+    (row, *_) = read(tmp_path)["fedsv", "received"]
+    assert int(row["evaluations"]) == 32
+
+
+def test_other_partitions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.yaml"
+    other.write_text("data: {partitioner: {class_path: IIDPartitioner, init_args: {num_clients: 3}}}\n")
+    given = [*configs("fedavg"), "--config", str(other), "--trainer.max_epochs", "1"]
+    assert compare(tmp_path, *given) == 2
+    assert "deals the data out to the clients otherwise" in capsys.readouterr().err
+
+
+def test_help_and_a_missing_config(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["compare", "--help"])
+    assert stopped.value.code == 0
+    assert "--base" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as stopped:
+        main(["compare"])
+    assert stopped.value.code == 2
+
+
+def test_own_models_are_those_of_the_loop(tmp_path: Path) -> None:
+    loop = FederatedLoop(FedAvg(), personalizer=Standalone(), sampler=UniformSampler(1), keep_trained=True, seed=1)
+    own, data, module = OwnModels(loop), toy_data(), Plain()
+    initial = flsv.ParameterSpace(module).read(module)
+    fit(loop, tmp_path, module, data, rounds=2, callbacks=[own])
+    x, y = (torch.cat(parts) for parts in zip(*data.test_dataloader()))
+    module.eval()
+    assert 1 <= len(loop.trained) <= 2  # somebody was never drawn
+    received = loop.received()
+    for client in range(3):
+        assert torch.equal(received[client], loop.trained.get(client, initial))
+        loop.space.write(module, received[client])
+        with torch.no_grad():
+            right = module(x).argmax(1) == y
+        balanced = torch.stack([right[y == label].double().mean() for label in range(3)]).mean()
+        for models in ("received", "trained"):
+            assert own.scores[models]["accuracy"][client].item() == pytest.approx(right.double().mean().item())
+            assert own.scores[models]["balanced_accuracy"][client].item() == pytest.approx(balanced.item())
+
+
+def test_watching_changes_nothing(tmp_path: Path) -> None:
+    def run(watch: bool) -> Any:
+        loop = FederatedLoop(FedAvg(), personalizer=Standalone(), keep_trained=watch, seed=1)
+        fit(loop, tmp_path, rounds=2, callbacks=[OwnModels(loop)] if watch else [])
+        return loop.received()
+
+    plain, watched = run(False), run(True)
+    assert plain.keys() == watched.keys() == {0, 1, 2}
+    assert all(torch.equal(plain[client], watched[client]) for client in range(3))
+
+
+def test_own_models_need_the_trained_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"needs FederatedLoop\(keep_trained=True\)"):
+        OwnModels(FederatedLoop())
+
+
+def outcome(name: str, accuracy: list[float], evaluations: int = 0) -> Outcome:
+    values = torch.tensor(accuracy, dtype=torch.float64)
+    own = dict.fromkeys(MEASURES, values)
+    overall = dict.fromkeys(MEASURES, values.mean()[None])
+    return Outcome(name, {"received": own, "trained": own, "global": overall}, 1.5, evaluations)
+
+
+def test_tables(tmp_path: Path) -> None:
+    outcomes = [
+        outcome("standalone", [0.75, 0.5]),
+        outcome("fedavg", [0.625, 0.625]),
+        outcome("fair", [0.875, 0.625], evaluations=4),
+    ]
+    table = rows(outcomes, "accuracy")
+    assert table[0] == ["", "standalone", "fedavg", "fair"]
+    assert table[1] == ["client 0", "75.0", "62.5 (-12.5)", "87.5 (+12.5)"]
+    assert ["fairness", "-", "-", "1.00"] in table
+    assert ["global", "-", "62.5", "75.0"] in table
+    assert ["coalitions", "0", "0", "4"] in table
+    text = markdown(outcomes)
+    assert "| client 0 | 75.0 | **62.5 (-12.5)** | 87.5 (+12.5) |" in text
+    assert text.count("| mean |") == 2
+    write_csv(tmp_path / "table.csv", outcomes)
+    assert (tmp_path / "table.csv").read_text().splitlines()[1] == ("standalone,received,0,0.750000,0.750000,1.500,0")
+
+
+def test_a_run_that_was_stopped(tmp_path: Path) -> None:
+    from toys import trainer_for
+
+    from flsv.cli.compare import run
+
+    class Stop(L.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            raise KeyboardInterrupt
+
+    loop = FederatedLoop(keep_trained=True, seed=0)
+    trainer = trainer_for(loop, tmp_path, callbacks=[Stop()])
+    with pytest.raises((RuntimeError, SystemExit, KeyboardInterrupt)):  # Lightning's versions differ in what they do
+        run("stopped", trainer, Plain(), toy_data())
+
+
+def test_own_tests_are_each_clients_own(tmp_path: Path) -> None:
+    """The received models' accuracies are those that the loop finds, and the metric for it agrees."""
+    loop = FederatedLoop(FedAvg(), personalizer=Standalone(), evaluate_clients_every=2, keep_trained=True, seed=1)
+    own, data, module = OwnModels(loop, tests="own"), toy_data(), Plain()
+    fit(loop, tmp_path, module, data, rounds=2, callbacks=[own])
+    assert loop.client_accuracy is not None
+    torch.testing.assert_close(own.scores["received"]["accuracy"].float(), loop.client_accuracy)
+    mean = MeanTestAccuracy(3)
+    server = loop.space.read(module)
+    module.eval()
+    for client in range(3):
+        for x, y in data.client_loader(client, "test"):
+            mean.update(client, module(x), y)
+    assert torch.equal(server, loop.space.read(module))
+    assert own.scores["global"]["accuracy"].item() == pytest.approx(mean.compute().item())
+
+
+def test_own_tests_need_test_samples(tmp_path: Path) -> None:
+    loop = FederatedLoop(keep_trained=True, seed=1)
+    with pytest.raises(ConfigurationError, match=r'tests="own" .* clients \[0, 1, 2\] have none'):
+        fit(loop, tmp_path, data=toy_data(client_test_fraction=0.0), callbacks=[OwnModels(loop, tests="own")])
+
+
+def test_own_tests_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(tmp_path, *configs("fedavg"), "--tests", "own", "--trainer.max_epochs", "1") == 0
+    assert "own test samples" in capsys.readouterr().out
+    assert "on the clients' own test samples" in (tmp_path / "compare.md").read_text()

@@ -1,0 +1,173 @@
+"""The command line, as a user types it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flsv import __version__
+from flsv.cli import main
+
+QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
+
+
+def run(*arguments: str) -> int:
+    return main([*arguments, "--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"])
+
+
+def fit(folder: Path, *arguments: str) -> int:
+    return run("fit", "--config", QUICKSTART, "--trainer.default_root_dir", str(folder), *arguments)
+
+
+def contributions(folder: Path) -> str:
+    (file,) = folder.rglob("contributions.csv")
+    return file.read_text()
+
+
+def test_version_and_the_same_program_as_a_module() -> None:
+    command = [sys.executable, "-m", "flsv", "--version"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == f"flsv {__version__}"
+
+
+def test_fit_writes_everything_below_the_root_and_prints_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert fit(tmp_path / "here", "--trainer.max_epochs", "2") == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["here"]
+    for name in ("config.yaml", "hparams.yaml", "contributions.csv", "events.out.*", "*.ckpt"):
+        assert list((tmp_path / "here").rglob(name)), name
+    out = capsys.readouterr().out
+    assert "Contributions" in out
+    assert "cssv by class" in out
+
+
+def test_configs_compose_and_validate_test_predict_follow(tmp_path: Path) -> None:
+    more = tmp_path / "more.yaml"
+    more.write_text(
+        "trainer: {max_epochs: 1}\ndata: {partitioner: {class_path: IIDPartitioner, init_args: {num_clients: 3}}}\n"
+    )
+    assert fit(tmp_path, "--config", str(more)) == 0
+    assert "2,,0." in contributions(tmp_path)
+    assert "3,,0." not in contributions(tmp_path)
+    assert sorted(path.name for path in tmp_path.rglob("*.ckpt")) == ["best.ckpt", "last.ckpt"]
+    (checkpoint,) = tmp_path.rglob("last.ckpt")
+    for command in ("validate", "test", "predict"):
+        assert (
+            run(
+                command,
+                "--config",
+                QUICKSTART,
+                "--ckpt_path",
+                str(checkpoint),
+                "--trainer.default_root_dir",
+                str(tmp_path),
+            )
+            == 0
+        )
+
+
+def test_resuming_from_the_last_checkpoint(tmp_path: Path) -> None:
+    every = ("--federation.evaluate_clients_every", "1")
+    assert fit(tmp_path / "whole", "--trainer.max_epochs", "3", *every) == 0
+    assert fit(tmp_path / "parts", "--trainer.max_epochs", "2", *every) == 0
+    assert fit(tmp_path / "parts", "--trainer.max_epochs", "3", "--ckpt_path", "last", *every) == 0
+    resumed = tmp_path / "parts" / "lightning_logs" / "version_1" / "contributions.csv"
+    assert resumed.read_text() == contributions(tmp_path / "whole")
+
+
+def test_a_configuration_that_cannot_work_is_said_without_a_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert fit(tmp_path, "--federation.aggregator.metric", "nope") == 2
+    error = capsys.readouterr().err
+    assert "flsv: error: aggregator ShapFedWA(metric='nope') reads the metric 'nope'" in error
+    assert "Traceback" not in error
+    assert fit(tmp_path, "--data.partitioner.num_clients", "1") == 2
+    error = capsys.readouterr().err
+    assert "flsv: error: DirichletPartitioner(num_clients=1): a federation needs at least 2 clients" in error
+    assert fit(tmp_path / "empty", "--ckpt_path", "last") == 2
+    assert "no checkpoint below" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["--data.sauce", "digits"], "sauce"),
+        (["--federation.lokal_epochs", "3"], "lokal_epochs"),
+    ],
+)
+def test_a_wrong_key_is_the_parsers_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        fit(tmp_path, *wrong)
+    assert stopped.value.code == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+
+
+def test_a_wrong_yaml_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "wrong.yaml").write_text("federation: {agregator: FedAvg}\n")
+    with pytest.raises(SystemExit) as stopped:
+        fit(tmp_path, "--config", str(tmp_path / "wrong.yaml"))
+    assert stopped.value.code == 2
+    assert "agregator" in capsys.readouterr().err
+
+
+def test_help_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--help"])
+    text = capsys.readouterr().out
+    assert "--federation.local_epochs" in text
+    assert "torchmetrics.text" not in text  # no lists of unrelated classes
+
+
+def test_modules_of_the_working_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text("from flsv.aggregation import FedAvg\n\n\nclass Mine(FedAvg):\n    pass\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
+    assert fit(tmp_path, "--trainer.fast_dev_run", "true", "--federation.aggregator", "mine.Mine") == 0
+
+
+def bad_archive(path: Path, **changed: np.ndarray) -> None:
+    images, labels = np.zeros((40, 8, 8), np.float32), np.arange(40) % 4
+    arrays = {
+        f"{split}_{what}": a for split in ("train", "test") for what, a in (("images", images), ("labels", labels))
+    }
+    np.savez(path, **{**arrays, **changed})
+
+
+BAD_SOURCES = {
+    "empty.npz": (lambda path: path.touch(), "cannot be read as an .npz archive of plain arrays: it is empty"),
+    "renamed.npz": (lambda path: path.write_bytes(b"\x89PNG\r\n"), "it begins with b'\\x89PNG"),
+    "strings.npz": (lambda path: bad_archive(path, train_labels=np.array(["cat"] * 40)), "train_labels: found <U3"),
+    "negative.npz": (lambda path: bad_archive(path, test_labels=np.arange(40) - 1), "test_labels: found values that"),
+    "stray.npz": (lambda path: bad_archive(path, test_labels=np.arange(40) * 10**6), "the largest label is 39000000"),
+    "nan.npz": (lambda path: bad_archive(path, test_images=np.full((40, 8, 8), np.nan)), "40 of 40 images have NaN"),
+    # The parser would read a text file for the option's value, which here is a data set's name.
+    "notes.txt": (lambda path: path.write_text("digits"), "notes.txt is a file, but not one of data"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SOURCES)
+def test_a_file_that_is_no_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    make, said = BAD_SOURCES[name]
+    make(tmp_path / name)
+    assert fit(tmp_path, "--data.source", str(tmp_path / name)) == 2
+    assert main(["value", "--config", QUICKSTART, "--data.source", str(tmp_path / name), "--out", str(tmp_path)]) == 2
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("flsv: error: ")]
+    assert len(lines) == 2
+    assert all(said in line for line in lines)
+
+
+def test_a_source_in_a_configuration_file_is_a_path_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "notes.txt").write_text("digits")
+    (tmp_path / "more.yaml").write_text(f"data: {{source: {tmp_path / 'notes.txt'}}}\n")
+    assert fit(tmp_path, "--config", str(tmp_path / "more.yaml")) == 2
+    assert "notes.txt is a file, but not one of data" in capsys.readouterr().err

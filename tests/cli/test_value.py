@@ -1,0 +1,99 @@
+"""``flsv value``: table, CSV and figures, without a model."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flsv.cli import main
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def value(*arguments: str, scenario: str = "fedbary_feature_noise") -> int:
+    files = (CONFIGS / "quickstart.yaml", CONFIGS / "value.yaml", CONFIGS / "scenarios" / f"{scenario}.yaml")
+    options = [option for file in files for option in ("--config", str(file))]
+    return main(["value", *options, *arguments])
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "valuation.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "runs" / "value"
+
+
+def test_it_prints_a_table_and_writes_everything(folder: Path, capsys: Any) -> None:
+    assert value() == 0
+    out = capsys.readouterr().out
+    assert "Valuation against the server's validation set" in out
+    assert "flagged_share" in out
+    table = rows(folder)
+    assert [row["client"] for row in table] == list("01234")
+    shares = [float(row["share"]) for row in table]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(1, abs=1e-4)
+    written = {str(path.relative_to(folder)) for path in folder.rglob("*.png")}
+    assert written == {"contributions.png", "gradients.png", *(f"clients/{i}/most_harmful.png" for i in range(5))}
+    assert not list(folder.rglob("*.ckpt"))
+
+
+def test_without_validation_data(folder: Path, capsys: Any) -> None:
+    assert value(scenario="fedbary_no_validation") == 0
+    assert "Valuation against the clients' barycentre" in capsys.readouterr().out
+    distances = [float(row["distance"]) for row in rows(folder)]
+    assert distances.index(max(distances)) == 4
+    assert max(distances) > 1.2 * max(distances[:4])
+
+
+def test_arguments(folder: Path, capsys: Any) -> None:
+    given = ["--validation", "false", "--pictures", "0", "--out", str(folder.parent / "there"), "--value.support", "20"]
+    given += ["--value.features", "flsv.features.PCA", "--value.features.components", "5", "--value.workers", "1"]
+    assert value(*given) == 0
+    assert "barycentre" in capsys.readouterr().out
+    assert len(rows(folder.parent / "there")) == 5
+    assert not (folder.parent / "there" / "clients").exists()
+    assert not folder.exists()
+
+
+def test_the_same_seed_gives_the_same_values(folder: Path) -> None:
+    tables = []
+    for seed in ("0", "0", "1"):
+        assert value("--seed", seed, "--pictures", "0", "--value.support", "20", "--value.iterations", "3") == 0
+        tables.append(rows(folder))
+    assert tables[0] == tables[1]
+    assert tables[0] != tables[2]
+
+
+def test_samples_that_are_not_finite_have_a_column(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from flsv.data import Corruption\n\n\nclass Broken(Corruption):\n"
+        "    def corrupt(self, x, y, num_classes, generator):\n        x[:3] = float('nan')\n        return x, y\n"
+    )
+    more = tmp_path / "broken.yaml"
+    more.write_text("data: {corruptions: [{class_path: broken.Broken, init_args: {clients: [2]}}]}\n")
+    assert value("--config", str(more)) == 0
+    assert [row["not_finite"] for row in rows(folder)] == ["0", "0", "3", "0", "0"]
+
+
+def test_what_cannot_work_is_said(folder: Path, capsys: Any) -> None:
+    assert value("--value.support", "0") == 2
+    assert "flsv: error: FedBary(support=0): expected a whole number of at least 1" in capsys.readouterr().err
+    assert value("--value.features", "penultimate") == 2
+    assert "there is none before training" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        value("--value.suport", "3")
+    assert "suport" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--model.network mlp", "--trainer={}", "--federation.server_lr 2"])
+def test_what_has_no_meaning_here_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["value", *option.split()]) == 2
+    assert "flsv value trains nothing" in capsys.readouterr().err

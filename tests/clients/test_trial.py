@@ -1,0 +1,176 @@
+"""What the module's forward gives is tried before training, and the trial leaves no trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
+
+from flsv import ConfigurationError
+from flsv.cli.own_models import OwnModels
+from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.loop import FederatedLoop
+from flsv.metrics import GradientShapley, LeaveOneOut
+
+
+class Never:
+    """Mixed in: training must not start."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise AssertionError("training had started")
+
+
+class OneLogit(Plain):
+    """A binary classifier as many are written: one logit, [B] or [B, 1]."""
+
+    def __init__(self, squeeze: bool) -> None:
+        super().__init__(nn.Linear(FEATURES, 1))
+        self.squeeze = squeeze
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).squeeze(1) if self.squeeze else self.net(x)
+
+
+class NeverOneLogit(Never, OneLogit):
+    pass
+
+
+class TwoLogits(OneLogit):
+    """As the error message says to write it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = super().forward(x)
+        return torch.stack([torch.zeros_like(z), z], -1)
+
+
+def binary() -> FederatedDataModule:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(160, FEATURES, generator=generator)
+    samples = TensorDataset(x, (x[:, 0] + 0.3 * x[:, 1] > 0.4).long())
+    return FederatedDataModule((samples, samples), SizePartitioner([2, 1]), batch_size=8, client_test_fraction=0.3)
+
+
+EVERY: dict[str, Any] = {"evaluate_clients_every": 1}
+
+
+def game(metric: Any = LeaveOneOut) -> dict[str, Any]:
+    return {"metrics": {"mine": metric()}}
+
+
+@pytest.mark.parametrize("squeeze", [True, False])
+@pytest.mark.parametrize(
+    ("loop", "asking"),
+    [
+        (EVERY, "evaluate_clients_every=1"),
+        (game(), r"metrics \['mine'\]"),
+        (game(GradientShapley), r"metrics \['mine'\]"),
+    ],
+)
+def test_one_logit_is_no_classifier(tmp_path: Path, loop: dict[str, Any], asking: str, squeeze: bool) -> None:
+    shape = r"\[\d+\]" if squeeze else r"\[\d+, 1\]"
+    match = (
+        rf"{asking}: NeverOneLogit.forward gives torch.float32 {shape} for \d+ samples of 2 classes, expected logits"
+    )
+    with pytest.raises(ConfigurationError, match=match + r" \[\d+, 2\]\. Of one logit z per sample make two"):
+        fit(FederatedLoop(**loop), tmp_path, NeverOneLogit(squeeze), binary())
+
+
+def test_two_logits_made_of_one_are_measured_right(tmp_path: Path) -> None:
+    loop, module, data = FederatedLoop(**EVERY, seed=1), TwoLogits(squeeze=True), binary()
+    fit(loop, tmp_path, module, data)
+    expected = []
+    for client in range(2):
+        x, y = (torch.cat(parts) for parts in zip(*data.client_loader(client, "test")))
+        expected.append(((module.net(x).squeeze(1) > 0) == y).float().mean().item())
+    assert loop.client_accuracy is not None
+    assert loop.client_accuracy.tolist() == pytest.approx(expected)
+    assert max(expected) > 0.8
+
+
+@pytest.mark.parametrize("tests", ["shared", "own"])
+def test_own_models(tmp_path: Path, tests: Any) -> None:
+    loop = FederatedLoop(keep_trained=True)
+    with pytest.raises(ConfigurationError, match=rf'tests="{tests}": NeverOneLogit.forward gives .* expected logits'):
+        fit(loop, tmp_path, NeverOneLogit(True), binary(), callbacks=[OwnModels(loop, tests)])
+
+
+@pytest.mark.parametrize(
+    ("give", "said"),
+    [
+        (lambda logits: logits[:, :2], r"gives torch.float32 \[\d+, 2\] for \d+ samples of 3 classes"),
+        (lambda logits: logits[..., None], r"gives torch.float32 \[\d+, 3, 1\]"),
+        (lambda logits: {"logits": logits}, r"gives dict for"),
+        (lambda logits: logits.mean(0), r"gives torch.float32 \[3\]"),
+    ],
+)
+def test_other_shapes(tmp_path: Path, give: Any, said: str) -> None:
+    class Other(Never, Plain):
+        def forward(self, x: Tensor) -> Any:
+            return give(self.net(x))
+
+    with pytest.raises(ConfigurationError, match=said):
+        fit(FederatedLoop(**EVERY), tmp_path, Other())
+
+
+def test_more_logits_than_classes_have_an_accuracy_and_no_game(tmp_path: Path) -> None:
+    wide = network()
+    wide[-1] = nn.Linear(8, CLASSES + 2)
+    loop = FederatedLoop(**EVERY, seed=1)
+    fit(loop, tmp_path, Plain(wide))
+    assert loop.client_accuracy is not None
+    with pytest.raises(ConfigurationError, match=r"metrics \['mine'\].* gives torch.float32 \[\d+, 5\]"):
+        fit(FederatedLoop(**game()), tmp_path, Plain(wide))
+
+
+def test_batches_that_are_no_pairs(tmp_path: Path) -> None:
+    class Triples(Dataset[Any]):
+        targets = torch.arange(60) % CLASSES
+
+        def __len__(self) -> int:
+            return 60
+
+        def __getitem__(self, index: int) -> Any:
+            return torch.ones(FEATURES), int(self.targets[index]), index
+
+    class Module(Never, Plain):
+        pass
+
+    data = FederatedDataModule(Triples(), SizePartitioner([2, 1]), batch_size=8, client_test_fraction=0.3)
+    with pytest.raises(ConfigurationError, match=r"evaluated on batches \(x, y\), and a batch is 3 parts"):
+        fit(FederatedLoop(**EVERY), tmp_path, Module(), data)
+
+
+def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward that counts and draws, and a dropout in a layer that is to stay in evaluation mode."""
+
+    class Restless(Plain):
+        def __init__(self) -> None:
+            super().__init__(network(dropout=0.5))
+            self.register_buffer("calls", torch.zeros(()))
+
+        def on_train_start(self) -> None:
+            self.net[1].eval()  # a frozen BatchNorm
+            self.seen = [layer.training for layer in self.modules()], float(self.calls), torch.get_rng_state()
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.net(x) + 1e-3 * torch.rand(1)
+
+    runs = []
+    for tried in (True, False):
+        with monkeypatch.context() as patch:
+            if not tried:
+                patch.setattr("flsv.engines.one_process.try_evaluations", lambda *_: None)
+            module = Restless()
+            torch.manual_seed(5)
+            fit(FederatedLoop(**EVERY, seed=1), tmp_path, module, toy_data())
+            runs.append((module, vector(module)))
+    (tried, one), (untried, other) = runs
+    assert tried.seen[:2] == untried.seen[:2]
+    assert torch.equal(tried.seen[2], untried.seen[2])
+    assert torch.equal(one, other)

@@ -1,0 +1,58 @@
+"""The modified z-score against its definition, and what it says of small cohorts."""
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.functional.update_outliers import LARGEST, large_updates
+
+
+def test_the_score_is_that_of_iglewicz_and_hoaglin():
+    rng = np.random.default_rng(0)
+    logs = np.append(rng.normal(0, 1, 200), np.linspace(2, 8, 25))
+    median = np.median(logs)
+    z = 0.6745 * (logs - median) / np.median(np.abs(logs - median))
+    assert 5 < (z > 3.5).sum() < 25
+    assert large_updates(torch.from_numpy(np.exp(logs)), factor=1.0).tolist() == (z > 3.5).tolist()
+
+
+@pytest.mark.parametrize("clients", [1, 2, 3, 4, 10, 101])
+@pytest.mark.parametrize("size", [1e20, 1e30, 3e38, float("inf")])
+def test_what_overflows_is_found_in_any_cohort(clients, size):
+    norms = torch.rand(clients, dtype=torch.float64) + 1
+    norms[clients // 2] = size
+    assert large_updates(norms).nonzero().flatten().tolist() == [clients // 2]
+
+
+@pytest.mark.parametrize("clients", [3, 4, 5, 10, 101])
+def test_ten_times_the_others_is_found_from_three_clients_on(clients):
+    norms = torch.linspace(0.9, 1.1, clients)
+    norms[0] = 10
+    assert large_updates(norms).nonzero().flatten().tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    "norms",
+    [
+        [],
+        [1.0],
+        [1.0, 1000.0],  # who is wrong?
+        [0.0, 0.0, 0.0],
+        [0.0, 0.0, 0.0, 1.0, 1.1],  # free riders make nobody an outlier
+        [1.0, 1.0, 1.0, 4.0],  # MAD 0
+        [1.0, 1.0001, 1.0002, 1.05],
+        [2.0**i for i in range(12)],  # a cohort whose sizes differ
+    ],
+)
+def test_no_false_alarm(norms):
+    assert not large_updates(torch.tensor(norms)).any()
+
+
+def test_nearly_half_of_the_cohort_may_be_wrong():
+    norms = torch.tensor([1.0, 1.2, 0.9, 1.1, 1e6, 1e7, 2e6])
+    assert large_updates(norms).nonzero().flatten().tolist() == [4, 5, 6]
+
+
+def test_the_largest_is_what_float32_can_square():
+    assert torch.tensor(LARGEST * 0.999).square().isfinite()
+    assert torch.tensor(LARGEST * 1.001).square().isinf()

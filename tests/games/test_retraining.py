@@ -1,0 +1,132 @@
+"""The game by retraining: every coalition is a federation of its own, and is trained once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+from toys import CLASSES, Plain, fit, network, toy_data, toy_sets, trainer_for, vector
+
+from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.errors import ConfigurationError
+from flsv.functional import exact_shapley, permutation_shapley, stratified_shapley
+from flsv.games.retraining import RetrainedUtility
+from flsv.loop import FederatedLoop
+from flsv.models.classifier import ClassifierClient
+from flsv.sampling import FixedCohort
+
+Fits = list[list[int]]
+
+
+def trainers(folder: Path, fits: Fits, rounds: int = 2) -> Callable[[FixedCohort], L.Trainer]:
+    def trainer(cohort: FixedCohort) -> L.Trainer:
+        fits.append(cohort.clients)
+        return trainer_for(FederatedLoop(sampler=cohort, seed=5), folder, rounds, limit_val_batches=0)
+
+    return trainer
+
+
+def data(sizes: tuple[float, ...] = (4, 1, 2)) -> FederatedDataModule:
+    return toy_data(sizes, server_val_fraction=0.3)
+
+
+def masks(*coalitions: tuple[int, ...], players: int = 3) -> torch.Tensor:
+    return torch.tensor([[i in members for i in range(players)] for members in coalitions])
+
+
+@torch.no_grad()
+def scores(module: L.LightningModule, data: FederatedDataModule) -> tuple[float, float]:
+    module.eval()
+    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
+    logits = module(x)
+    return float((logits.argmax(-1) == y).double().mean()), -float(torch.nn.functional.cross_entropy(logits, y))
+
+
+def test_a_coalition_is_worth_what_its_own_federation_comes_to(tmp_path: Path) -> None:
+    module, fits = Plain(network()), Fits()
+    before = vector(module)
+    utility = RetrainedUtility(trainers(tmp_path, fits), module, data(), metric="negative_loss")
+    values = utility(masks((), (1,), (0, 2), (0, 1, 2)))
+    assert torch.equal(vector(module), before)
+    assert values[0].item() == pytest.approx(scores(module, utility._data)[1], rel=1e-5)
+    for value, members in zip(values[1:].tolist(), ([1], [0, 2], [0, 1, 2])):
+        mine = data()
+        loop = FederatedLoop(sampler=FixedCohort(members), seed=5)
+        alone = fit(loop, tmp_path, Plain(network()), mine, rounds=2, limit_val_batches=0)
+        assert value == pytest.approx(scores(alone, mine)[1], rel=1e-5)
+
+
+def test_a_module_that_is_built_when_training_starts(tmp_path: Path) -> None:
+    """Every coalition starts from the same weights all the same."""
+    starts: list[torch.Tensor] = []
+
+    class Start(L.Callback):
+        def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            starts.append(vector(pl_module))
+
+    def trainer(cohort: FixedCohort) -> L.Trainer:
+        return trainer_for(FederatedLoop(sampler=cohort, seed=5), tmp_path, 1, callbacks=[Start()], limit_val_batches=0)
+
+    utility = RetrainedUtility(trainer, ClassifierClient("mlp"), data())
+    utility(masks((0,), (1, 2), (0, 1, 2)))
+    assert len(starts) == 3
+    assert starts[0].abs().sum() > 0
+    assert torch.equal(starts[0], starts[1])
+    assert torch.equal(starts[0], starts[2])
+
+
+def test_a_coalition_is_trained_once_whoever_asks(tmp_path: Path) -> None:
+    fits = Fits()
+    utility = RetrainedUtility(trainers(tmp_path, fits, rounds=1), Plain(), data())
+    exact = exact_shapley(utility, utility.num_players)
+    assert sorted(fits) == [[0], [0, 1], [0, 1, 2], [0, 2], [1], [1, 2], [2]]
+    tmc = permutation_shapley(utility, 3, num_permutations=200, generator=torch.Generator().manual_seed(0))
+    subset = stratified_shapley(utility, 3)
+    assert len(fits) == 7
+    torch.testing.assert_close(subset.values, exact.values)
+    torch.testing.assert_close(tmc.values, exact.values, rtol=0, atol=0.05)
+    assert sorted(utility.seconds) == sorted(map(tuple, fits))
+    assert all(seconds > 0 for seconds in utility.seconds.values())
+    assert exact.values.sum().item() == pytest.approx(float(utility(masks((0, 1, 2))) - utility(masks(()))))
+
+
+def test_truncation_saves_trainings(tmp_path: Path) -> None:
+    fits = Fits()
+    utility = RetrainedUtility(trainers(tmp_path, fits, rounds=1), Plain(), data())
+    permutation_shapley(utility, 3, truncation=1.0, num_permutations=5)
+    assert fits == [[0, 1, 2]]  # the empty coalition is what that starts from
+
+
+def test_the_empty_coalition_alone(tmp_path: Path) -> None:
+    module = Plain()
+    utility = RetrainedUtility(trainers(tmp_path, [], rounds=1), module, data())
+    assert utility(masks((), ())).tolist() == pytest.approx([scores(module, utility._data)[0]] * 2)
+
+
+def test_per_class_values(tmp_path: Path) -> None:
+    utility = RetrainedUtility(trainers(tmp_path, [], rounds=1), Plain(), data(), metric="per_class_accuracy")
+    assert exact_shapley(utility, 3).values.shape == (3, CLASSES)
+
+
+def test_a_failed_training_is_no_value(tmp_path: Path) -> None:
+    utility = RetrainedUtility(trainers(tmp_path, [], rounds=0), Plain(), data())
+    with pytest.raises(RuntimeError, match=r"coalition \[0\] trained nothing"):
+        utility(masks((0,)))
+    assert not utility.scores
+
+
+def test_errors(tmp_path: Path) -> None:
+    many = FederatedDataModule(toy_sets(), SizePartitioner([1.0] * 9), batch_size=8)
+    with pytest.raises(ConfigurationError, match="9 clients make 511 federations"):
+        RetrainedUtility(trainers(tmp_path, []), Plain(), many)
+    assert RetrainedUtility(trainers(tmp_path, []), Plain(), many, max_clients=9).num_players == 9
+    with pytest.raises(ConfigurationError, match="metric='f1'"):
+        RetrainedUtility(trainers(tmp_path, []), Plain(), data(), metric="f1")  # type: ignore[arg-type]
+    utility = RetrainedUtility(trainers(tmp_path, []), Plain(), toy_data(server_val_fraction=0.0))
+    with pytest.raises(ConfigurationError, match="samples"):
+        utility(masks((0,)))
+    with pytest.raises(ValueError, match=r"masks bool \[K, 3\]"):
+        utility(torch.ones(2, 3))

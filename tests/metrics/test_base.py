@@ -1,0 +1,67 @@
+"""What every contribution metric is told of a federation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toys import fit, toy_data
+
+from flsv import metrics
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import ContributionMetric, DomainRelevance
+
+
+class Curious(ContributionMetric):
+    """Notes what it has been told."""
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("seen", torch.full((num_clients,), float("nan")), dist_reduce_fx="max")
+
+    def update(self, client_ids: torch.Tensor) -> None:
+        self.seen[client_ids] = float(self.class_counts is not None)
+
+    def compute(self) -> torch.Tensor:
+        return self.seen
+
+
+class Judged(Curious):
+    uses_ground_truth = True
+
+
+def test_only_a_metric_that_declares_it_is_told_the_class_counts(tmp_path: Path) -> None:
+    data, plain, judged = toy_data(), Curious(), Judged()
+    fit(FederatedLoop(metrics={"plain": plain, "judged": judged}), tmp_path, data=data, rounds=1)
+    assert plain.class_counts is None
+    assert plain.compute().tolist() == [0, 0, 0]
+    assert judged.class_counts is not None
+    assert torch.equal(judged.class_counts, data.class_counts)
+    assert judged.compute().tolist() == [1, 1, 1]
+
+
+def test_of_ours_only_domain_relevance_declares_it() -> None:
+    ours = [getattr(metrics, name) for name in metrics.__all__]
+    assert [metric for metric in ours if getattr(metric, "uses_ground_truth", False)] == [DomainRelevance]
+
+
+def test_the_sizes_of_the_clients_are_checked_before_training(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    class Choosy(Curious):
+        def check(self, num_samples: torch.Tensor) -> None:
+            told.append(num_samples)
+            raise ConfigurationError("too small")
+
+    data = toy_data()
+    with pytest.raises(ConfigurationError, match="too small"):
+        fit(FederatedLoop(metrics={"choosy": Choosy()}), tmp_path, data=data)
+    assert torch.equal(told[0], data.num_samples)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "", "a\nb"])
+def test_a_name_that_is_a_path_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match="metric .*: expected a plain name"):
+        FederatedLoop(metrics={name: Curious()})

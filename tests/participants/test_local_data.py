@@ -1,0 +1,245 @@
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+import torch
+from toys import fit, toy_data
+
+from flsv.data import ClosedSetLabelNoise
+from flsv.loop import FederatedLoop
+from flsv.metrics import CommunicationCost, ContributionMetric
+from flsv.participants import LocalData
+from flsv.personalization import Personalizer, Standalone
+from flsv.round import FederationState, Round
+from flsv.sampling import UniformSampler
+from flsv.strategy import Federation
+
+
+class Asking(Personalizer):
+    """Asks every client something after each round."""
+
+    def __init__(self, question: Any) -> None:
+        self.question, self.answers = question, list[list[Any]]()
+
+    def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
+        assert round.clients is not None
+        self.answers.append([client.ask(self.question, round) for client in round.clients])
+        return {}
+
+
+def ask(question: Any, folder: Path, data: Any = None, **kwargs: Any) -> tuple[list[Any], FederatedLoop]:
+    asking = Asking(question)
+    loop = FederatedLoop(personalizer=asking, **kwargs)
+    fit(loop, folder, data=data, rounds=1)
+    return asking.answers[0], loop
+
+
+def test_the_samples_are_those_that_the_client_trains_on(tmp_path: Path) -> None:
+    data = toy_data(corruptions=[ClosedSetLabelNoise(clients=[1])])
+    answers, _ = ask(lambda local, round: local.samples(), tmp_path, data)
+    for client, (x, y) in enumerate(answers):
+        indices = data.client_indices(client)
+        clean = data.source[0].tensors  # type: ignore[index]
+        torch.testing.assert_close(x, clean[0][indices])
+        assert torch.equal(y, (clean[1][indices] + (client == 1)) % 3)
+
+
+def test_models_are_evaluated_on_each_clients_own_samples(tmp_path: Path) -> None:
+    def question(local: LocalData, round: Round) -> tuple[torch.Tensor, torch.Tensor, int]:
+        x, y = local.samples("test")
+        accuracy = [(local.module(vector)(x).argmax(-1) == y).double().mean() for vector in round.client_vectors]
+        return local.evaluate(round.client_vectors, "test").value("accuracy"), torch.stack(accuracy), len(y)
+
+    answers, _ = ask(question, tmp_path)
+    assert len({size for *_, size in answers}) == 3  # three sets, of different sizes
+    for given, expected, _ in answers:
+        torch.testing.assert_close(given, expected)
+
+
+def test_what_a_client_holds(tmp_path: Path) -> None:
+    data = toy_data()
+    answers, _ = ask(
+        lambda local, round: (local.class_counts, local.population, local.num_classes, local.model), tmp_path, data
+    )
+    for client, (counts, population, classes, model) in enumerate(answers):
+        assert torch.equal(counts, data.class_counts[client])
+        assert torch.equal(population, data.class_counts.sum(0))
+        assert classes == 3
+        assert model.ndim == 1
+
+
+def test_nobody_reads_the_data_outside_of_a_question(tmp_path: Path) -> None:
+    leaked, loop = ask(lambda local, round: local, tmp_path)
+    for read in (
+        lambda local: local.samples(),
+        lambda local: local.class_counts,
+        lambda local: local.model,
+        lambda local: local.evaluate(torch.zeros(1, 9)),
+        lambda local: local.module(torch.zeros(9)),
+    ):
+        with pytest.raises(PermissionError, match="client 1 .* outside"):
+            read(leaked[1])
+
+    def curious(local: LocalData, round: Round) -> None:
+        leaked[0].samples()  # another client's
+
+    with pytest.raises(PermissionError, match="client 0"):
+        ask(curious, tmp_path)
+
+    def meanwhile(local: LocalData, round: Round) -> None:
+        errors: list[BaseException] = []
+
+        def elsewhere() -> None:
+            try:
+                local.samples()
+            except PermissionError as error:
+                errors.append(error)
+
+        thread = Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+        assert len(errors) == 1  # a thread of somebody else's
+
+    ask(meanwhile, tmp_path)
+
+
+def test_an_empty_split_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="client 0 has no val samples"):
+        ask(lambda local, round: local.samples("val"), tmp_path, toy_data(client_val_fraction=0.0))
+
+
+class Reporting(Standalone):
+    reports = ("label_divergence",)
+
+    def report(self, local: LocalData) -> dict[str, float]:
+        return {"label_divergence": float(local.class_counts.max())}
+
+
+class Divergence(ContributionMetric):
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("seen", torch.full((num_clients,), float("nan"), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, client_ids: torch.Tensor, label_divergence: torch.Tensor) -> None:
+        self.seen[client_ids] = label_divergence
+
+    def compute(self) -> torch.Tensor:
+        return self.seen
+
+
+def test_what_a_strategy_lets_clients_report_reaches_the_round(tmp_path: Path) -> None:
+    data = toy_data()
+    loop = FederatedLoop(personalizer=Reporting(), metrics={"d": Divergence()})
+    fit(loop, tmp_path, data=data, rounds=1)
+    assert torch.equal(loop.contributions["d"], data.class_counts.max(1).values.double())
+
+
+class Traffic(ContributionMetric):
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("down", torch.zeros(num_clients), dist_reduce_fx="sum")
+
+    def update(self, client_ids: torch.Tensor, uploaded: torch.Tensor, downloaded: torch.Tensor) -> None:
+        self.down[client_ids] += downloaded
+
+    def compute(self) -> torch.Tensor:
+        return self.down
+
+
+class Twice(Personalizer):
+    """Sends a second model beside the start point."""
+
+    sends = ("spare",)
+
+    def send(self, client: int, start: Any, state: FederationState) -> dict[str, torch.Tensor]:
+        return {"spare": state.model()}
+
+    def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
+        return {}
+
+
+@pytest.mark.parametrize(("personalizer", "models"), [(None, 2), (Standalone(), 1), (Twice(), 4)])
+def test_what_crosses_is_counted(tmp_path: Path, personalizer: Any, models: int) -> None:
+    loop = FederatedLoop(personalizer=personalizer, metrics={"traffic": Traffic()})
+    fit(loop, tmp_path, rounds=2)
+    assert loop.contributions["traffic"].tolist() == [models * loop.space.size] * 3
+
+
+def accuracy(local: LocalData, models: torch.Tensor) -> torch.Tensor:
+    return local.evaluate(models, "test").value("accuracy")
+
+
+class Judging(ContributionMetric):
+    """Every client evaluates k models."""
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("seen", torch.zeros(num_clients), dist_reduce_fx="sum")
+
+    def update(self, client_ids: torch.Tensor, clients: Any, client_vectors: torch.Tensor) -> None:
+        for client in clients:
+            accuracy = client.ask(
+                lambda local, models: local.evaluate(models, "test").value("accuracy"), client_vectors
+            )
+            self.seen[client.id] = accuracy.mean()
+
+    def compute(self) -> torch.Tensor:
+        return self.seen
+
+
+def test_what_a_metric_asks_of_clients_counts(tmp_path: Path) -> None:
+    loop = FederatedLoop(metrics={"judging": Judging(), "cost": CommunicationCost()})
+    fit(loop, tmp_path, rounds=1)
+    size = loop.space.size
+    assert loop.contributions["cost"].tolist() == [[size + 3, size + 3 * size]] * 3
+
+
+class Starting(Personalizer):
+    """Everybody starts from zero, whoever asks."""
+
+    def start(self, client: int, state: FederationState) -> torch.Tensor:
+        return torch.zeros_like(state.model())
+
+    def personalize(self, round: Round, contributions: Any, models: Any) -> dict[int, torch.Tensor]:
+        assert round.start_vectors is not None
+        assert not round.start_vectors.any()
+        return {}
+
+
+def test_a_personaliser_says_where_clients_start(tmp_path: Path) -> None:
+    loop, data = FederatedLoop(personalizer=Starting(), evaluate_clients_every=1), toy_data()
+    fit(loop, tmp_path, data=data, rounds=2)
+    assert not loop.models
+    # Logits of zero are class 0 for everybody.
+    tests = [torch.cat([y for _, y in data.client_loader(client, "test")]) for client in range(3)]
+    assert loop.client_accuracy is not None
+    torch.testing.assert_close(loop.client_accuracy, torch.stack([(y == 0).float().mean() for y in tests]))
+
+
+def test_the_trained_models_can_be_evaluated_instead(tmp_path: Path) -> None:
+    received = FederatedLoop(evaluate_clients_every=1, seed=0)
+    trained = FederatedLoop(evaluate_clients_every=1, evaluate_models="trained", seed=0)
+    for loop in (received, trained):
+        fit(loop, tmp_path, rounds=2)
+    assert not received.trained
+    assert sorted(trained.trained) == [0, 1, 2]
+    assert not torch.equal(trained.trained[0], trained.trained[1])
+    with pytest.raises(ValueError, match="evaluate_models='own'"):
+        FederatedLoop(evaluate_models="own")  # type: ignore[arg-type]
+
+
+class Prepared(UniformSampler):
+    """Counts on being told of the federation before it draws."""
+
+    def begin(self, federation: Federation) -> None:
+        self.clients = federation.num_clients
+
+    def sample(
+        self, num_clients: int, contributions: Any, generator: torch.Generator, round_index: int = 0
+    ) -> torch.Tensor:
+        assert self.clients == num_clients
+        return super().sample(num_clients, contributions, generator, round_index)
+
+
+def test_every_strategy_begins_before_the_first_cohort_is_drawn(tmp_path: Path) -> None:
+    loop = FederatedLoop(sampler=Prepared(2), seed=0)
+    fit(loop, tmp_path, rounds=2)
+    assert loop.round_index == 2

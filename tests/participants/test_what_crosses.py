@@ -1,0 +1,94 @@
+"""docs/trust.md names all that crosses with every algorithm in configs/."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import lightning as L
+import pytest
+
+from flsv import FederatedLoop
+from flsv.cli.parser import make_cli
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
+NO_ALGORITHM = {"cifar10_resnet34", "fashion_mnist", "quickstart", "value"}
+ALGORITHMS = sorted({path.stem for path in CONFIGS.glob("*.yaml")} - NO_ALGORITHM)
+QUICK = {
+    "trainer.max_epochs": 3,
+    "trainer.limit_train_batches": 1,
+    "trainer.limit_val_batches": 1,
+    "trainer.logger": "false",
+    "trainer.enable_checkpointing": "false",
+    "trainer.enable_progress_bar": "false",
+    "trainer.enable_model_summary": "false",
+    "federation.print_table": "false",
+    "federation.figures_every": 0,
+}
+
+Crossed = set[tuple[str, str]]
+
+
+class Listening(L.Callback):
+    """What has crossed in any round."""
+
+    def __init__(self, loop: FederatedLoop) -> None:
+        self.loop, self.heard = loop, set[tuple[str, str]]()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.heard |= self.loop.channel.names()
+
+
+def documented() -> list[tuple[str, Crossed]]:
+    """The table's rows: a configuration, and what crosses in either direction."""
+    text = (ROOT / "docs" / "trust.md").read_text()
+    section = text.split("\n## What crosses, by algorithm\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| `")]
+    return [
+        (config.strip(" `"), {(way, name) for way, cell in (("down", down), ("up", up)) for name in names(cell)})
+        for config, down, up in rows
+    ]
+
+
+def names(cell: str) -> list[str]:
+    found = re.findall(r"`(\w+)`", cell)
+    assert ", ".join(f"`{name}`" for name in found) == cell.strip() or cell.strip() == "nothing"
+    return found
+
+
+@pytest.fixture
+def crossed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Three rounds of an algorithm on the quick start's digits, with these metrics beside its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["flsv"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
+
+    def run(algorithm: str, *metrics: str) -> Crossed:
+        options = ["--config", str(CONFIGS / "quickstart.yaml"), *metrics]
+        options += ["--config", str(CONFIGS / f"{algorithm}.yaml"), *(f"--{key}={QUICK[key]}" for key in QUICK)]
+        cli = make_cli(options, run=False)
+        (loop,) = (each for each in cli.trainer.callbacks if isinstance(each, FederatedLoop))
+        listening = Listening(loop)
+        cli.trainer.callbacks.append(listening)
+        cli.trainer.fit(cli.model, cli.datamodule)
+        assert loop.round_index == 3
+        return listening.heard
+
+    return run
+
+
+def test_the_table_has_every_algorithm_once() -> None:
+    assert [config for config, _ in documented()] == ALGORITHMS
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_what_crosses_is_what_the_table_says(crossed, algorithm: str) -> None:
+    assert crossed(algorithm, "--federation.metrics=null") == dict(documented())[algorithm]
+
+
+@pytest.mark.parametrize("algorithm", ["fedfomo", "pfedsv"])
+def test_a_metric_that_needs_start_points_asks_for_those_that_clients_chose(crossed, algorithm: str) -> None:
+    # The quick start's own metric stays.
+    assert crossed(algorithm) == dict(documented())[algorithm] | {("up", "started_from")}

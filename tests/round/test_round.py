@@ -1,0 +1,85 @@
+"""Round: what is derived from the clients' vectors, against the formulas written out."""
+
+import pytest
+import torch
+from torch import nn
+
+from flsv.errors import ConfigurationError
+from flsv.parameters import ParameterSpace
+from flsv.round import VOCABULARY, Round, stage_of
+
+
+def make_round(starts: bool = False, module: nn.Module | None = None) -> Round:
+    module = module or nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    space = ParameterSpace(module)
+    torch.manual_seed(1)
+    return Round(
+        round_index=0,
+        client_ids=torch.tensor([0, 2]),
+        num_samples=torch.tensor([10, 30]),
+        global_vector=torch.randn(space.size),
+        client_vectors=torch.randn(2, space.size),
+        starts=list(torch.randn(2, space.size)) if starts else None,
+        space=space,
+    )
+
+
+@pytest.mark.parametrize("starts", [False, True])
+def test_updates_and_heads_count_from_where_the_client_started(starts: bool) -> None:
+    round = make_round(starts)
+    origin = round.start_vectors if starts else round.global_vector
+    assert torch.equal(round.client_updates, round.client_vectors - origin)
+    expected = round.space.head.rows(round.client_updates)
+    assert torch.equal(round.client_heads, expected)
+    assert round.client_heads.shape == (2, 3, 7)
+
+
+def test_combine_is_the_weighted_mean_when_the_weights_sum_to_one() -> None:
+    round = make_round()
+    weights = torch.tensor([0.25, 0.75])
+    expected = 0.25 * round.client_vectors[0] + 0.75 * round.client_vectors[1]
+    torch.testing.assert_close(round.combine(weights), expected)
+
+
+def test_combine_moves_parameters_by_the_weighted_updates_whatever_the_sum() -> None:
+    round = make_round()
+    x, cut = round.global_vector, round.space.num_parameters
+    result = round.combine(torch.tensor([0.5, 1.5]))
+    expected = x + 0.5 * (round.client_vectors[0] - x) + 1.5 * (round.client_vectors[1] - x)
+    torch.testing.assert_close(result[:cut], expected[:cut])
+
+
+def test_combine_never_extrapolates_running_statistics() -> None:
+    round = make_round()
+    cut = round.space.num_parameters
+    result = round.combine(torch.tensor([1.0, 3.0]))
+    torch.testing.assert_close(result[cut:], (0.25 * round.client_vectors[0] + 0.75 * round.client_vectors[1])[cut:])
+    nothing = round.combine(torch.zeros(2))
+    torch.testing.assert_close(nothing, round.global_vector)
+
+
+def test_server_fields_exist_only_after_aggregation() -> None:
+    round = make_round()
+    heads = round.client_heads
+    names = {name for name in VOCABULARY if stage_of([name]) == "aggregation"}
+    assert names == {"server_vector", "server_update", "server_head", "server_head_weights", "aggregation_weights"}
+    for name in sorted(names - {"server_vector", "aggregation_weights"}):
+        with pytest.raises(RuntimeError, match="only after aggregation"):
+            getattr(round, name)
+    weights = torch.tensor([0.2, 0.8])
+    after = round.aggregated(round.combine(weights), weights)
+    assert after.client_heads is heads  # not computed twice
+    torch.testing.assert_close(after.server_head, 0.2 * heads[0] + 0.8 * heads[1])
+    torch.testing.assert_close(after.server_update, after.server_vector - round.global_vector)
+    # With weights that sum to 1 and a common start, the head of the server's update is the average of the heads.
+    torch.testing.assert_close(after.server_head, round.space.head.rows(after.server_update), rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_computed_before_it_is_asked_for() -> None:
+    assert not {"client_updates", "client_heads"} & set(make_round().__dict__)
+    assert {"client_heads", "server_head", "num_samples", "client_ids"} <= VOCABULARY
+
+
+def test_no_head() -> None:
+    with pytest.raises(ConfigurationError, match="no linear layer"):
+        _ = make_round(module=nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2))).client_heads

@@ -1,0 +1,162 @@
+"""Names and pictures that matplotlib or rich cannot bear do not stop a run."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.figure import Figure
+from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import nn
+from torch.utils.data import TensorDataset
+from toys import Plain, fit, toy_data, toy_sets
+
+from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.data import FederatedDataModule, IIDPartitioner, plot_partition
+from flsv.drawing import drawing, label_text
+from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley
+from flsv.metrics.plot import plot_contributions
+from flsv.participants import Client, LocalData
+from flsv.participants.artifacts import keep_artifact, write_artifacts
+from flsv.reporting.table import class_table, client_table
+
+#: What rich takes for markup or an emoji, what matplotlib takes for a formula or leaves out, and what has no room.
+NAMES = ["[/b]", "$x^{$", "$a$", ":smile:", "_hidden", "two\nlines", "x" * 300, "\\[red]", "", "%s {0}"]
+
+
+def shown(table: Any) -> str:
+    console = Console(width=2000)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def pictures(folder: Path) -> list[str]:
+    accumulator = EventAccumulator(str(folder), size_guidance={"images": 0})
+    accumulator.Reload()
+    return accumulator.Tags()["images"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_can_be_drawn(name: str, tmp_path: Path) -> None:
+    figures = [
+        plot_partition(torch.ones(3, 2, dtype=torch.long), [name, "other"])[0],
+        plot_contributions(torch.rand(3, 2), name=name, class_names=[name, "other"], columns=name)[0],
+        plot_contributions(torch.rand(3), name=name)[0],
+        plot_contributions([torch.rand(3)] * 2, name=name)[0],
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for figure in figures:
+            figure.savefig(tmp_path / "figure.png", dpi=40)
+    assert len(figures[0].legends[0].get_texts()) == 2
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "\n" not in name and len(name) < 24])
+def test_tables_show_names_as_they_are(name: str) -> None:
+    by_class = shown(class_table(name, torch.full((2, 2), 0.5), [name, "other"]))
+    assert by_class.splitlines()[0].strip() == f"{name} by class".strip()
+    assert name in by_class.splitlines()[2]
+    assert name in shown(client_table(torch.tensor([4, 5]), {name: torch.tensor([0.1, 0.2])}, None))
+
+
+def test_classes_of_one_name_and_one_called_client_keep_their_columns() -> None:
+    lines = shown(class_table("cssv", torch.tensor([[0.11, 0.22, 0.33]]), ["client", "a", "a"])).splitlines()
+    assert lines[2].split() == ["client", "client", "(0)", "a", "(1)", "a", "(2)"]
+    assert lines[4].split() == ["0", ".11", ".22", ".33"]
+
+
+def test_names_are_shortened_and_stay_on_a_line() -> None:
+    assert label_text("a\n b") == "a b"
+    assert len(label_text("x" * 300)) == 24
+    assert label_text(3) == "3"
+
+
+def test_what_raises_is_a_warning_and_an_interrupt_is_not() -> None:
+    with (
+        pytest.warns(UserWarning, match=r"picture p could not be drawn \(ValueError: first\)\. The run goes"),
+        drawing("p"),
+    ):
+        raise ValueError("first\nsecond")
+    with pytest.raises(KeyboardInterrupt), drawing("p"):
+        raise KeyboardInterrupt
+
+
+def test_a_fit_with_classes_of_such_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train, test = toy_sets()
+    train.classes = ["[/b]", "$x^{$", "plain"]  # type: ignore[attr-defined]
+    data = toy_data()
+    data.source = (train, test)
+    loop = FederatedLoop(FedAvg(), {"[b] $x^{$": ClassSpecificShapley()}, seed=1)
+    fit(loop, tmp_path, data=data, rounds=1, logger=TensorBoardLogger(tmp_path, name="", version="run"))
+    assert len(pictures(tmp_path / "run")) == 2
+    printed = capsys.readouterr().out
+    assert "[b] $x^{$ by class" in printed
+
+
+class Undrawable(ClassSpecificShapley):
+    def plot(self, val: Any = None, ax: Any = None) -> Any:
+        raise MemoryError("no room")
+
+
+def test_a_picture_that_fails_is_named_and_the_others_are_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("Number of bins")
+
+    monkeypatch.setattr("flsv.loop.plot_partition", fail)
+    metrics = {"bad": Undrawable(), "good": ClassSpecificShapley()}
+    loop = FederatedLoop(FedAvg(), metrics, seed=1, figures_every=1)
+    with pytest.warns(UserWarning, match="could not be drawn") as caught:
+        fit(loop, tmp_path, rounds=2, logger=TensorBoardLogger(tmp_path, name="", version="run"))
+    said = [str(warning.message) for warning in caught if "could not be drawn" in str(warning.message)]
+    assert any("picture data/partition could not be drawn (ValueError: Number of bins)" in text for text in said)
+    assert any("picture contribution/bad could not be drawn (MemoryError: no room)" in text for text in said)
+    assert loop.round_index == 2
+    assert pictures(tmp_path / "run") == ["contribution/good"]
+
+
+def test_a_clients_picture_that_fails(tmp_path: Path) -> None:
+    def draw() -> Figure:
+        raise ValueError("no room")
+
+    client = Client(0, LocalData("client 0", lambda split: [], torch.ones(2).long(), torch.ones(2).long()))
+    client.ask(keep_artifact, "bad", draw)
+    client.ask(keep_artifact, "good", Figure)
+    with pytest.warns(UserWarning, match=r"bad\.png could not be drawn \(ValueError: no room\)"):
+        client.ask(write_artifacts, tmp_path, 0)
+    assert [path.name for path in tmp_path.glob("*.png")] == ["good.png"]
+    assert pictures(tmp_path) == ["good"]
+
+
+def test_a_thousand_classes_from_the_first_round_to_the_table(tmp_path: Path) -> None:
+    classes, samples = 1000, 4000
+    x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(samples) % classes
+    data = FederatedDataModule((TensorDataset(x, y), TensorDataset(x, y)), IIDPartitioner(3), batch_size=500)
+    loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, seed=1, figures_every=1)
+    logger = TensorBoardLogger(tmp_path, name="", version="run")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*could not be drawn.*")
+        fit(loop, tmp_path, Plain(nn.Linear(4, classes)), data, rounds=1, logger=logger)
+    assert loop.metrics["cssv"].compute().shape == (3, classes)
+    assert sorted(pictures(tmp_path / "run")) == ["contribution/cssv", "data/partition"]
+    assert (tmp_path / "run" / "contributions.csv").read_text().count("cssv,0,") == 1 + classes
+
+
+@pytest.mark.parametrize("classes", [257, 300, 1000, 5000])
+def test_many_classes_have_ticks_that_are_classes(classes: int, tmp_path: Path) -> None:
+    figure, _ = plot_partition(torch.ones(4, classes, dtype=torch.long))
+    figure.savefig(tmp_path / "partition.png", dpi=40)
+    scale = figure.axes[1]
+    ticks = [tick for tick in scale.get_yticks() if 0 <= tick <= classes - 1]
+    assert 4 <= len(ticks) <= 10
+    assert all(tick == round(tick) for tick in ticks)
+    assert scale.get_ylim() == (0, classes - 1)

@@ -1,0 +1,40 @@
+"""What may be part of a path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from flsv.arguments import plain_name
+from flsv.errors import ConfigurationError
+
+
+@pytest.mark.parametrize("name", ["a", "most_harmful", "ours, renormalised", "cssv-2.1", "Größe", "x" * 100])
+def test_plain(name: str) -> None:
+    assert plain_name(name) == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        ".",
+        "..",
+        "../../x",
+        "a/b",
+        "a\\b",
+        "/etc/passwd",
+        ".hidden",
+        "a\nb",
+        "a\0b",
+        "a\n",
+        " a",
+        "C:x",
+        "x" * 101,
+        3,
+    ],
+)
+def test_not_plain(name: Any) -> None:
+    with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
+        plain_name(name, "picture")

@@ -1,0 +1,243 @@
+"""What is different on resume is used, or refused by name; nothing in between."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from toys import Plain, adam, fit, network, toy_data, trainer_for, vector
+
+from flsv import ConfigurationError
+from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.attacks import FreeRider
+from flsv.clients.algorithms import FedProx
+from flsv.data.corruption import ClosedSetLabelNoise
+from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
+from flsv.personalization import ShapFedPersonalizer
+from flsv.privacy import GaussianPrivacy
+from flsv.sampling import UniformSampler
+from flsv.server.fingerprint import fingerprint
+
+Loop = dict[str, Any]
+
+
+def loop(**changes: Any) -> FederatedLoop:
+    return FederatedLoop(**{"aggregator": FedAvg(), "metrics": {"m": ClassSpecificShapley()}, "seed": 3, **changes})
+
+
+def save(folder: Path, module: Any = None, data: Any = None, rounds: int = 2, **changes: Any) -> Path:
+    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(folder, filename="saved")]}
+    fit(loop(**changes), folder / "first", module, data, rounds=rounds, **saving)
+    return folder / "saved.ckpt"
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("saved"))
+
+
+def resume(
+    path: Path, folder: Path, module: Any = None, data: Any = None, rounds: int = 3, **changes: Any
+) -> tuple[Any, FederatedLoop]:
+    again = loop(**changes)
+    return fit(again, folder, module, data, rounds=rounds, ckpt_path=path), again
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (partial(toy_data, (1, 4, 2)), "data.partitioner is SizePartitioner"),
+        (partial(toy_data, (4, 1, 2), client_test_fraction=0.3), "data.client_test_fraction is 0.3 and was 0.2"),
+        (partial(toy_data, (4, 1, 2), server_val_fraction=0.2), "data.server_val_fraction is 0.2 and was 0.1"),
+        (partial(toy_data, (4, 1, 2), max_samples=100), "data.max_samples is 100 and was None"),
+        (partial(toy_data, (4, 1, 2), seed=1), r"data.data_seed is 1 and was 0.*for clients \[0, 1, 2\]"),
+        (partial(toy_data, (4, 1, 2, 2)), "data.num_clients is 4 and was 3"),
+        (
+            partial(toy_data, (4, 1, 2), corruptions=[ClosedSetLabelNoise(fraction=0.4)]),
+            r"data.corruptions is .*ClosedSetLabelNoise.* and was None",
+        ),
+    ],
+)
+def test_other_data_are_refused(saved: Path, tmp_path: Path, data: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"the checkpoint is of another federation: .*{said}"):
+        resume(saved, tmp_path, data=data())
+
+
+def test_labels_that_changed_in_the_same_data_are_found(tmp_path: Path) -> None:
+    """All options are the same: only the hashes tell, and whose they are."""
+    before, after = toy_data(), toy_data()
+    before.setup("fit")
+    victim = int(before.client_indices(1)[0])
+    after.source[0].tensors[1][victim] += 1
+    after.source[0].tensors[1][victim] %= 3
+    path = save(tmp_path, data=before)
+    with pytest.raises(ConfigurationError, match=r"federation: other samples or labels for clients \[1\]\. Resume"):
+        resume(path, tmp_path / "second", data=after)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 4}, "the seed is 4 and was 3"),
+        ({"aggregator": ShapFedWA("m")}, r"federation.aggregator is ShapFedWA\(metric='m'\) and was FedAvg"),
+        ({"aggregator": FedAvg(weighting="uniform")}, r"weighting='uniform'\) and was FedAvg\(weighting='samples'"),
+        ({"metrics": {"m": CosineGradientShapley()}}, "federation.metrics.m is CosineGradientShapley"),
+        ({"metrics": {"m": ClassSpecificShapley(momentum=0.5)}}, r"federation.metrics.m is .*momentum=0.5.* and was"),
+        ({"metrics": {}}, r"the checkpoint holds the metrics \['m'\], the loop has \[\]"),
+        ({"personalizer": ShapFedPersonalizer("m")}, "federation.personalizer is ShapFedPersonalizer.* and was None"),
+        ({"sampler": UniformSampler(2)}, r"federation.sampler is UniformSampler\(cohort_size=2\) and was"),
+        ({"client_algorithm": FedProx(0.1)}, "federation.client_algorithm is FedProx.* and was None"),
+        ({"attacks": [FreeRider(clients=[1])]}, r"federation.attacks is \[FreeRider.* and was \[\]"),
+        ({"client_optimizer": "keep"}, "federation.client_optimizer is 'keep' and was 'reset'"),
+    ],
+)
+def test_another_federation_is_refused(saved: Path, tmp_path: Path, changes: Loop, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        resume(saved, tmp_path, **changes)
+    assert not (tmp_path / "contributions.csv").exists()
+
+
+def test_fewer_rounds_than_there_have_been_are_refused(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="has 2 rounds behind it, and max_epochs=1"):
+        resume(saved, tmp_path, rounds=1)
+    with pytest.warns(UserWarning, match="all 2 rounds are run already: raise max_epochs"):
+        resume(saved, tmp_path, rounds=2)
+
+
+def test_a_larger_privacy_budget_lets_a_run_go_on(tmp_path: Path) -> None:
+    plain = partial(Plain, network(batch_norm=False))
+    budget = partial(GaussianPrivacy, clip=1.0, noise_multiplier=2.0)
+    path = save(tmp_path, plain(), privacy=budget(max_epsilon=5.0))
+    resume(path, tmp_path / "second", plain(), privacy=budget(max_epsilon=8.0))
+    with pytest.raises(ConfigurationError, match=r"federation.privacy is .*clip=2.0.* and was .*clip=1.0"):
+        resume(path, tmp_path / "third", plain(), privacy=budget(max_epsilon=5.0, clip=2.0))
+
+
+def test_what_a_checkpoint_says_of_its_federation_depends_on_what_was_dealt_only() -> None:
+    def of(**kwargs: Any) -> Any:
+        data = toy_data(**kwargs)
+        data.setup("fit")
+        return fingerprint(loop()._settings, data)
+
+    assert of() == of(batch_size=4)
+    assert of()["samples"].keys() == {"server", "0", "1", "2"}
+
+
+def test_validating_on_samples_that_may_have_been_trained_on_is_said(saved: Path, tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="it may have been trained on some of the samples"):
+        trainer_for(loop(), tmp_path).validate(Plain(), datamodule=toy_data(seed=5), ckpt_path=saved)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*trained on some.*")
+        trainer_for(loop(), tmp_path).validate(Plain(), datamodule=toy_data(), ckpt_path=saved)
+
+
+# ---- what can be changed is used
+
+
+def sgd_with(lr: float, momentum: float = 0.9) -> Any:
+    return lambda parameters: torch.optim.SGD(parameters, lr=lr, momentum=momentum)
+
+
+def test_a_learning_rate_given_on_resume_is_used(saved: Path, tmp_path: Path) -> None:
+    stopped, _ = resume(saved, tmp_path / "zero", Plain(optimizer=sgd_with(0.0)))
+    parameters = [name for name, _ in stopped.named_parameters()]
+    before = torch.load(saved, weights_only=True)["state_dict"]
+    for name in parameters:
+        torch.testing.assert_close(stopped.state_dict()[name], before[name])
+    assert [group["lr"] for group in stopped.trainer.optimizers[0].param_groups] == [0.0]
+    moved, _ = resume(saved, tmp_path / "same")
+    assert any(not torch.equal(moved.state_dict()[name], before[name]) for name in parameters)
+
+
+def test_a_changed_rate_stays_after_another_resume(saved: Path, tmp_path: Path) -> None:
+    small = partial(Plain, optimizer=sgd_with(0.01))
+    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, filename="again")]}
+    fit(loop(), tmp_path / "a", small(), rounds=3, ckpt_path=saved, **saving)
+    once, _ = resume(saved, tmp_path / "b", small(), rounds=4)
+    twice, _ = resume(tmp_path / "again.ckpt", tmp_path / "c", small(), rounds=4)
+    assert torch.equal(vector(once), vector(twice))
+
+
+def step_scheduler(gamma: float) -> Any:
+    return lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=gamma)
+
+
+@pytest.mark.parametrize(("lr", "gamma"), [(0.2, 0.5), (0.1, 0.9)])
+def test_a_schedule_by_rounds_is_that_of_a_run_with_the_new_options(tmp_path: Path, lr: float, gamma: float) -> None:
+    path = save(tmp_path, Plain(optimizer=sgd_with(0.1), scheduler=step_scheduler(0.5)))
+    again, _ = resume(path, tmp_path / "second", Plain(optimizer=sgd_with(lr), scheduler=step_scheduler(gamma)))
+    (group,) = again.trainer.optimizers[0].param_groups
+    assert group["lr"] == pytest.approx(lr * gamma**3)
+
+
+def test_options_that_a_schedule_by_batches_has_overtaken_are_refused(tmp_path: Path) -> None:
+    steps = partial(Plain, interval="step", scheduler=step_scheduler(0.9))
+    path = save(tmp_path, steps(optimizer=sgd_with(0.1)))
+    resume(path, tmp_path / "same", steps(optimizer=sgd_with(0.1)))
+    with pytest.raises(ConfigurationError, match=r"lr is 0.2 and was 0.1.*with StepLR.* cannot be changed on resume"):
+        resume(path, tmp_path / "other", steps(optimizer=sgd_with(0.2)))
+
+
+def test_another_optimizer_is_refused(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"started with SGD .* and is resumed with Adam"):
+        resume(saved, tmp_path, Plain(optimizer=adam))
+
+
+def test_local_epochs_and_server_lr_given_on_resume_are_used(saved: Path, tmp_path: Path) -> None:
+    before = torch.load(saved, weights_only=True)["state_dict"]
+    still, _ = resume(saved, tmp_path / "a", server_lr=1e-12)
+    for name, _ in still.named_parameters():
+        torch.testing.assert_close(still.state_dict()[name], before[name])
+    longer, _ = resume(saved, tmp_path / "b", local_epochs=2)
+    usual, _ = resume(saved, tmp_path / "c")
+    assert longer.trainer.global_step > usual.trainer.global_step
+
+
+# ---- the module
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test"])
+def test_weights_of_another_network_are_one_line(saved: Path, tmp_path: Path, stage: str) -> None:
+    module = Plain(torch.nn.Linear(6, 3))
+    said = re.escape(f"{saved} holds the weights of another network: net.weight is [3, 6] and was not there")
+    with pytest.raises(ConfigurationError, match=said) as error:
+        getattr(trainer_for(loop(), tmp_path), stage)(module, datamodule=toy_data(), ckpt_path=saved)
+    assert "\n" not in str(error.value)
+
+
+class Named(Plain):
+    def __init__(self, network: str) -> None:
+        super().__init__(torch.nn.Sequential(torch.nn.Linear(6, 3), getattr(torch.nn, network)()))
+        self.save_hyperparameters("network")
+
+
+def test_a_network_of_the_same_shapes_is_told_by_its_name(tmp_path: Path) -> None:
+    path = save(tmp_path, Named("ReLU"), rounds=1)
+    for stage in ("fit", "test"):
+        with pytest.raises(ConfigurationError, match="network is 'Tanh' and was 'ReLU'"):
+            getattr(trainer_for(loop(), tmp_path / stage), stage)(Named("Tanh"), datamodule=toy_data(), ckpt_path=path)
+
+
+def test_a_checkpoint_of_no_federation_or_of_weights_only_is_said(tmp_path: Path) -> None:
+    trainer = trainer_for(None, tmp_path, rounds=1)
+    trainer.fit(Plain(), toy_data())
+    trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    trainer.save_checkpoint(tmp_path / "weights.ckpt", weights_only=True)
+    with pytest.raises(ConfigurationError, match=r"plain.ckpt was not saved by a FederatedLoop"):
+        resume(tmp_path / "plain.ckpt", tmp_path / "a")
+    with pytest.raises(ConfigurationError, match=r"weights.ckpt holds weights only .* it can be tested, not resumed"):
+        resume(tmp_path / "weights.ckpt", tmp_path / "b")
+    trainer_for(loop(), tmp_path / "c").test(Plain(), toy_data(), ckpt_path=tmp_path / "weights.ckpt")
+
+
+def test_a_checkpoint_of_the_version_before_is_refused_in_words() -> None:
+    saved = {"round_index": 2, "seed": 1, "models": {}}
+    with pytest.raises(ConfigurationError, match="saved by flsv 0.1"):
+        loop().check_state(saved)

@@ -1,0 +1,102 @@
+"""Uploads in a row: their order, what each is applied to, and how large the result is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+from toys import fit
+
+from flsv.attacks import Scaling
+from flsv.loop import FederatedLoop
+from flsv.participants import Traffic
+from flsv.privacy import GaussianPrivacy
+from flsv.uploads import Departure, Quantized, TopK, Upload, upload
+
+VECTOR, START, GLOBAL = torch.tensor([5.0, 7.0]), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0])
+WHO = Departure(client=1, num_clients=3, num_parameters=2, round_index=4, seed=9)
+
+
+class Recorded(Upload):
+    """Remembers what it was given, and halves it."""
+
+    def __init__(self, reference: Literal["start", "global"] = "start", numbers: int = 0) -> None:
+        self.reference, self.numbers = reference, numbers
+        self.given: list[Tensor] = []
+        self.positions: list[int] = []
+
+    def apply(self, update: Tensor, departure: Departure) -> Tensor:
+        self.given.append(update.clone())
+        self.positions.append(departure.position)
+        return update / 2
+
+    def traffic(self, before: Traffic, sent: Tensor, departure: Departure) -> Traffic:
+        assert torch.equal(sent, self.given[-1] / 2)
+        return before + Traffic(self.numbers, 0.5)
+
+
+def test_each_is_given_what_the_one_before_it_made() -> None:
+    first, second = Recorded(numbers=10), Recorded(numbers=100)
+    sent, traffic = upload([first, second], VECTOR, START, GLOBAL, WHO)
+    assert first.given[0].tolist() == [4, 5]
+    assert second.given[0].tolist() == [2, 2.5]
+    assert sent.tolist() == [2, 3.25]
+    assert (first.positions, second.positions) == ([0], [1])
+    assert traffic == Traffic(2 + 110, 8 + 1)
+
+
+def test_each_has_its_own_reference() -> None:
+    chain = [Recorded("start"), Recorded("global"), Recorded("start")]
+    sent, _ = upload(chain, VECTOR, START, GLOBAL, WHO)
+    # 5, 7 -> 1, 2 + half of 4, 5 = 3, 4.5 -> 0, 3 + half of 3, 1.5 = 1.5, 3.75 -> 1, 2 + half of 0.5, 1.75
+    assert [each.given[0].tolist() for each in chain] == [[4, 5], [3, 1.5], [0.5, 1.75]]
+    assert sent.tolist() == [1.25, 2.875]
+    assert [each.positions for each in chain] == [[0], [1], [2]]
+
+
+def test_whom_nothing_concerns_is_sent_to_the_bit_and_whole() -> None:
+    vector = torch.rand(1000)
+    sent, traffic = upload([Scaling(3.0, clients=[0])], vector, torch.rand(1000), vector, WHO)
+    assert sent is vector
+    assert traffic == Traffic(1000, 4000.0)
+    assert upload([], vector.double(), vector, vector, WHO)[1] == Traffic(1000, 8000.0)
+
+
+def test_the_loops_order_is_attacks_privacy_and_the_rest() -> None:
+    attack, privacy, topk = Scaling(2.0), GaussianPrivacy(clip=1.0, noise_multiplier=0.0), TopK()
+    assert FederatedLoop(attacks=[attack], privacy=privacy, uploads=[topk]).uploads == [attack, privacy, topk]
+
+
+def test_the_loop_says_who_sends_what_and_counts_it(tmp_path: Path) -> None:
+    seen: list[Departure] = []
+
+    class Seen(Recorded):
+        def apply(self, update: Tensor, departure: Departure) -> Tensor:
+            seen.append(departure)
+            departure.state["visits"] = departure.state.get("visits", torch.tensor(0)) + 1
+            return super().apply(update, departure)
+
+    loop = FederatedLoop(uploads=[Seen(numbers=7)], seed=9)
+    fit(loop, tmp_path, rounds=2)
+    assert [(d.client, d.round_index, d.seed, d.num_clients) for d in seen[3:]] == [(c, 1, 9, 3) for c in range(3)]
+    assert all(d.start_sent and d.num_parameters == loop.space.num_parameters for d in seen)
+    assert loop.channel.numbers([0], "up").item() == loop.space.size + 7
+    assert {client: state["visits"].item() for client, state in loop.state_dict()["clients"].items()} == {
+        0: 2,
+        1: 2,
+        2: 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("upload", "told"),
+    [
+        (TopK(0.1), "TopK(share=0.1, error_feedback=True)"),
+        (Quantized(4), "Quantized(bits=4, bucket=512, stochastic=True, error_feedback=True)"),
+    ],
+)
+def test_settings_are_told(upload: Any, told: str) -> None:
+    assert repr(upload) == told

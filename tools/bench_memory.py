@@ -1,0 +1,177 @@
+"""Memory of the server's side of a round, beyond the cohort's models.
+
+    python tools/bench_memory.py [--cases fedavg cssv ...] [--sizes large many]
+
+The server has to hold the models ``[k, P]`` that the clients have sent; what works on them should not hold them twice.
+For k = 50 ResNet-18 (P = 11 M, 2.2 GB) and k = 1,000 MLPs (P = 1 M, 4.0 GB) of random weights, every case is one round
+of ``RoundServer.finish`` in a process of its own. Prints a Markdown table: the peak of resident memory above what was
+resident before, in cohort matrices (0.15 is 1.15 matrices in all), and processor seconds. With personal start points
+the server holds one more matrix from the round before, which is not counted; those of the next round are. Linux; needs
+up to 17 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from common import be_quiet
+from torch import Tensor, nn
+from torchvision.models import resnet18
+
+from flsv.aggregation import CGSV, Aggregator, FedAdam, FedAvg, GeometricMedian
+from flsv.games import ModelEvaluator
+from flsv.metrics import ClassSpecificShapley, ContributionMetric, CosineGradientShapley
+from flsv.models import MLP
+from flsv.parameters import ParameterSpace
+from flsv.participants import Channel
+from flsv.personalization import Personalizer, ShapFedPersonalizer
+from flsv.round import FederationState, Round
+from flsv.server import ContributionBoard, RoundServer
+
+CLASSES = 10
+SIZES = {"large": "k = 50, P = 11 M", "many": "k = 1,000, P = 1 M"}
+CASES = {
+    "fedavg": "FedAvg",
+    "fedadam": "FedAdam",
+    "norms": "norms of the updates",
+    "cssv": "class-specific Shapley values",
+    "cgsv": "CGSV, metric and aggregator",
+    "median": "GeometricMedian, at most 3 steps",
+    "games": "coalition games, 3 coalitions",
+    "starts": "personal start points: all these metrics",
+    "shapfed": "personal start points: ShapFed gives new ones",
+}
+
+
+class Norms(ContributionMetric):
+    """How far every client has moved, ``[num_clients]``."""
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        return {"norms": lambda round: round.matrix.norms()}
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("norms", torch.zeros(num_clients), dist_reduce_fx="max")
+
+    def update(self, client_ids: Tensor, norms: Tensor) -> None:
+        self.norms[client_ids] = norms.float()
+
+    def compute(self) -> Tensor:
+        return self.norms
+
+
+class FewCoalitions(ContributionMetric):
+    """What the first client, the first half and all are worth; told of everybody, ``[num_clients]``."""
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("worth", torch.zeros(num_clients), dist_reduce_fx="max")
+
+    def update(self, client_ids: Tensor, utility: Any) -> None:
+        k = len(client_ids)
+        masks = torch.arange(k) < torch.tensor([[1], [k // 2], [k]])
+        self.worth[client_ids] = utility(masks).mean().float()
+
+    def compute(self) -> Tensor:
+        return self.worth
+
+
+def federation(size: str) -> tuple[int, nn.Module, Tensor]:
+    """k, the module and the server's validation images."""
+    torch.manual_seed(0)
+    if size == "large":
+        return 50, resnet18(num_classes=CLASSES), torch.randn(16, 3, 32, 32)
+    return 1000, MLP(num_classes=CLASSES, input_shape=(784,), hidden=(1000, 200)), torch.randn(16, 784)
+
+
+def models(k: int, vector: Tensor) -> Tensor:
+    """``[k, P]`` near a vector, row by row: at no time more than these."""
+    rows = torch.empty(k, len(vector))
+    for row in rows:
+        row.uniform_(0, 0.01).add_(vector)
+    return rows
+
+
+def metrics(case: str) -> dict[str, ContributionMetric]:
+    made: dict[str, ContributionMetric] = {
+        "cssv": ClassSpecificShapley(),
+        "cgsv": CosineGradientShapley(),
+        "norms": Norms(),
+        "games": FewCoalitions(),
+    }
+    if case == "starts":
+        return made
+    name = "cssv" if case == "shapfed" else case
+    return {name: made[name]} if name in made else {}
+
+
+def measure(case: str, size: str) -> None:
+    """Print the extra matrices and the seconds of one case."""
+    be_quiet()
+    k, module, x = federation(size)
+    space = ParameterSpace(module)
+    board = ContributionBoard(metrics(case))
+    board.bind(k, CLASSES, None)
+    aggregator: Aggregator = {
+        "fedadam": FedAdam(),
+        "cgsv": CGSV(),
+        "median": GeometricMedian(iterations=3, tolerance=0),
+    }.get(case, FedAvg())
+    personalizer: Personalizer | None = ShapFedPersonalizer() if case == "shapfed" else None
+    y = torch.arange(len(x)) % CLASSES
+    evaluator = ModelEvaluator(module, space, [(x, y)], num_classes=CLASSES)
+    server = RoundServer(board, aggregator, personalizer, [], space, Channel(), evaluator)
+
+    vector = space.read(module)
+    personal = case in ("starts", "shapfed")
+    starts = [row.clone() for row in models(k, vector)] if personal else None
+    state = FederationState(num_clients=k, global_vector=vector, starts=dict(enumerate(starts or [])))
+    matrix = models(k, vector)
+    ids, samples = torch.arange(k), torch.arange(1, k + 1)
+    round = Round(0, ids, samples, vector, matrix, space, starts=starts, games=server.games)
+    before, clock = resident(), time.process_time()
+    # The peak must be this round's: that of what has been prepared is forgotten.
+    Path("/proc/self/clear_refs").write_text("5")
+    server.finish(round, state)
+    print((peak() - before) / (matrix.numel() * matrix.element_size()), time.process_time() - clock)
+
+
+def resident() -> int:
+    """Bytes of this process in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def peak() -> int:
+    """The most that they have been."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        measure(*arguments.measure)
+        return
+    print("| a round of | " + " | ".join(f"{SIZES[size]}: matrices beyond, seconds" for size in arguments.sizes) + " |")
+    print("|---|" + "---|" * len(arguments.sizes))
+    for case in arguments.cases:
+        cells = []
+        for size in arguments.sizes:
+            command = [sys.executable, __file__, "--measure", case, size]
+            told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.split()
+            cells.append(f"{float(told[-2]):.2f}, {float(told[-1]):.1f} s")
+        print(f"| {CASES[case]} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
