@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
@@ -48,7 +49,7 @@ from flsv.server.checks import check_arguments, check_names, check_setup
 from flsv.server.description import settings
 from flsv.server.fingerprint import fingerprint, settings_of
 from flsv.server.metric_shapes import check_metric_shapes
-from flsv.server.resume import check_checkpoint, check_state
+from flsv.server.resume import check_checkpoint, check_sharing, check_state
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
 
@@ -86,6 +87,11 @@ class FederatedLoop(L.Callback):
         exclude_outliers: leave such an update out of its round, like one that is not finite.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
+        share: what of the module travels: ``"all"``; ``"trainable"``, the parameters that require a gradient when the
+            fit begins, and all buffers (adapters, LoRA); a list of names, such as ``["!norm"]`` (FedBN) or
+            ``["!head"]`` (FedPer), see :func:`flsv.participants.sharing.sharing`; or a function of an entry's name and
+            tensor. The rest stays at its client, which keeps and is evaluated with it; the global model has its
+            initial values.
         evaluate_clients_every: rounds between two evaluations of the clients' own models on their own test splits; 0
             for never.
         evaluate_models: which of a client's models that is: ``"received"``, its next start point, or ``"trained"``, the
@@ -121,6 +127,7 @@ class FederatedLoop(L.Callback):
     _buffers: list[Tensor | None] | None
     _fingerprint: dict[str, dict[str, str]]
     _given_seed: str | int | None
+    _shared: dict[str, str] | None
     _patches: list[PatchedAttributes]
     _lock: FolderLock | None
     _limit: float
@@ -145,6 +152,7 @@ class FederatedLoop(L.Callback):
         outlier_threshold: float | None = THRESHOLD,
         exclude_outliers: bool = False,
         head: str | None = None,
+        share: str | list[str] | Callable[[str, Tensor], bool] = "all",
         evaluate_clients_every: int = 0,
         evaluate_models: Literal["received", "trained"] = "received",
         keep_trained: bool | None = None,
@@ -175,6 +183,7 @@ class FederatedLoop(L.Callback):
         self.board = ContributionBoard({**(metrics or {}), **spent}, check_names(self.strategies))
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
         self.outlier_threshold, self.exclude_outliers = outlier_threshold, exclude_outliers
+        self.share = share
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
@@ -310,6 +319,7 @@ class FederatedLoop(L.Callback):
         )
         if self._asked is not None:
             fit.options.check(self._asked)
+            check_sharing(self._shared, fit.space.described())
         self._reporter = Reporter(
             trainer, self.metrics, data.class_names, per_class=self.log_per_class, figures_every=self.figures_every
         )
@@ -447,6 +457,7 @@ class FederatedLoop(L.Callback):
             "clients": self._states.state_dict(),
             "optimizers": self._optimizer_state if local is None else local.optimizers.state_dict(),
             "buffers": self._buffers if local is None else local.buffers(),
+            "shared": None if fit is None else fit.space.described(),
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
             "csv": self._csv,
         }
@@ -456,6 +467,7 @@ class FederatedLoop(L.Callback):
             return  # validating, testing or predicting with a checkpoint: only the global model matters
         self.check_state(state_dict)
         self._asked, self._resumed = state_dict.get("asked"), True
+        self._shared = state_dict.get("shared")
         self.state.load_state_dict(state_dict)
         self.board.load_state_dict(state_dict["board"])
         self._states.load_state_dict(state_dict["clients"])
@@ -491,6 +503,7 @@ class FederatedLoop(L.Callback):
         self._fit, self._resumed, self._fitting, self._given_seed = None, False, False, None
         self._csv, self._asked, self._optimizer_state, self._buffers = None, None, None, None
         self._fingerprint, self._patches, self._lock, self._progress = {}, [], None, None
+        self._shared = None
 
     def _return(self) -> None:
         """Leave the trainer and the module as they were found."""

@@ -7,7 +7,8 @@ aggregation is a matrix-vector product. Integer buffers (BatchNorm's ``num_batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -46,13 +47,17 @@ class ParameterSpace:
             where a submodule has one, else the last ``nn.Linear``.
         private: patterns (``fnmatch``) of the names of parameters and floating-point buffers that are not part of the
             vector.
+        kept: names of further parameters and persistent buffers, integer ones too, that are not.
+        constant: names of parameters that are not, and never change.
 
     Attributes:
         size: P, the length of the vector.
         names: of what the vector holds, in its order.
-        private_names: of the floating-point state that it leaves out.
+        private_names: of the state that it leaves out and that is each client's own.
+        constant_names: of the parameters that it leaves out and that are the same at all clients.
         num_parameters: the length of its first part, the parameters; the rest are buffers.
-        head: the :class:`Head`, or None where there is no linear layer.
+        head: the :class:`Head`, or None where there is no linear layer, or the vector does not hold its weights.
+        apart_head: the head's name, where the vector does not hold its weights.
 
     Raises:
         ConfigurationError: the head's name is unknown, or names a layer without a weight matrix; complex parameters.
@@ -70,11 +75,23 @@ class ParameterSpace:
         torch.Size([3, 5])
     """
 
-    def __init__(self, module: nn.Module, head: str | None = None, private: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        head: str | None = None,
+        private: Sequence[str] = (),
+        *,
+        kept: Collection[str] = (),
+        constant: Collection[str] = (),
+    ) -> None:
         everything = dict(_float_state(module))
-        self.private_names = tuple(n for n in everything if any(fnmatchcase(n, pattern) for pattern in private))
-        tensors = {name: tensor for name, tensor in everything.items() if name not in self.private_names}
-        if self.private_names and not tensors:
+        matching = {n for n in everything if any(fnmatchcase(n, pattern) for pattern in private)}
+        self.private_names = tuple(n for n, _ in named_state(module) if n in matching or n in kept)
+        self.constant_names = tuple(n for n in everything if n in constant and n not in matching)
+        self._private, self._constant = frozenset(self.private_names), frozenset(self.constant_names)
+        self._apart = self._private | self._constant
+        tensors = {name: tensor for name, tensor in everything.items() if name not in self._apart}
+        if self._apart and not tensors:
             raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
         for name, tensor in tensors.items():
             if tensor.is_complex():
@@ -91,6 +108,7 @@ class ParameterSpace:
         self.dtype = torch.float32
         for tensor in tensors.values():
             self.dtype = torch.promote_types(self.dtype, tensor.dtype)
+        self.apart_head: str | None = None
         self.head = self._locate_head(module, head)
 
     def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
@@ -112,18 +130,32 @@ class ParameterSpace:
         """Copies of the module's private state, by name."""
         if not self.private_names:
             return {}
-        return {n: tensor.detach().clone() for n, tensor in _float_state(module) if n in self.private_names}
+        return {n: tensor.detach().clone() for n, tensor in named_state(module) if n in self._private}
 
     @torch.no_grad()
     def write_private(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         """Copy private state into the module; names that are not given stay as they are."""
         if tensors:
-            for name, tensor in _float_state(module):
+            for name, tensor in named_state(module):
                 if name in tensors:
                     tensor.copy_(tensors[name])
 
+    def constants(self, module: nn.Module) -> dict[str, Tensor]:
+        """The module's own parameters that are taken to be constant, by name."""
+        if not self._constant:
+            return {}
+        return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
+
+    def described(self) -> dict[str, str]:
+        """What travels, what is each client's own and what is constant, in numbers and hashes."""
+        parts = {"shared": self.names, "private": self.private_names, "constant": self.constant_names}
+        return {
+            part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
+            for part, names in parts.items()
+        }
+
     def _shared(self, module: nn.Module) -> list[Tensor]:
-        return [tensor for name, tensor in _float_state(module) if name not in self.private_names]
+        return [tensor for name, tensor in _float_state(module) if name not in self._apart]
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Named tensors ``[..., *shape]`` of vectors ``[..., P]``, or ``[..., num_parameters]``: views, not copies."""
@@ -140,15 +172,14 @@ class ParameterSpace:
 
     def _locate_head(self, module: nn.Module, name: str | None) -> Head | None:
         layers = dict(module.named_modules())
+        name = head_name(module, name)
         if name is None:
-            name = _default_head(module)
-            if name is None:
-                return None
-        elif name not in layers:
-            linear = [n for n, layer in layers.items() if isinstance(layer, nn.Linear)]
-            raise ConfigurationError(f"head={name!r} is not a layer of the module. Its linear layers: {linear}.")
+            return None
         known = {id(tensor): tensor_name for tensor_name, tensor in _float_state(module)}
         weight, bias = (known.get(id(getattr(layers[name], part, None))) for part in ("weight", "bias"))
+        if weight in self._apart:
+            self.apart_head = name
+            return None
         shapes = dict(zip(self.names, self.shapes))
         if weight is None or len(shapes[weight]) < 2:
             raise ConfigurationError(
@@ -157,18 +188,44 @@ class ParameterSpace:
             )
         ends = torch.tensor(self._sizes).cumsum(0).tolist()
         place = {n: slice(end - size, end) for n, end, size in zip(self.names, ends, self._sizes)}
-        return Head(name, shapes[weight][0], place[weight], place[bias] if bias else None)
+        return Head(name, shapes[weight][0], place[weight], place.get(bias) if bias else None)
+
+
+def head_name(module: nn.Module, given: str | None = None) -> str | None:
+    """The classifier head's name: the given one, or timm's ``get_classifier()``, or the last ``nn.Linear``, if any.
+
+    Raises:
+        ConfigurationError: no layer has the given name.
+    """
+    if given is None:
+        return _default_head(module)
+    layers = dict(module.named_modules())
+    if given not in layers:
+        linear = [n for n, layer in layers.items() if isinstance(layer, nn.Linear)]
+        raise ConfigurationError(f"head={given!r} is not a layer of the module. Its linear layers: {linear}.")
+    return given
+
+
+def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, persistent floating-point buffers, then other persistent buffers (counters), each tensor once."""
+    yield from _float_state(module)
+    yield from _buffers(module, floating=False)
 
 
 def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, then persistent floating-point buffers, each tensor once."""
     yield from module.named_parameters()
+    yield from _buffers(module, floating=True)
+
+
+def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
+    """The persistent ones, floating-point (or complex) or not."""
     seen = set()
     for prefix, layer in module.named_modules():
         for name, buffer in layer._buffers.items():
             if buffer is None or name in layer._non_persistent_buffers_set or id(buffer) in seen:
                 continue
-            if buffer.is_floating_point() or buffer.is_complex():
+            if (buffer.is_floating_point() or buffer.is_complex()) == floating:
                 seen.add(id(buffer))
                 yield f"{prefix}.{name}" if prefix else name, buffer
 

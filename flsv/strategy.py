@@ -34,6 +34,7 @@ class Federation:
         optimizers: the clients', as the module configures them.
         strategies: all that take part, by their roles: ``"aggregator"``, ``"personalizer"``, ``"sampler"``,
             ``"client_algorithm"``.
+        local_epochs: passes over a client's data per round.
     """
 
     global_vector: Tensor
@@ -44,6 +45,7 @@ class Federation:
     seed: int
     optimizers: Sequence[Optimizer] = ()
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
+    local_epochs: int = 1
 
 
 class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods

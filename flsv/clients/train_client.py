@@ -8,7 +8,7 @@ before it leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from flsv._lightning.accumulation import AccumulationWindows
 from flsv.clients.algorithms import ClientAlgorithm, Visit
 from flsv.clients.optimizers import ClientOptimizers
+from flsv.errors import ConfigurationError
 from flsv.functional.distances import distances
 from flsv.parameters import Leftovers, ParameterSpace
 from flsv.participants import LocalData, at
@@ -40,6 +41,7 @@ class LocalTraining:
         personalizer: says where a client starts from; None: from what it is sent.
         strategies: what else the clients report is up to these.
         uploads: what happens to their updates before they leave.
+        local_epochs: that a client's batches are the batches of.
 
     Attributes:
         local: the data of the client that trains now; None between two clients.
@@ -56,10 +58,13 @@ class LocalTraining:
         personalizer: Personalizer | None = None,
         strategies: Sequence[Strategy] = (),
         uploads: Sequence[Upload] = (),
+        local_epochs: int = 1,
     ) -> None:
         self.module, self.space, self.optimizers, self.windows = module, space, optimizers, windows
         self._num_clients, self._algorithm, self._personalizer = num_clients, algorithm, personalizer
-        self._strategies, self._uploads = strategies, uploads
+        self._strategies, self._uploads, self._local_epochs = strategies, uploads, local_epochs
+        self._constants = space.constants(module)
+        self._constant = set(self._constants.values())
         self._leftovers = Leftovers(module)
         self.local: LocalData | None = None
         self._within = False
@@ -68,6 +73,7 @@ class LocalTraining:
         """The module holds the global model."""
         self.global_vector = self.space.read(self.module)
         self._buffers, self._private = self._leftovers.read(), self.space.read_private(self.module)
+        self._marks = _marks(self._constants.values())
         self._next_buffers: list[Tensor | None] | None = None
         self._within = True
 
@@ -97,9 +103,15 @@ class LocalTraining:
         if self.local is None:
             return  # the module's own, between two clients
         self._visit.num_steps += 1
+        if self._constant:
+            self._check_frozen(optimizer)
         if self._algorithm is not None:
             self._visit.lr_sum += optimizer.param_groups[0]["lr"]
+            self._visit.epoch = self._position * self._local_epochs // self._batches
             held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            for parameter in self._algorithm.resting(self._visit, held):
+                parameter.grad = None
+            held = [p for p in held if p.grad is not None]
             parameters, gradients = self._visit.shared(held, [p.grad for p in held])
             self._algorithm.gradients(self._visit, parameters, gradients)
 
@@ -124,9 +136,13 @@ class LocalTraining:
         del self._visit  # it holds models
         with at(local):
             vector = trained = self.space.read(self.module, out=out)
+            private = self.space.read_private(self.module)
+            self._check_constant()
             if self.optimizers.upload():
                 trained = trained.clone()
                 self.space.read(self.module, out=vector)
+            # Nobody else must find one client's own state in the module: clients that have none yet, the server.
+            self.space.write_private(self.module, self._private)
             start = visit.start
             departure = Departure(
                 client,
@@ -141,7 +157,7 @@ class LocalTraining:
             if sent is not vector:
                 trained = trained.clone() if trained is vector else trained
                 vector.copy_(sent)
-            if not (vector.sum().isfinite() or vector.isfinite().all()):
+            if not (vector.sum().isfinite() or vector.isfinite().all()) or self._broken(private):
                 return None
             local.visit(start, trained)
             cut = self.space.num_parameters
@@ -150,7 +166,7 @@ class LocalTraining:
                 self._next_buffers = self._leftovers.read()
             visit.trained, visit.sent = trained, vector
             loss, reports = (self._loss / self._position).item(), self._reports(local, visit)
-            local.private.update(self.space.read_private(self.module))
+            local.private.update(private)
             if self._personalizer is not None:
                 self._personalizer.keep(local)
         self.optimizers.save(client)
@@ -186,6 +202,32 @@ class LocalTraining:
         self._write(*now)
         return state
 
+    def _broken(self, private: Mapping[str, Tensor]) -> bool:
+        """Whether training has made something of the client's own not finite."""
+        return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
+
+    def _check_frozen(self, optimizer: Any) -> None:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            if parameter in self._constant:
+                name = next(name for name, each in self._constants.items() if each is parameter)
+                raise ConfigurationError(
+                    f"{name!r} required no gradient when the fit began, so that it is not shared, and now it is "
+                    "trained: what share says of what is trained holds for a whole fit. Share such parameters by "
+                    'patterns, FederatedLoop(share=["trainable", "name.*"]), or share all.'
+                )
+
+    def _check_constant(self) -> None:
+        differ = (_marks(self._constants.values()) != self._marks).any(0).tolist() if self._constants else []
+        changed = [name for name, other in zip(self._constants, differ) if other]
+        if changed:
+            more = ", ..." if len(changed) > 3 else ""
+            raise ConfigurationError(
+                f"{', '.join(map(repr, changed[:3]))}{more} require no gradient, so that they were taken to be the same "
+                "at all clients, and training changes them, as where one network follows another. Say what they are: "
+                'FederatedLoop(share=["trainable", "name.*"]) shares them, share=["trainable", "!name.*"] keeps them '
+                "at their client."
+            )
+
     def _reports(self, local: LocalData, visit: Visit) -> dict[str, Tensor]:
         told: dict[str, Tensor | float] = {}
         if self._algorithm is not None:
@@ -205,6 +247,16 @@ class LocalTraining:
         self.space.write(self.module, vector)
         self._leftovers.write(buffers)
         self.space.write_private(self.module, private)
+
+
+@torch.no_grad()
+def _marks(tensors: Iterable[Tensor]) -> Tensor:
+    """float64 ``[2, n]``, by which to see that tensors have changed, without copies of them."""
+    floating = [tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors]
+    if not floating:
+        return torch.empty(2, 0)
+    norms = torch.stack([norm.double() for norm in torch._foreach_norm(floating)])
+    return torch.stack([norms, torch.stack([tensor.sum().double() for tensor in floating])]).nan_to_num()
 
 
 def train_client(

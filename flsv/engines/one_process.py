@@ -24,6 +24,7 @@ from flsv.clients.trial import try_evaluations
 from flsv.data import FederatedDataModule
 from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates
+from flsv.participants.sharing import sharing, warn_of_sharing
 from flsv.round import FederationState, Instruction, Round
 from flsv.seeding import generator_for
 from flsv.server import ContributionBoard, RoundServer
@@ -73,8 +74,11 @@ class OneProcess:
         self._strategies: dict[str, Any] = dict(strategies)
         self._uploads, self._arguments = uploads, arguments
         private = [pattern for strategy in strategies.values() for pattern in strategy.private]
-        self.space = ParameterSpace(module, arguments["head"], private)
-        check_space(self.space, board, uploads, arguments["head"], data.num_classes)
+        shared = sharing(arguments["share"], module, arguments["head"])
+        self.space = ParameterSpace(module, arguments["head"], private, **shared._asdict())
+        kept = [name for name in self.space.private_names if name in shared.kept]
+        check_space(self.space, board, uploads, arguments["head"], data.num_classes, kept)
+        warn_of_sharing(kept, self.space, module, bool(arguments["evaluate_clients_every"]))
         for movable in (board, state, states):
             movable.to(module.device)
         self.options = OptimizerOptions(trainer)
@@ -102,7 +106,8 @@ class OneProcess:
         """Tell the strategies of the federation, before the first cohort is drawn."""
         state = self._state
         optimizers = self._trainer.optimizers
-        known = federation(state.model(), self.space, self._data, state.seed, optimizers, self._strategies)
+        epochs = self._arguments["local_epochs"]
+        known = federation(state.model(), self.space, self._data, state.seed, optimizers, self._strategies, epochs)
         for strategy in self._strategies.values():
             (strategy.resume if resumed else strategy.begin)(known)
         self._know_chances()
@@ -130,6 +135,7 @@ class OneProcess:
             self._strategies.get("personalizer"),
             list(self._strategies.values()),
             self._uploads,
+            arguments["local_epochs"],
         )
         if buffers is not None:
             local.restore(buffers)

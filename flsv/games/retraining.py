@@ -143,6 +143,12 @@ class _Measured(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         start = time.perf_counter()
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if getattr(callback, "share", "all") != "all" and callback.space.private_names:
+                raise ConfigurationError(
+                    f"RetrainedUtility evaluates the global model, and with share={callback.share!r} a part of it stays "
+                    "at the clients. Share all of it."
+                )
         self._space = ParameterSpace(pl_module)
         self._evaluate = ModelEvaluator(
             pl_module,

@@ -271,7 +271,8 @@ def entries_of(space: ParameterSpace, layers: Sequence[str] | None = None) -> Te
     """
     if layers is None:
         if space.head is None:
-            raise ConfigurationError("the module has no linear layer for a classifier. Name it: classifier=[...].")
+            why = f"shares no {space.apart_head!r}" if space.apart_head else "has no linear layer"
+            raise ConfigurationError(f"the module {why} for a classifier. Name it: classifier=[...].")
         layers = [space.head.name]
     prefixes = tuple(f"{layer}." for layer in layers)
     missing = [prefix[:-1] for prefix in prefixes if not any(name.startswith(prefix) for name in space.names)]

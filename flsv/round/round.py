@@ -175,6 +175,8 @@ class Round:
     def head(self) -> Head:
         """Where the classifier head lies in a vector."""
         if self.space.head is None:
+            if self.space.apart_head is not None:
+                raise ConfigurationError(f"the classifier head {self.space.apart_head!r} is not shared.")
             raise ConfigurationError("the module has no linear layer, so it has no classifier head.")
         return self.space.head
 

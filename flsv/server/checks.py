@@ -13,6 +13,7 @@ from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
+from flsv.participants.sharing import check_share
 from flsv.round import VOCABULARY
 from flsv.sampling import ClientSampler
 from flsv.server.board import ContributionBoard
@@ -37,6 +38,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             "FederatedLoop(exclude_outliers=True, outlier_threshold=None): there is no rule to exclude by; leave "
             "outlier_threshold out."
         )
+    check_share(arguments["share"])
     for name, words in (("client_optimizer", ("reset", "keep")), ("evaluate_models", ("received", "trained"))):
         if arguments[name] not in words:
             raise ConfigurationError(
@@ -162,13 +164,39 @@ def check_setup(
 
 
 def check_space(
-    space: ParameterSpace, board: ContributionBoard, uploads: Sequence[Upload], head: str | None, num_classes: int
+    space: ParameterSpace,
+    board: ContributionBoard,
+    uploads: Sequence[Upload],
+    head: str | None,
+    num_classes: int,
+    kept: Sequence[str] = (),
 ) -> None:
-    """Check what depends on the module's layers, once they exist."""
+    """Check what depends on the module's layers, once they exist.
+
+    Args:
+        space: the map between the module and vectors.
+        board: the metrics.
+        uploads: what happens to the clients' updates before they leave.
+        head: the loop's argument.
+        num_classes: of the data.
+        kept: names of what stays at the clients, as the loop's ``share`` says.
+    """
     for upload in uploads:
         upload.check(space)
-    if not (board.head_metrics or head):
+    if kept and board.game_metrics:
+        raise ConfigurationError(
+            f"metrics {board.game_metrics} evaluate models on the server's validation set, and the server has no "
+            f"whole model: {kept[0]!r} and {len(kept) - 1} more tensors stay at their clients. Share them, or use "
+            "metrics of the clients' updates, such as flsv.metrics.CosineGradientShapley."
+        )
+    if not (board.head_metrics or head) or (space.apart_head and not board.head_metrics):
         return
+    if space.apart_head:
+        raise ConfigurationError(
+            f"metrics {board.head_metrics} compare the clients' classifier heads, and the head {space.apart_head!r} is "
+            "not shared. Share it, name another layer with FederatedLoop(head=...), or use metrics of the whole "
+            "update, such as flsv.metrics.CosineGradientShapley."
+        )
     asking = f"metrics {board.head_metrics}" if board.head_metrics else f"head={head!r}"
     if space.head is None:
         raise ConfigurationError(

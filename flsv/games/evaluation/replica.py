@@ -49,6 +49,7 @@ class Replica:
         self.metric = None if metric is None else private_metric(metric)
         self.vector = torch.empty(space.size, dtype=space.dtype, device=module_device(module))
         self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._constant = frozenset(space.constant_names)
 
     def twin(self) -> Replica:
         """Another copy, for another thread."""
@@ -63,6 +64,10 @@ class Replica:
         pairs = [(mine[n], b.detach()) for n, b in theirs.items() if n in mine and mine[n].shape == b.shape]
         self._pairs = ([m for m, _ in pairs], [t for _, t in pairs])
         self._copy_buffers()
+        # What no forward pass changes need not be copied for every model.
+        lasting = {id(mine[n]) for n in self._constant if n in mine}
+        changing = [(m, t) for m, t in zip(*self._pairs) if id(m) not in lasting]
+        self._pairs = ([m for m, _ in changing], [t for _, t in changing])
 
     def load(self, build: Build, index: int) -> None:
         """Become model ``index``."""
