@@ -222,10 +222,10 @@ class LocalTraining:
         if changed:
             more = ", ..." if len(changed) > 3 else ""
             raise ConfigurationError(
-                f"{', '.join(map(repr, changed[:3]))}{more} require no gradient, so that they were taken to be the same "
-                "at all clients, and training changes them, as where one network follows another. Say what they are: "
-                'FederatedLoop(share=["trainable", "name.*"]) shares them, share=["trainable", "!name.*"] keeps them '
-                "at their client."
+                f"{', '.join(map(repr, changed[:3]))}{more} require no gradient, so that they were taken to be the "
+                "same at all clients, and training changes them, as where one network follows another. Say what they "
+                'are: FederatedLoop(share=["trainable", "name.*"]) shares them, share=["trainable", "!name.*"] keeps '
+                "them at their client."
             )
 
     def _reports(self, local: LocalData, visit: Visit) -> dict[str, Tensor]:
@@ -252,7 +252,9 @@ class LocalTraining:
 @torch.no_grad()
 def _marks(tensors: Iterable[Tensor]) -> Tensor:
     """float64 ``[2, n]``, by which to see that tensors have changed, without copies of them."""
-    floating = [tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors]
+    floating = [
+        tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors
+    ]
     if not floating:
         return torch.empty(2, 0)
     norms = torch.stack([norm.double() for norm in torch._foreach_norm(floating)])

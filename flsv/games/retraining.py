@@ -146,8 +146,8 @@ class _Measured(L.Callback):
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if getattr(callback, "share", "all") != "all" and callback.space.private_names:
                 raise ConfigurationError(
-                    f"RetrainedUtility evaluates the global model, and with share={callback.share!r} a part of it stays "
-                    "at the clients. Share all of it."
+                    f"RetrainedUtility evaluates the global model, and with share={callback.share!r} a part of it "
+                    "stays at the clients. Share all of it."
                 )
         self._space = ParameterSpace(pl_module)
         self._evaluate = ModelEvaluator(

@@ -1,7 +1,7 @@
 """LoRA adapters in a federation: a frozen network, and small trained matrices that travel.
 
-Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022: a layer's weight W is frozen, and its step is
-(alpha / r) B A with A ``[r, in]`` drawn at random and B ``[out, r]`` zero at first. The layers are ``peft``'s.
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022: a layer's weight W is frozen, and its step
+is (alpha / r) B A with A ``[r, in]`` drawn at random and B ``[out, r]`` zero at first. The layers are ``peft``'s.
 
 Clients' adapters averaged one by one give (sum_i w_i B_i) (sum_i w_i A_i), which is not the average of what they have
 learnt, sum_i w_i B_i A_i. With one A at all clients, never trained, the two are equal, for any weights: FFA-LoRA (Sun

@@ -138,9 +138,7 @@ def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Modul
         )
 
 
-def _named(
-    word: str, module: nn.Module, state: dict[str, Tensor], frozen: set[str], head: str | None
-) -> Iterator[str]:
+def _named(word: str, module: nn.Module, state: dict[str, Tensor], frozen: set[str], head: str | None) -> Iterator[str]:
     if word == "all":
         yield from state
     elif word == "trainable":

@@ -101,11 +101,13 @@ def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> N
     Raises:
         ConfigurationError: it does not.
     """
-    differ = [f"{name}: {text}, and was {before[name]}" for name, text in now.items() if before and before[name] != text]
+    differ = [
+        f"{name}: {text}, and was {before[name]}" for name, text in now.items() if before and before[name] != text
+    ]
     if differ:
         raise ConfigurationError(
-            f"the run is resumed with another part of the module shared ({'; '.join(differ)}). What is frozen, and what "
-            "share says, must be what the run was started with."
+            f"the run is resumed with another part of the module shared ({'; '.join(differ)}). What is frozen, and "
+            "what share says, must be what the run was started with."
         )
 
 
