@@ -31,6 +31,7 @@ from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
 from flsv.aggregation import FedAvg
 from flsv.attacks import SignFlip
 from flsv.cli.own_models import OwnModels
+from flsv.clients.algorithms import MoreauSGD
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
@@ -99,20 +100,26 @@ def assert_evaluated(federated: FederatedLoop, expected: nn.Module, own: dict[in
         assert federated.client_accuracy[client] == pytest.approx(float(torch.cat(hits).mean()))
 
 
-class FirstStays(FedAvg):
+class ShiftStays(FedAvg):
     """A strategy may say so, too."""
 
-    private = ("net.0.*",)
+    private = ("shift",)
 
 
-class Spread(Plain):
-    """Whoever trains, makes something of the first layer that nobody could take for the initial one."""
+class Shifted(Plain):
+    """Whoever trains comes to see nothing but its own class."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.shift = nn.Parameter(torch.zeros(CLASSES), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (0 if self.training else self.shift)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
         with torch.no_grad():
-            self.net[0].weight.fill_(float(loop_of(self).current_client) - 7)
-        return loss
+            self.shift[loop_of(self).current_client] = 100.0
+        return super().training_step(batch, batch_idx)
 
 
 def loop_of(module: L.LightningModule) -> FederatedLoop:
@@ -123,21 +130,20 @@ def test_nobody_is_evaluated_with_another_clients_part(tmp_path: Path) -> None:
     """The last client of the cohort is still in the module when clients and games are evaluated."""
     seen: list[Tensor] = []
 
-    class Looks(FirstStays):
+    class Looks(ShiftStays):
         def end_round(self, round: Any) -> None:
             assert round.server_data is not None
-            seen.append(round.server_data.module(round.global_vector).net[0].weight.clone())
+            seen.append(round.server_data.module(round.global_vector).shift.clone())
 
     federated = FederatedLoop(Looks(), sampler=FixedCohort([0, 2]), evaluate_clients_every=1, seed=1)
-    data, module = toy_data((1, 4, 1)), Spread(network(batch_norm=False))
-    initial = module.net[0].weight.detach().clone()
+    data, module = toy_data((2, 3, 2)), Shifted()
     fit(federated, tmp_path, module, data, rounds=1)
-    model = copy.deepcopy(module.net).eval()
-    hits = [(model(x).argmax(-1) == y).float() for x, y in data.client_loader(1, "test")]
     assert federated.client_accuracy is not None
-    assert federated.client_accuracy[1] == pytest.approx(float(torch.cat(hits).mean()))
-    assert torch.equal(model[0].weight, initial)
-    assert torch.equal(seen[0], initial)
+    shares = [float((data.client_labels(client, "test") == client).float().mean()) for client in (0, 2)]
+    assert federated.client_accuracy[[0, 2]].tolist() == pytest.approx(shares)
+    labels = data.client_labels(1, "test")
+    assert federated.client_accuracy[1] > 0.2 + max((labels == leaked).float().mean() for leaked in range(CLASSES))
+    assert seen[0].tolist() == module.shift.tolist() == [0.0] * CLASSES
 
 
 # ---- what is trained
@@ -403,3 +409,26 @@ def test_a_head_without_its_bias(tmp_path: Path) -> None:
     fit(FederatedLoop(share=["!*4.bias"], metrics={"heads": metric}, seed=1), tmp_path, rounds=1)
     assert metric.shape.tolist() == [3, CLASSES, 8]
     assert FEATURES == 6
+
+
+def test_what_stays_of_a_client_that_uploads_another_model_is_what_it_trained(tmp_path: Path) -> None:
+    """pFedMe's clients train theta and upload w: the head that stays is theta's."""
+    heads: dict[int, Tensor] = {}
+
+    class Thetas(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            client = loop_of(self).current_client
+            loss = super().training_step(batch, batch_idx)
+            loss.register_hook(lambda _: heads.update({client: self.net[4].weight.detach().clone()}))
+            return loss
+
+    federated = FederatedLoop(share=["!head"], evaluate_models="trained", evaluate_clients_every=1, seed=1)
+    options: dict[str, Any] = {"lr": 0.001, "outer_lr": 1e-4, "lamda": 15.0, "inner_steps": 1}
+    module = Thetas(network(batch_norm=False), lambda ps: MoreauSGD(ps, **options))
+    start = module.net[4].weight.detach().clone()
+    fit(federated, tmp_path, module, rounds=1)
+    for client, state in federated.state_dict()["clients"].items():
+        theta = state["module.net.4.weight"]
+        # One inner step beyond the last gradient, while w has moved a thousandth of the way.
+        assert (theta - heads[client]).abs().max() < (theta - start).abs().max()
+        assert (theta - start).abs().max() > 1e-3

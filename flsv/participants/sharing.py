@@ -24,6 +24,8 @@ Share = str | list[str] | Callable[[str, Tensor], bool]
 #: Classes of layers that normalise, also other libraries' (``LlamaRMSNorm``, ``FrozenBatchNorm2d``).
 _NORMALISES = re.compile(r"(Batch|Instance|Group|Layer|RMS)_?Norm")
 
+_LORA_A = re.compile(r"\b(lora(?:_embedding)?)_A\b")
+
 
 class Sharing(NamedTuple):
     """What does not travel.
@@ -129,7 +131,7 @@ def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Modul
             stacklevel=2,
         )
     trained = {name for name, parameter in module.named_parameters() if parameter.requires_grad} & set(space.names)
-    pairs = [name for name in sorted(trained) if "lora_A" in name and name.replace("lora_A", "lora_B") in trained]
+    pairs = [name for name in sorted(trained) if (b := _LORA_A.sub(r"\1_B", name)) != name and b in trained]
     if pairs:
         warnings.warn(
             f"LoRA's A and B are averaged one by one ({_some(pairs)}), and the product of averages is not the average "

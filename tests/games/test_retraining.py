@@ -130,3 +130,11 @@ def test_errors(tmp_path: Path) -> None:
         utility(masks((0,)))
     with pytest.raises(ValueError, match=r"masks bool \[K, 3\]"):
         utility(torch.ones(2, 3))
+
+
+def test_a_model_that_is_nowhere_whole_has_no_value(tmp_path: Path) -> None:
+    def trainer(cohort: FixedCohort) -> L.Trainer:
+        return trainer_for(FederatedLoop(sampler=cohort, share=["!head"], seed=5), tmp_path, 1, limit_val_batches=0)
+
+    with pytest.raises(ConfigurationError, match=r"RetrainedUtility .* share=\['!head'\] a part of it stays"):
+        RetrainedUtility(trainer, Plain(network()), data())(masks((1,)))
