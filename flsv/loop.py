@@ -90,8 +90,8 @@ class FederatedLoop(L.Callback):
         share: what of the module travels: ``"all"``; ``"trainable"``, the parameters that require a gradient when the
             fit begins, and all buffers (adapters, LoRA); a list of names, such as ``["!norm"]`` (FedBN) or
             ``["!head"]`` (FedPer), see :func:`flsv.participants.sharing.sharing`; or a function of an entry's name and
-            tensor. The rest stays at its client, which keeps and is evaluated with it; the global model has its
-            initial values.
+            tensor (in YAML, ``class_path`` and ``init_args`` of a class whose objects are such). The rest stays at its
+            client, which goes on and is evaluated with it; the global model has its initial values.
         evaluate_clients_every: rounds between two evaluations of the clients' own models on their own test splits; 0
             for never.
         evaluate_models: which of a client's models that is: ``"received"``, its next start point, or ``"trained"``, the
