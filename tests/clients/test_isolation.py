@@ -91,7 +91,8 @@ def test_a_checkpoint_between_two_clients_holds_the_rounds_own(tmp_path: Path) -
     class Watch(L.Callback):
         def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
             loop = next(each for each in trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
-            seen.append(loop.state_dict()["buffers"][0].clone())  # before the loop's own hook: between two clients
+            buffers = loop.state_dict()["buffers"]["buffers"]  # before the loop's own hook: between two clients
+            seen.append(buffers["bank"].clone())
 
     fit(FederatedLoop(seed=1), tmp_path, MemoryBank(), rounds=1, callbacks=[Watch()])
     assert len(seen) > 5
