@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from flsv.errors import ConfigurationError
 
@@ -55,6 +56,8 @@ class ParameterSpace:
         names: of what the vector holds, in its order.
         private_names: of the state that it leaves out and that is each client's own.
         constant_names: of the parameters that it leaves out and that are the same at all clients.
+        left_names: of other buffers and frozen parameters with entries that are not finite, such as attention masks of
+            -inf. Their averages would be NaN: the vector leaves them out, and they must stay as they are.
         num_parameters: the length of its first part, the parameters; the rest are buffers.
         head: the :class:`Head`, or None where there is no linear layer, or the vector does not hold its weights.
         apart_head: the head's name, where the vector does not hold its weights.
@@ -85,11 +88,15 @@ class ParameterSpace:
         constant: Collection[str] = (),
     ) -> None:
         everything = dict(_float_state(module))
+        _check_values(everything)
+        self._floating = frozenset(everything)
         matching = {n for n in everything if any(fnmatchcase(n, pattern) for pattern in private)}
         self.private_names = tuple(n for n, _ in named_state(module) if n in matching or n in kept)
         self.constant_names = tuple(n for n in everything if n in constant and n not in matching)
         self._private, self._constant = frozenset(self.private_names), frozenset(self.constant_names)
-        self._apart = self._private | self._constant
+        rest = {n: t for n, t in everything.items() if n not in self._private and n not in self._constant}
+        self.left_names = tuple(n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all())
+        self._apart = self._private.union(self._constant, self.left_names)
         tensors = {name: tensor for name, tensor in everything.items() if name not in self._apart}
         if self._apart and not tensors:
             raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
@@ -125,6 +132,21 @@ class ParameterSpace:
         if vector.shape != (self.size,):
             raise ValueError(f"expected a vector of shape ({self.size},), got {tuple(vector.shape)}.")
         torch._foreach_copy_(self._shared(module), list(self._views(vector)))
+
+    def check(self, module: nn.Module) -> None:
+        """Whether the module still has what the space was made of.
+
+        Raises:
+            ConfigurationError: naming what has come or gone.
+        """
+        now = dict(_float_state(module))
+        known = self._floating
+        if now.keys() != known:
+            raise ConfigurationError(
+                f"the module's parameters and buffers have changed since the fit began: {sorted(now.keys() - known)} "
+                f"have come, {sorted(known - now.keys())} have gone. Vectors of the clients' models need the same all "
+                "along: change the module before the fit, for example in configure_model."
+            )
 
     def read_private(self, module: nn.Module) -> dict[str, Tensor]:
         """Copies of the module's private state, by name."""
@@ -230,38 +252,20 @@ def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
-class Leftovers:
-    """Buffers of a module that no vector holds: integer ones (counters, masks) and non-persistent ones.
-
-    They are the round's: every client starts with them as they were when the round began.
-
-    Args:
-        module: whose they are, and remain.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._places = [
-            (layer, name)
-            for layer in module.modules()
-            for name, buffer in layer._buffers.items()
-            if name in layer._non_persistent_buffers_set
-            or (buffer is not None and not (buffer.is_floating_point() or buffer.is_complex()))
-        ]
-
-    def read(self) -> list[Tensor | None]:
-        """Copies, in a fixed order; None for a buffer that has not been made yet."""
-        buffers = [layer._buffers[name] for layer, name in self._places]
-        return [None if buffer is None else buffer.clone() for buffer in buffers]
-
-    @torch.no_grad()
-    def write(self, values: Sequence[Tensor | None]) -> None:
-        """Put copies back, in place where they still have the shape."""
-        for (layer, name), value in zip(self._places, values):
-            buffer = layer._buffers[name]
-            if buffer is None or value is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-                layer._buffers[name] = None if value is None else value.clone()
-            else:
-                buffer.copy_(value)
+def _check_values(state: Mapping[str, Tensor]) -> None:
+    """Refuse what has no numbers yet, or none that training could start from."""
+    lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
+    if lazy:
+        raise ConfigurationError(
+            f"{lazy} have no shape before the first batch (lazy layers), and a federation starts from the model that "
+            "all clients are sent. Give the layers their sizes, or run a batch through the module before the fit."
+        )
+    broken = [name for name, tensor in state.items() if tensor.requires_grad and not tensor.isfinite().all()]
+    if broken:
+        raise ConfigurationError(
+            f"the parameters {broken} hold NaN or infinite values before training starts: initialise them, or set "
+            "requires_grad=False where they are constants."
+        )
 
 
 def _default_head(module: nn.Module) -> str | None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from flsv._lightning.accumulation import AccumulationWindows
 from flsv._lightning.evaluation import on_device
 from flsv.clients.cohort import CohortLoader
+from flsv.clients.local_steps import LocalSteps
 from flsv.clients.optimizer_options import OptimizerOptions
 from flsv.clients.optimizers import ClientOptimizers
 from flsv.clients.own_models import own_accuracy, received_models
@@ -22,6 +23,8 @@ from flsv.clients.train_client import LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.clients.trial import try_evaluations
 from flsv.data import FederatedDataModule
+from flsv.games import Performance
+from flsv.games.evaluation.any_task import validated_models
 from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates
 from flsv.participants.sharing import sharing, warn_of_sharing
@@ -47,6 +50,7 @@ class OneProcess:
         strategies: by role.
         uploads: what happens to the clients' updates before they leave.
         arguments: of :class:`flsv.FederatedLoop`, by name.
+        steps: how many optimizer steps every client takes in the fit.
 
     Attributes:
         space: the map between the module and vectors.
@@ -68,11 +72,12 @@ class OneProcess:
         strategies: Mapping[str, Strategy],
         uploads: list[Upload],
         arguments: Mapping[str, Any],
+        steps: LocalSteps | None = None,
     ) -> None:
         module = trainer.lightning_module
         self._trainer, self._data, self._state, self._states = trainer, data, state, states
         self._strategies: dict[str, Any] = dict(strategies)
-        self._uploads, self._arguments = uploads, arguments
+        self._uploads, self._arguments, self._steps = uploads, arguments, steps
         private = [pattern for strategy in strategies.values() for pattern in strategy.private]
         shared = sharing(arguments["share"], module, arguments["head"])
         self.space = ParameterSpace(module, arguments["head"], private, **shared._asdict())
@@ -114,7 +119,7 @@ class OneProcess:
         if not state.cohort:  # a checkpoint holds the one that was drawn
             self.draw_cohort()
 
-    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: list[Tensor | None] | None) -> None:
+    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
         """The optimizers are as they will be used.
 
         Args:
@@ -122,13 +127,16 @@ class OneProcess:
             buffers: those that no vector holds, of a checkpoint.
         """
         trainer, board, arguments = self._trainer, self.server.board, self._arguments
-        try_evaluations(trainer, self._data, arguments["evaluate_clients_every"], board.game_metrics)
-        if board.game_metrics:
-            self.server.play_on(self.roster.evaluator(on_device(trainer, self._data.val_dataloader())))
+        measures, val = board.performances, self._data.val_dataloader()
+        games = [name for name, measure in measures.items() if not isinstance(measure, Performance)]
+        try_evaluations(trainer, self._data, arguments["evaluate_clients_every"], games)
+        if measures:
+            validated = validated_models(trainer, self.space, val, measures, seed=self._state.seed)
+            self.server.play_on(self.roster.evaluator(on_device(trainer, val)) if games else None, validated)
         local = LocalTraining(
             trainer.lightning_module,
             self.space,
-            ClientOptimizers(trainer, arguments["client_optimizer"], optimizer_state),
+            ClientOptimizers(trainer, arguments["client_optimizer"], optimizer_state, self._steps),
             AccumulationWindows(trainer),
             self._state.num_clients,
             self._strategies.get("client_algorithm"),
