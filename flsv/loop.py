@@ -471,7 +471,7 @@ class FederatedLoop(L.Callback):
             "clients": self._states.state_dict(),
             "optimizers": self._optimizer_state if local is None else local.optimizers.state_dict(),
             "buffers": self._buffers if local is None else local.buffers(),
-            "shared": None if fit is None else fit.space.described(),
+            "shared": self._shared if fit is None else fit.space.described(),
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
             "csv": self._csv,
         }
