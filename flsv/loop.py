@@ -46,7 +46,7 @@ from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import seed_global_rngs
 from flsv.server import ContributionBoard
-from flsv.server.checks import check_arguments, check_names, check_setup
+from flsv.server.checks import check_arguments, check_names, check_packages, check_setup
 from flsv.server.description import settings
 from flsv.server.fingerprint import fingerprint, settings_of
 from flsv.server.metric_shapes import check_metric_shapes
@@ -272,6 +272,7 @@ class FederatedLoop(L.Callback):
     # ---- before the first round
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        check_packages(trainer, pl_module)
         install(trainer, partial(check_checkpoint, trainer, self.state_key, self.check_state))
         if stage != "fit":
             return
