@@ -47,7 +47,7 @@ from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import seed_global_rngs
 from flsv.server import ContributionBoard
-from flsv.server.checks import check_arguments, check_names, check_setup
+from flsv.server.checks import check_arguments, check_names, check_packages, check_setup
 from flsv.server.description import settings
 from flsv.server.fingerprint import fingerprint, settings_of
 from flsv.server.metric_shapes import check_metric_shapes
@@ -286,6 +286,7 @@ class FederatedLoop(L.Callback):
     # ---- before the first round
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        check_packages(trainer, pl_module)
         install(trainer, partial(check_checkpoint, trainer, self.state_key, self.check_state))
         if stage != "fit":
             return
@@ -297,7 +298,8 @@ class FederatedLoop(L.Callback):
             self._lock = FolderLock(run_folder(trainer))
         self._data, self._fitting = data, True
         self._fingerprint = fingerprint(self._settings, data)
-        self.board.bind(data.num_clients, data.num_classes, data.class_names, data.class_counts)
+        counts = data.class_counts if data.no_classes is None else None
+        self.board.bind(data.num_clients, data.num_classes, data.class_names, counts)
         check_metric_shapes(self.strategies, self.metrics, data.num_clients, data.num_classes)
         warn_of_noise(self.privacy, self.board.update_metrics)
         seed = self._given_seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
@@ -495,6 +497,8 @@ class FederatedLoop(L.Callback):
         check_state(state_dict, self._fingerprint, self._given_seed, max_epochs)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Those of a wrapped data module are no arguments of FederatedDataModule, nor always safe to load.
+        checkpoint.pop(L.LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY, None)
         training = None if self._fit is None else self._fit.training
         if training is None:
             return

@@ -82,7 +82,8 @@ class OneProcess:
         shared = sharing(arguments["share"], module, arguments["head"])
         self.space = ParameterSpace(module, arguments["head"], private, **shared._asdict())
         kept = [name for name in self.space.private_names if name in shared.kept]
-        check_space(self.space, board, uploads, arguments["head"], data.num_classes, kept)
+        num_classes = data.num_classes if data.no_classes is None else None
+        check_space(self.space, board, uploads, arguments["head"], num_classes, kept)
         warn_of_sharing(kept, self.space, module, bool(arguments["evaluate_clients_every"]))
         for movable in (board, state, states):
             movable.to(module.device)

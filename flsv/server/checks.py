@@ -6,10 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from flsv._lightning.old_package import check_package
 from flsv.arguments import check_number
 from flsv.data import FederatedDataModule
+from flsv.data.classes import need_classes
 from flsv.errors import ConfigurationError
 from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
@@ -102,6 +105,13 @@ def check_setup(
             f"FederatedLoop trains on a FederatedDataModule, and got {type(data).__name__}. Wrap what you have: "
             "trainer.fit(module, FederatedDataModule(my_datamodule, partitioner=IIDPartitioner(5)))."
         )
+    for finder in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(finder, BatchSizeFinder | LearningRateFinder):
+            raise ConfigurationError(
+                f"{type(finder).__name__} tries training out before it begins, which in a federation is no client's "
+                "training. Use it without the loop, on all clients' samples together: Tuner(Trainer()) and the same "
+                "module and FederatedDataModule; then fit with what it finds."
+            )
     if trainer.world_size > 1:
         raise ConfigurationError(
             f"the federation runs in one process on one device, and the trainer has {trainer.world_size}. "
@@ -122,6 +132,7 @@ def check_setup(
             f"max_steps={trainer.max_steps} would stop in the middle of a round. Say max_epochs, the number of rounds."
         )
     sampler.check(data.num_clients)
+    check_classes(data, board, strategies)
     for metric in board.metrics.values():
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
@@ -172,12 +183,45 @@ def check_setup(
     return data
 
 
+def check_packages(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Check that all that takes part is of the package ``lightning``.
+
+    Raises:
+        ConfigurationError: what is of the package ``pytorch_lightning``.
+    """
+    check_package(trainer, "the trainer")
+    check_package(module, "the module")
+    # Lightning takes what is no data module of its own for a dataloader.
+    for data in (getattr(trainer, "datamodule", None), trainer.fit_loop._data_source.instance):
+        check_package(data, "the data module")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        check_package(callback, "a callback")
+    for logger in trainer.loggers:
+        check_package(logger, "a logger")
+
+
+def check_classes(data: FederatedDataModule, board: ContributionBoard, strategies: Mapping[str, Strategy]) -> None:
+    """Check that there are classes where somebody needs them.
+
+    Raises:
+        ConfigurationError: who does, and why there are none.
+    """
+    if data.no_classes is None:
+        return
+    if board.class_metrics:
+        instead = "leave those metrics out (one of your own whose values are [n] says per_class = False)."
+        raise need_classes(f"metrics {board.class_metrics} work with classes", data.no_classes, instead)
+    for role, strategy in strategies.items():
+        if strategy.needs_classes:
+            raise need_classes(f"{role} {strategy!r} works with classes", data.no_classes, f"choose another {role}.")
+
+
 def check_space(
     space: ParameterSpace,
     board: ContributionBoard,
     uploads: Sequence[Upload],
     head: str | None,
-    num_classes: int,
+    num_classes: int | None,
     kept: Sequence[str] = (),
 ) -> None:
     """Check what depends on the module's layers, once they exist.
@@ -187,7 +231,7 @@ def check_space(
         board: the metrics.
         uploads: what happens to the clients' updates before they leave.
         head: the loop's argument.
-        num_classes: of the data.
+        num_classes: of the data; None for data without classes.
         kept: names of what stays at the clients, as the loop's ``share`` says.
     """
     for upload in uploads:
@@ -212,7 +256,7 @@ def check_space(
             f"{asking} need a classifier head, and the module has no nn.Linear layer. Name the last layer with "
             "FederatedLoop(head=...), or leave those metrics out."
         )
-    if space.head.num_classes != num_classes:
+    if num_classes is not None and space.head.num_classes != num_classes:
         raise ConfigurationError(
             f"the head {space.head.name!r} has {space.head.num_classes} rows and the data have {num_classes} classes. "
             "Give the module as many outputs as there are classes, or name its classifier with FederatedLoop(head=...)."
