@@ -78,7 +78,7 @@ class OneProcess:
         for movable in (board, state, states):
             movable.to(module.device)
         self.options = OptimizerOptions(trainer)
-        self.roster = Roster(trainer, data, self.space, states)
+        self.roster = self._make_roster()
         self.watch = UpdateWatch(arguments["outlier_threshold"], arguments["exclude_outliers"])
         self.server = RoundServer(
             board,
@@ -95,6 +95,25 @@ class OneProcess:
         self._loader: CohortLoader | None = None
         self._instructions: dict[int, Instruction] = {}
         state.global_vector = self.space.read(module)
+
+    # ---- what another engine does otherwise
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        """Attributes of the trainer and its module that are others for the length of the fit: owner, name, value."""
+        return []
+
+    def _make_roster(self) -> Roster:
+        return Roster(self._trainer, self._data, self.space, self._states)
+
+    def _make_training(self, local: LocalTraining) -> CohortTraining:
+        return CohortTraining(local, self.roster)
+
+    def _own_accuracy(self) -> Tensor:
+        """``[n]``, of the clients' own models on their own test splits."""
+        state = self._state
+        trained = state.trained if self._arguments["evaluate_models"] == "trained" else {}
+        models = {**self.received(), **trained}
+        return own_accuracy(self._trainer, self._data, self.space, self.roster, models, state.model())
 
     # ---- before the first round
 
@@ -133,7 +152,7 @@ class OneProcess:
         )
         if buffers is not None:
             local.restore(buffers)
-        self.training = CohortTraining(local, self.roster)
+        self.training = self._make_training(local)
 
     def draw_cohort(self) -> None:
         """Who takes part in the next round: known before its batches are."""
@@ -220,10 +239,7 @@ class OneProcess:
         state.global_vector = round.server_vector
         self.evaluated = evaluate()
         if self.evaluated:
-            trained = state.trained if self._arguments["evaluate_models"] == "trained" else {}
-            state.client_accuracy = own_accuracy(
-                self._trainer, self._data, self.space, self.roster, {**self.received(), **trained}, state.model()
-            )
+            state.client_accuracy = self._own_accuracy()
         training.end_round(round.server_vector)
         return round
 
