@@ -1,4 +1,4 @@
-"""An epoch in which the Trainer trains nothing itself: one idle batch, within which the whole cohort trains elsewhere."""
+"""An epoch in which the Trainer trains nothing itself: one idle batch, within which the cohort trains elsewhere."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -24,6 +25,7 @@ from flsv.clients.trial import try_evaluations
 from flsv.data import FederatedDataModule
 from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates
+from flsv.participants.artifacts import write_artifacts
 from flsv.round import FederationState, Instruction, Round
 from flsv.seeding import generator_for
 from flsv.server import ContributionBoard, RoundServer
@@ -74,7 +76,8 @@ class OneProcess:
         self._uploads, self._arguments = uploads, arguments
         private = [pattern for strategy in strategies.values() for pattern in strategy.private]
         self.space = ParameterSpace(module, arguments["head"], private)
-        check_space(self.space, board, uploads, arguments["head"], data.num_classes if data.no_classes is None else None)
+        num_classes = data.num_classes if data.no_classes is None else None
+        check_space(self.space, board, uploads, arguments["head"], num_classes)
         for movable in (board, state, states):
             movable.to(module.device)
         self.options = OptimizerOptions(trainer)
@@ -101,6 +104,11 @@ class OneProcess:
     def patches(self) -> list[tuple[Any, str, Any]]:
         """Attributes of the trainer and its module that are others for the length of the fit: owner, name, value."""
         return []
+
+    def write_artifacts(self, round: Round, folder: Path) -> None:
+        """Let the round's clients write what they have drawn, each into a folder of its own below this one."""
+        for client in round.clients or ():
+            client.ask(write_artifacts, folder / str(client.id), round.round_index)
 
     def _make_roster(self) -> Roster:
         return Roster(self._trainer, self._data, self.space, self._states)

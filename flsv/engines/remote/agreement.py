@@ -35,6 +35,6 @@ def check_agreement(site: str, theirs: Mapping[str, Any], ours: Mapping[str, str
     for what, value in ours.items():
         if theirs.get(what) != value:
             raise ConfigurationError(
-                f"site {site!r} and the server differ in {what}: {theirs.get(what)!r} there, {value!r} here. Start both "
-                "from the same version, module and settings."
+                f"site {site!r} and the server differ in {what}: {theirs.get(what)!r} there, {value!r} here. Start "
+                "both from the same version, module and settings."
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -21,7 +22,7 @@ from flsv.engines.remote.clients import Remote, RemoteClient
 from flsv.engines.remote.transport import Directory
 from flsv.errors import ConfigurationError
 from flsv.participants import LocalData
-from flsv.round import ClientUpdate, Instruction
+from flsv.round import ClientUpdate, Instruction, Round
 
 
 class RemoteCohort(CohortTraining):
@@ -113,6 +114,9 @@ class RemoteFederation(OneProcess):
         self._instructions = self.server.instruct(state.cohort, state)
         self.clients.begin_round(loader, self._instructions, self._data.num_samples)
 
+    def write_artifacts(self, round: Round, folder: Path) -> None:
+        """Pictures of a site's data stay there."""
+
     def received(self) -> dict[int, Tensor]:
         return {i: told.start for i, told in self._everybody().items() if told.start is not None}
 
@@ -120,7 +124,8 @@ class RemoteFederation(OneProcess):
         return self.server.instruct(range(self._state.num_clients), self._state)
 
     def _make_roster(self) -> Roster:
-        return RemoteRoster(self._remote, lambda: self._state.round_index, self._trainer, self._data, self.space, self._states)
+        options = (self._trainer, self._data, self.space, self._states)
+        return RemoteRoster(self._remote, lambda: self._state.round_index, *options)
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
         return RemoteCohort(local, self.roster, self._remote, self.server.send)
@@ -142,15 +147,14 @@ class RemoteRoster(Roster):
         *options: Any,
     ) -> None:
         super().__init__(trainer, data, *options)
+        unknown = torch.zeros(data.num_classes, dtype=torch.long)
+        self.locals = [
+            LocalData(f"client {i}", partial(_elsewhere, i), unknown, unknown) for i in range(data.num_clients)
+        ]
         self.clients = [
-            RemoteClient(i, LocalData(f"site {i}", partial(_elsewhere, i), *_unknown(data)), self.channel, remote, round_index)
-            for i in range(data.num_clients)
+            RemoteClient(i, local, self.channel, remote, round_index) for i, local in enumerate(self.locals)
         ]
 
 
 def _elsewhere(client: int, split: str) -> Iterable[Any]:
     raise PermissionError(f"the samples of client {client} are at its site.")
-
-
-def _unknown(data: FederatedDataModule) -> tuple[Tensor, Tensor]:
-    return torch.zeros(data.num_classes, dtype=torch.long), torch.zeros(data.num_classes, dtype=torch.long)

@@ -43,9 +43,9 @@ class SiteMemory:
     def write(self, round_index: int, kept: Kept) -> None:
         """Keep it as this round's. What was kept of this round or later ones is forgotten."""
         rounds = {index: value for index, value in self._read().items() if index < round_index}
-        last = {index: rounds[index] for index in sorted(rounds)[-1:]}
+        last: dict[int, Kept] = {index: rounds[index] for index in sorted(rounds)[-1:]}
         with replacing(self._path) as file:
-            torch.save({"federation": self._federation, "rounds": {**last, round_index: kept}}, file)
+            torch.save({"federation": self._federation, "rounds": last | {round_index: kept}}, file)
 
     def _read(self) -> dict[int, Kept]:
         if not self._path.is_file():

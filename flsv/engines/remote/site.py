@@ -11,8 +11,9 @@ from typing import Any, Protocol
 import lightning as L
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
+from flsv._lightning.evaluation import accuracy
 from flsv.clients.roster import Roster
-from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.data import FederatedDataModule, OneClient
 from flsv.engines.remote.agreement import agreement
 from flsv.engines.remote.memory import Kept, SiteMemory
 from flsv.engines.remote.messages import GLOBAL, read_instruction, update_packet
@@ -21,6 +22,7 @@ from flsv.engines.remote.wire import Packet, pack, unpack
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates, LocalData, at
+from flsv.round import Instruction
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
 
@@ -84,19 +86,19 @@ class Site:
         self._trainer_options, self._questions = dict(trainer or {}), {*QUESTIONS, *questions}
         self._settings, made = settings(), data()
         if not isinstance(made, FederatedDataModule):
-            made = FederatedDataModule(made, IIDPartitioner(1), server_val_fraction=0.0)
+            made = FederatedDataModule(made, OneClient(), server_val_fraction=0.0)
         self._data = made
         self._limit = self._trainer_options.pop("limit_train_batches", 1.0)
         made.prepare_data()
         made.setup("fit")
         if made.num_clients != 1:
             raise ConfigurationError(
-                f"site {name!r} has data of {made.num_clients} clients: a site is one. Use IIDPartitioner(1)."
+                f"site {name!r} has data of {made.num_clients} clients: a site is one. Use OneClient()."
             )
 
     def answer(self, packet: Packet) -> Packet:
         """The reply to a message of the server's."""
-        return {"hello": self._hello, "train": self._train, "ask": self._ask}[packet.kind](packet)
+        return {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}[packet.kind](packet)
 
     def _hello(self, packet: Packet) -> Packet:
         module, data = self._make_module(), self._data
@@ -123,6 +125,24 @@ class Site:
         memory.write(instruction.round_index, visit.kept)
         return update_packet(visit.update)
 
+    def _test(self, packet: Packet) -> Packet:
+        """The accuracy of the model that this site would start from, on its own test samples."""
+        instruction = read_instruction(packet)
+        kept = self._memory(packet).before(instruction.round_index + 1)
+        tested = _Asked(partial(self._accuracy, instruction, kept))
+        self._trainer(instruction.round_index, 0, tested).fit(self._make_module(), self._data.client_loader(0))
+        return Packet("tested", {"accuracy": tested.answer})
+
+    def _accuracy(self, instruction: Instruction, kept: Kept, trainer: L.Trainer) -> float:
+        space, local = self._open(kept, trainer)
+        personalizer: Any = self._settings.strategies.get("personalizer")
+        with at(local):
+            start = instruction.start if personalizer is None else personalizer.receive(local, instruction)
+            assert start is not None
+            space.write(trainer.lightning_module, start)
+            space.write_private(trainer.lightning_module, dict(local.private))
+        return accuracy(trainer, self._data.client_loader(0, "test"))
+
     def _ask(self, packet: Packet) -> Packet:
         plain = packet.plain
         if plain["question"] not in self._questions:
@@ -147,6 +167,16 @@ class Site:
         trainer: L.Trainer,
     ) -> Any:
         """Within a fit, where the module is on its device."""
+        _, local = self._open(kept, trainer)
+        device = trainer.lightning_module.device
+        args, kwargs = move_data_to_device(args, device), move_data_to_device(kwargs, device)
+        with at(local):
+            answer = question(local, *args, **kwargs)
+            kept["state"] = {name: tensor.cpu() for name, tensor in local.state.items()}
+        return answer
+
+    def _open(self, kept: Kept, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
+        """What the site holds, with what it has kept."""
         module = trainer.lightning_module
         strategies = self._settings.strategies.values()
         private = [pattern for strategy in strategies for pattern in strategy.private]
@@ -154,14 +184,9 @@ class Site:
         states = ClientStates()
         states.load_state_dict({0: kept.get("state", {})})
         states.to(module.device)
-        local: LocalData = Roster(trainer, self._data, space, states).locals[0]
+        local = Roster(trainer, self._data, space, states).locals[0]
         local.visit(*(None if kept.get(n) is None else kept[n].to(module.device) for n in ("start", "trained")))
-        args, kwargs = move_data_to_device(args, module.device), move_data_to_device(kwargs, module.device)
-        with at(local):
-            answer = question(local, *args, **kwargs)
-        states.commit()
-        kept["state"] = {name: tensor.cpu() for name, tensor in states.peek(0).items()}
-        return answer
+        return space, local
 
     def _trainer(self, round_index: int, rounds: int, callback: L.Callback) -> L.Trainer:
         callbacks = [*self._trainer_options.get("callbacks", []), callback]
@@ -169,7 +194,7 @@ class Site:
         if rounds:
             # Whoever asks for the epoch is told the round; this one is the only one here.
             progress = trainer.fit_loop.epoch_progress.current
-            progress.ready = progress.started = progress.processed = progress.completed = round_index
+            vars(progress).update(dict.fromkeys(vars(progress), round_index))
             trainer.fit_loop.max_epochs = round_index + 1
         return trainer
 
