@@ -58,6 +58,18 @@ def idle_patches(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
     ]
 
 
+def count_steps(trainer: L.Trainer, steps: int) -> None:
+    """Count steps that were taken elsewhere in ``trainer.global_step``: where it stands still, nothing is saved."""
+    loop = trainer.fit_loop.epoch_loop
+    if trainer.lightning_module.automatic_optimization:
+        progress = loop.automatic_optimization.optim_progress.optimizer.step
+    else:
+        progress = loop.manual_optimization.optim_step_progress
+    for counts in (progress.total, progress.current):
+        counts.ready += steps
+        counts.completed += steps
+
+
 def _per_round(update: Any) -> Any:
     def only_epochs(interval: str, update_plateau_schedulers: bool) -> None:
         if interval == "epoch":  # those that step per batch are the clients'

@@ -101,6 +101,9 @@ class OneProcess:
 
     # ---- what another engine does otherwise
 
+    #: Whether the clients' data can be read in this process.
+    clients_here = True
+
     def patches(self) -> list[tuple[Any, str, Any]]:
         """Attributes of the trainer and its module that are others for the length of the fit: owner, name, value."""
         return []
@@ -144,7 +147,8 @@ class OneProcess:
             buffers: those that no vector holds, of a checkpoint.
         """
         trainer, board, arguments = self._trainer, self.server.board, self._arguments
-        try_evaluations(trainer, self._data, arguments["evaluate_clients_every"], board.game_metrics)
+        every = arguments["evaluate_clients_every"] if self.clients_here else 0
+        try_evaluations(trainer, self._data, every, board.game_metrics)
         if board.game_metrics:
             self.server.play_on(self.roster.evaluator(on_device(trainer, self._data.val_dataloader())))
         local = LocalTraining(

@@ -69,7 +69,7 @@ def server_app(
         sizes = [directory.sizes[i] for i in range(len(sites))]
         data = RemoteData(sites, sizes, num_classes, class_names, None if datamodule is None else datamodule())
         options = dict(trainer or {})
-        saving = ModelCheckpoint(where / "checkpoints", save_last=True, every_n_epochs=1, save_top_k=0)
+        saving = ModelCheckpoint(where / "checkpoints", save_last=True)
         callbacks = [*options.pop("callbacks", []), saving, loop.replace(engine=partial(RemoteFederation, directory))]
         # One folder for all starts of a run, so that its logs go on, too.
         logger = options.pop("logger", TensorBoardLogger(where, name="", version=""))

@@ -16,7 +16,7 @@ from flsv.clients.roster import Roster
 from flsv.clients.train_client import LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.data import FederatedDataModule
-from flsv.engines.idle import IdleLoader, idle_patches
+from flsv.engines.idle import IdleLoader, count_steps, idle_patches
 from flsv.engines.one_process import OneProcess
 from flsv.engines.remote.clients import Remote, RemoteClient
 from flsv.engines.remote.transport import Directory
@@ -33,6 +33,7 @@ class RemoteCohort(CohortTraining):
         roster: the sites.
         remote: the same, as those who train.
         send: counts the instructions that went down.
+        count: counts the steps that were taken.
     """
 
     def __init__(
@@ -41,9 +42,10 @@ class RemoteCohort(CohortTraining):
         roster: Roster,
         remote: Remote,
         send: Callable[[Mapping[int, Instruction]], None],
+        count: Callable[[int], None],
     ) -> None:
         super().__init__(local, roster)
-        self._remote, self._send = remote, send
+        self._remote, self._send, self._count = remote, send, count
 
     def begin_round(self, loader: Any, instructions: Mapping[int, Instruction], num_samples: Tensor) -> None:
         self._visits, self._instructions = [], instructions
@@ -65,7 +67,13 @@ class RemoteCohort(CohortTraining):
         self.updates, self.broken = self._remote.train(self._instructions, self.local.global_vector, self.local.space)
         heard = {*self.broken, *(update.client_id for update in self.updates)}
         self._send({client: told for client, told in self._instructions.items() if client in heard})
+        if not heard:
+            raise RuntimeError(
+                "no site sent a model in this round. Start them again and then this server: it goes on from its last "
+                "checkpoint."
+            )
         self._matrix = _rows(self.updates, self._matrix)
+        self._count(sum(update.num_steps for update in self.updates))
         return True
 
     def end_batch(self, loss: Tensor | None) -> bool:
@@ -101,6 +109,8 @@ class RemoteFederation(OneProcess):
                     "it out, or measure it in a simulation."
                 )
 
+    clients_here = False
+
     def patches(self) -> list[tuple[Any, str, Any]]:
         return idle_patches(self._trainer)
 
@@ -128,7 +138,7 @@ class RemoteFederation(OneProcess):
         return RemoteRoster(self._remote, lambda: self._state.round_index, *options)
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
-        return RemoteCohort(local, self.roster, self._remote, self.server.send)
+        return RemoteCohort(local, self.roster, self._remote, self.server.send, partial(count_steps, self._trainer))
 
     def _own_accuracy(self) -> Tensor:
         told = self._remote.test(self._state.round_index, self._everybody())

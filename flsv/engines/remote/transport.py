@@ -60,6 +60,7 @@ class Directory:
         self.names, self.timeout, self.wait = list(names), timeout, wait
         self._transport, self._ours, self._book = transport, ours, book
         self.sizes: dict[int, dict[str, int]] = {}
+        book.parent.mkdir(parents=True, exist_ok=True)
         if book.is_file():
             known = json.loads(book.read_text())
             self.sizes = {i: known[name] for i, name in enumerate(self.names) if name in known}

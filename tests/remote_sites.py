@@ -86,4 +86,3 @@ class SiteTransport:
 def _through(packet: Packet) -> Packet:
     tensors = {name: tensor.clone() for name, tensor in packet.tensors.items()}
     return Packet(packet.kind, json.loads(json.dumps(packet.plain)), tensors)
-
