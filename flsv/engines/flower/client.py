@@ -23,6 +23,7 @@ def client_app(
     *,
     trainer: Mapping[str, Any] | None = None,
     questions: Sequence[str] = (),
+    mods: Sequence[Callable[..., Any]] = (),
 ) -> ClientApp:
     """A Flower ClientApp around a LightningModule and a data module.
 
@@ -36,6 +37,10 @@ def client_app(
         make_loop: makes the :class:`flsv.FederatedLoop` that says what happens at clients, the same as the server's.
         trainer: arguments of the Trainer that trains here, such as ``{"accelerator": "gpu"}``.
         questions: functions that the server may ask for beside flsv's own, as ``"package.module:function"``.
+        mods: Flower's mods. Not those of secure aggregation.
+
+    Raises:
+        ConfigurationError: a mod of secure aggregation: of sums no contribution of a single site can be told.
 
     Example:
         >>> from flsv import ClassifierClient, FederatedLoop
@@ -43,16 +48,17 @@ def client_app(
         ...     return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8))
         >>> app = client_app(make_module, lambda node: MyData(node["data"]), FederatedLoop)
     """
-    app = ClientApp()
+    hiding = [name for mod in mods if (name := getattr(mod, "__name__", "")) in ("secagg_mod", "secaggplus_mod")]
+    if hiding:
+        raise ConfigurationError(
+            f"{hiding[0]} lets only sums of updates reach the server, and every metric and aggregator of flsv looks at "
+            "single ones. Leave it out, or average without contributions in Flower's own SecAggPlusWorkflow."
+        )
+    app = ClientApp(mods=list(mods))
     sites: dict[str, Site] = {}
 
     def reply(message: Message, context: Context) -> Message:
-        name = context.node_config.get("site")
-        if not isinstance(name, str):
-            raise ConfigurationError(
-                f"the SuperNode's configuration names no site, it is {dict(context.node_config)}. Start it with "
-                "--node-config 'site=\"Boston\"'."
-            )
+        name = site_name(context.node_config)
         if name not in sites:
             folder = Path(str(context.node_config.get("folder", "flsv-sites")))
             data = make_datamodule(context.node_config)
@@ -63,3 +69,18 @@ def client_app(
     for register in (app.train(), app.query(), app.evaluate()):
         register(reply)
     return app
+
+
+def site_name(node_config: Mapping[str, Any]) -> str:
+    """What a SuperNode was told to be.
+
+    Raises:
+        ConfigurationError: it was told nothing.
+    """
+    name = node_config.get("site")
+    if not isinstance(name, str):
+        raise ConfigurationError(
+            f"the SuperNode's configuration names no site, it is {dict(node_config)}. Start it with "
+            "--node-config 'site=\"Boston\"'."
+        )
+    return name

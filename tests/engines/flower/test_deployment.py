@@ -16,9 +16,16 @@ import torch
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
-from flsv import FederatedDataModule
+from flwr.app import RecordDict
+
+from flsv import FederatedDataModule, FederatedLoop
 from flsv.cli import main
 from flsv.data import GroupPartitioner
+from flsv.engines.flower import client_app
+from flsv.engines.flower.client import site_name
+from flsv.engines.flower.records import from_record, to_record
+from flsv.engines.remote import Packet
+from flsv.errors import ConfigurationError
 
 pytestmark = pytest.mark.flower
 SITES = ["Boston", "Lyon", "Osaka"]
@@ -106,3 +113,28 @@ def test_the_template_gives_what_one_process_gives(tmp_path: Path, monkeypatch: 
         assert told[client, ""] == pytest.approx(cssv[client].mean().item(), abs=1e-6)
         for column in range(10):
             assert told[client, str(column)] == pytest.approx(cssv[client, column].item(), abs=1e-6)
+
+
+def test_secure_aggregation_is_refused() -> None:
+    from flwr.client.mod import secaggplus_mod
+
+    with pytest.raises(ConfigurationError, match="secaggplus_mod lets only sums"):
+        client_app(L.LightningModule, lambda node: L.LightningDataModule(), FederatedLoop, mods=[secaggplus_mod])
+
+
+def test_a_node_without_a_name_is_told_what_to_say() -> None:
+    with pytest.raises(ConfigurationError, match="names no site, it is {'size': 3}"):
+        site_name({"size": 3})
+    assert site_name({"site": "Lyon"}) == "Lyon"
+
+
+def test_packets_survive_the_records() -> None:
+    packet = Packet(
+        "train", {"a": [1, None, "x"]}, {"v": torch.randn(3), "n": torch.tensor(2), "b": torch.tensor([True])}
+    )
+    back = from_record(to_record(packet))
+    assert (back.kind, back.plain) == (packet.kind, packet.plain)
+    for name, tensor in packet.tensors.items():
+        torch.testing.assert_close(back.tensors[name], tensor, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="this is no packet"):
+        from_record(RecordDict())
