@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -36,7 +36,6 @@ from flsv.functional.update_outliers import THRESHOLD
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, ClientStates
-from flsv.participants.artifacts import write_artifacts
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy, warn_of_noise
 from flsv.reporting.folder import run_folder
@@ -107,6 +106,7 @@ class FederatedLoop(L.Callback):
         figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
         print_table: print a table of the clients at the end.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
+        engine: where clients run, see ``flsv.engines``. Default: in this process, one after the other.
 
     Attributes:
         state: what stands between two rounds; the properties below read it.
@@ -167,6 +167,7 @@ class FederatedLoop(L.Callback):
         figures_every: int = 10,
         print_table: bool = True,
         seed: int | None = None,
+        engine: Callable[..., OneProcess] = OneProcess,
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_arguments(self._arguments)
@@ -194,7 +195,7 @@ class FederatedLoop(L.Callback):
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
-        self.seed = seed
+        self.seed, self._engine = seed, engine
         self.write_csv = True
         made = {**self._arguments, **self.strategies, "metrics": self.metrics, "attacks": self.attacks}
         self._made = {**made, "keep_trained": self.keep_trained}
@@ -209,6 +210,11 @@ class FederatedLoop(L.Callback):
             3
         """
         return FederatedLoop(**{**self._arguments, **changes})
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What the loop was made with, by name, with what stands in for None."""
+        return self._made
 
     @property
     def metrics(self) -> dict[str, Metric]:
@@ -298,8 +304,7 @@ class FederatedLoop(L.Callback):
             self._lock = FolderLock(run_folder(trainer))
         self._data, self._fitting = data, True
         self._fingerprint = fingerprint(self._settings, data)
-        counts = data.class_counts if data.no_classes is None else None
-        self.board.bind(data.num_clients, data.num_classes, data.class_names, counts)
+        self.board.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts)
         check_metric_shapes(self.strategies, self.metrics, data.num_clients, data.num_classes)
         warn_of_noise(self.privacy, self.board.update_metrics)
         seed = self._given_seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
@@ -325,7 +330,7 @@ class FederatedLoop(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
-        self._fit = fit = OneProcess(
+        self._fit = fit = self._engine(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )
         if self._asked is not None:
@@ -347,6 +352,7 @@ class FederatedLoop(L.Callback):
         if self._asked is not None:
             fit.options.apply(self._asked)
             self._asked = None
+        self._patches.append(PatchedAttributes(fit.patches()))
         fit.begin_training(self._optimizer_state, self._buffers)
         self._optimizer_state, self._buffers = None, None
         self._boundary = RoundBoundary(trainer)
@@ -402,8 +408,7 @@ class FederatedLoop(L.Callback):
             accuracy=self.client_accuracy if fit.evaluated else None,
         )
         if self._reporter.figures_due(index) and self._reporter.csv is not None:
-            for client in round.clients or ():
-                client.ask(write_artifacts, self._reporter.folder / "clients" / str(client.id), index)
+            fit.write_artifacts(round, self._reporter.folder / "clients")
         fit.advance(last)
         seed_global_rngs(self.state.seed, "server", index)
 

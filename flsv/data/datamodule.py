@@ -362,6 +362,11 @@ class FederatedDataModule(L.LightningDataModule):
         return theirs if isinstance(theirs, int) else len(self._data.class_names)
 
     @property
+    def known_class_counts(self) -> Tensor | None:
+        """:attr:`class_counts` where there are classes, and whoever judges a metric can know them; else None."""
+        return self.class_counts if self.no_classes is None else None
+
+    @property
     def no_classes(self) -> str | None:
         """Why the training samples have no classes, in words; None where they have some."""
         return self._data.no_classes

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -23,11 +24,12 @@ from flsv.clients.train_client import LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.clients.trial import try_evaluations
 from flsv.data import FederatedDataModule
+from flsv.engines.vectors import shared_space
 from flsv.games import Performance
 from flsv.games.evaluation.any_task import validated_models
-from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates
-from flsv.participants.sharing import sharing, warn_of_sharing
+from flsv.participants.artifacts import write_artifacts
+from flsv.participants.sharing import warn_of_sharing
 from flsv.round import FederationState, Instruction, Round
 from flsv.seeding import generator_for
 from flsv.server import ContributionBoard, RoundServer
@@ -78,9 +80,7 @@ class OneProcess:
         self._trainer, self._data, self._state, self._states = trainer, data, state, states
         self._strategies: dict[str, Any] = dict(strategies)
         self._uploads, self._arguments, self._steps = uploads, arguments, steps
-        private = [pattern for strategy in strategies.values() for pattern in strategy.private]
-        shared = sharing(arguments["share"], module, arguments["head"])
-        self.space = ParameterSpace(module, arguments["head"], private, **shared._asdict())
+        self.space, shared = shared_space(module, arguments, strategies)
         kept = [name for name in self.space.private_names if name in shared.kept]
         num_classes = data.num_classes if data.no_classes is None else None
         check_space(self.space, board, uploads, arguments["head"], num_classes, kept)
@@ -88,7 +88,7 @@ class OneProcess:
         for movable in (board, state, states):
             movable.to(module.device)
         self.options = OptimizerOptions(trainer)
-        self.roster = Roster(trainer, data, self.space, states)
+        self.roster = self._make_roster()
         self.watch = UpdateWatch(arguments["outlier_threshold"], arguments["exclude_outliers"])
         self.server = RoundServer(
             board,
@@ -105,6 +105,33 @@ class OneProcess:
         self._loader: CohortLoader | None = None
         self._instructions: dict[int, Instruction] = {}
         state.global_vector = self.space.read(module)
+
+    # ---- what another engine does otherwise
+
+    #: Whether the clients' data can be read in this process.
+    clients_here = True
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        """Attributes of the trainer and its module that are others for the length of the fit: owner, name, value."""
+        return []
+
+    def write_artifacts(self, round: Round, folder: Path) -> None:
+        """Let the round's clients write what they have drawn, each into a folder of its own below this one."""
+        for client in round.clients or ():
+            client.ask(write_artifacts, folder / str(client.id), round.round_index)
+
+    def _make_roster(self) -> Roster:
+        return Roster(self._trainer, self._data, self.space, self._states)
+
+    def _make_training(self, local: LocalTraining) -> CohortTraining:
+        return CohortTraining(local, self.roster)
+
+    def _own_accuracy(self) -> Tensor:
+        """``[n]``, of the clients' own models on their own test splits."""
+        state = self._state
+        trained = state.trained if self._arguments["evaluate_models"] == "trained" else {}
+        models = {**self.received(), **trained}
+        return own_accuracy(self._trainer, self._data, self.space, self.roster, models, state.model())
 
     # ---- before the first round
 
@@ -130,7 +157,8 @@ class OneProcess:
         trainer, board, arguments = self._trainer, self.server.board, self._arguments
         measures, val = board.performances, self._data.val_dataloader()
         games = [name for name, measure in measures.items() if not isinstance(measure, Performance)]
-        try_evaluations(trainer, self._data, arguments["evaluate_clients_every"], games)
+        every = arguments["evaluate_clients_every"] if self.clients_here else 0
+        try_evaluations(trainer, self._data, every, games)
         if measures:
             validated = validated_models(trainer, self.space, val, measures, seed=self._state.seed)
             self.server.play_on(self.roster.evaluator(on_device(trainer, val)) if games else None, validated)
@@ -148,7 +176,7 @@ class OneProcess:
         )
         if buffers is not None:
             local.restore(buffers)
-        self.training = CohortTraining(local, self.roster)
+        self.training = self._make_training(local)
 
     def draw_cohort(self) -> None:
         """Who takes part in the next round: known before its batches are."""
@@ -235,10 +263,7 @@ class OneProcess:
         state.global_vector = round.server_vector
         self.evaluated = evaluate()
         if self.evaluated:
-            trained = state.trained if self._arguments["evaluate_models"] == "trained" else {}
-            state.client_accuracy = own_accuracy(
-                self._trainer, self._data, self.space, self.roster, {**self.received(), **trained}, state.model()
-            )
+            state.client_accuracy = self._own_accuracy()
         training.end_round(round.server_vector)
         return round
 

@@ -46,6 +46,7 @@ class ContributionBoard:
         reported: what strategies let the clients report: names that metrics may ask for, too.
 
     Attributes:
+        fields: name of a metric to what its ``update`` asks for: its arguments, and what they are of a round.
         contributions: name to the metric's value, ``[n]`` or ``[n, M]``; a metric not yet updated has no entry.
 
     Raises:
@@ -57,12 +58,12 @@ class ContributionBoard:
         self.contributions: dict[str, Tensor] = {}
         self._num_clients = 0
         self._reported = set(reported)
-        self._fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
+        self.fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
 
     @property
     def head_metrics(self) -> list[str]:
         """Names of the metrics that look at the classifier head."""
-        return [name for name, fields in self._fields.items() if HEAD_FIELDS & set(fields.values())]
+        return [name for name, fields in self.fields.items() if HEAD_FIELDS & set(fields.values())]
 
     @property
     def class_metrics(self) -> list[str]:
@@ -72,7 +73,7 @@ class ContributionBoard:
     @property
     def game_metrics(self) -> list[str]:
         """Names of the metrics that evaluate models on the server's validation set."""
-        return [name for name, fields in self._fields.items() if GAME_ARGUMENTS & set(fields)]
+        return [name for name, fields in self.fields.items() if GAME_ARGUMENTS & set(fields)]
 
     @property
     def performances(self) -> dict[str, Any]:
@@ -86,14 +87,14 @@ class ContributionBoard:
         apart = APART_FROM_UPDATES | self._reported
         return [
             name
-            for name, fields in self._fields.items()
+            for name, fields in self.fields.items()
             if {argument if callable(field) else field for argument, field in fields.items()} - apart
         ]
 
     @property
     def peer_metrics(self) -> list[str]:
         """Names of the metrics that ask what the clients find each other to be worth."""
-        return [name for name, fields in self._fields.items() if "peer_values" in fields.values()]
+        return [name for name, fields in self.fields.items() if "peer_values" in fields.values()]
 
     def with_priors(self) -> dict[str, Tensor]:
         """The contributions as strategies see them: a client never seen counts as the metric's prior, if it has one."""
@@ -129,7 +130,7 @@ class ContributionBoard:
         """Update the metrics whose time it is: those that can be told what they ask for after this stage, and not
         before."""
         for name, metric in self.metrics.items():
-            fields = self._fields[name]
+            fields = self.fields[name]
             if stage != stage_of(fields.values()):
                 continue
             arguments = {a: field(round) if callable(field) else round.get(field) for a, field in fields.items()}
