@@ -46,6 +46,14 @@ class NumberedData:
         return self._data.client_loader(0, *args, **kwargs)
 
 
+class _OwnSteps(LocalSteps):
+    """A site knows of nobody's steps but its own."""
+
+    def most(self) -> float:
+        assert self._client is not None
+        return self.of(self._client)
+
+
 class SiteVisit(L.Callback):
     """Trains the module from an instruction's start point, and has the update afterwards.
 
@@ -99,7 +107,7 @@ class SiteVisit(L.Callback):
         told, client = self._instruction, self._instruction.client_id
         state = FederationState(seed=told.seed, num_clients=self._num_clients)
         data: Any = NumberedData(self._data, client, self._num_clients)
-        self._steps = LocalSteps(
+        self._steps = _OwnSteps(
             trainer, data, self._strategies["sampler"], state, self._arguments["local_epochs"], self._limit
         )
         self._steps.enter(client)
