@@ -106,7 +106,8 @@ class FederatedDataModule(L.LightningDataModule):
         client_test_fraction: float = 0.0,
         max_samples: int | None = None,
         groups: str | list[int] | list[str] | None = None,
-        labels: str | list[int] | bool | None = None,
+        # bool first: else the command line would take "false" for a name.
+        labels: bool | list[int] | str | None = None,
         corruptions: list[Corruption] | None = None,
         drop_flagged: bool | FedBary = False,
         # Not "-> Tensor": jsonargparse would take a class path for that of a Tensor.
