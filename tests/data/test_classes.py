@@ -225,6 +225,15 @@ def test_integers_that_cannot_be_classes_are_numbers_unless_somebody_asks(labels
         FederatedDataModule(source, DirichletPartitioner(2, 1.0)).setup("fit")
 
 
+def test_held_out_labels_that_are_none():
+    sets = (TensorDataset(X, torch.tensor(INTEGERS)), TensorDataset(X, torch.full((N,), -1)))
+    with pytest.raises(
+        ConfigurationError, match=r"such as -1 at 0.* If these are numbers and no classes, say labels=F"
+    ):
+        FederatedDataModule(sets, IIDPartitioner(2)).setup("fit")
+    FederatedDataModule(sets, IIDPartitioner(2), labels=False).setup("fit")
+
+
 def test_an_index_is_no_class():
     source = TensorDataset(torch.rand(200, 3), torch.randperm(200))
     data = FederatedDataModule(source, IIDPartitioner(2))
