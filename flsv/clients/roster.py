@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flsv._lightning.evaluation import on_device
+from flsv._lightning.evaluation import all_on_device, on_device
 from flsv.data import FederatedDataModule
 from flsv.games import ModelEvaluator
 from flsv.games.evaluation.replica import Replica
@@ -111,4 +111,4 @@ class Roster:
         return on_device(self._trainer, self._data.client_loader(client, split, shuffle=False))
 
     def _validation(self, split: Split) -> Iterable[Any]:
-        return on_device(self._trainer, self._data.val_dataloader()) if split == "val" else []
+        return all_on_device(self._trainer, self._data.val_dataloader()) if split == "val" else []

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.accumulation import AccumulationWindows
-from flsv._lightning.evaluation import on_device
+from flsv._lightning.evaluation import all_on_device
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.optimizer_options import OptimizerOptions
 from flsv.clients.optimizers import ClientOptimizers
@@ -124,7 +124,7 @@ class OneProcess:
         try_evaluations(trainer, self._data, arguments["evaluate_clients_every"], games)
         if measures:
             validated = validated_models(trainer, self.space, val, measures, seed=self._state.seed)
-            self.server.play_on(self.roster.evaluator(on_device(trainer, val)) if games else None, validated)
+            self.server.play_on(self.roster.evaluator(all_on_device(trainer, val)) if games else None, validated)
         local = LocalTraining(
             trainer.lightning_module,
             self.space,

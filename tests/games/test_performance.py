@@ -15,6 +15,7 @@ import torchmetrics
 from task_kinds import (
     VAE,
     Autoencoder,
+    Data,
     Glue,
     GraphNet,
     Hooked,
@@ -25,6 +26,7 @@ from task_kinds import (
     Regression,
     Segmentation,
     SeveralLoaders,
+    numbers,
 )
 from torch import Tensor
 from toys import Plain, fit, toy_data, trainer_for
@@ -135,6 +137,48 @@ def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
         logged = validated(module, vector, data(), tmp_path)
         mean = (11 * logged["val_loss/dataloader_idx_0"] + 5 * logged["val_loss/dataloader_idx_1"]) / 16
         assert value == pytest.approx(-mean, rel=1e-5)
+
+
+def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_path: Path) -> None:
+    """Hooks see that it is a validation, whatever is evaluated."""
+
+    class Classifier(SeveralLoaders):
+        data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), int(x.sum() > 0)), sizes=(7, 12)))
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(3, 2)
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            x, y = batch
+            return (x * 0 if self.trainer.training else x + dataloader_idx), y
+
+        def loss(self, batch: Any) -> Tensor:
+            return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    module = Classifier()
+    loop = FederatedLoop(
+        metrics={
+            "fast": LeaveOneOut(performance="negative_loss"),
+            "logged": LeaveOneOut(performance="val_loss", mode="min"),
+            "hits": LeaveOneOut(),
+            "metric": LeaveOneOut(performance=torchmetrics.Accuracy(task="multiclass", num_classes=2)),
+        },
+        evaluate_clients_every=1,
+        seed=3,
+        print_table=False,
+    )
+    data = FederatedDataModule(Classifier.data(), SizePartitioner([3, 1, 2]), client_test_fraction=0.5)
+    Classifier.training_step = lambda self, batch, _: self.loss((batch[0] + 1, batch[1]))  # type: ignore[assignment]
+    fit(loop, tmp_path, module, data, rounds=1)
+    found = loop.contributions
+    assert found["fast"].abs().min() > 0
+    torch.testing.assert_close(found["fast"], found["logged"], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(found["hits"], found["metric"])
+    assert loop.client_accuracy is not None
+    for client, accuracy in enumerate(loop.client_accuracy.tolist()):
+        x, y = (torch.cat(parts) for parts in zip(*data.client_loader(client, "test")))
+        assert accuracy == pytest.approx((module(x).argmax(-1) == y).float().mean().item())
 
 
 METRICS = [
