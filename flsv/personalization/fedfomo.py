@@ -57,6 +57,8 @@ class FedFomo(Personalizer):
 
     gives_peer_values = True
 
+    evaluates = True
+
     def __init__(self, num_downloads: int = 5, epsilon: float = 0.3, epsilon_decay: float = 0.05) -> None:
         check_number(self, "num_downloads", num_downloads, least=1, whole=True)
         check_number(self, "epsilon", epsilon, least=0, most=1)
