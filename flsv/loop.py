@@ -28,6 +28,7 @@ from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.clients.failures import name_place, no_stop_iteration, where
+from flsv.clients.lazy_layers import initialise_lazy_layers
 from flsv.clients.local_steps import LocalSteps
 from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
@@ -330,6 +331,7 @@ class FederatedLoop(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
+        initialise_lazy_layers(trainer, data, self.state.seed)
         self._fit = fit = self._engine(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )

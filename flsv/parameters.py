@@ -15,6 +15,7 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
 
@@ -278,3 +279,34 @@ def _default_head(module: nn.Module) -> str | None:
                 return names[id(head)]
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     return linear[-1] if linear else None
+
+
+def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """The tensors that a module keeps as plain attributes: name, layer, the attribute's name, tensor.
+
+    Not among them: tensors with a gradient (outputs), those that share their memory with a parameter or buffer, and the
+    states of torchmetrics.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> net.centre = torch.zeros(2)
+        >>> [name for name, *_ in plain_tensors(net)]
+        ['centre']
+    """
+    known: set[int] | None = None
+    skipped: set[int] = set()
+    for prefix, layer in module.named_modules():
+        if id(layer) in skipped or isinstance(layer, Metric):
+            skipped.update(map(id, layer.children()))
+            continue
+        for own, value in vars(layer).items():
+            if not isinstance(value, Tensor) or value.requires_grad or own == "_example_input_array":
+                continue
+            if known is None:
+                known = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers())}
+            if _memory(value) not in known:
+                yield f"{prefix}.{own}" if prefix else own, layer, own, value
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)

@@ -11,15 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
+from flsv.parameters import plain_tensors
 
 #: ``{"buffers": ..., "attributes": ...}``, both by name.
 State = dict[str, dict[str, Any]]
-
-#: Lightning's, and constant.
-_NOT_STATE = {"_example_input_array"}
 
 
 class Leftovers:
@@ -49,7 +46,7 @@ class Leftovers:
         self._module = module
         state = dict([*module.named_parameters(), *module.named_buffers()])
         self._constants = [(name, state[name], state[name].detach().clone()) for name in constants]
-        self._first = {name: (value, _version(value)) for name, _, _, value in _attributes(module)}
+        self._first = {name: (value, _version(value)) for name, _, _, value in plain_tensors(module)}
 
     def read(self, changed: bool = False) -> State:
         """Copies: buffers by name (None for one that has not been made yet), and attributes by name.
@@ -61,7 +58,7 @@ class Leftovers:
             "buffers": {name: None if b is None else b.clone() for name, _, _, b in _buffers(self._module)},
             "attributes": {
                 name: value.detach().clone()
-                for name, _, _, value in _attributes(self._module)
+                for name, _, _, value in plain_tensors(self._module)
                 if not changed or self._changed(name, value)
             },
         }
@@ -70,7 +67,7 @@ class Leftovers:
     def write(self, state: State) -> None:
         """Put copies back, buffers in place where they still have the shape; what has come since is taken away."""
         self._write_buffers(state["buffers"])
-        for name, layer, own, value in list(_attributes(self._module)):
+        for name, layer, own, value in list(plain_tensors(self._module)):
             before = state["attributes"].get(name)
             if before is None:
                 delattr(layer, own)
@@ -83,7 +80,7 @@ class Leftovers:
     def resume(self, state: State) -> None:
         """Put back what a checkpoint holds of ``read(changed=True)``."""
         self._write_buffers(state["buffers"])
-        for name, layer, own, value in list(_attributes(self._module)):
+        for name, layer, own, value in list(plain_tensors(self._module)):
             if name in state["attributes"]:
                 setattr(layer, own, state["attributes"][name].to(value.device, copy=True))
         self._add(state["attributes"])
@@ -139,26 +136,6 @@ def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | 
                 buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())
             ):
                 yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
-
-
-def _attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
-    known: set[int] | None = None
-    skipped: set[int] = set()
-    for prefix, layer in module.named_modules():
-        if id(layer) in skipped or isinstance(layer, Metric):
-            skipped.update(map(id, layer.children()))
-            continue
-        for own, value in vars(layer).items():
-            if not isinstance(value, Tensor) or value.requires_grad or own in _NOT_STATE:
-                continue
-            if known is None:
-                known = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers())}
-            if _memory(value) not in known:
-                yield f"{prefix}.{own}" if prefix else own, layer, own, value
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
 
 
 def _version(tensor: Tensor) -> int | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.accumulation import AccumulationWindows
-from flsv._lightning.evaluation import on_device
+from flsv._lightning.evaluation import all_on_device
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.local_steps import LocalSteps
 from flsv.clients.optimizer_options import OptimizerOptions
@@ -159,9 +159,16 @@ class OneProcess:
         games = [name for name, measure in measures.items() if not isinstance(measure, Performance)]
         every = arguments["evaluate_clients_every"] if self.clients_here else 0
         try_evaluations(trainer, self._data, every, games)
+        for strategy in self._strategies.values() if self.clients_here else ():
+            performance = getattr(strategy, "performance", None)
+            if isinstance(performance, Performance):
+                self.roster.any_task(0, "val", performance)
+            elif strategy.evaluates:
+                self.roster.tried()
         if measures:
-            validated = validated_models(trainer, self.space, val, measures, seed=self._state.seed)
-            self.server.play_on(self.roster.evaluator(on_device(trainer, val)) if games else None, validated)
+            asking = {f"metric {name!r}": measure for name, measure in measures.items()}
+            validated = validated_models(trainer, self.space, val, asking, seed=self._state.seed)
+            self.server.play_on(self.roster.evaluator(all_on_device(trainer, val)) if games else None, validated)
         local = LocalTraining(
             trainer.lightning_module,
             self.space,
