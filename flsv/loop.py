@@ -72,10 +72,10 @@ class FederatedLoop(L.Callback):
     options, batch sizes, the privacy budget and all that is only logged or drawn may change, and are used.
 
     Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
-    contributions, the round's weights and the last accuracies of the clients' own models, by the names that the loggers
-    have (``contribution/<metric>/client_<i>``, ``weight/client_<i>``, ``client_accuracy/client_<i>`` and ``/mean``), for
-    ``EarlyStopping`` and ``ModelCheckpoint``; a client never seen, or outside the cohort, has none. ``WeightAveraging``
-    averages the global models, once a round.
+    contributions, the round's weights and the last accuracies of the clients' own models, by the loggers' names
+    (``contribution/<metric>/client_<i>``, ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``), for
+    ``EarlyStopping``, ``ModelCheckpoint``. A client never seen has no contribution, one outside the cohort no weight.
+    ``WeightAveraging`` averages the global models, once a round.
 
     Args:
         aggregator: how the clients' models become the next global one. Default: FedAvg.

@@ -102,7 +102,9 @@ def test_checkpoints_are_named_by_the_global_step(tmp_path: Path, validation: bo
         callbacks=saving,
         limit_val_batches=1.0 if validation else 0,
     )
-    assert {path.stem for path in (tmp_path / "rounds").iterdir()} == {f"epoch={r}-step={13 * r + 13}" for r in range(3)}
+    assert {path.stem for path in (tmp_path / "rounds").iterdir()} == {
+        f"epoch={r}-step={13 * r + 13}" for r in range(3)
+    }
     steps = {path.stem for path in (tmp_path / "steps").iterdir()}
     assert steps == {f"epoch={(n - 1) // 13}-step={n}" for n in range(5, 39, 5)}
     # What is saved within a round is the global model of its start.
@@ -133,7 +135,11 @@ def test_checkpoints_of_weights_only_hold_the_global_model_too(tmp_path: Path) -
 
 
 def monitored(**kwargs: Any) -> FederatedLoop:
-    metrics = {"cssv": ClassSpecificShapley(), "loo": LeaveOneOut(performance="negative_loss"), "cost": CommunicationCost()}
+    metrics = {
+        "cssv": ClassSpecificShapley(),
+        "loo": LeaveOneOut(performance="negative_loss"),
+        "cost": CommunicationCost(),
+    }
     return FederatedLoop(metrics=metrics, seed=1, evaluate_clients_every=1, **kwargs)  # type: ignore[arg-type]
 
 
@@ -153,7 +159,12 @@ def test_what_the_loggers_have_can_be_monitored(tmp_path: Path) -> None:
     rows = logged(tmp_path)
     for round_index, seen in enumerate(record.seen):
         there = {k: float(v) for row in rows if row["step"] == str(round_index) for k, v in row.items() if v}
-        for name in ["weight/client_0", "client_accuracy/mean", "client_accuracy/client_2", "contribution/cost/bytes_down"]:
+        for name in [
+            "weight/client_0",
+            "client_accuracy/mean",
+            "client_accuracy/client_2",
+            "contribution/cost/bytes_down",
+        ]:
             assert seen[name] == pytest.approx(there[name])
         for name in ("cssv", "loo", "cost"):
             for client in range(3):
@@ -299,8 +310,8 @@ def test_on_exception_checkpoint(tmp_path: Path) -> None:
         if trainer.global_step == 20:
             raise ArithmeticError
 
+    callbacks = [LambdaCallback(on_train_batch_end=fails), Keeps(tmp_path, "failed")]
     with pytest.warns(UserWarning, match="round 1 is discarded"), pytest.raises(ArithmeticError):
-        callbacks = [LambdaCallback(on_train_batch_end=fails), Keeps(tmp_path, "failed")]
         fit(FederatedLoop(seed=1), tmp_path, callbacks=callbacks, enable_checkpointing=True)
     resumed = fit(FederatedLoop(seed=1), tmp_path, ckpt_path=tmp_path / "failed.ckpt")
     assert torch.equal(vector(resumed), vector(fit(FederatedLoop(seed=1), tmp_path)))

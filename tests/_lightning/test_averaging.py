@@ -154,8 +154,8 @@ def test_an_exception_during_validation_leaves_the_global_model_in_the_module(tm
         loop, both, models = both_orders(WeightAveraging(), first)
         saving = ModelCheckpoint(tmp_path / str(first), "{epoch}", save_on_exception=True, save_top_k=0)
         module = Fails()
+        trainer = trainer_for(None, tmp_path, 3, callbacks=[*both, saving], enable_checkpointing=True)
         with pytest.raises(ArithmeticError):
-            trainer = trainer_for(None, tmp_path, 3, callbacks=[*both, saving], enable_checkpointing=True)
             trainer.fit(module, toy_data())
         torch.testing.assert_close(vector(module), models.made[1].double(), rtol=0, atol=0)
         ends = []
