@@ -19,11 +19,14 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv._lightning.averaging import RoundAverage
 from flsv._lightning.checkpoint_io import install
 from flsv._lightning.lean import lean
 from flsv._lightning.patches import PatchedAttributes
-from flsv._lightning.round_boundary import RoundBoundary
+from flsv._lightning.round_axis import round_axis
+from flsv._lightning.round_boundary import RoundBoundary, global_weights
 from flsv._lightning.stepping import stepping
+from flsv._lightning.thawing import Thawing
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
@@ -47,6 +50,7 @@ from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import seed_global_rngs
 from flsv.server import ContributionBoard
+from flsv.server.callback_checks import check_callbacks, check_stochastic_averaging
 from flsv.server.checks import check_arguments, check_names, check_packages, check_setup
 from flsv.server.description import settings
 from flsv.server.fingerprint import fingerprint, settings_of
@@ -54,6 +58,9 @@ from flsv.server.metric_shapes import check_metric_shapes
 from flsv.server.resume import check_checkpoint, check_sharing, check_state
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
+
+#: What a loop has from the start of a fit on and does not take with it when it is copied or pickled.
+_OF_A_FIT = ("_data", "_reporter", "_boundary", "_steps")
 
 
 class FederatedLoop(L.Callback):
@@ -70,6 +77,12 @@ class FederatedLoop(L.Callback):
     ``training_step`` steps itself, belongs to the client. ``trainer.estimated_stepping_batches`` is the number of steps
     of one client in all rounds that it is drawn in, so that a schedule of that length ends where it would end if the
     module were trained on this client's data alone. ``trainer.is_last_batch`` is the client's.
+
+    Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
+    contributions, the round's weights and the last accuracies of the clients' own models, by the loggers' names
+    (``contribution/<metric>/client_<i>``, ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``), for
+    ``EarlyStopping``, ``ModelCheckpoint``. A client never seen has no contribution, one outside the cohort no weight.
+    ``WeightAveraging`` averages the global models, once a round.
 
     Args:
         aggregator: how the clients' models become the next global one. Default: FedAvg.
@@ -143,6 +156,10 @@ class FederatedLoop(L.Callback):
     _reporter: Reporter
     _progress: ProgressText | None
     _boundary: RoundBoundary
+    _average: RoundAverage
+    _thawing: Thawing
+    _thawed: dict[str, list[str]] | None
+    _monitored: set[str]
 
     def __init__(
         self,
@@ -298,6 +315,7 @@ class FederatedLoop(L.Callback):
         if stage != "fit":
             return
         data = check_setup(trainer, pl_module, self.board, self.strategies, self.sampler, self.evaluate_clients_every)
+        check_callbacks(trainer, self.metrics, data.num_clients, self.evaluate_clients_every, self)
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
@@ -324,6 +342,7 @@ class FederatedLoop(L.Callback):
                     (trainer.fit_loop.epoch_loop, "max_steps", -1),
                     (data, "round_loader", lambda: self._running.loader(self._limit)),
                     *stepping(trainer, self._steps.answer, self._is_last_batch),
+                    round_axis(trainer),
                     *lean(trainer),
                 ]
             )
@@ -332,6 +351,9 @@ class FederatedLoop(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
         initialise_lazy_layers(trainer, data, self.state.seed)
+        check_stochastic_averaging(trainer)
+        self._thawing = Thawing(trainer)
+        self._thawing.restore(pl_module, self._thawed)
         self._fit = fit = self._engine(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )
@@ -358,8 +380,11 @@ class FederatedLoop(L.Callback):
         fit.begin_training(self._optimizer_state, self._buffers)
         self._optimizer_state, self._buffers = None, None
         self._boundary = RoundBoundary(trainer)
+        self._average = RoundAverage(trainer.callbacks, trainer.max_epochs)  # type: ignore[attr-defined]
         step = no_stop_iteration(trainer.strategy.training_step, self._place)
-        self._patches.append(PatchedAttributes([(trainer.strategy, "training_step", step)]))
+        weights = global_weights(trainer, fit.within_round)
+        changes = [(trainer.strategy, "training_step", step), weights, *self._average.changes]
+        self._patches.append(PatchedAttributes(changes))
 
     # ---- within a round
 
@@ -368,6 +393,8 @@ class FederatedLoop(L.Callback):
         seed_global_rngs(self.state.seed, "round", self.round_index)
         if why := self._spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
+        self._thawing.begin_round()
+        self._average.begin_round()
         self._running.begin_round(self._running.loader(self._limit))
 
     def on_train_batch_start(
@@ -390,8 +417,10 @@ class FederatedLoop(L.Callback):
             loss = None
         elif pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
+        self._average.end_batch(trainer)
         if self._running.clients.end_batch(loss):
             self._end_round(trainer)
+            self._average.end_round(trainer, pl_module)
 
     def _end_round(self, trainer: L.Trainer) -> None:
         fit, index = self._running, self.round_index
@@ -409,6 +438,11 @@ class FederatedLoop(L.Callback):
             norms=fit.watch.norms,
             accuracy=self.client_accuracy if fit.evaluated else None,
         )
+        known, monitored = self._reporter.monitored(self.weights, self.client_accuracy), trainer.callback_metrics
+        for name in self._monitored - known.keys():
+            monitored.pop(name, None)
+        monitored.update(known)
+        self._monitored = set(known)
         if self._reporter.figures_due(index) and self._reporter.csv is not None:
             fit.write_artifacts(round, self._reporter.folder / "clients")
         fit.advance(last)
@@ -425,9 +459,10 @@ class FederatedLoop(L.Callback):
 
     # ---- between rounds
 
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            pl_module.log("step", float(self.round_index - 1))  # Lightning's loggers take it as the x-axis
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._fitting and not trainer.sanity_checking and self._running.clients.active:
+            # Lightning validates before it stops, and the module is a half-trained client.
+            self._discard("the epoch ended before the round's last batch")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._running.clients.active:
@@ -438,7 +473,6 @@ class FederatedLoop(L.Callback):
                 )
             self._discard("the epoch ended before the round's last batch")
             return
-        pl_module.log("step", float(self.round_index - 1))
         self._boundary.remember()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -449,9 +483,10 @@ class FederatedLoop(L.Callback):
             )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if self._fit is not None and self._fit.training is not None and self._fit.training.active:
+        if self._within_round:
             name_place(exception, self._place())
             self._discard(f"{type(exception).__name__} {self._place()}")
+        self._average.give_back(pl_module)
         self._return()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -463,26 +498,52 @@ class FederatedLoop(L.Callback):
         return where(self._running.clients.client, self.round_index)
 
     def _discard(self, why: str) -> None:
-        self._running.discard()
-        warnings.warn(f"round {self.round_index} is discarded: {why}.", stacklevel=2)
+        if self._running.discard():
+            warnings.warn(f"round {self.round_index} is discarded: {why}.", stacklevel=2)
 
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next round needs beyond the global model; between two rounds whenever it is asked for."""
+        return {
+            **self.state.state_dict(),
+            **self._trained_with(),
+            "fingerprint": self._fingerprint,
+            "board": self.board.state_dict(),
+            "clients": self._states.state_dict(),
+            "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
+            "csv": self._csv,
+            "thawed": self._thawing.state(self._within_round),
+        }
+
+    @property
+    def _within_round(self) -> bool:
+        return self._fit is not None and self._fit.training is not None and self._fit.training.active
+
+    def _trained_with(self) -> dict[str, Any]:
         fit = self._fit
         local = None if fit is None or fit.training is None else fit.training.local
         return {
-            **self.state.state_dict(),
-            "fingerprint": self._fingerprint,
-            "asked": None if fit is None else fit.options.asked,
-            "board": self.board.state_dict(),
-            "clients": self._states.state_dict(),
+            "asked": self._asked if fit is None else fit.options.asked,
             "optimizers": self._optimizer_state if local is None else local.optimizers.state_dict(),
             "buffers": self._buffers if local is None else local.buffers(),
             "shared": self._shared if fit is None else fit.space.described(),
-            "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
-            "csv": self._csv,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The federation as it stands between two rounds, without the trainer and the data of its fit: a copy knows
+        what this loop's metrics and :attr:`state` know, and can be fitted anew; what resumes a run is a checkpoint."""
+        trained, states = self._trained_with(), ClientStates()
+        states.load_state_dict(self._states.state_dict())
+        return {
+            **{name: value for name, value in vars(self).items() if name not in _OF_A_FIT},
+            "_states": states,
+            "_asked": trained["asked"],
+            "_optimizer_state": trained["optimizers"],
+            "_buffers": trained["buffers"],
+            "_shared": trained["shared"],
+            **{"_fit": None, "_fitting": False, "_patches": [], "_lock": None, "_progress": None},
+            **{"_average": RoundAverage(), "_thawing": Thawing()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -495,7 +556,7 @@ class FederatedLoop(L.Callback):
         self.board.load_state_dict(state_dict["board"])
         self._states.load_state_dict(state_dict["clients"])
         self._optimizer_state, self._buffers = state_dict["optimizers"], state_dict["buffers"]
-        self._csv = state_dict["csv"]
+        self._csv, self._thawed = state_dict["csv"], state_dict.get("thawed")
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state_dict["strategies"].get(role, {}))
 
@@ -510,10 +571,12 @@ class FederatedLoop(L.Callback):
         if training is None:
             return
         if training.active:
-            self._boundary.rewind(checkpoint, training.local.global_state_dict())
+            self._boundary.rewind(checkpoint)
             training.local.optimizers.rewind(checkpoint)
+            self._thawing.rewind(checkpoint)
         else:
             self._boundary.close_epoch(checkpoint)
+            self._average.place_last(checkpoint)
 
     # ---- one fit
 
@@ -530,6 +593,7 @@ class FederatedLoop(L.Callback):
         self._csv, self._asked, self._optimizer_state, self._buffers = None, None, None, None
         self._fingerprint, self._patches, self._lock, self._progress = {}, [], None, None
         self._shared = None
+        self._average, self._thawing, self._thawed, self._monitored = RoundAverage(), Thawing(), None, set()
 
     def _return(self) -> None:
         """Leave the trainer and the module as they were found."""
