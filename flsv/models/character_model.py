@@ -98,6 +98,4 @@ class CharacterModel(L.LightningModule):
         loss, accuracy = self._predicted(batch)
         values = {"loss": loss, "bits_per_character": loss / math.log(2), "accuracy": accuracy}
         size = len(batch[0] if isinstance(batch, (tuple, list)) else batch)
-        self.log_dict(
-            {f"{stage}_{name}": value for name, value in values.items()}, batch_size=size, add_dataloader_idx=False
-        )
+        self.log_dict({f"{stage}_{name}": value for name, value in values.items()}, batch_size=size)

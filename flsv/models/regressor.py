@@ -124,4 +124,4 @@ class RegressorClient(L.LightningModule):
     def _log_errors(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
         predicted, y = self._compared(batch)
         values = {f"{stage}_loss": F.mse_loss(predicted, y), f"{stage}_mae": F.l1_loss(predicted, y)}
-        self.log_dict(values, batch_size=len(y), add_dataloader_idx=False)
+        self.log_dict(values, batch_size=len(y))
