@@ -23,7 +23,7 @@ from flsv import FederatedLoop
 from flsv.cli.parser import make_cli
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "natural"
-UNITS = {"clinics": "mm squared", "reuters": "nats", "tales": "nats per character"}
+UNITS = {"clinics": "variances of the target", "reuters": "nats", "tales": "nats per character"}
 QUIET = {
     "trainer.logger": "false",
     "trainer.enable_checkpointing": "false",

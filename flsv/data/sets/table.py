@@ -23,7 +23,7 @@ GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
 class TableData(CSVData):
     """The rows of a CSV file: features, one target, and perhaps a column with the natural clients.
 
-    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32, as in the file).
+    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32).
     Numbers are standardised, and a gap becomes 0, the mean. Other columns are one-hot; a gap, or a category that no
     training row has, is a row of zeros. A column with a gap among the training rows gets another one, 1 where the gap
     is. Rows without a target are left out, with a warning.
@@ -35,6 +35,10 @@ class TableData(CSVData):
     distinguishes the clients' means goes lost, and a small client's are rough. With either, all agree beforehand on the
     columns, the categories' names and which columns have gaps.
 
+    A number to predict is as in the file, or, with ``standardise_target``, less the mean and over the deviation of all
+    training rows' (pooled over the clients, whatever ``statistics`` says): squared errors are shares of its variance
+    then. Otherwise a network starts far from the mean, and what everybody's training gains first, is the mean.
+
     Args:
         path: the file, looked up below ``root``, then as it is.
         target: the column to predict.
@@ -45,6 +49,7 @@ class TableData(CSVData):
         categorical: columns whose numbers are names of categories.
         gaps: what a missing value looks like, besides white space around it.
         statistics: whose rows tell a column's mean and deviation: ``"pooled"`` or ``"group"``.
+        standardise_target: for regression.
         max_categories: how many categories a column may have; more are taken for a mistake.
         root: folder of the files.
         test_path: a second file with the same columns for testing.
@@ -56,6 +61,8 @@ class TableData(CSVData):
 
     Attributes:
         feature_names: ``D`` names, such as ``("age", "ward=A", "ward=B", "age missing")``.
+        target_mean, target_std: what a prediction is multiplied by (``target_std``) and then moved by to be in the
+            file's unit; 0 and 1 unless ``standardise_target``.
 
     Raises:
         ConfigurationError: from construction, arguments out of range or that contradict each other; from ``setup``, a
@@ -87,6 +94,7 @@ class TableData(CSVData):
         categorical: list[str] | None = None,
         gaps: list[str] | None = None,
         statistics: Literal["pooled", "group"] = "pooled",
+        standardise_target: bool = False,
         max_categories: int = 50,
         root: str = "data",
         test_path: str | None = None,
@@ -106,6 +114,10 @@ class TableData(CSVData):
         check_number(self, "max_categories", max_categories, least=2, whole=True)
         if statistics == "group" and group is None:
             raise ConfigurationError("TableData(statistics='group') needs group, the column with the rows' groups.")
+        if standardise_target and task != "regression":
+            raise ConfigurationError(
+                "TableData(standardise_target=True) is for task: regression; classes have no mean."
+            )
         used = [*(features or ()), *(categorical or ())]
         for column, argument in ((target, "target"), (group, "group")):
             if column is not None and column in used:
@@ -120,7 +132,8 @@ class TableData(CSVData):
         self.target, self.task, self.statistics = target, task, statistics
         self.features, self.exclude, self.categorical = features, list(exclude or ()), list(categorical or ())
         self.gaps = frozenset(GAPS if gaps is None else (*gaps, ""))
-        self.max_categories = max_categories
+        self.max_categories, self.standardise_target = max_categories, standardise_target
+        self.target_mean, self.target_std = 0.0, 1.0
         self.feature_names: tuple[str, ...] = ()
 
     def encode(self, train: CSVFile, test: CSVFile | None) -> None:
@@ -130,7 +143,7 @@ class TableData(CSVData):
         fit = np.zeros(len(files[0]), dtype=bool)
         fit[splits["train"]] = True
         features = self._encoded(files, groups, fit)
-        targets, classes = self._targets(files)
+        targets, classes = self._targets(files, fit)
         rest = None if test is None else (features[1], targets[1])
         self.keep((features[0], targets[0]), splits, groups[0], rest, classes)
         self.input_shape = tuple(features[0].shape[1:])
@@ -250,14 +263,19 @@ class TableData(CSVData):
             )
         return standardise(np.stack(numbers, axis=1), fit, of)
 
-    def _targets(self, files: Sequence[CSVFile]) -> tuple[list[Tensor], tuple[str, ...] | None]:
+    def _targets(self, files: Sequence[CSVFile], fit: np.ndarray) -> tuple[list[Tensor], tuple[str, ...] | None]:
         values = [[value.strip() for value in file.column(self.target, "target")] for file in files]
         if self.task == "classification":
             names = class_names(files[0], values[0], f"target {self.target!r}")
             return [class_labels(f, v, names, f"target {self.target!r}") for f, v in zip(files, values)], names
-        return [self._numeric_target(file, column) for file, column in zip(files, values)], None
+        numbers = [self._numeric_target(file, column) for file, column in zip(files, values)]
+        if self.standardise_target:
+            self.target_mean, self.target_std = float(numbers[0][fit].mean()), float(numbers[0][fit].std())
+            if self.target_std <= 1e-12 * abs(self.target_mean):
+                raise ConfigurationError(f"{files[0].path}: all training rows have the same {self.target!r} (target).")
+        return [torch.from_numpy((y - self.target_mean) / self.target_std).float() for y in numbers], None
 
-    def _numeric_target(self, file: CSVFile, values: Sequence[str]) -> Tensor:
+    def _numeric_target(self, file: CSVFile, values: Sequence[str]) -> np.ndarray:
         present = np.zeros(1, dtype=bool)
         numbers = [as_numbers([value], present) for value in values]
         wrong = [row for row, number in enumerate(numbers) if number is None or abs(number[0]) > 1e38]
@@ -267,4 +285,4 @@ class TableData(CSVData):
                 f"as {values[wrong[0]]!r} in line {in_words([file.lines[row] for row in wrong])}. For classes, give "
                 "task: classification; what stands for a gap belongs into gaps."
             )
-        return torch.tensor([float(number[0]) for number in numbers if number is not None])
+        return np.array([number[0] for number in numbers if number is not None])

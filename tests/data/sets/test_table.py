@@ -244,6 +244,23 @@ def test_without_groups(make):
         FederatedDataModule(make(group=None), GroupPartitioner()).setup("fit")
 
 
+def test_a_standardised_target(make):
+    options = {"target": "dose", "task": "regression", "val_fraction": 0.25, "test": ["A,40,f,plain,0.5,1"]}
+    plain, data = make(**options), make(standardise_target=True, **options)
+    y = data.train_set.tensors[1]
+    assert y.mean().item() == pytest.approx(0, abs=1e-6)
+    assert y.std(unbiased=False).item() == pytest.approx(1, abs=1e-6)
+    assert (plain.target_mean, plain.target_std) == (0, 1)
+    for name in ("train_set", "val_set", "test_set"):
+        scaled, target = (getattr(each, name).tensors[1] for each in (data, plain))
+        torch.testing.assert_close(scaled * data.target_std + data.target_mean, target)
+    assert plain.test_set.tensors[1].tolist() == [0.5]
+    with pytest.raises(ConfigurationError, match="classes have no mean"):
+        make(standardise_target=True)
+    with pytest.raises(ConfigurationError, match="all training rows have the same 'dose'"):
+        make([f"A,{i},f,x,0.1,{i % 2}" for i in range(9)], target="dose", task="regression", standardise_target=True)
+
+
 @real
 def test_clinics():
     features = ["Group", "BL.PD.avg", "BMI"]
