@@ -95,6 +95,10 @@ class CharacterData(CSVData):
                 f"for a piece of {self.length + 1} characters. Lower length."
             )
         rest = None if test is None else (self._pieces(test, test.column(self.text, "text"))[0],)
+        if test is not None and rest is not None and not len(rest[0]):
+            raise ConfigurationError(
+                f"{test.path}: all texts are too short for a piece of {self.length + 1} characters. Lower length."
+            )
         self.keep((pieces,), self.split(len(pieces), of), of, rest)
         self.input_shape = (self.length + 1,)
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from flsv.arguments import check_number
 from flsv.data.labels import in_words
 from flsv.data.sets.csv_file import CSVFile, find_file, read_csv
+from flsv.data.sets.csv_values import natural_order
 from flsv.data.sets.encoding import find_gaps
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
@@ -183,52 +184,3 @@ class CSVData(L.LightningDataModule):
         raise ConfigurationError(
             f"{type(self).__name__}({self.path!r}) has no test samples. Give test_fraction or test_path."
         )
-
-
-def natural_order(values: Sequence[str]) -> list[int] | list[str]:
-    """The values as whole numbers if that loses nothing, else as they are: 2 comes before 10.
-
-    Example:
-        >>> natural_order(["10", "2"]), natural_order(["10", "02"])
-        ([10, 2], ['10', '02'])
-    """
-    try:
-        numbers = [int(value) for value in values]
-    except ValueError:
-        return list(values)
-    return numbers if all(str(number) == value for number, value in zip(numbers, values)) else list(values)
-
-
-def class_labels(file: CSVFile, values: Sequence[str], classes: Sequence[str], argument: str) -> Tensor:
-    """Each value's place among the classes, int64 ``[N]``.
-
-    Raises:
-        ConfigurationError: a value that is none of them.
-    """
-    place = {name: number for number, name in enumerate(classes)}
-    unknown = next((row for row, value in enumerate(values) if value not in place), None)
-    if unknown is not None:
-        raise ConfigurationError(
-            f"{file.path}, line {file.lines[unknown]}: {values[unknown]!r} in {argument} is none of the "
-            f"{len(classes)} classes that the training rows have: {', '.join(list(classes)[:20])}."
-        )
-    return torch.tensor([place[value] for value in values], dtype=torch.long)
-
-
-def class_names(file: CSVFile, values: Sequence[str], argument: str) -> tuple[str, ...]:
-    """The different values in their natural order.
-
-    Raises:
-        ConfigurationError: one only, or nearly as many as there are rows.
-
-    Example:
-        >>> class_names(CSVFile(None, {}, []), ["10", "2", "2", "10", "2"], "target")
-        ('2', '10')
-    """
-    names = tuple(map(str, sorted(set(natural_order(values)))))  # type: ignore[type-var]
-    if len(names) < 2 or 2 * len(names) > len(values):
-        raise ConfigurationError(
-            f"{file.path}: {argument} has {len(names)} different values in {len(values)} rows, which are no classes. "
-            "Name another column; for numbers, a table has task: regression."
-        )
-    return names

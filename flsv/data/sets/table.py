@@ -11,10 +11,10 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from flsv.arguments import check_number
-from flsv.data.labels import in_words
-from flsv.data.sets.csv_data import CSVData, class_labels, class_names
+from flsv.data.sets.csv_data import CSVData
 from flsv.data.sets.csv_file import CSVFile
-from flsv.data.sets.encoding import as_numbers, find_gaps, one_hot, standardise
+from flsv.data.sets.csv_values import class_labels, class_names, numbers_of, numeric_target, with_values
+from flsv.data.sets.encoding import find_gaps, one_hot, standardise
 from flsv.errors import ConfigurationError
 
 GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
@@ -131,13 +131,13 @@ class TableData(CSVData):
             raise ConfigurationError(f"TableData: features has {twice!r} more than once.")
         self.target, self.task, self.statistics = target, task, statistics
         self.features, self.exclude, self.categorical = features, list(exclude or ()), list(categorical or ())
-        self.gaps = frozenset(GAPS if gaps is None else (*gaps, ""))
+        self.gaps = frozenset(GAPS if gaps is None else ("", *map(str, gaps)))
         self.max_categories, self.standardise_target = max_categories, standardise_target
         self.target_mean, self.target_std = 0.0, 1.0
         self.feature_names: tuple[str, ...] = ()
 
     def encode(self, train: CSVFile, test: CSVFile | None) -> None:
-        files = [self._with_target(train)] + ([] if test is None else [self._with_target(test)])
+        files = [with_values(file, self.target, "target", self.gaps) for file in (train, test) if file is not None]
         groups = [self.read_groups(file) for file in files]
         splits = self.split(len(files[0]), groups[0])
         fit = np.zeros(len(files[0]), dtype=bool)
@@ -147,19 +147,6 @@ class TableData(CSVData):
         rest = None if test is None else (features[1], targets[1])
         self.keep((features[0], targets[0]), splits, groups[0], rest, classes)
         self.input_shape = tuple(features[0].shape[1:])
-
-    def _with_target(self, file: CSVFile) -> CSVFile:
-        """The rows that have a target."""
-        missing = find_gaps(file.column(self.target, "target"), self.gaps)
-        if missing.all():
-            raise ConfigurationError(f"{file.path}: no row has a {self.target!r} (target).")
-        if missing.any():
-            rank_zero_warn(
-                f"{file.path}: {missing.sum()} of {len(file)} rows have no {self.target!r} (target) and are left out."
-            )
-        rows = np.flatnonzero(~missing)
-        columns = {name: [values[row] for row in rows] for name, values in file.columns.items()}
-        return CSVFile(file.path, columns, [file.lines[row] for row in rows])
 
     def _encoded(
         self, files: Sequence[CSVFile], groups: Sequence[np.ndarray | None], fit: np.ndarray
@@ -173,7 +160,7 @@ class TableData(CSVData):
         for name in names:
             values = [value.strip() for file in files for value in file.column(name, "features")]
             missing = find_gaps(values, self.gaps)
-            column = None if name in self.categorical else self._numbers(files, name, values, missing)
+            column = None if name in self.categorical else numbers_of(files, name, values, missing)
             if missing[fit].all():
                 raise ConfigurationError(
                     f"{files[0].path}: no training row has a {name!r}. Leave the column out (exclude: [{name}])."
@@ -207,27 +194,6 @@ class TableData(CSVData):
         if not names:
             raise ConfigurationError(f"TableData({self.path!r}): no column is left to predict {self.target!r} from.")
         return names
-
-    def _numbers(
-        self, files: Sequence[CSVFile], name: str, values: Sequence[str], missing: np.ndarray
-    ) -> np.ndarray | None:
-        """The column as numbers, or None if it has none.
-
-        Raises:
-            ConfigurationError: numbers and words in one column.
-        """
-        numbers = as_numbers(values, missing)
-        if numbers is not None or missing.all():
-            return numbers
-        alone = [as_numbers([value], np.array([gap])) is not None for value, gap in zip(values, missing)]
-        if not any(alone):
-            return None
-        row = next(row for row, number in enumerate(alone) if not number and not missing[row])
-        lines = [(file, line) for file in files for line in file.lines]
-        raise ConfigurationError(
-            f"{lines[row][0].path}, line {lines[row][1]}: {values[row]!r} in {name!r} is no finite number, but others "
-            f"there are. If it stands for a gap, add it to gaps; if the column has categories, name it in categorical."
-        )
 
     def _categories(
         self, file: CSVFile, name: str, values: Sequence[str], missing: np.ndarray, fit: np.ndarray
@@ -268,21 +234,9 @@ class TableData(CSVData):
         if self.task == "classification":
             names = class_names(files[0], values[0], f"target {self.target!r}")
             return [class_labels(f, v, names, f"target {self.target!r}") for f, v in zip(files, values)], names
-        numbers = [self._numeric_target(file, column) for file, column in zip(files, values)]
+        numbers = [numeric_target(file, self.target, column) for file, column in zip(files, values)]
         if self.standardise_target:
             self.target_mean, self.target_std = float(numbers[0][fit].mean()), float(numbers[0][fit].std())
             if self.target_std <= 1e-12 * abs(self.target_mean):
                 raise ConfigurationError(f"{files[0].path}: all training rows have the same {self.target!r} (target).")
         return [torch.from_numpy((y - self.target_mean) / self.target_std).float() for y in numbers], None
-
-    def _numeric_target(self, file: CSVFile, values: Sequence[str]) -> np.ndarray:
-        present = np.zeros(1, dtype=bool)
-        numbers = [as_numbers([value], present) for value in values]
-        wrong = [row for row, number in enumerate(numbers) if number is None or abs(number[0]) > 1e38]
-        if wrong:
-            raise ConfigurationError(
-                f"{file.path}: {self.target!r} (target) is no finite number in {len(wrong)} of {len(file)} rows, such "
-                f"as {values[wrong[0]]!r} in line {in_words([file.lines[row] for row in wrong])}. For classes, give "
-                "task: classification; what stands for a gap belongs into gaps."
-            )
-        return np.array([number[0] for number in numbers if number is not None])

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.data.labels import in_words
-from flsv.data.sets.csv_data import CSVData, class_labels, class_names
+from flsv.data.sets.csv_data import CSVData
 from flsv.data.sets.csv_file import CSVFile
+from flsv.data.sets.csv_values import class_labels, class_names, with_values
 
 _WORD = re.compile(r"\w+")
 
@@ -41,8 +42,8 @@ class TextData(CSVData):
     """The rows of a CSV file: a text, its class, and perhaps a column with the natural clients.
 
     Samples are ``(words int64 [max_words], class int64)``: the hashes of the text's first words, then zeros, as
-    :class:`~flsv.models.FastText` takes them. Nothing is fitted to the texts. One without words is all zeros, and there
-    is a warning.
+    :class:`~flsv.models.FastText` takes them. Nothing is fitted to the texts. One without words is all zeros, and rows
+    without a class are left out; there is a warning of either.
 
     Args:
         path: the file, looked up below ``root``, then as it is.
@@ -94,16 +95,16 @@ class TextData(CSVData):
         self.text, self.label, self.max_words = text, label, max_words
 
     def encode(self, train: CSVFile, test: CSVFile | None) -> None:
-        groups = self.read_groups(train)
+        files = [with_values(file, self.label, "label") for file in (train, test) if file is not None]
+        groups = self.read_groups(files[0])
         about = f"label {self.label!r}"
-        labels = [[value.strip() for value in f.column(self.label, "label")] for f in (train, test) if f is not None]
-        names = class_names(train, labels[0], about)
+        labels = [[value.strip() for value in file.column(self.label, "label")] for file in files]
+        names = class_names(files[0], labels[0], about)
         sets = [
             (self._words(file, file.column(self.text, "text")), class_labels(file, values, names, about))
-            for file, values in zip([train, test], labels)
-            if file is not None
+            for file, values in zip(files, labels)
         ]
-        self.keep(sets[0], self.split(len(train), groups), groups, None if test is None else sets[1], names)
+        self.keep(sets[0], self.split(len(files[0]), groups), groups, None if test is None else sets[1], names)
         self.input_shape = (self.max_words,)
 
     def _words(self, file: CSVFile, texts: Sequence[str]) -> Tensor:

@@ -236,6 +236,13 @@ def test_it_trains_without_a_federation(make, tmp_path):
     assert scores["test_accuracy"] > 0.85
 
 
+def test_small_tables_and_marks_of_gaps(make):
+    data = make(["A,-9,f,x,1,0", "A,3,f,x,2,1", "B,5,f,x,0,0"], gaps=[-9], val_fraction=0)
+    assert data.train_set.classes == ("0", "1")
+    assert data.feature_names[-1] == "age missing"
+    assert data.train_set.tensors[0][:, 0].tolist() == [0, -1, 1]
+
+
 def test_without_groups(make):
     data = FederatedDataModule(make(group=None, exclude=["ward"]), IIDPartitioner(3))
     data.setup("fit")

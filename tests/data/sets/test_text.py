@@ -62,6 +62,13 @@ def test_texts_without_words_are_zeros_and_it_is_said(make):
     assert (data.train_set.tensors[0][12:] == 0).all()
 
 
+def test_rows_without_a_class_are_left_out_and_it_is_said(make):
+    with pytest.warns(UserWarning, match=r"1 of 13 rows have no 'label' \(label\)"):
+        data = make([*ROWS, ",sea,what is it"], val_fraction=0)
+    assert len(data.train_set) == 12
+    assert data.train_set.classes == ("earn", "ship")
+
+
 def test_refused(make):
     for options, message in (
         ({"label": "topic"}, r"no column 'topic' \(label\)"),
