@@ -50,6 +50,10 @@ def copied(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyMo
     for layer in module.modules():
         for value in vars(layer).values():
             if isinstance(value, partial):
+                # The command line's holds its parser, which takes longer to copy than a small module does.
+                if any(type(held).__module__.startswith("jsonargparse.") for held in value.args):
+                    memo[id(value)] = value
+                    continue
                 try:
                     copy.deepcopy(value)
                 except TypeError:
