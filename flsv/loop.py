@@ -19,6 +19,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv._lightning.checkpoint_io import install
+from flsv._lightning.client_hooks import ClientHooks
 from flsv._lightning.lean import lean
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.round_boundary import RoundBoundary
@@ -123,6 +124,7 @@ class FederatedLoop(L.Callback):
     _given_seed: str | int | None
     _patches: list[PatchedAttributes]
     _lock: FolderLock | None
+    _hooks: ClientHooks | None
     _limit: float
     # From the start of a fit on.
     _reporter: Reporter
@@ -329,6 +331,7 @@ class FederatedLoop(L.Callback):
         fit.begin_training(self._optimizer_state, self._buffers)
         self._optimizer_state, self._buffers = None, None
         self._boundary = RoundBoundary(trainer)
+        self._hooks = ClientHooks(trainer, lambda: self._running.clients.batch_idx)
         step = no_stop_iteration(trainer.strategy.training_step, self._place)
         self._patches.append(PatchedAttributes([(trainer.strategy, "training_step", step)]))
 
@@ -361,6 +364,8 @@ class FederatedLoop(L.Callback):
             loss = None
         elif pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
+        assert self._hooks is not None
+        self._hooks.end_batch(outputs, batch)
         if self._running.clients.end_batch(loss):
             self._end_round(trainer)
 
@@ -490,13 +495,15 @@ class FederatedLoop(L.Callback):
         self.state, self._states = FederationState(), ClientStates()
         self._fit, self._resumed, self._fitting, self._given_seed = None, False, False, None
         self._csv, self._asked, self._optimizer_state, self._buffers = None, None, None, None
-        self._fingerprint, self._patches, self._lock, self._progress = {}, [], None, None
+        self._fingerprint, self._patches, self._lock, self._progress, self._hooks = {}, [], None, None, None
 
     def _return(self) -> None:
         """Leave the trainer and the module as they were found."""
         self._fitting = False
         for patch in reversed(self._patches):
             patch.give_back()
+        if self._hooks is not None:
+            self._hooks.remove()
         if self._lock is not None:
             self._lock.release()
         if self._progress is not None:
