@@ -283,7 +283,8 @@ class FederatedLoop(L.Callback):
             self._lock = FolderLock(run_folder(trainer))
         self._data, self._fitting = data, True
         self._fingerprint = fingerprint(self._settings, data)
-        self.board.bind(data.num_clients, data.num_classes, data.class_names, data.class_counts)
+        counts = data.class_counts if data.no_classes is None else None
+        self.board.bind(data.num_clients, data.num_classes, data.class_names, counts)
         check_metric_shapes(self.strategies, self.metrics, data.num_clients, data.num_classes)
         warn_of_noise(self.privacy, self.board.update_metrics)
         seed = self._given_seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed

@@ -62,6 +62,7 @@ class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
     Attributes:
         sends: names of the tensors that :meth:`send` gives.
         reports: names of what :meth:`report` gives.
+        needs_classes: whether it is of use only where the training samples have classes.
         private: patterns (``fnmatch``) of the names of parameters and buffers that stay at their client.
     """
 
@@ -70,6 +71,7 @@ class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
     sends: Sequence[str] = ()
     reports: Sequence[str] = ()
     private: Sequence[str] = ()
+    needs_classes: bool = False
 
     def begin(self, federation: Federation) -> None:  # noqa: B027 - most have nothing to prepare
         """Before the first round of a new fit: forget what an earlier one left, check, prepare. A resumed fit has its

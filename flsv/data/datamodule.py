@@ -54,7 +54,12 @@ class FederatedDataModule(L.LightningDataModule):
         client_test_fraction: the same for its own test set.
         max_samples: use a random subset of so many training samples (the server's included).
         groups: natural group of each training sample, or the name of an attribute of the training data that has them;
-            by default its attribute ``groups``, if any. For :class:`~flsv.data.GroupPartitioner`.
+            or a field of its samples; by default its attribute ``groups``, if any. For
+            :class:`~flsv.data.GroupPartitioner`.
+        labels: class of each training sample 0 .. M-1, or the name of an attribute of the training data or a field of
+            its samples that has them; False for data without classes. By default the integers that end each sample or
+            are called its label, if any. Classes are needed by those who ask for them only (partitioners by label,
+            label noise, metrics per class); data without them are of one class.
         corruptions: what is wrong with some clients' training data, in the order in which it happens, such as
             ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``preload`` for it. No
             validation or test sample changes, and the data set itself does not either.
@@ -70,7 +75,7 @@ class FederatedDataModule(L.LightningDataModule):
 
     Raises:
         ConfigurationError: arguments out of range at construction; from ``setup``, data that are missing, have no
-            labels, or are too few for what is asked.
+            classes where these are needed, or are too few for what is asked.
 
     Example:
         >>> from flsv.data import DirichletPartitioner
@@ -100,6 +105,7 @@ class FederatedDataModule(L.LightningDataModule):
         client_test_fraction: float = 0.0,
         max_samples: int | None = None,
         groups: str | list[int] | list[str] | None = None,
+        labels: str | list[int] | bool | None = None,
         corruptions: list[Corruption] | None = None,
         drop_flagged: bool | FedBary = False,
         # Not "-> Tensor": jsonargparse would take a class path for that of a Tensor.
@@ -144,6 +150,7 @@ class FederatedDataModule(L.LightningDataModule):
         self.root = root
         self.download = download
         self.groups = groups
+        self.labels = labels
         self.train_transform = train_transform
         self.preload = preload
         self.image_size = image_size
@@ -194,6 +201,8 @@ class FederatedDataModule(L.LightningDataModule):
                 self.partitioner,
                 self.split_options,
                 groups=self.groups,
+                labels=self.labels,
+                asking=[] if self.detector is None else [self.detector],
                 corruptions=self.corruptions,
                 preloaded=self.preload,
                 batch_size=self.batch_size,
@@ -272,7 +281,8 @@ class FederatedDataModule(L.LightningDataModule):
 
     @property
     def class_counts(self) -> Tensor:
-        """Training samples of each client and class, int64 ``[num_clients, num_classes]``.
+        """Training samples of each client and class, int64 ``[num_clients, num_classes]``; ``[num_clients, 1]`` of data
+        without classes.
 
         By the labels that the clients have, which ``corruptions`` may have changed.
         """
@@ -280,12 +290,22 @@ class FederatedDataModule(L.LightningDataModule):
 
     @property
     def num_classes(self) -> int:
-        """Number of classes."""
-        return len(self._data.class_names)
+        """Number of classes.
+
+        1 for data without classes, unless a wrapped data module has a ``num_classes`` of its own, which then is what its
+        users mean.
+        """
+        theirs = getattr(self._module, "num_classes", None) if self._data.no_classes else None
+        return theirs if isinstance(theirs, int) else len(self._data.class_names)
+
+    @property
+    def no_classes(self) -> str | None:
+        """Why the training samples have no classes, in words; None where they have some."""
+        return self._data.no_classes
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Names of the classes, ``num_classes`` of them; their numbers where the source has no names."""
+        """Names of the classes; their numbers where the source has no names. ``("samples",)`` without classes."""
         return self._data.class_names
 
     @property
@@ -308,7 +328,7 @@ class FederatedDataModule(L.LightningDataModule):
         return clients[client][split]
 
     def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
-        """A client's labels, as it has them, int64 ``[n]`` beside :meth:`client_indices`."""
+        """A client's labels, as it has them, int64 ``[n]`` beside :meth:`client_indices`; all 0 without classes."""
         assert self._data.labels is not None
         return self._data.labels[self.client_indices(client, split)]
 

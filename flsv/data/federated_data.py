@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from flsv.data.classes import find_classes
 from flsv.data.corruption import Corruption
 from flsv.data.corruption.corrupted_data import CorruptedData, corrupt_clients
 from flsv.data.corruption.open_set import known_samples, leave_out_unknown, unknown_classes
 from flsv.data.finite import check_inputs
-from flsv.data.labels import count_classes, dataset_groups, dataset_labels
+from flsv.data.groups import dataset_groups
 from flsv.data.loaders import TensorBatches, make_loader
 from flsv.data.partition import Partitioner, partition_counts
 from flsv.data.preload import preload
@@ -38,7 +39,8 @@ class FederatedData:
         train_options: arguments of :func:`~flsv.data.make_loader` for training batches.
         eval_options: the same for evaluation batches.
         corrupted: what the clients train on instead of ``train``, if any of them is corrupted.
-        labels: of the training data as the clients have them, int64 ``[N]``.
+        labels: of the training data as the clients have them, int64 ``[N]``; all 0 without classes.
+        no_classes: why the samples have no classes; None where they have some.
     """
 
     train: Dataset
@@ -51,6 +53,7 @@ class FederatedData:
     eval_options: dict[str, Any]
     corrupted: CorruptedData | None = None
     labels: Tensor | None = None
+    no_classes: str | None = None
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -58,7 +61,9 @@ class FederatedData:
         collate_fn = self.eval_options.get("collate_fn")
         one = make_loader(self.train, self.splits.clients[0]["train"][:1], batch_size=1, collate_fn=collate_fn)
         batch = next(iter(one))
-        fields = list(batch.values()) if isinstance(batch, dict) else batch
+        fields = [batch]
+        if isinstance(batch, Mapping | list | tuple):
+            fields = list(batch.values()) if isinstance(batch, Mapping) else list(batch)
         first = next((item for item in fields if isinstance(item, Tensor)), None)
         if first is None:
             raise ConfigurationError(
@@ -96,35 +101,39 @@ def deal(
     split_options: SplitOptions,
     *,
     groups: Any = None,
+    labels: Any = None,
     corruptions: Sequence[Corruption] = (),
+    asking: Sequence[Any] = (),
     preloaded: bool = False,
     batch_size: int | None = None,
     eval_batch_size: int | None = None,
     reading: dict[str, Any] | None = None,
 ) -> FederatedData:
-    """Find the labels, deal the samples out and settle how they are read.
+    """Find the classes, deal the samples out and settle how they are read.
 
     Args:
         source: the data.
         partitioner: who gets what.
         split_options: what is set aside.
-        groups: see :func:`~flsv.data.labels.dataset_groups`.
+        groups: see :func:`~flsv.data.groups.dataset_groups`.
+        labels: see :class:`~flsv.data.FederatedDataModule`.
         corruptions: what is wrong with some clients' training data.
+        asking: who else needs the samples' classes.
         preloaded: hold everything as tensors.
         batch_size: samples per training batch; None for the source's, else 32.
         eval_batch_size: samples per evaluation batch; None for the source's, else at least 256 from tensors.
         reading: ``drop_last``, ``num_workers``, ``pin_memory`` where they replace the source's.
 
     Raises:
-        ConfigurationError: data without labels, empty, too few for what is asked, or not corruptible; validation or
-            test samples that are not finite.
+        ConfigurationError: data that are empty, too few for what is asked, without classes where somebody needs them,
+            or not corruptible; validation or test samples that are not finite.
     """
-    labels = dataset_labels(source.train)
-    if len(labels) == 0:
+    if len(source.train) == 0:  # type: ignore[arg-type]
         raise ConfigurationError(f"The training data ({type(source.train).__name__}) are empty.")
     held_out = {"validation": source.val, "test": source.test}
-    num_classes = count_classes(labels, source.class_names, held_out)
-    names = source.class_names if len(source.class_names) == num_classes else tuple(map(str, range(num_classes)))
+    asking = [part for part in (partitioner, *corruptions) if part.needs_classes] + list(asking)
+    classes = find_classes(source.train, source.class_names, held_out, labels, asking)
+    labels, num_classes = classes.labels, len(classes.names)
     has_val = source.val is not None or source.val_loaders is not None
     splits = split_federation(
         labels,
@@ -164,11 +173,24 @@ def deal(
     corrupted = None
     if corruptions:
         collate_fn = train_options.get("collate_fn")
-        corrupted = corrupt_clients(train, labels, num_classes, splits, corruptions, collate_fn)
+        known = None if classes.missing else labels
+        corrupted = corrupt_clients(train, known, num_classes, splits, corruptions, collate_fn)
         labels = corrupted.labels
     parts = [client["train"] for client in splits.clients]
     counts = partition_counts(parts, labels, num_classes)
-    return FederatedData(train, val_loader, test, splits, names, counts, train_options, eval_options, corrupted, labels)
+    return FederatedData(
+        train,
+        val_loader,
+        test,
+        splits,
+        classes.names,
+        counts,
+        train_options,
+        eval_options,
+        corrupted,
+        labels,
+        classes.missing,
+    )
 
 
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:

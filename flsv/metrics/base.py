@@ -39,6 +39,11 @@ class ContributionMetric(Metric):
     per_class = True
     """Whether values are ``[n, M]``, so that the number of classes has to be known."""
 
+    @property
+    def needs_classes(self) -> bool:
+        """Whether it is of use only where the training samples have classes; by default where values are per class."""
+        return self.per_class
+
     prior: float | None = None
     """What a client never seen is taken to be worth by the samplers, aggregators and personalisers that read the
     metric; None: they see NaN. No value: ``compute`` does not give it."""

@@ -160,8 +160,8 @@ class Reporter:
         values = {name: self.overall(name, value) for name, value in contributions.items()}
         console.print(client_table(num_samples, values, weights, accuracy, rounds))
         for name, value in contributions.items():
-            if value.ndim == 2 and value.shape[1] <= 10:
-                names = self._columns(name)
+            names = self._columns(name)
+            if value.ndim == 2 and value.shape[1] <= 10 and (names or value.shape[1] > 1):
                 console.print(class_table(name, value, names or self._class_names, "column" if names else "class"))
 
     def overall(self, name: str, value: Tensor) -> Tensor:
@@ -176,7 +176,8 @@ class Reporter:
         values: dict[str, Tensor] = {}
         for name, value in contributions.items():
             values[name] = self.overall(name, value)
-            if value.ndim == 2:
+            # Of one class there is no more to say than over all.
+            if value.ndim == 2 and (value.shape[1] > 1 or self._columns(name)):
                 values[name + PER_CLASS] = value
         for name, metric in self._metrics.items():
             diagnostics = metric.diagnostics() if isinstance(metric, ContributionMetric) else {}

@@ -65,6 +65,11 @@ class ContributionBoard:
         return [name for name, fields in self._fields.items() if HEAD_FIELDS & set(fields.values())]
 
     @property
+    def class_metrics(self) -> list[str]:
+        """Names of the metrics that are of use only where the training samples have classes."""
+        return [name for name, m in self.metrics.items() if getattr(m, "needs_classes", name in self.head_metrics)]
+
+    @property
     def game_metrics(self) -> list[str]:
         """Names of the metrics that evaluate models on the server's validation set."""
         return [name for name, fields in self._fields.items() if GAME_ARGUMENTS & set(fields)]

@@ -10,6 +10,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from flsv.arguments import check_number
 from flsv.data import FederatedDataModule
+from flsv.data.classes import need_classes
 from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
@@ -119,6 +120,7 @@ def check_setup(
             f"max_steps={trainer.max_steps} would stop in the middle of a round. Say max_epochs, the number of rounds."
         )
     sampler.check(data.num_clients)
+    check_classes(data, board, strategies)
     for metric in board.metrics.values():
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
@@ -161,10 +163,30 @@ def check_setup(
     return data
 
 
+def check_classes(data: FederatedDataModule, board: ContributionBoard, strategies: Mapping[str, Strategy]) -> None:
+    """Check that there are classes where somebody needs them.
+
+    Raises:
+        ConfigurationError: who does, and why there are none.
+    """
+    if data.no_classes is None:
+        return
+    if board.class_metrics:
+        instead = "leave those metrics out (one of your own whose values are [n] says per_class = False)."
+        raise need_classes(f"metrics {board.class_metrics} work with classes", data.no_classes, instead)
+    for role, strategy in strategies.items():
+        if strategy.needs_classes:
+            raise need_classes(f"{role} {strategy!r} works with classes", data.no_classes, f"choose another {role}.")
+
+
 def check_space(
-    space: ParameterSpace, board: ContributionBoard, uploads: Sequence[Upload], head: str | None, num_classes: int
+    space: ParameterSpace,
+    board: ContributionBoard,
+    uploads: Sequence[Upload],
+    head: str | None,
+    num_classes: int | None,
 ) -> None:
-    """Check what depends on the module's layers, once they exist."""
+    """Check what depends on the module's layers, once they exist; ``num_classes`` is None for data without classes."""
     for upload in uploads:
         upload.check(space)
     if not (board.head_metrics or head):
@@ -175,7 +197,7 @@ def check_space(
             f"{asking} need a classifier head, and the module has no nn.Linear layer. Name the last layer with "
             "FederatedLoop(head=...), or leave those metrics out."
         )
-    if space.head.num_classes != num_classes:
+    if num_classes is not None and space.head.num_classes != num_classes:
         raise ConfigurationError(
             f"the head {space.head.name!r} has {space.head.num_classes} rows and the data have {num_classes} classes. "
             "Give the module as many outputs as there are classes, or name its classifier with FederatedLoop(head=...)."
