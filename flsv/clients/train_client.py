@@ -43,7 +43,6 @@ class LocalTraining:
 
     Attributes:
         local: the data of the client that trains now; None between two clients.
-        position: how many batches it has trained on in this round.
     """
 
     def __init__(
@@ -64,6 +63,11 @@ class LocalTraining:
         self._leftovers = Leftovers(module)
         self.local: LocalData | None = None
         self._within = False
+
+    @property
+    def position(self) -> int:
+        """How many batches the client has trained on in this round."""
+        return self._position
 
     def begin_round(self) -> None:
         """The module holds the global model."""
@@ -86,12 +90,12 @@ class LocalTraining:
             self._visit = Visit(self.module, self.space, instruction, local.state, start)
             if self._algorithm is not None:
                 self._algorithm.begin_client(self._visit)
-        self._loss, self.position = self.global_vector.new_zeros(()), 0
+        self._loss, self._position = self.global_vector.new_zeros(()), 0
 
     def begin_batch(self) -> None:
         """Before every batch."""
         if self.windows.active:
-            self.windows.begin_batch(self.position, self._batches)
+            self.windows.begin_batch(self._position, self._batches)
 
     def begin_step(self, optimizer: Any) -> None:
         """Before every step of an optimizer: the gradients are there."""
@@ -107,8 +111,8 @@ class LocalTraining:
     def end_batch(self, loss: Tensor | None) -> bool:
         """After every batch, with its training loss if the module gives one. Whether it was the client's last."""
         self._loss += float("nan") if loss is None else loss.detach()
-        self.position += 1
-        return self.position == self._batches
+        self._position += 1
+        return self._position == self._batches
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
         """The client has trained.
@@ -150,7 +154,7 @@ class LocalTraining:
             if self._next_buffers is None:
                 self._next_buffers = self._leftovers.read()
             visit.trained, visit.sent = trained, vector
-            loss, reports = (self._loss / self.position).item(), self._reports(local, visit)
+            loss, reports = (self._loss / self._position).item(), self._reports(local, visit)
             local.private.update(self.space.read_private(self.module))
             if self._personalizer is not None:
                 self._personalizer.keep(local)
