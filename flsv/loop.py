@@ -326,13 +326,13 @@ class FederatedLoop(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         fit = self._running
+        self._hooks = ClientHooks(trainer, lambda: fit.clients.batch_idx)
         if self._asked is not None:
             fit.options.apply(self._asked)
             self._asked = None
         fit.begin_training(self._optimizer_state, self._buffers)
         self._optimizer_state, self._buffers = None, None
         self._boundary = RoundBoundary(trainer)
-        self._hooks = ClientHooks(trainer, lambda: self._running.clients.batch_idx)
         step = no_stop_iteration(trainer.strategy.training_step, self._place)
         self._patches.append(PatchedAttributes([(trainer.strategy, "training_step", step)]))
 
@@ -360,13 +360,13 @@ class FederatedLoop(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        assert self._hooks is not None
+        self._hooks.end_batch(outputs, batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor):
             loss = None
         elif pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
-        assert self._hooks is not None
-        self._hooks.end_batch(outputs, batch)
         if self._running.clients.end_batch(loss):
             self._end_round(trainer)
 
@@ -495,8 +495,9 @@ class FederatedLoop(L.Callback):
         """As if no round had been run."""
         self.state, self._states = FederationState(), ClientStates()
         self._fit, self._resumed, self._fitting, self._given_seed = None, False, False, None
+        self._hooks = None
         self._csv, self._asked, self._optimizer_state, self._buffers = None, None, None, None
-        self._fingerprint, self._patches, self._lock, self._progress, self._hooks = {}, [], None, None, None
+        self._fingerprint, self._patches, self._lock, self._progress = {}, [], None, None
 
     def _return(self) -> None:
         """Leave the trainer and the module as they were found."""
