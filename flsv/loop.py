@@ -506,6 +506,7 @@ class FederatedLoop(L.Callback):
             patch.give_back()
         if self._hooks is not None:
             self._hooks.remove()
+            self._hooks = None
         if self._lock is not None:
             self._lock.release()
         if self._progress is not None:
