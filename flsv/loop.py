@@ -119,7 +119,7 @@ class FederatedLoop(L.Callback):
     _csv: str | None
     _asked: dict[str, Any] | None
     _optimizer_state: dict[str, Any] | None
-    _buffers: list[Tensor | None] | None
+    _buffers: dict[str, Any] | None
     _fingerprint: dict[str, dict[str, str]]
     _given_seed: str | int | None
     _patches: list[PatchedAttributes]

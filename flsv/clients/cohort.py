@@ -8,7 +8,7 @@ from itertools import chain, islice
 from typing import Any
 
 from flsv.data import FederatedDataModule
-from flsv.seeding import generator_for, isolated_rngs
+from flsv.seeding import generator_for, isolated_rngs, seed_global_rngs
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,9 @@ class CohortLoader(Iterable[Any]):
             with isolated_rngs(self._seed, "first batch", self.round_index, client, place % self._local_epochs):
                 iterator = iter(loader)
                 first = list(islice(iterator, 1))
+            if place % self._local_epochs == 0:
+                # Lightning passes it through the transfer hooks, which may augment it, before the client begins.
+                seed_global_rngs(self._seed, "transfer", self.round_index, client)
             given = 0
             for batch in chain(first, islice(iterator, batches - 1)):
                 given += 1

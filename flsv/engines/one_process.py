@@ -109,7 +109,7 @@ class OneProcess:
         if not state.cohort:  # a checkpoint holds the one that was drawn
             self.draw_cohort()
 
-    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: list[Tensor | None] | None) -> None:
+    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
         """The optimizers are as they will be used.
 
         Args:

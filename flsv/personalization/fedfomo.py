@@ -21,6 +21,7 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
+from flsv.functional.common_entries import keep_common
 from flsv.participants import LocalData
 from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer
 from flsv.round import FederationState, Round
@@ -121,7 +122,8 @@ def mix_models(local: LocalData, others: list[Tensor], num_parameters: int) -> T
     distances = torch.linalg.vector_norm((models - start)[:, :num_parameters], dim=1)
     signed = first_order_weights(losses[0], losses[1:], distances.to(losses))
     weights = signed.clamp_min(0)
-    mixed = (weights / weights.sum()).to(models) @ models if weights.sum() > 0 else start.clone()
+    shares = (weights / weights.sum()).to(models)
+    mixed = keep_common(shares @ models, models) if weights.sum() > 0 else start.clone()
     local.state[OWN_MODEL] = mixed
     return signed / signed.abs().sum().clamp_min(torch.finfo(signed.dtype).tiny)
 
