@@ -22,6 +22,8 @@ from flsv.clients.train_client import LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.clients.trial import try_evaluations
 from flsv.data import FederatedDataModule
+from flsv.games import Performance
+from flsv.games.evaluation.validated import validated_models
 from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates
 from flsv.round import FederationState, Instruction, Round
@@ -117,9 +119,12 @@ class OneProcess:
             buffers: those that no vector holds, of a checkpoint.
         """
         trainer, board, arguments = self._trainer, self.server.board, self._arguments
-        try_evaluations(trainer, self._data, arguments["evaluate_clients_every"], board.game_metrics)
-        if board.game_metrics:
-            self.server.play_on(self.roster.evaluator(on_device(trainer, self._data.val_dataloader())))
+        measures, val = board.performances, self._data.val_dataloader()
+        games = [name for name, measure in measures.items() if not isinstance(measure, Performance)]
+        try_evaluations(trainer, self._data, arguments["evaluate_clients_every"], games)
+        if measures:
+            validated = validated_models(trainer, self.space, val, measures, seed=self._state.seed)
+            self.server.play_on(self.roster.evaluator(on_device(trainer, val)) if games else None, validated)
         local = LocalTraining(
             trainer.lightning_module,
             self.space,

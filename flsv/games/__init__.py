@@ -13,6 +13,8 @@ from flsv.games.coalition import (
     Weighting,
     validation_gradient_products,
 )
+from flsv.games.evaluation.validated import LoggedValues, MetricOfOutputs, ValidatedModels
+from flsv.games.performance import Performance, performance_of
 
 __all__ = [
     "METRICS",
@@ -20,10 +22,15 @@ __all__ = [
     "CoalitionTable",
     "CoalitionUtility",
     "GradientProducts",
+    "LoggedValues",
+    "MetricOfOutputs",
     "ModelEvaluator",
+    "Performance",
     "Renormalized",
     "Scores",
     "UtilityMetric",
+    "ValidatedModels",
     "Weighting",
+    "performance_of",
     "validation_gradient_products",
 ]

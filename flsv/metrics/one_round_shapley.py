@@ -20,12 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from flsv.arguments import check_number
 from flsv.functional.shapley import ShapleyEstimate, Utility
 from flsv.games import CoalitionUtility, Renormalized, Weighting
+from flsv.games.performance import Mode
 from flsv.metrics.decayed_shapley import CoalitionWeights, check_coalition_weights
-from flsv.metrics.federated_shapley import PartialFederatedShapley, Performance, latest
+from flsv.metrics.federated_shapley import PartialFederatedShapley, latest
 from flsv.round import Round
 
 Game = Callable[[Tensor, Tensor, Weighting], Utility]
@@ -48,8 +50,9 @@ class OneRoundShapley(PartialFederatedShapley):
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         estimator: as for :class:`PartialFederatedShapley`.
         estimator_args: likewise.
-        performance: what a coalition's model is measured by.
+        performance: what a coalition's model is measured by, see :mod:`flsv.games.performance`.
         coalition_weights: as for :class:`DecayedShapley`. ``"fixed"`` is exact whatever the weights.
+        mode: as for :class:`PartialFederatedShapley`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -80,14 +83,15 @@ class OneRoundShapley(PartialFederatedShapley):
         num_clients: int | None = None,
         estimator: str | Callable[..., ShapleyEstimate] = "auto",
         estimator_args: dict[str, Any] | None = None,
-        performance: Performance = "accuracy",
+        performance: str | Metric = "accuracy",
         coalition_weights: CoalitionWeights = "renormalized",
+        mode: Mode | None = None,
         **kwargs: Any,
     ) -> None:
         check_number(self, "rounds", rounds, least=1, whole=True)
         check_coalition_weights(type(self).__name__, coalition_weights)
         self.every, self.coalition_weights = rounds, coalition_weights
-        super().__init__(num_clients, None, estimator, estimator_args, performance, **kwargs)
+        super().__init__(num_clients, None, estimator, estimator_args, performance, mode=mode, **kwargs)
 
     @property
     def round_fields(self) -> dict[str, Any]:
@@ -156,5 +160,5 @@ class OneRoundShapley(PartialFederatedShapley):
             models,
             round.space,
         )
-        evaluator, rate = round.games.evaluator, round.games.server_lr
+        evaluator, rate = round.games.evaluator_of(self.performance), round.games.server_lr
         return CoalitionUtility(whole, evaluator, metric=self.performance, weighting=weighting, server_lr=rate)

@@ -29,6 +29,8 @@ class Games(Protocol):
     evaluator: Any
     server_lr: float
 
+    def evaluator_of(self, metric: Any) -> Any: ...
+
     def utility(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any: ...
 
     def gradient_products(self, order: int = 1) -> Any: ...
@@ -142,7 +144,7 @@ class Round:
         """The coalition game of accuracy, with uniform averages inside a coalition."""
         return self._games.utility()
 
-    def play(self, metric: str = "accuracy", weighting: Any = "uniform") -> Any:
+    def play(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any:
         """Another coalition game of this round; all games of a round share their evaluations."""
         return self._games.utility(metric, weighting)
 

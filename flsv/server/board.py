@@ -75,6 +75,12 @@ class ContributionBoard:
         return [name for name, fields in self._fields.items() if GAME_ARGUMENTS & set(fields)]
 
     @property
+    def performances(self) -> dict[str, Any]:
+        """What the models of each game metric are measured by, by the metric's name; see
+        :mod:`flsv.games.performance`. A metric that does not say plays for accuracy."""
+        return {name: getattr(self.metrics[name], "measured_by", "accuracy") for name in self.game_metrics}
+
+    @property
     def update_metrics(self) -> list[str]:
         """Names of the metrics whose values follow from what clients upload."""
         apart = APART_FROM_UPDATES | self._reported

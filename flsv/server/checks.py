@@ -12,6 +12,7 @@ from flsv.arguments import check_number
 from flsv.data import FederatedDataModule
 from flsv.data.classes import need_classes
 from flsv.errors import ConfigurationError
+from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
 from flsv.round import VOCABULARY
@@ -143,10 +144,18 @@ def check_setup(
             f"metrics {games} evaluate models on the server's validation set, which is empty. Set "
             "FederatedDataModule(server_val_fraction=0.1), or leave those metrics out."
         )
-    if games and not is_overridden("forward", module, L.LightningModule):
+    logged = [name for name, measure in board.performances.items() if is_logged(measure)]
+    if logged and not is_overridden("validation_step", module, L.LightningModule):
         raise ConfigurationError(
-            f"metrics {games} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
-            "[B, M], or leave those metrics out."
+            f"metrics {logged} ask for what {type(module).__name__} logs in validation_step, which is not defined. "
+            "Define it, or measure by one of the others: performance='accuracy', or a torchmetrics metric."
+        )
+    called = [name for name in games if name not in logged]
+    if called and not is_overridden("forward", module, L.LightningModule):
+        raise ConfigurationError(
+            f"metrics {called} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
+            "[B, M], measure by what validation_step logs (performance='val_loss', mode='min'), or leave those metrics "
+            "out."
         )
     if evaluate_clients_every:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]

@@ -39,7 +39,7 @@ class Replica:
         self, module: nn.Module, space: ParameterSpace, metric: Metric | None = None, context: Context | None = None
     ) -> None:
         try:
-            self.module = _copied(module).eval().requires_grad_(False)
+            self.module = copied(module).eval().requires_grad_(False)
         except Exception as error:
             raise ConfigurationError(
                 f"{type(module).__name__} cannot be copied ({error}), and coalition models are evaluated in copies of "
@@ -141,8 +141,13 @@ def metric_value(metric: Metric) -> float:
     return float(value)
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    """A deep copy that shares factories which cannot be copied, such as the command line's for the optimizer."""
+def copied(module: nn.Module, instead: Mapping[int, Any] | None = None) -> nn.Module:
+    """A deep copy that shares factories which cannot be copied, such as the command line's for the optimizer.
+
+    Args:
+        module: what to copy.
+        instead: by their ``id``, objects of the module to what takes their place in the copy.
+    """
     memo: dict[int, Any] = {}
     for layer in module.modules():
         for value in vars(layer).values():
@@ -151,4 +156,4 @@ def _copied(module: nn.Module) -> nn.Module:
                     copy.deepcopy(value)
                 except TypeError:
                     memo[id(value)] = value
-    return copy.deepcopy(module, memo)
+    return copy.deepcopy(module, {**memo, **(instead or {})})
