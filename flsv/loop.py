@@ -18,11 +18,13 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv._lightning.averaging import RoundAverage
 from flsv._lightning.checkpoint_io import install
 from flsv._lightning.client_hooks import ClientHooks
 from flsv._lightning.lean import lean
 from flsv._lightning.patches import PatchedAttributes
-from flsv._lightning.round_boundary import RoundBoundary
+from flsv._lightning.round_axis import round_axis
+from flsv._lightning.round_boundary import RoundBoundary, global_weights
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
@@ -130,6 +132,7 @@ class FederatedLoop(L.Callback):
     _reporter: Reporter
     _progress: ProgressText | None
     _boundary: RoundBoundary
+    _average: RoundAverage
 
     def __init__(
         self,
@@ -301,6 +304,7 @@ class FederatedLoop(L.Callback):
                     (trainer, "reload_dataloaders_every_n_epochs", 1),
                     (trainer.fit_loop.epoch_loop, "max_steps", -1),
                     (data, "round_loader", lambda: self._running.loader(self._limit)),
+                    round_axis(trainer),
                     *lean(trainer),
                 ]
             )
@@ -333,8 +337,11 @@ class FederatedLoop(L.Callback):
         fit.begin_training(self._optimizer_state, self._buffers)
         self._optimizer_state, self._buffers = None, None
         self._boundary = RoundBoundary(trainer)
+        self._average = RoundAverage(trainer.callbacks, trainer.max_epochs)  # type: ignore[attr-defined]
         step = no_stop_iteration(trainer.strategy.training_step, self._place)
-        self._patches.append(PatchedAttributes([(trainer.strategy, "training_step", step)]))
+        weights = global_weights(trainer, fit.within_round)
+        changes = [(trainer.strategy, "training_step", step), weights, *self._average.changes]
+        self._patches.append(PatchedAttributes(changes))
 
     # ---- within a round
 
@@ -343,6 +350,7 @@ class FederatedLoop(L.Callback):
         seed_global_rngs(self.state.seed, "round", self.round_index)
         if why := self._spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
+        self._average.begin_round()
         self._running.begin_round(self._running.loader(self._limit))
 
     def on_train_batch_start(
@@ -367,8 +375,10 @@ class FederatedLoop(L.Callback):
             loss = None
         elif pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
+        self._average.end_batch(trainer)
         if self._running.clients.end_batch(loss):
             self._end_round(trainer)
+            self._average.end_round(trainer, pl_module)
 
     def _end_round(self, trainer: L.Trainer) -> None:
         fit, index = self._running, self.round_index
@@ -398,9 +408,10 @@ class FederatedLoop(L.Callback):
 
     # ---- between rounds
 
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            pl_module.log("step", float(self.round_index - 1))  # Lightning's loggers take it as the x-axis
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._fitting and not trainer.sanity_checking and self._running.clients.active:
+            # Lightning validates before it stops, and the module is a half-trained client.
+            self._discard("the epoch ended before the round's last batch")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._running.clients.active:
@@ -411,7 +422,6 @@ class FederatedLoop(L.Callback):
                 )
             self._discard("the epoch ended before the round's last batch")
             return
-        pl_module.log("step", float(self.round_index - 1))
         self._boundary.remember()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -425,6 +435,7 @@ class FederatedLoop(L.Callback):
         if self._fit is not None and self._fit.training is not None and self._fit.training.active:
             name_place(exception, self._place())
             self._discard(f"{type(exception).__name__} {self._place()}")
+        self._average.give_back(pl_module)
         self._return()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -436,8 +447,8 @@ class FederatedLoop(L.Callback):
         return where(self._running.clients.client, self.round_index)
 
     def _discard(self, why: str) -> None:
-        self._running.discard()
-        warnings.warn(f"round {self.round_index} is discarded: {why}.", stacklevel=2)
+        if self._running.discard():
+            warnings.warn(f"round {self.round_index} is discarded: {why}.", stacklevel=2)
 
     # ---- checkpoints
 
@@ -479,9 +490,10 @@ class FederatedLoop(L.Callback):
         if training is None:
             return
         if training.active:
-            self._boundary.rewind(checkpoint, training.local.global_state_dict())
+            self._boundary.rewind(checkpoint)
         else:
             self._boundary.close_epoch(checkpoint)
+            self._average.place_last(checkpoint)
 
     # ---- one fit
 
@@ -498,6 +510,7 @@ class FederatedLoop(L.Callback):
         self._hooks = None
         self._csv, self._asked, self._optimizer_state, self._buffers = None, None, None, None
         self._fingerprint, self._patches, self._lock, self._progress = {}, [], None, None
+        self._average = RoundAverage()
 
     def _return(self) -> None:
         """Leave the trainer and the module as they were found."""

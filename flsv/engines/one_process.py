@@ -244,10 +244,14 @@ class OneProcess:
         if not last:
             self.draw_cohort()
 
-    def discard(self) -> None:
-        """Forget an unfinished round."""
-        self.clients.discard()
+    def discard(self) -> bool:
+        """Forget an unfinished round. Whether there was one."""
         self._states.discard()
+        return self.clients.discard()
+
+    def within_round(self) -> dict[str, Tensor] | None:
+        """The global model's ``state_dict`` at the start of the round while the module is a client; else None."""
+        return self.clients.local.global_state_dict() if self.clients.active else None
 
     def received(self) -> dict[int, Tensor]:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
