@@ -76,7 +76,8 @@ class OneProcess:
         self._uploads, self._arguments = uploads, arguments
         private = [pattern for strategy in strategies.values() for pattern in strategy.private]
         self.space = ParameterSpace(module, arguments["head"], private)
-        check_space(self.space, board, uploads, arguments["head"], data.num_classes if data.no_classes is None else None)
+        num_classes = data.num_classes if data.no_classes is None else None
+        check_space(self.space, board, uploads, arguments["head"], num_classes)
         for movable in (board, state, states):
             movable.to(module.device)
         self.options = OptimizerOptions(trainer)

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from flsv._lightning.old_package import check_package
 from flsv.arguments import check_number
 from flsv.data import FederatedDataModule
 from flsv.data.classes import need_classes
@@ -95,12 +97,20 @@ def check_setup(
     Raises:
         ConfigurationError: what is wrong, what was expected and what to do.
     """
+    check_packages(trainer, module)
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
         raise ConfigurationError(
             f"FederatedLoop trains on a FederatedDataModule, and got {type(data).__name__}. Wrap what you have: "
             "trainer.fit(module, FederatedDataModule(my_datamodule, partitioner=IIDPartitioner(5)))."
         )
+    for finder in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(finder, BatchSizeFinder | LearningRateFinder):
+            raise ConfigurationError(
+                f"{type(finder).__name__} tries training out before it begins, which in a federation is no client's "
+                "training. Use it without the loop, on all clients' samples together: Tuner(Trainer()) and the same "
+                "module and FederatedDataModule; then fit with what it finds."
+            )
     if trainer.world_size > 1:
         raise ConfigurationError(
             f"the federation runs in one process on one device, and the trainer has {trainer.world_size}. "
@@ -170,6 +180,23 @@ def check_setup(
                 "is not defined. Let it return the logits [B, M], or set evaluate_clients_every=0."
             )
     return data
+
+
+def check_packages(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Check that all that takes part is of the package ``lightning``.
+
+    Raises:
+        ConfigurationError: what is of the package ``pytorch_lightning``.
+    """
+    check_package(trainer, "the trainer")
+    check_package(module, "the module")
+    # Lightning takes what is no data module of its own for a dataloader.
+    for data in (getattr(trainer, "datamodule", None), trainer.fit_loop._data_source.instance):
+        check_package(data, "the data module")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        check_package(callback, "a callback")
+    for logger in trainer.loggers:
+        check_package(logger, "a logger")
 
 
 def check_classes(data: FederatedDataModule, board: ContributionBoard, strategies: Mapping[str, Strategy]) -> None:

@@ -88,7 +88,9 @@ WITHOUT_CLASSES = {
 
 
 @pytest.mark.parametrize("kind", WITHOUT_CLASSES)
-@pytest.mark.parametrize("partitioner", [IIDPartitioner(3), SizePartitioner([1, 2, 3]), ProportionPartitioner([[0.4], [0.6]])])
+@pytest.mark.parametrize(
+    "partitioner", [IIDPartitioner(3), SizePartitioner([1, 2, 3]), ProportionPartitioner([[0.4], [0.6]])]
+)
 def test_data_without_classes_are_of_one_class(kind, partitioner, recwarn):
     data = FederatedDataModule(WITHOUT_CLASSES[kind], partitioner, server_val_fraction=0.2)
     data.prepare_data()
@@ -153,7 +155,9 @@ def test_whoever_needs_classes_says_so(arguments, kind):
     data = FederatedDataModule(WITHOUT_CLASSES[kind], **{"partitioner": IIDPartitioner(3), **arguments})
     (asking,) = arguments.values()
     name = "FedBary" if asking is True else type(asking[0] if isinstance(asking, list) else asking).__name__
-    with pytest.raises(ConfigurationError, match=rf"{name}\(.*\) needs each sample's class\. No class labels in .*labels=\["):
+    with pytest.raises(
+        ConfigurationError, match=rf"{name}\(.*\) needs each sample's class\. No class labels in .*labels=\["
+    ):
         data.setup("fit")
 
 
