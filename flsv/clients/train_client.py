@@ -169,6 +169,12 @@ class LocalTraining:
         self.optimizers.save(client)
         return ClientUpdate(client, self._samples, vector, loss, visit.num_steps, norm, reports, traffic)
 
+    def end_visits(self) -> None:
+        """The cohort has trained. What copies of the module take from it besides vectors is the round's own from here
+        on, and not what the last client has left."""
+        if self._buffers is not None:
+            self._leftovers.write(self._buffers)
+
     def buffers(self) -> State:
         """What no vector holds, as it is between two rounds: within one, as it was before it."""
         return self._saved if self._within else self._leftovers.read(changed=True)

@@ -13,12 +13,13 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flsv.data import FederatedDataModule
 from flsv.seeding import generator_for, isolated_rngs, seed_global_rngs
@@ -59,8 +60,23 @@ class ClientBatches:
         with isolated_rngs(SEED, "first batch", *self._place):
             batches = iter(self._loader)
             first = next(batches)
+        # What the transfer hooks draw for the first batch comes before the training's own.
+        seed_global_rngs(SEED, "transfer", *self._place[:2])
         yield first
         yield from batches
+
+
+class Batches:
+    """What Lightning takes for a loader: a list of batches, but no list."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
 
 
 class OneRound(L.Callback):
@@ -79,13 +95,23 @@ class OneRound(L.Callback):
 
 def fedavg(
     module: L.LightningModule,
+    source: L.LightningDataModule,
     data: FederatedDataModule,
     folder: Path,
     rounds: int,
     callbacks: Callable[[], Sequence[L.Callback]] = list,
     **trainer: Any,
 ) -> tuple[L.LightningModule, list[HandRound]]:
-    """Every client takes part in every round. ``module`` stays as it is.
+    """Every client takes part in every round.
+
+    Args:
+        module: stays as it is.
+        source: the project's own data module, of which copies give a client's batches in place of all.
+        data: who has which samples.
+        folder: for the clients' checkpoints.
+        rounds: how many.
+        callbacks: makes the project's own.
+        trainer: the Trainer's arguments.
 
     Returns:
         The global model after the last round, and the rounds.
@@ -105,33 +131,31 @@ def fedavg(
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 own = L.Trainer(
-                    **{**QUIET, "max_epochs": rounds, **trainer},
+                    **{**QUIET, "max_epochs": rounds, "limit_val_batches": 0, **trainer},
                     callbacks=[OneRound(r, client), *callbacks()],
                     default_root_dir=folder,
                 )
-                batches = ClientBatches(data, r, client)
-                own.fit(model, batches, ckpt_path=path if r else None, weights_only=False)
+                given = copy.copy(source)
+                given.train_dataloader = partial(ClientBatches, data, r, client)
+                own.fit(model, datamodule=given, ckpt_path=path if r else None, weights_only=False)
             own.save_checkpoint(path)
             model.trainer = None
             trained.append(model)
         sizes = [float(n) for n in data.num_samples]
-        history.append(HandRound(copy.deepcopy(server), trained, sizes))
-        average(server, trained, sizes)
+        history.append(HandRound(server, trained, sizes))
+        server = average(trained, sizes)
     return server, history
 
 
 @torch.no_grad()
-def average(into: nn.Module, models: Sequence[nn.Module], sizes: Sequence[float]) -> None:
-    """Weighted means of parameters and persistent floating-point buffers; of every other buffer, the first model's."""
-    averaged = into.state_dict()
+def average(models: Sequence[L.LightningModule], sizes: Sequence[float]) -> L.LightningModule:
+    """Weighted means of parameters and persistent floating-point buffers; everything else is the first model's."""
+    mean = copy.deepcopy(models[0])
     states = [model.state_dict() for model in models]
-    for name, value in averaged.items():
+    for name, value in mean.state_dict().items():
         if value.is_floating_point():
             value.copy_(sum(n * state[name].double() for n, state in zip(sizes, states)) / sum(sizes))
-    rest = dict(models[0].named_buffers())
-    for name, buffer in into.named_buffers():
-        if name not in averaged or not buffer.is_floating_point():
-            buffer.copy_(rest[name])
+    return mean
 
 
 def coalition_values(
@@ -150,12 +174,11 @@ def coalition_values(
         for members in itertools.combinations(players, size):
             model = copy.deepcopy(round.start)
             if members:
-                average(model, [round.clients[i] for i in members], [weights[i] for i in members])
-                # Counters and the like are the round's own in every coalition.
-                rest = dict(round.start.named_buffers())
-                for name, buffer in model.named_buffers():
-                    if name not in model.state_dict() or not buffer.is_floating_point():
-                        buffer.copy_(rest[name])
+                # Counters and what is not saved are the round's own in every coalition.
+                chosen = [round.clients[i] for i in members]
+                mean = average(chosen, [weights[i] for i in members]).state_dict()
+                kept = {name: v for name, v in model.state_dict().items() if not v.is_floating_point()}
+                model.load_state_dict({**mean, **kept})
             worth[frozenset(members)] = measure(model)
     values = torch.zeros(len(players), dtype=torch.float64)
     for order in itertools.permutations(players):
@@ -165,10 +188,14 @@ def coalition_values(
     return values / math.factorial(len(players))
 
 
-def validated(module: L.LightningModule, loaders: Any, name: str, **trainer: Any) -> float:
-    """What the module logs under ``name`` when a Trainer validates it."""
-    with warnings.catch_warnings():
+def validated(module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer: Any) -> float:
+    """What the module logs under ``name`` when a Trainer validates it, from the random state of every such model."""
+    given, loaders = copy.copy(source), source.val_dataloader()
+    # Lists of batches: a DataLoader draws from the global generator when it starts.
+    batches = [list(loader) for loader in (loaders if isinstance(loaders, list) else [loaders])]
+    given.val_dataloader = lambda: [Batches(each) for each in batches]
+    with warnings.catch_warnings(), isolated_rngs(SEED, "utility"):
         warnings.simplefilter("ignore")
         own = L.Trainer(**{**QUIET, **trainer})
-        results = own.validate(module, loaders, verbose=False)
+        results = own.validate(module, datamodule=given, verbose=False)
     return next(result[name] for result in results if name in result)

@@ -23,22 +23,24 @@ class Kind:
         data: makes the data module, always with the same samples.
         callbacks: makes the project's own.
         trainer: the Trainer's arguments.
-        logged: what ``validation_step`` logs, to be made small; None: nothing.
+        logged: what ``validation_step`` logs, to be made small.
         tolerance: to which the global model after the last round is that of the loop by hand.
         exact: whether every client's first model is the same to the bit.
         values_tolerance: of the contributions.
         clients: how many samples they have, up to a factor.
+        by_hand: makes the module of the loop by hand, where that is another.
     """
 
     module: Callable[[], L.LightningModule]
     data: Callable[[], L.LightningDataModule]
     callbacks: Callable[[], Sequence[L.Callback]] = list
     trainer: dict[str, Any] = field(default_factory=dict)
-    logged: str | None = "val_loss"
+    logged: str = "val_loss"
     tolerance: float = 1e-6
     exact: bool = True
     values_tolerance: float = 1e-6
     clients: tuple[int, ...] = (2, 1)
+    by_hand: Callable[[], L.LightningModule] | None = None
 
 
 class Sets(L.LightningDataModule):

@@ -48,7 +48,7 @@ class AutoEncoder(L.LightningModule):
 
 
 class VAE(L.LightningModule):
-    """Draws its code in every training step; validates with the code's mean."""
+    """Draws its code whenever it is called, in validation, too."""
 
     def __init__(self, beta: float = 0.1) -> None:
         super().__init__()
@@ -60,9 +60,7 @@ class VAE(L.LightningModule):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         hidden = self.encoder(x.flatten(1))
         mean, log_variance = self.mean(hidden), self.log_variance(hidden)
-        code = mean
-        if self.training:
-            code = torch.distributions.Normal(mean, (0.5 * log_variance).exp()).rsample()
+        code = torch.distributions.Normal(mean, (0.5 * log_variance).exp()).rsample()
         return self.decoder(code).view_as(x), mean, log_variance
 
     def _losses(self, x: Tensor) -> dict[str, Tensor]:

@@ -172,7 +172,7 @@ def _several_loaders() -> Sets:
 
 KINDS = {
     "hydra-template": Kind(template, images, logged="val/loss"),
-    "hydra-template-compiled": Kind(lambda: template(compile=True), images, logged="val/loss"),
+    "hydra-template-compiled": Kind(lambda: template(compile=True), images, logged="val/loss", by_hand=template),
     "regression": Kind(lambda: Supervised(1, nn.functional.mse_loss), lambda: table(_numbers)),
     "multilabel": Kind(
         lambda: Supervised(3, nn.functional.binary_cross_entropy_with_logits),
