@@ -52,7 +52,7 @@ class CohortLoader(Iterable[Any]):
         for client in cohort:
             streams = [generator_for(seed, "shuffle", round_index, client, epoch) for epoch in range(local_epochs)]
             loaders = [data.client_loader(client, "train", generator=stream) for stream in streams]
-            batches = _limited(len(loaders[0]), limit)
+            batches = limited(len(loaders[0]), limit)
             self._epochs += [(client, loader, batches) for loader in loaders]
             self.visits.append(ClientBatches(client, batches * local_epochs, batches))
 
@@ -89,9 +89,10 @@ def mean_batches(data: FederatedDataModule, local_epochs: int, limit: float) -> 
         local_epochs: passes over each client's data.
         limit: see :class:`CohortLoader`.
     """
-    sizes = [_limited(len(data.client_loader(client)), limit) for client in range(data.num_clients)]
+    sizes = [limited(len(data.client_loader(client)), limit) for client in range(data.num_clients)]
     return -(-local_epochs * sum(sizes) // len(sizes))
 
 
-def _limited(length: int, limit: float) -> int:
+def limited(length: int, limit: float) -> int:
+    """Batches of a local epoch of ``length`` under Lightning's ``limit_train_batches``."""
     return min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))

@@ -44,6 +44,7 @@ class LocalTraining:
 
     Attributes:
         local: the data of the client that trains now; None between two clients.
+        last_batch: whether the client's last batch is being trained; None between rounds.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class LocalTraining:
         self._strategies, self._uploads = strategies, uploads
         self._leftovers = Leftovers(module, space.left_names)
         self.local: LocalData | None = None
+        self.last_batch: bool | None = None
         self._within = False
 
     @property
@@ -101,6 +103,8 @@ class LocalTraining:
 
     def begin_batch(self) -> None:
         """Before every batch."""
+        self.last_batch = self._position + 1 == self._batches
+        self.optimizers.begin_batch(self._position)
         if self.windows.active:
             self.windows.begin_batch(self._position, self._batches)
 
@@ -155,6 +159,7 @@ class LocalTraining:
                 trained = trained.clone() if trained is vector else trained
                 vector.copy_(sent)
             if not (vector.sum().isfinite() or vector.isfinite().all()):
+                self.optimizers.leave()
                 return None
             local.visit(start, trained)
             cut = self.space.num_parameters
@@ -186,6 +191,7 @@ class LocalTraining:
     def end_round(self, vector: Tensor) -> None:
         """The round is complete: the module becomes the next global model."""
         self.optimizers.commit()
+        self.last_batch = None
         # Averages of counters mean nothing: the global model goes on with those of the cohort's first client.
         self._write(vector, self._next_buffers or self._before, self._private)
         self._within = False
@@ -193,7 +199,7 @@ class LocalTraining:
     def discard(self) -> None:
         """Forget an unfinished round: the module is the global model of its start again."""
         self.optimizers.discard()
-        self.local = None
+        self.local = self.last_batch = None
         self._write(self.global_vector, self._before, self._private)
         self._within = False
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from flsv._lightning.accumulation import AccumulationWindows
 from flsv._lightning.evaluation import on_device
 from flsv.clients.cohort import CohortLoader
+from flsv.clients.local_steps import LocalSteps
 from flsv.clients.optimizer_options import OptimizerOptions
 from flsv.clients.optimizers import ClientOptimizers
 from flsv.clients.own_models import own_accuracy, received_models
@@ -48,6 +49,7 @@ class OneProcess:
         strategies: by role.
         uploads: what happens to the clients' updates before they leave.
         arguments: of :class:`flsv.FederatedLoop`, by name.
+        steps: how many optimizer steps every client takes in the fit.
 
     Attributes:
         space: the map between the module and vectors.
@@ -69,11 +71,12 @@ class OneProcess:
         strategies: Mapping[str, Strategy],
         uploads: list[Upload],
         arguments: Mapping[str, Any],
+        steps: LocalSteps | None = None,
     ) -> None:
         module = trainer.lightning_module
         self._trainer, self._data, self._state, self._states = trainer, data, state, states
         self._strategies: dict[str, Any] = dict(strategies)
-        self._uploads, self._arguments = uploads, arguments
+        self._uploads, self._arguments, self._steps = uploads, arguments, steps
         private = [pattern for strategy in strategies.values() for pattern in strategy.private]
         self.space = ParameterSpace(module, arguments["head"], private)
         num_classes = data.num_classes if data.no_classes is None else None
@@ -129,7 +132,7 @@ class OneProcess:
         local = LocalTraining(
             trainer.lightning_module,
             self.space,
-            ClientOptimizers(trainer, arguments["client_optimizer"], optimizer_state),
+            ClientOptimizers(trainer, arguments["client_optimizer"], optimizer_state, self._steps),
             AccumulationWindows(trainer),
             self._state.num_clients,
             self._strategies.get("client_algorithm"),

@@ -102,7 +102,10 @@ class Attributes(Plain):
         return loss
 
 
-@pytest.mark.parametrize(("module", "data"), [(MemoryBank, toy_data), (Plain, augmented), (AugmentsOnTheDevice, toy_data), (Attributes, toy_data)])
+@pytest.mark.parametrize(
+    ("module", "data"),
+    [(MemoryBank, toy_data), (Plain, augmented), (AugmentsOnTheDevice, toy_data), (Attributes, toy_data)],
+)
 @pytest.mark.parametrize("local_epochs", [1, 2])
 def test_the_same_alone_and_after_another(tmp_path: Path, module: Any, data: Any, local_epochs: int) -> None:
     models = []
