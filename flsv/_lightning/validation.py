@@ -9,7 +9,7 @@ trainer, its loggers and its results see nothing of it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector, _DataLoaderSource
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import extract_batch_size
@@ -48,19 +49,26 @@ class KeptBatches:
         self._batches = [apply_to_collection(batch, Tensor, torch.clone) for batch in batches]
 
     def __iter__(self) -> Iterator[Any]:
-        return map(copy.deepcopy, self._batches)
+        return map(_copied, self._batches)
 
     def __len__(self) -> int:
         return len(self._batches)
-
-    def first(self) -> KeptBatches:
-        """The first batch alone."""
-        return KeptBatches(self._batches[:1])
 
     @property
     def samples(self) -> int:
         """As Lightning counts them: the first dimension of a batch's tensors."""
         return sum(extract_batch_size(batch) for batch in self._batches)
+
+
+def _copied(batch: Any) -> Any:
+    """``copy.deepcopy``, faster for what most batches are made of."""
+    if type(batch) is Tensor:
+        return batch.clone()
+    if type(batch) in (list, tuple):
+        return type(batch)(map(_copied, batch))
+    if type(batch) is dict:
+        return {name: _copied(part) for name, part in batch.items()}
+    return copy.deepcopy(batch)
 
 
 @torch.inference_mode(False)
@@ -125,7 +133,7 @@ class ValidationRun:
                 values[name] = torch.stack([value * (weight / total) for value, weight in parts]).sum(0)
         return values
 
-    def batches(self) -> Iterator[Any]:
+    def batches(self) -> Generator[Any, None, None]:
         """All batches, as ``validation_step`` would be given them, within the context in which it would run."""
         plugin = self._stand_in.precision_plugin
         with _validating(self._trainer), torch.no_grad():
@@ -145,7 +153,17 @@ class _Loop(_EvaluationLoop):
             trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=inference_mode
         )
         self._data_source = _DataLoaderSource(list(loaders), "")
+        self._results = _Results(training=False)
         self._loaders, self.parts = loaders, {}
+        self._with_index: bool | None = None
+
+    def _build_step_args_from_hook_kwargs(self, hook_kwargs: Any, step_hook_name: str) -> tuple[Any, ...]:
+        # Lightning inspects the step's signature anew for every batch.
+        if self._with_index is None:
+            found = super()._build_step_args_from_hook_kwargs(hook_kwargs, step_hook_name)
+            self._with_index = len(found) == len(hook_kwargs)
+            return found
+        return tuple(part for name, part in hook_kwargs.items() if self._with_index or name != "batch_idx")
 
     def _store_dataloader_outputs(self) -> None:
         super()._store_dataloader_outputs()
@@ -159,6 +177,25 @@ class _Loop(_EvaluationLoop):
                 weight = float(self._loaders[meta.dataloader_idx].samples)
             for name in dict.fromkeys((meta.name, meta.forked_name(on_step=False))):
                 self.parts.setdefault(name, []).append((result.compute(), weight))
+
+
+class _Results(_ResultCollection):
+    """Moves a sum to the device once. Lightning looks through the whole of it, at every value that is logged: that is
+    more than half of the time that the validation of a small network takes."""
+
+    def __setitem__(self, key: str, result: _ResultMetric) -> None:
+        super().__setitem__(key, result)
+        if not result.is_tensor:
+            return
+        there: list[Any] = []
+
+        def to(device: Any) -> _ResultMetric:
+            if device not in there:
+                there[:] = [device]
+                _ResultMetric.to(result, device)
+            return result
+
+        result.to = to  # type: ignore[method-assign]
 
 
 def _stand_in(trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]) -> tuple[L.Trainer, _Loop]:

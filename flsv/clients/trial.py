@@ -19,7 +19,7 @@ def try_evaluations(
     trainer: L.Trainer, data: FederatedDataModule, evaluate_clients_every: int, games: Sequence[str]
 ) -> None:
     """Try whatever models will be evaluated for as classifiers: on the clients' own test splits, and in these metrics'
-    games. What is measured by other means is tried by :func:`flsv.games.evaluation.validated.validated_models`.
+    games. What is measured by other means is tried by :func:`flsv.games.evaluation.any_task.validated_models`.
 
     Raises:
         ConfigurationError: see :func:`try_forward`.

@@ -24,7 +24,7 @@ from flsv.clients.training import CohortTraining
 from flsv.clients.trial import try_evaluations
 from flsv.data import FederatedDataModule
 from flsv.games import Performance
-from flsv.games.evaluation.validated import validated_models
+from flsv.games.evaluation.any_task import validated_models
 from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates
 from flsv.round import FederationState, Instruction, Round

@@ -13,7 +13,8 @@ from flsv.games.coalition import (
     Weighting,
     validation_gradient_products,
 )
-from flsv.games.evaluation.validated import LoggedValues, MetricOfOutputs, ValidatedModels
+from flsv.games.evaluation.metric_of_outputs import MetricOfOutputs
+from flsv.games.evaluation.validated import LoggedValues, ValidatedModels
 from flsv.games.performance import Performance, performance_of
 
 __all__ = [
