@@ -51,6 +51,7 @@ from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import seed_global_rngs
 from flsv.server import ContributionBoard
+from flsv.server.callback_checks import check_callbacks, check_stochastic_averaging
 from flsv.server.checks import check_arguments, check_names, check_setup
 from flsv.server.description import settings
 from flsv.server.fingerprint import fingerprint, settings_of
@@ -58,6 +59,9 @@ from flsv.server.metric_shapes import check_metric_shapes
 from flsv.server.resume import check_checkpoint, check_state
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
+
+#: What a loop has from the start of a fit on and does not take with it when it is copied or pickled.
+_OF_A_FIT = ("_data", "_reporter", "_boundary")
 
 
 class FederatedLoop(L.Callback):
@@ -142,6 +146,7 @@ class FederatedLoop(L.Callback):
     _progress: ProgressText | None
     _boundary: RoundBoundary
     _average: RoundAverage
+    _monitored: set[str]
 
     def __init__(
         self,
@@ -288,6 +293,7 @@ class FederatedLoop(L.Callback):
         if stage != "fit":
             return
         data = check_setup(trainer, pl_module, self.board, self.strategies, self.sampler, self.evaluate_clients_every)
+        check_callbacks(trainer, self.metrics, data.num_clients, self.evaluate_clients_every, self)
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
@@ -330,6 +336,7 @@ class FederatedLoop(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
         forget_estimate(trainer)
+        check_stochastic_averaging(trainer)
         self._fit = fit = OneProcess(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )
@@ -414,6 +421,11 @@ class FederatedLoop(L.Callback):
             norms=fit.watch.norms,
             accuracy=self.client_accuracy if fit.evaluated else None,
         )
+        known, monitored = self._reporter.monitored(self.weights, self.client_accuracy), trainer.callback_metrics
+        for name in self._monitored - known.keys():
+            monitored.pop(name, None)
+        monitored.update(known)
+        self._monitored = set(known)
         if self._reporter.figures_due(index) and self._reporter.csv is not None:
             for client in round.clients or ():
                 client.ask(write_artifacts, self._reporter.folder / "clients" / str(client.id), index)
@@ -477,18 +489,38 @@ class FederatedLoop(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next round needs beyond the global model; between two rounds whenever it is asked for."""
+        return {
+            **self.state.state_dict(),
+            **self._trained_with(),
+            "fingerprint": self._fingerprint,
+            "board": self.board.state_dict(),
+            "clients": self._states.state_dict(),
+            "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
+            "csv": self._csv,
+        }
+
+    def _trained_with(self) -> dict[str, Any]:
         fit = self._fit
         local = None if fit is None or fit.training is None else fit.training.local
         return {
-            **self.state.state_dict(),
-            "fingerprint": self._fingerprint,
-            "asked": None if fit is None else fit.options.asked,
-            "board": self.board.state_dict(),
-            "clients": self._states.state_dict(),
+            "asked": self._asked if fit is None else fit.options.asked,
             "optimizers": self._optimizer_state if local is None else local.optimizers.state_dict(),
             "buffers": self._buffers if local is None else local.buffers(),
-            "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
-            "csv": self._csv,
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The federation as it stands between two rounds, without the trainer and the data of its fit: a copy knows
+        what this loop's metrics and :attr:`state` know, and can be fitted anew; what resumes a run is a checkpoint."""
+        trained, states = self._trained_with(), ClientStates()
+        states.load_state_dict(self._states.state_dict())
+        return {
+            **{name: value for name, value in vars(self).items() if name not in _OF_A_FIT},
+            "_states": states,
+            "_asked": trained["asked"],
+            "_optimizer_state": trained["optimizers"],
+            "_buffers": trained["buffers"],
+            **{"_fit": None, "_fitting": False, "_patches": [], "_lock": None, "_progress": None},
+            "_average": RoundAverage(),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -536,7 +568,7 @@ class FederatedLoop(L.Callback):
         self._hooks = None
         self._csv, self._asked, self._optimizer_state, self._buffers = None, None, None, None
         self._fingerprint, self._patches, self._lock, self._progress = {}, [], None, None
-        self._average = RoundAverage()
+        self._average, self._monitored = RoundAverage(), set()
 
     def _return(self) -> None:
         """Leave the trainer and the module as they were found."""

@@ -23,9 +23,9 @@ class PatchedAttributes:
     """
 
     def __init__(self, changes: list[tuple[Any, str, Any]] | None = None) -> None:
-        # A method is its class's: given back to the instance, it would be what is copied and pickled with it.
+        # A method is its class's: given to the instance instead, it would be copied and pickled with it.
         self._before = [
-            (owner, name, _CLASS if inspect.ismethod(before) and name not in vars(owner) else before)
+            (owner, name, _CLASS if inspect.isroutine(before) and name not in vars(owner) else before)
             for owner, name, before in ((owner, name, getattr(owner, name)) for owner, name, _ in changes or [])
         ]
         for owner, name, value in changes or []:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 from flsv.arguments import check_number
 from flsv.functional.shapley import ShapleyEstimate, Utility
@@ -39,7 +40,8 @@ class OneRoundShapley(PartialFederatedShapley):
 
     Coalition S is the initial model plus what its members have added to it in all rounds, along the path that all of
     them took together. Buffers (BatchNorm's statistics) are the global model's. Until the game is played everybody is
-    NaN. Memory: n + 1 vectors of the model's size, in checkpoints too.
+    NaN. Memory: n + 1 vectors of the model's size, in checkpoints too. The game needs all rounds in one place, so parts
+    of a run cannot be merged, nor two processes' rounds synchronised: that is refused.
 
     As input to ``update``: ``client_ids [k]``, ``round_index`` from 0 (the initial model is taken from round 0),
     ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a ``utility`` that makes a game (see
@@ -57,7 +59,7 @@ class OneRoundShapley(PartialFederatedShapley):
 
     Raises:
         ConfigurationError: ``rounds`` below 1; an unknown estimator or kind of weights.
-        ValueError: the first round was not round 0.
+        ValueError: the first round was not round 0; in a merge, two metrics that have rounds.
 
     Example:
         >>> metric = OneRoundShapley(2, num_clients=2, coalition_weights="fixed")
@@ -138,6 +140,30 @@ class OneRoundShapley(PartialFederatedShapley):
         estimate = self._estimate(game, len(weight), generator)
         self.values = estimate.values.to(self.values).masked_fill(self.seen == 0, float("nan"))
         self.evaluations += estimate.evaluations
+
+    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
+        self._check_parts([int(self.rounds), int(incoming_state["rounds"])])
+        super()._reduce_states(incoming_state)
+
+    def _sync_dist(self, dist_sync_fn: Any = gather_all_tensors, process_group: Any | None = None) -> None:
+        group = process_group or self.process_group
+        self._check_parts([int(rounds) for rounds in dist_sync_fn(self.rounds, group=group)])
+        mine = torch.tensor([len(self.start), self.start.element_size()]).to(self.rounds)
+        length, bytes = torch.stack(dist_sync_fn(mine, group=group)).amax(0).tolist()
+        if len(self.start) != length:  # a process without rounds
+            dtype = torch.float64 if bytes == 8 else self.start.dtype
+            self.start = self.start.new_zeros(length, dtype=dtype)
+            self.updates = self.updates.new_zeros(len(self.updates), length, dtype=dtype)
+        super()._sync_dist(dist_sync_fn, process_group)
+
+    @staticmethod
+    def _check_parts(rounds: list[int]) -> None:
+        if sum(count > 0 for count in rounds) > 1:
+            raise ValueError(
+                f"OneRoundShapley plays one game on the updates of all rounds, and finds {rounds} of them in different "
+                "metrics or processes. Update one metric with every round, or use DecayedShapley(decay=1), which can "
+                "be merged."
+            )
 
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen and before the game is played."""
