@@ -76,14 +76,25 @@ def both(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:
     return Pair(kind, module, federation, expected, history)
 
 
-def run(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> tuple[L.LightningModule, FederatedLoop]:
-    """Train in a federation; ``loop``: the FederatedLoop's arguments."""
+def run(
+    kind: Kind, folder: Path, rounds: int = ROUNDS, *, first: bool = True, **loop: Any
+) -> tuple[L.LightningModule, FederatedLoop]:
+    """Train in a federation.
+
+    Args:
+        kind: of module and data.
+        folder: for what is written.
+        rounds: how many.
+        first: whether the loop is the first callback, or the last.
+        loop: the FederatedLoop's arguments.
+    """
     module, federation = kind.module(), FederatedLoop(seed=SEED, print_table=False, **loop)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        own = list(kind.callbacks())
         trainer = L.Trainer(
             **{**QUIET, "max_epochs": rounds, **kind.trainer},
-            callbacks=[federation, *kind.callbacks()],
+            callbacks=[federation, *own] if first else [*own, federation],
             default_root_dir=folder,
         )
         trainer.fit(module, federated(kind))
