@@ -29,10 +29,12 @@ from task_kinds import (
 from torch import Tensor
 from toys import Plain, fit, toy_data, trainer_for
 
+from flsv.cli.parser import make_cli
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import ShapleyEstimate
 from flsv.games import LoggedValues
+from flsv.games.retraining import RetrainedUtility
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     CumulativeShapley,
@@ -277,6 +279,97 @@ def test_every_metric_that_plays_takes_it_and_a_round_evaluates_once(tmp_path: P
     # whole histories, and the trial.
     batches = len(list(data.val_dataloader()))
     assert Logs.validations == batches * (1 + 2 * (8 + 7) + 8)
+
+
+def test_resumed_bit_for_bit_and_not_with_another_measure(tmp_path: Path) -> None:
+    def loop(average: str = "macro", mode: Any = "min") -> FederatedLoop:
+        f1 = torchmetrics.F1Score(task="multiclass", num_classes=5, average=average)
+        metrics = {
+            "logged": PartialFederatedShapley(performance="val_loss", mode=mode, momentum=0.5),
+            "f1": CumulativeShapley(performance=f1),
+        }
+        return FederatedLoop(metrics=metrics, seed=3, print_table=False)
+
+    class Noisy(VAE):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.decoder(self.encoder(x)[:, :2])
+
+    def start() -> Noisy:
+        torch.manual_seed(1)
+        return Noisy()
+
+    whole, half, rest = loop(), loop(), loop()
+    fit(whole, tmp_path / "whole", start(), federated(VAE.data()), rounds=3)
+    saving = {"enable_checkpointing": True, "callbacks": [L.pytorch.callbacks.ModelCheckpoint(tmp_path, "half")]}
+    fit(half, tmp_path, start(), federated(VAE.data()), rounds=2, **saving)
+    fit(rest, tmp_path, start(), federated(VAE.data()), rounds=3, ckpt_path=tmp_path / "half.ckpt")
+    for name, value in whole.contributions.items():
+        assert torch.equal(value, rest.contributions[name]), name
+    for other, said in ((loop(average="micro"), "metrics.f1 is"), (loop(mode="max"), "metrics.logged is")):
+        with pytest.raises(ConfigurationError, match=said):
+            fit(other, tmp_path, start(), federated(VAE.data()), rounds=3, ckpt_path=tmp_path / "half.ckpt")
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "64-true"])
+def test_precision_is_the_trainers(tmp_path: Path, precision: str) -> None:
+    class Logs(Plain):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            logits = self(batch[0])
+            assert logits.dtype == (torch.bfloat16 if "bf16" in precision else torch.float64)
+            self.log("loss", torch.nn.functional.cross_entropy(logits.double(), batch[1]))
+
+    accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=3)
+    metrics = {
+        "logged": LeaveOneOut(performance="loss", mode="min"),
+        "loss": LeaveOneOut(performance="negative_loss"),
+        "metric": LeaveOneOut(performance=accuracy),
+        "hits": LeaveOneOut(),
+    }
+    loop = FederatedLoop(metrics=metrics, seed=3, print_table=False)
+    fit(loop, tmp_path, Logs(), toy_data(server_val_fraction=0.3), rounds=1, precision=precision)
+    found = loop.contributions
+    torch.testing.assert_close(found["logged"], found["loss"], rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(found["metric"], found["hits"])
+
+
+def test_from_a_configuration(tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        """
+federation:
+  print_table: false
+  metrics:
+    loss:
+      class_path: flsv.metrics.PartialFederatedShapley
+      init_args: {performance: val_loss, mode: min}
+    f1:
+      class_path: flsv.metrics.LeaveOneOut
+      init_args:
+        performance:
+          class_path: torchmetrics.F1Score
+          init_args: {task: multiclass, num_classes: 10, average: macro}
+data: {source: digits, max_samples: 200}
+trainer: {max_epochs: 1, logger: false, enable_progress_bar: false, enable_model_summary: false, accelerator: cpu}
+"""
+    )
+    cli = make_cli(["fit", "-c", str(tmp_path / "own.yaml"), "--trainer.default_root_dir", str(tmp_path)])
+    (loop,) = (callback for callback in cli.trainer.callbacks if isinstance(callback, FederatedLoop))
+    assert loop.metrics["f1"].performance.of.average == "macro"
+    assert all(value.isfinite().all() for value in loop.contributions.values())
+
+
+def test_by_retraining(tmp_path: Path) -> None:
+    data = federated(Regression.data())
+
+    def trainer(cohort: Any) -> L.Trainer:
+        return trainer_for(FederatedLoop(sampler=cohort, seed=5, print_table=False), tmp_path, 1, limit_val_batches=0)
+
+    torch.manual_seed(1)
+    module = Regression()
+    logged = RetrainedUtility(trainer, module, data, metric="val_loss", mode="min")(MASKS[[0, 4]])
+    measured = RetrainedUtility(trainer, module, data, metric=torchmetrics.MeanSquaredError())(MASKS[[0, 4]])
+    torch.testing.assert_close(logged, measured, rtol=1e-5, atol=1e-6)
+    expected = validated(module, ParameterSpace(module).read(module), Regression.data(), tmp_path)["val_loss"]
+    assert logged[0].item() == -expected
 
 
 def never(kind: Any) -> Any:

@@ -47,9 +47,9 @@ def validated_models(
     found: dict[Hashable, ValidatedModels] = {}
     logged = {name: measure.of for name, measure in asked.items() if isinstance(measure.of, str)}
     if logged:
-        found["logged"] = LoggedValues(
-            trainer, space, kept, names=list(logged.values()), seed=seed, asking=f"metrics {list(logged)}"
-        )
+        names = list(dict.fromkeys(logged.values()))
+        asking = {name: f"metrics {[who for who, each in logged.items() if each == name]}" for name in names}
+        found["logged"] = LoggedValues(trainer, space, kept, names=names, seed=seed, asking=asking)
     for name, measure in asked.items():
         if isinstance(measure.of, Metric):
             found[measure.evaluator] = MetricOfOutputs(

@@ -116,23 +116,26 @@ class LoggedValues(ValidatedModels):
 
     Args:
         names: what is asked for, among the names of ``trainer.callback_metrics`` after a validation.
-        asking: what asks, for messages.
+        asking: who asks for each of them, for messages.
 
     Raises:
         ConfigurationError: while evaluating, a name that is not logged, or not as one number.
     """
 
-    def __init__(self, *args: Any, names: Sequence[str], asking: str = "a utility", **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, names: Sequence[str], asking: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
-        self._names, self._asking = list(dict.fromkeys(names)), asking
+        self._names, self._asking = list(dict.fromkeys(names)), asking or {}
 
     def _score(self, run: ValidationRun) -> Mapping[str, float]:
         logged = run.logged()
         for name in self._names:
             if name not in logged:
+                who, module = self._asking.get(name, "a utility"), type(self._trainer.lightning_module).__name__
                 raise ConfigurationError(
-                    f"{self._asking}: {type(self._trainer.lightning_module).__name__} logs no {name!r} when it "
-                    f"validates. It logs {sorted(logged)}. Log it in validation_step, self.log({name!r}, value), or "
-                    "name one of those; what callbacks log does not count."
+                    f"{who}: {module} logs no {name!r} when it validates. It logs {sorted(logged)}. Log it in "
+                    f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
+                    "count."
                 )
         return {name: number(name, logged) for name in self._names}
