@@ -78,7 +78,7 @@ class Schedules:
                 self._outside[i] |= not same(before, now)
             self._check_owner()
         if (family := self._family(client)) is not None:
-            family.enter(self._schedulers)
+            family.enter(self._schedulers, self._outside)
         for i, state in (states or {}).items():
             self._schedulers[i].load_state_dict(deepcopy(state))
         self._begun = self.states()
@@ -183,13 +183,18 @@ class _Family:
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
 
-    def enter(self, schedulers: list[Any]) -> None:
-        """Become these schedulers: whoever holds one of them holds this one."""
+    def enter(self, schedulers: list[Any], outside: list[bool]) -> None:
+        """Become these schedulers, but for the federation's: whoever holds one of them holds this one."""
+        federations = [scheduler.optimizer for scheduler, theirs in zip(schedulers, outside) if theirs]
         for optimizer, used, fresh in zip(self._optimizers, self._used, self._groups):
+            if any(each is used for each in federations):
+                continue
             optimizer.param_groups = used.param_groups
             for group, options in zip(used.param_groups, fresh):
                 put(group, options)
-        for scheduler, mine, fresh_state in zip(schedulers, self._schedulers, self._fresh):
+        for scheduler, mine, fresh_state, theirs in zip(schedulers, self._schedulers, self._fresh, outside):
+            if theirs:
+                continue
             mine.load_state_dict(deepcopy(fresh_state))
             optimizer = scheduler.optimizer
             scheduler.__dict__ = vars(mine)
