@@ -27,6 +27,7 @@ from flsv._lightning.round_axis import round_axis
 from flsv._lightning.round_boundary import RoundBoundary, global_weights
 from flsv._lightning.step_estimate import StepEstimate, forget_estimate
 from flsv._lightning.stepping import stepping
+from flsv._lightning.thawing import Thawing
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
@@ -78,6 +79,12 @@ class FederatedLoop(L.Callback):
     ``training_step`` steps itself, belongs to the client. ``trainer.estimated_stepping_batches`` is the number of steps
     of one client in all rounds that it is drawn in, so that a schedule of that length ends where it would end if the
     module were trained on this client's data alone. ``trainer.is_last_batch`` is the client's.
+
+    Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
+    contributions, the round's weights and the last accuracies of the clients' own models, by the loggers' names
+    (``contribution/<metric>/client_<i>``, ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``), for
+    ``EarlyStopping``, ``ModelCheckpoint``. A client never seen has no contribution, one outside the cohort no weight.
+    ``WeightAveraging`` averages the global models, once a round.
 
     Args:
         aggregator: how the clients' models become the next global one. Default: FedAvg.
@@ -146,6 +153,8 @@ class FederatedLoop(L.Callback):
     _progress: ProgressText | None
     _boundary: RoundBoundary
     _average: RoundAverage
+    _thawing: Thawing
+    _thawed: dict[str, list[str]] | None
     _monitored: set[str]
 
     def __init__(
@@ -337,6 +346,8 @@ class FederatedLoop(L.Callback):
         data = self._data
         forget_estimate(trainer)
         check_stochastic_averaging(trainer)
+        self._thawing = Thawing(trainer)
+        self._thawing.restore(pl_module, self._thawed)
         self._fit = fit = OneProcess(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )
@@ -375,6 +386,7 @@ class FederatedLoop(L.Callback):
         seed_global_rngs(self.state.seed, "round", self.round_index)
         if why := self._spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
+        self._thawing.begin_round()
         self._average.begin_round()
         self._running.begin_round(self._running.loader(self._limit))
 
@@ -467,7 +479,7 @@ class FederatedLoop(L.Callback):
             )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if self._fit is not None and self._fit.training is not None and self._fit.training.active:
+        if self._within_round:
             name_place(exception, self._place())
             self._discard(f"{type(exception).__name__} {self._place()}")
         self._average.give_back(pl_module)
@@ -497,7 +509,12 @@ class FederatedLoop(L.Callback):
             "clients": self._states.state_dict(),
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
             "csv": self._csv,
+            "thawed": self._thawing.state(self._within_round),
         }
+
+    @property
+    def _within_round(self) -> bool:
+        return self._fit is not None and self._fit.training is not None and self._fit.training.active
 
     def _trained_with(self) -> dict[str, Any]:
         fit = self._fit
@@ -520,7 +537,7 @@ class FederatedLoop(L.Callback):
             "_optimizer_state": trained["optimizers"],
             "_buffers": trained["buffers"],
             **{"_fit": None, "_fitting": False, "_patches": [], "_lock": None, "_progress": None},
-            "_average": RoundAverage(),
+            **{"_average": RoundAverage(), "_thawing": Thawing()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -532,7 +549,7 @@ class FederatedLoop(L.Callback):
         self.board.load_state_dict(state_dict["board"])
         self._states.load_state_dict(state_dict["clients"])
         self._optimizer_state, self._buffers = state_dict["optimizers"], state_dict["buffers"]
-        self._csv = state_dict["csv"]
+        self._csv, self._thawed = state_dict["csv"], state_dict.get("thawed")
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state_dict["strategies"].get(role, {}))
 
@@ -549,6 +566,7 @@ class FederatedLoop(L.Callback):
         if training.active:
             self._boundary.rewind(checkpoint)
             training.local.optimizers.rewind(checkpoint)
+            self._thawing.rewind(checkpoint)
         else:
             self._boundary.close_epoch(checkpoint)
             self._average.place_last(checkpoint)
@@ -568,7 +586,7 @@ class FederatedLoop(L.Callback):
         self._hooks = None
         self._csv, self._asked, self._optimizer_state, self._buffers = None, None, None, None
         self._fingerprint, self._patches, self._lock, self._progress = {}, [], None, None
-        self._average, self._monitored = RoundAverage(), set()
+        self._average, self._thawing, self._thawed, self._monitored = RoundAverage(), Thawing(), None, set()
 
     def _return(self) -> None:
         """Leave the trainer and the module as they were found."""

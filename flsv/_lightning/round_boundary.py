@@ -2,8 +2,8 @@
 
 Lightning may save at any batch: every n steps, on an exception, on Ctrl-C. What such a checkpoint would hold, one
 client's half-trained weights in the middle of an epoch, nobody can go on from. So a checkpoint saved within a round
-holds the global model and is turned into that of the round's start, and one saved after aggregation but before Lightning has closed the epoch (at
-the end of validation, for example) into that of the epoch's end.
+holds the global model and is turned into that of the round's start, and one saved after aggregation but before
+Lightning has closed the epoch (at the end of validation, for example) into that of the epoch's end.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class CosineGradientShapley(ContributionMetric):
 
     Raises:
         ConfigurationError: alpha outside [0, 1), floor not above 0.
-        ValueError: shapes that do not fit, unknown or repeated client ids; in a merge, rounds that cannot follow others.
+        ValueError: shapes that do not fit, unknown or repeated client ids; a merge of rounds that cannot
+            follow others.
 
     Example:
         >>> metric = CosineGradientShapley(num_clients=4, alpha=0.5)
@@ -143,7 +144,8 @@ class CosineGradientShapley(ContributionMetric):
         """Set the state to what it is after these rounds."""
         rows = torch.cat([self.phi.new_zeros(0, 5), *log])
         reputation = torch.full((self.num_clients or 0,), float("nan"), dtype=self.phi.dtype, device=self.phi.device)
-        phi, rounds = reputation.clone(), []
+        phi = reputation.clone()
+        rounds: list[Tensor] = []
         while len(rows):
             size, place = int(rows[0, 1]), int(rows[0, 0])
             this, rows = rows[:size].clone(), rows[size:]

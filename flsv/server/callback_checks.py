@@ -7,7 +7,13 @@ from collections.abc import Iterable
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder, ModelCheckpoint, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    EarlyStopping,
+    LearningRateFinder,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
 
 from flsv._lightning.averaging import REPLACED, WeightAveraging
 from flsv.errors import ConfigurationError
@@ -18,8 +24,9 @@ _CLIENT = re.compile(r"(?P<what>contribution/(?P<metric>[^/]+)|weight|client_acc
 def check_callbacks(
     trainer: L.Trainer, metrics: Iterable[str], num_clients: int, evaluate_clients_every: int, loop: L.Callback
 ) -> None:
-    """Check what does not depend on the optimizers; and put StochasticWeightAveraging behind the loop, as Lightning
-    itself puts checkpoints behind everybody: on resume it removes the module's scheduler before anybody has seen it.
+    """Check what does not depend on the optimizers; and put those that change optimizers and schedulers behind the
+    loop, as Lightning itself puts checkpoints behind everybody. The loop has to see what ``configure_optimizers`` gave,
+    and what stood at a round's beginning.
 
     Args:
         trainer: with its callbacks.
@@ -56,11 +63,11 @@ def check_callbacks(
                 "training. Say in should_update(step_idx, epoch_idx) when to average: it is done once a round, with "
                 "the global model."
             )
-    stochastic = [c for c in averaging if isinstance(c, StochasticWeightAveraging)]
-    if stochastic:
-        rest = [c for c in callbacks if c not in stochastic]
+    changing = [c for c in callbacks if isinstance(c, (BaseFinetuning, StochasticWeightAveraging))]
+    if changing:
+        rest = [c for c in callbacks if c not in changing]
         place = rest.index(loop) + 1
-        trainer.callbacks = [*rest[:place], *stochastic, *rest[place:]]  # type: ignore[attr-defined]
+        trainer.callbacks = [*rest[:place], *changing, *rest[place:]]  # type: ignore[attr-defined]
 
 
 def check_stochastic_averaging(trainer: L.Trainer) -> None:

@@ -92,7 +92,11 @@ def test_one_game_for_a_whole_run_has_no_parts() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "match"),
     [
-        (ClassSpecificShapley(3, 2), ClassSpecificShapley(3, 2, momentum=0.5), r"momentum=0.9 and 0.5 cannot be merged"),
+        (
+            ClassSpecificShapley(3, 2),
+            ClassSpecificShapley(3, 2, momentum=0.5),
+            r"momentum=0.9 and 0.5 cannot be merged",
+        ),
         (ClassSpecificShapley(3, 2), ClassSpecificShapley(4, 2), r"num_clients=3 and 4 cannot be merged"),
         (PartialFederatedShapley(3), PartialFederatedShapley(3, estimator="exact"), r"estimator='auto' and 'exact'"),
         (CosineGradientShapley(3), CosineGradientShapley(3, alpha=0.5), r"alpha=0.95 and 0.5"),
