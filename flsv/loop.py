@@ -53,7 +53,7 @@ from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import seed_global_rngs
 from flsv.server import ContributionBoard
 from flsv.server.callback_checks import check_callbacks, check_stochastic_averaging
-from flsv.server.checks import check_arguments, check_names, check_setup
+from flsv.server.checks import check_arguments, check_names, check_packages, check_setup
 from flsv.server.description import settings
 from flsv.server.fingerprint import fingerprint, settings_of
 from flsv.server.metric_shapes import check_metric_shapes
@@ -298,6 +298,7 @@ class FederatedLoop(L.Callback):
     # ---- before the first round
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        check_packages(trainer, pl_module)
         install(trainer, partial(check_checkpoint, trainer, self.state_key, self.check_state))
         if stage != "fit":
             return

@@ -305,9 +305,9 @@ class FederatedDataModule(L.LightningDataModule):
                 f"batch_size={size} set during an evaluation, whose batches have eval_batch_size samples: set that, or "
                 f'say batch_arg_name="eval_batch_size" to a BatchSizeFinder.'
             )
-        self._batch_size = size
         if self._dealt is not None and size is not None:
             self._dealt = self._dealt.in_batches_of(size)
+        self._batch_size = size
 
     @property
     def eval_batch_size(self) -> int | None:
@@ -318,10 +318,10 @@ class FederatedDataModule(L.LightningDataModule):
     @eval_batch_size.setter
     def eval_batch_size(self, size: int | None) -> None:
         _check_size("eval_batch_size", size)
-        self._eval_batch_size = size
         if self._dealt is not None and size is not None:
             self._dealt = self._dealt.evaluated_in_batches_of(size)
             self._eval_loaders.clear()
+        self._eval_batch_size = size
 
     @property
     def hparams(self) -> Any:

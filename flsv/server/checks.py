@@ -97,7 +97,6 @@ def check_setup(
     Raises:
         ConfigurationError: what is wrong, what was expected and what to do.
     """
-    check_packages(trainer, module)
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
         raise ConfigurationError(
