@@ -6,9 +6,10 @@ of the cohort's first client: averages of counters mean nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
@@ -18,17 +19,21 @@ from flsv.errors import ConfigurationError
 #: ``{"buffers": ..., "attributes": ...}``, both by name.
 State = dict[str, dict[str, Any]]
 
-#: Lightning's, and constant.
-_NOT_STATE = {"_example_input_array"}
+#: A tensor, a tuple of tensors or of such tuples, or None.
+Kept = Any
+
+#: Lightning's own.
+_NOT_STATE = frozenset(vars(L.LightningModule()))
 
 
 class Leftovers:
     """Buffers that are integer (counters, masks) or not persistent (MoCo's queue), and tensors that a module keeps as
-    plain attributes. Whether they were there when training started or came later does not matter.
+    plain attributes, alone or in tuples (an LSTM's state). Whether they were there when training started, came later or
+    take the place of a None does not matter.
 
     Not among them: a plain tensor that has a gradient (it is an output), one that shares its memory with a parameter
-    or buffer, and the states of torchmetrics, which count what the whole cohort does. Attributes that are no tensors
-    are the module's: they pass from client to client.
+    or buffer, and the states of torchmetrics, which count what the whole cohort does. Other attributes (numbers, lists
+    of outputs) are the module's: they pass from client to client.
 
     Args:
         module: whose they are, and remain.
@@ -49,7 +54,7 @@ class Leftovers:
         self._module = module
         state = dict([*module.named_parameters(), *module.named_buffers()])
         self._constants = [(name, state[name], state[name].detach().clone()) for name in constants]
-        self._first = {name: (value, _version(value)) for name, _, _, value in _attributes(module)}
+        self._first = {name: (value, _versions(value)) for name, _, _, value in _attributes(module)}
 
     def read(self, changed: bool = False) -> State:
         """Copies: buffers by name (None for one that has not been made yet), and attributes by name.
@@ -60,7 +65,7 @@ class Leftovers:
         return {
             "buffers": {name: None if b is None else b.clone() for name, _, _, b in _buffers(self._module)},
             "attributes": {
-                name: value.detach().clone()
+                name: _each(value, torch.clone)
                 for name, _, _, value in _attributes(self._module)
                 if not changed or self._changed(name, value)
             },
@@ -71,12 +76,14 @@ class Leftovers:
         """Put copies back, buffers in place where they still have the shape; what has come since is taken away."""
         self._write_buffers(state["buffers"])
         for name, layer, own, value in list(_attributes(self._module)):
-            before = state["attributes"].get(name)
-            if before is None:
-                delattr(layer, own)
-            elif not _equal(value, before):
+            if name not in state["attributes"]:
+                if value is not None:
+                    delattr(layer, own)
+                continue
+            before = state["attributes"][name]
+            if not _same(value, before):
                 # Another object: what the old one is elsewhere, a batch of the data for example, stays as it is.
-                setattr(layer, own, before.clone())
+                setattr(layer, own, _each(before, torch.clone))
         self._add(state["attributes"])
 
     @torch.no_grad()
@@ -85,7 +92,7 @@ class Leftovers:
         self._write_buffers(state["buffers"])
         for name, layer, own, value in list(_attributes(self._module)):
             if name in state["attributes"]:
-                setattr(layer, own, state["attributes"][name].to(value.device, copy=True))
+                setattr(layer, own, self._here(state["attributes"][name]))
         self._add(state["attributes"])
 
     def check(self) -> None:
@@ -119,17 +126,21 @@ class Leftovers:
                 value = None if value is None else value.to(_device(self._module), copy=True)
                 layers[prefix].register_buffer(own, value, persistent=False)
 
-    def _add(self, attributes: Mapping[str, Tensor]) -> None:
+    def _add(self, attributes: Mapping[str, Kept]) -> None:
         """Those that the module does not have."""
-        layers = dict(self._module.named_modules())
+        layers, there = dict(self._module.named_modules()), {name for name, *_ in _attributes(self._module)}
         for name, value in attributes.items():
             prefix, _, own = name.rpartition(".")
-            if not isinstance(vars(layers[prefix]).get(own), Tensor):
-                setattr(layers[prefix], own, value.to(_device(self._module), copy=True))
+            if name not in there and value is not None:
+                setattr(layers[prefix], own, self._here(value))
 
-    def _changed(self, name: str, value: Tensor) -> bool:
-        first, version = self._first.get(name, (None, None))
-        return value is not first or version is None or _version(value) != version
+    def _here(self, value: Kept) -> Kept:
+        device = _device(self._module)
+        return _each(value, lambda tensor: tensor.to(device, copy=True))
+
+    def _changed(self, name: str, value: Kept) -> bool:
+        first, versions = self._first.get(name, (None, ()))
+        return value is not first or None in versions or _versions(value) != versions
 
 
 def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
@@ -141,7 +152,8 @@ def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | 
                 yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+def _attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Kept]]:
+    """With those that are None: a tensor may take their place."""
     known: set[int] | None = None
     skipped: set[int] = set()
     for prefix, layer in module.named_modules():
@@ -149,20 +161,45 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor
             skipped.update(map(id, layer.children()))
             continue
         for own, value in vars(layer).items():
-            if not isinstance(value, Tensor) or value.requires_grad or own in _NOT_STATE:
+            if own in _NOT_STATE or not (value is None or type(value) is tuple or isinstance(value, Tensor)):
                 continue
-            if known is None:
+            tensors = _tensors(value)
+            if tensors is None or any(tensor.requires_grad for tensor in tensors):
+                continue
+            if known is None and tensors:
                 known = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers())}
-            if _memory(value) not in known:
+            if not any(_memory(tensor) in known for tensor in tensors):  # type: ignore[operator]
                 yield f"{prefix}.{own}" if prefix else own, layer, own, value
+
+
+def _tensors(value: Any) -> list[Tensor] | None:
+    """Of a tensor, a tuple of tensors or of such tuples, or None; None of anything else, an empty tuple among it."""
+    if value is None or isinstance(value, Tensor):
+        return [] if value is None else [value]
+    parts = [_tensors(part) for part in value] if type(value) is tuple else []
+    if not parts or any(not part for part in parts):
+        return None
+    return [tensor for part in parts if part for tensor in part]
+
+
+def _each(value: Kept, function: Callable[[Tensor], Tensor]) -> Any:
+    if value is None or isinstance(value, Tensor):
+        return None if value is None else function(value.detach())
+    return tuple(_each(part, function) for part in value)
+
+
+def _same(a: Kept, b: Kept) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and _equal(a, b))
 
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
 
 
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+def _versions(value: Kept) -> tuple[int | None, ...]:
+    return tuple(None if tensor.is_inference() else tensor._version for tensor in _tensors(value) or ())
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -83,11 +83,12 @@ class OneRound(L.Callback):
     """Seeds the client's training, and ends the fit after one epoch of the many that the schedules are made for."""
 
     def __init__(self, round_index: int, client: int) -> None:
-        self.round_index, self.client = round_index, client
+        self.round_index, self.client, self._begun = round_index, client, False
 
     def on_train_batch_start(self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        if batch_idx == 0:
+        if not self._begun:
             seed_global_rngs(SEED, "train", self.round_index, self.client)
+        self._begun = True
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: Any) -> None:
         trainer.should_stop = True
