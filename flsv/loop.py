@@ -338,7 +338,10 @@ class FederatedLoop(L.Callback):
         ]
 
     def _round_loader(self) -> CohortLoader | StepEstimate:
-        """The train dataloader of the coming round; before the fit's start, when no cohort is drawn, its length."""
+        """The train dataloader of the coming round; before the fit's start, when no cohort is drawn, its length. For
+        schedules, which are a client's, that of the client."""
+        if self._steps.configuring:
+            return StepEstimate(self._steps.batches())
         if self._fit is not None:
             return self._fit.loader(self._limit)
         return StepEstimate(mean_batches(self._data, self.local_epochs, self._limit))

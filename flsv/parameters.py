@@ -164,7 +164,7 @@ class ParameterSpace:
         return (part.view(shape) for part, shape in zip(vector.split(self._sizes), self.shapes))
 
     def _locate_head(self, module: nn.Module, name: str | None) -> Head | None:
-        layers = dict(module.named_modules())
+        layers, asked = dict(module.named_modules()), name is not None
         if name is None:
             name = _default_head(module)
             if name is None:
@@ -176,6 +176,8 @@ class ParameterSpace:
         weight, bias = (known.get(id(getattr(layers[name], part, None))) for part in ("weight", "bias"))
         shapes = dict(zip(self.names, self.shapes))
         if weight is None or len(shapes[weight]) < 2:
+            if not asked:
+                return None  # its weight is made of others, as weight_norm makes it
             raise ConfigurationError(
                 f"head={name!r} ({type(layers[name]).__name__}) has no weight matrix with a row per class; "
                 "name the last linear layer of the classifier."
