@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.accumulation import AccumulationWindows
-from flsv._lightning.evaluation import on_device
+from flsv._lightning.evaluation import all_on_device
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.local_steps import LocalSteps
 from flsv.clients.optimizer_options import OptimizerOptions
@@ -127,8 +127,12 @@ class OneProcess:
         games = [name for name, measure in measures.items() if not isinstance(measure, Performance)]
         try_evaluations(trainer, self._data, arguments["evaluate_clients_every"], games)
         if measures:
-            validated = validated_models(trainer, self.space, val, measures, seed=self._state.seed)
-            self.server.play_on(self.roster.evaluator(on_device(trainer, val)) if games else None, validated)
+            asking = {f"metric {name!r}": measure for name, measure in measures.items()}
+            validated = validated_models(trainer, self.space, val, asking, seed=self._state.seed)
+            self.server.play_on(self.roster.evaluator(all_on_device(trainer, val)) if games else None, validated)
+        performance = getattr(self._strategies.get("personalizer"), "performance", None)
+        if isinstance(performance, Performance):
+            self.roster.any_task(0, "val", performance)  # tried before the first round
         local = LocalTraining(
             trainer.lightning_module,
             self.space,

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import on_device
+from flsv._lightning.evaluation import all_on_device
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import UtilityMetric, utility_of
@@ -167,7 +167,7 @@ class _Measured(L.Callback):
         return ModelEvaluator(
             trainer.lightning_module,
             self._space,
-            on_device(trainer, loader),
+            all_on_device(trainer, loader),
             num_classes=self._data.num_classes,
             context=trainer.strategy.precision_plugin.forward_context,
         )

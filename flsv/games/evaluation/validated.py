@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +74,21 @@ class ValidatedModels(ABC):
         self.space = space
         self._trainer, self._loaders, self._seed = trainer, loaders, seed
         self._copies = FreshCopies(trainer.lightning_module, space)
+        self._private: Callable[[], Mapping[str, Tensor]] | None = None
+
+    def on(
+        self, loaders: Sequence[KeptBatches], private: Callable[[], Mapping[str, Tensor]] | None = None
+    ) -> ValidatedModels:
+        """The same on other batches. It shares this one's memory for models, so the two must not evaluate at the same
+        time.
+
+        Args:
+            loaders: from :func:`flsv._lightning.validation.keep_batches`.
+            private: gives state of the module that is not in the vectors, by its names; None: the module's own.
+        """
+        other = copy(self)
+        other._loaders, other._private = loaders, private
+        return other
 
     def __call__(self, vectors: Tensor) -> NamedScores:
         """The scores of the models in the rows of ``vectors [K, P]``."""
@@ -88,13 +104,14 @@ class ValidatedModels(ABC):
     def evaluate(self, build: Build, count: int) -> NamedScores:
         """The scores of ``count`` models, K at least 1; ``build(i, out)`` writes model i's vector into ``out [P]``."""
         rows: list[Mapping[str, float]] = []
+        private = None if self._private is None else self._private()
         for index in range(count):
             with (
                 isolated_rngs(self._seed, "utility"),
                 torch.inference_mode(False),
                 torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
             ):
-                run = ValidationRun(self._trainer, self._copies.copy(build, index), self._loaders)
+                run = ValidationRun(self._trainer, self._copies.copy(build, index, private), self._loaders)
                 rows.append(self._score(run))
         return NamedScores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in rows[0]})
 
