@@ -19,6 +19,7 @@ from flsv.games.evaluation.replica import Replica
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, ClientStates, LocalData, Split, at
 from flsv.participants.state import Prefixed
+from flsv.seeding import isolated_rngs
 
 Private = Callable[[], Mapping[str, Tensor]]
 
@@ -112,7 +113,7 @@ class Roster:
         """A copy of the trainer's module with this vector ``[P]`` in it, in evaluation mode; always the same copy."""
         module = self._trainer.lightning_module
         if self._replica is None:
-            self._replica = Replica(module, self._space)
+            self._replica = self.tried()
         self._replica.follow(module, None if private is None else private())
 
         def build(index: int, out: Tensor) -> None:
@@ -120,6 +121,19 @@ class Roster:
 
         self._replica.load(build, 0)
         return self._replica.module
+
+    def tried(self) -> Replica:
+        """A copy of the trainer's module that was found to be one.
+
+        Raises:
+            ConfigurationError: see :func:`flsv.games.evaluation.copies.check_copies`.
+        """
+        replica = Replica(self._trainer.lightning_module, self._space)
+        with isolated_rngs(0, "trial"):
+            for x, _ in self._batches(0, "train"):
+                replica.check(self._trainer.lightning_module, x)
+                break
+        return replica
 
     def _private(self, client: int) -> Mapping[str, Tensor]:
         return Prefixed(self._states.peek(client), "module.") if self._space.private_names else {}

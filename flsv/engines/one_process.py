@@ -126,6 +126,8 @@ class OneProcess:
         measures, val = board.performances, self._data.val_dataloader()
         games = [name for name, measure in measures.items() if not isinstance(measure, Performance)]
         try_evaluations(trainer, self._data, arguments["evaluate_clients_every"], games)
+        if any(strategy.evaluates for strategy in self._strategies.values()):
+            self.roster.tried()
         if measures:
             asking = {f"metric {name!r}": measure for name, measure in measures.items()}
             validated = validated_models(trainer, self.space, val, asking, seed=self._state.seed)

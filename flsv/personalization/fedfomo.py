@@ -64,6 +64,8 @@ class FedFomo(Personalizer):
 
     gives_peer_values = True
 
+    evaluates = True
+
     def __init__(
         self,
         num_downloads: int = 5,

@@ -78,6 +78,8 @@ classifier=None, safeguard=False)
 
     metric_shape = ("n", "n")
 
+    evaluates = True
+
     def __init__(
         self,
         metric: str = "relevance",

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import lightning as L
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from flsv._lightning.validation import KeptBatches, ValidationRun, number
 from flsv.errors import ConfigurationError
+from flsv.games.evaluation.copies import check_copies
 from flsv.games.evaluation.fresh import FreshCopies
 from flsv.games.evaluation.replica import Build
 from flsv.parameters import ParameterSpace
@@ -119,9 +121,22 @@ class ValidatedModels(ABC):
         """Evaluate the fit's module as it is.
 
         Raises:
-            ConfigurationError: what is asked for cannot be had.
+            ConfigurationError: what is asked for cannot be had, or the module cannot be copied.
         """
-        self(self.space.read(self._trainer.lightning_module)[None])
+        module = self._trainer.lightning_module
+        self(self.space.read(module)[None])
+        first = [KeptBatches(islice(loader, 1)) for loader in self._loaders]
+
+        def outputs(vector: Tensor) -> Any:
+            with isolated_rngs(self._seed, "utility"):
+                own = self._copies.copy(lambda _, out: _copy(vector, out), 0)
+                return dict(self._evidence(ValidationRun(self._trainer, own, first)))
+
+        check_copies(module, self.space, outputs, sensitive=False)
+
+    def _evidence(self, run: ValidationRun) -> Mapping[str, Any]:
+        """Whatever shows which model it is."""
+        return self._score(run)
 
     @abstractmethod
     def _score(self, run: ValidationRun) -> Mapping[str, float]:
@@ -145,6 +160,9 @@ class LoggedValues(ValidatedModels):
         super().__init__(*args, **kwargs)
         self._names, self._asking = list(dict.fromkeys(names)), asking or {}
 
+    def _evidence(self, run: ValidationRun) -> Mapping[str, Any]:
+        return run.logged()
+
     def _score(self, run: ValidationRun) -> Mapping[str, float]:
         logged = run.logged()
         for name in self._names:
@@ -156,3 +174,7 @@ class LoggedValues(ValidatedModels):
                     "count."
                 )
         return {name: number(name, logged) for name in self._names}
+
+
+def _copy(vector: Tensor, out: Tensor) -> None:
+    out.copy_(vector)
