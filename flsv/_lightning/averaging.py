@@ -99,7 +99,8 @@ def _nothing(*_: Any) -> None:
 def _warn_of_the_first_model(callback: Any, rounds: int | None) -> None:
     """A decay that is meant for thousands of batches never gets away from the first of a few rounds' models."""
     average, several = callback._kwargs.get("avg_fn"), callback._kwargs.get("multi_avg_fn")
-    if not rounds or rounds < 2 or (average is None and several is None):
+    # torch's own can be tried out; a user's might count how often it is called.
+    if getattr(average or several, "__module__", None) != "torch.optim.swa_utils" or not rounds or rounds < 2:
         return
     share, later = torch.ones(1), torch.zeros(1)
     for count in range(1, rounds):

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import (
 from flsv._lightning.averaging import REPLACED, WeightAveraging
 from flsv.errors import ConfigurationError
 
-_CLIENT = re.compile(r"(?P<what>contribution/(?P<metric>[^/]+)|weight|client_accuracy)/client_(?P<client>\d+)")
+_CLIENT = re.compile(r"(contribution/(?P<metric>[^/]+)|weight|client_accuracy)/client_(?P<client>\d+)")
 
 
 def check_callbacks(
@@ -98,17 +98,16 @@ def check_stochastic_averaging(trainer: L.Trainer) -> None:
 
 def _check_monitor(callback: Any, metrics: set[str], num_clients: int, evaluate_clients_every: int) -> None:
     name = callback.monitor
-    if not isinstance(name, str) or not name.startswith(("contribution/", "weight/", "client_accuracy/")):
-        return
+    found = _CLIENT.fullmatch(name or "")
+    if found is None and name != "client_accuracy/mean":
+        return  # not ours, or known after a round
     who = f"{type(callback).__name__}(monitor={name!r})"
-    found = _CLIENT.fullmatch(name)
-    client = None if found is None else int(found["client"])
-    if client is not None and client >= num_clients:
+    if found is not None and int(found["client"]) >= num_clients:
         raise ConfigurationError(f"{who}: the clients are 0 to {num_clients - 1}.")
-    metric = name.split("/")[1]
-    if name.startswith("contribution/") and metric not in metrics:
+    if found is not None and found["metric"] not in (None, *metrics):
         raise ConfigurationError(
-            f"{who}: there is no metric {metric!r}. Defined: {sorted(metrics)}. Add it to FederatedLoop(metrics=...)."
+            f"{who}: there is no metric {found['metric']!r}. Defined: {sorted(metrics)}. Add it to "
+            "FederatedLoop(metrics=...)."
         )
     if name.startswith("client_accuracy/"):
         if not evaluate_clients_every:

@@ -178,6 +178,23 @@ def test_the_trainer_gets_its_callback_back(tmp_path: Path) -> None:
 def test_a_decay_for_batches_is_warned_of(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"after 4 rounds the first round's model still has 100% of the average"):
         fit(FederatedLoop(seed=1), tmp_path, rounds=4, callbacks=[EMAWeightAveraging()])
+    several = torch.optim.swa_utils.get_ema_multi_avg_fn(0.99)
+    with pytest.warns(UserWarning, match=r"after 4 rounds the first round's model still has 97% of the average"):
+        fit(FederatedLoop(seed=1), tmp_path, rounds=4, callbacks=[WeightAveraging(multi_avg_fn=several)])
+
+
+def test_an_averaging_function_of_the_users_own(tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def latest(average: Tensor, model: Tensor, count: Tensor | int) -> Tensor:
+        calls.append(int(count))
+        return model
+
+    loop, both, models = both_orders(WeightAveraging(avg_fn=latest), True)
+    module = Plain()
+    trainer_for(None, tmp_path, 3, callbacks=both).fit(module, toy_data())
+    assert torch.equal(vector(module), models.made[-1].double())
+    assert set(calls) == {1, 2}  # the first model is copied
 
 
 # ---- StochasticWeightAveraging
