@@ -25,15 +25,14 @@ from flsv._lightning.lean import lean
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.round_axis import round_axis
 from flsv._lightning.round_boundary import RoundBoundary, global_weights
-from flsv._lightning.step_estimate import StepEstimate, forget_estimate
 from flsv._lightning.stepping import stepping
 from flsv._lightning.thawing import Thawing
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
-from flsv.clients.cohort import CohortLoader, mean_batches
+from flsv.clients.cohort import CohortLoader
 from flsv.clients.failures import name_place, no_stop_iteration, where
-from flsv.clients.local_steps import LocalSteps
+from flsv.clients.local_steps import LocalSteps, TrainLength
 from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
 from flsv.errors import ConfigurationError
@@ -337,18 +336,15 @@ class FederatedLoop(L.Callback):
             )
         ]
 
-    def _round_loader(self) -> CohortLoader | StepEstimate:
-        """The train dataloader of the coming round; before the fit's start, when no cohort is drawn, its length. For
-        schedules, which are a client's, that of the client."""
-        if self._steps.configuring:
-            return StepEstimate(self._steps.batches())
-        if self._fit is not None:
-            return self._fit.loader(self._limit)
-        return StepEstimate(mean_batches(self._data, self.local_epochs, self._limit))
+    def _round_loader(self) -> CohortLoader | TrainLength:
+        """The train dataloader of the coming round. For schedules, which are a client's, and before anybody is drawn, a
+        client's number of batches."""
+        if self._fit is None or self._steps.configuring:
+            return TrainLength(self._steps.batches())
+        return self._fit.loader(self._limit)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
-        forget_estimate(trainer)
         check_stochastic_averaging(trainer)
         self._thawing = Thawing(trainer)
         self._thawing.restore(pl_module, self._thawed)

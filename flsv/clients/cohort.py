@@ -81,18 +81,6 @@ class CohortLoader(Iterable[Any]):
                 )
 
 
-def mean_batches(data: FederatedDataModule, local_epochs: int, limit: float) -> int:
-    """Batches of a client's part of a round, the mean of all clients, rounded up.
-
-    Args:
-        data: dealt out.
-        local_epochs: passes over each client's data.
-        limit: see :class:`CohortLoader`.
-    """
-    sizes = [limited(len(data.client_loader(client)), limit) for client in range(data.num_clients)]
-    return -(-local_epochs * sum(sizes) // len(sizes))
-
-
 def limited(length: int, limit: float) -> int:
     """Batches of a local epoch of ``length`` under Lightning's ``limit_train_batches``."""
     return min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))

@@ -91,8 +91,8 @@ class LocalSteps:
 
     def batches(self) -> int:
         """What ``len(trainer.datamodule.train_dataloader())`` is in ``configure_optimizers``: one client's batches in a
-        round."""
-        self.asked = True
+        round; the largest number where no client trains."""
+        self.asked = self.asked or self.configuring
         clients = range(self._data.num_clients) if self._client is None else [self._client]
         return max(map(self._batches, clients))
 
@@ -149,6 +149,23 @@ class LocalSteps:
             raise _Asks  # it goes by more than the round and the seed
         draw = generator_for(self._state.seed, "cohort", round_index)
         return self._sampler.sample(self._data.num_clients, _Unknown(), draw, round_index).tolist()
+
+
+class TrainLength:
+    """What stands for the train dataloader where only its length can be asked for.
+
+    Args:
+        batches: of a client in a round.
+    """
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator[Any]:
+        raise RuntimeError("a round's batches are known from the start of the fit on; here they can be counted only.")
 
 
 class _Asks(Exception):

@@ -86,7 +86,12 @@ def find_classes(
         if seen is None or why:
             return _one_class(train, why)
         found = seen
-    number = count_classes(found, class_names, held_out)
+    try:
+        number = count_classes(found, class_names, held_out)
+    except ConfigurationError as error:
+        if labels is not None or asking or class_names:
+            raise
+        raise ConfigurationError(f"{error} If these are numbers and no classes, say labels=False.") from error
     return Classes(found, tuple(class_names) if len(class_names) == number else tuple(map(str, range(number))))
 
 
