@@ -21,7 +21,6 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor
 from torch.optim import lr_scheduler
 
-from flsv import FederatedLoop
 from flsv.errors import ConfigurationError
 
 DOUBLE = {"precision": "64-true"}  # so that nothing but the option can differ
@@ -67,6 +66,9 @@ AS_BY_HAND: dict[str, Kind] = {
     "cosine-to-the-end": scheduled(lambda o, t: lr_scheduler.CosineAnnealingLR(o, steps(t))),
     "linear-while-accumulating": scheduled(
         lambda o, t: lr_scheduler.LinearLR(o, 1.0, 0.0, steps(t)), accumulate_grad_batches=2
+    ),
+    "length-of-the-train-loader": scheduled(
+        lambda o, t: lr_scheduler.PolynomialLR(o, len(t.datamodule.train_dataloader()) * t.max_epochs)
     ),
     "schedules-in-sequence": scheduled(
         lambda o, t: lr_scheduler.SequentialLR(

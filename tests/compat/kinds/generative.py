@@ -8,6 +8,7 @@ import lightning as L
 import torch
 from compat.kinds.base import Kind, images
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 PIXELS, LATENT = 64, 4
 
@@ -127,10 +128,20 @@ class GAN(L.LightningModule):
         return [torch.optim.Adam(part.parameters(), lr=2e-3, betas=(0.5, 0.999)) for part in parts], []
 
 
+def sngan() -> GAN:
+    """A discriminator whose weights are normalised, the last one's too."""
+    module = GAN()
+    for place in (0, 2):
+        spectral_norm(module.discriminator[place])
+    weight_norm(module.generator[2])
+    return module
+
+
 KINDS = {
     "autoencoder": Kind(AutoEncoder, lambda: images(labels=False)),
     "vae": Kind(VAE, lambda: images(labels=False)),
     "gan": Kind(GAN, images),
+    "spectral-norm-gan": Kind(sngan, images),
     # 4 and 2 batches, with a step of the generator after every third: the client's own third.
     "wgan": Kind(lambda: GAN(critic_steps=3), images, clients=(3, 2)),
 }

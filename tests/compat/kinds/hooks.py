@@ -7,6 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 from compat.kinds.base import Kind, Sets, images
+from compat.kinds.small import Small
 from lightning.pytorch.callbacks import LambdaCallback
 from torch import Tensor, nn
 
@@ -90,4 +91,52 @@ class Hooked(L.LightningModule):
         self.seen = checkpoint["seen"]
 
 
-KINDS = {"hooks": Kind(Hooked, KnowsItsClasses)}
+class Fetches(Small):
+    """Gets its batches itself."""
+
+    def training_step(self, dataloader_iter: Any) -> Tensor:  # type: ignore[override]
+        batch, _, _ = next(dataloader_iter)
+        return self._loss(batch)
+
+
+class Skips(Small):
+    """Leaves some batches out."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor | None:  # type: ignore[override]
+        return None if batch_idx == 1 else self._loss(batch)
+
+
+class OddParts(Small):
+    """An empty parameter, a whole number among the parameters, layers that get no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nothing = nn.Parameter(torch.empty(0))
+        self.number = nn.Parameter(torch.tensor(3), requires_grad=False)
+        self.idle = nn.Linear(3, 3)
+
+
+class CollectsOutputs(Small):
+    """Keeps what its steps give for the end of the epoch, which is the round's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.outputs.append(loss.detach())
+        return loss
+
+    def on_train_epoch_end(self) -> None:
+        self.log("train_loss_epoch_mean", torch.stack(self.outputs).mean())
+        self.outputs.clear()
+
+
+KINDS = {
+    "hooks": Kind(Hooked, KnowsItsClasses),
+    "dataloader-iter": Kind(Fetches, images),
+    "skipped-batches": Kind(Skips, images),
+    "odd-parts": Kind(OddParts, images),
+    "collected-outputs": Kind(CollectsOutputs, images),
+}
