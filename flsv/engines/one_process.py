@@ -126,15 +126,16 @@ class OneProcess:
         measures, val = board.performances, self._data.val_dataloader()
         games = [name for name, measure in measures.items() if not isinstance(measure, Performance)]
         try_evaluations(trainer, self._data, arguments["evaluate_clients_every"], games)
-        if any(strategy.evaluates for strategy in self._strategies.values()):
-            self.roster.tried()
+        for strategy in self._strategies.values():
+            performance = getattr(strategy, "performance", None)
+            if isinstance(performance, Performance):
+                self.roster.any_task(0, "val", performance)
+            elif strategy.evaluates:
+                self.roster.tried()
         if measures:
             asking = {f"metric {name!r}": measure for name, measure in measures.items()}
             validated = validated_models(trainer, self.space, val, asking, seed=self._state.seed)
             self.server.play_on(self.roster.evaluator(all_on_device(trainer, val)) if games else None, validated)
-        performance = getattr(self._strategies.get("personalizer"), "performance", None)
-        if isinstance(performance, Performance):
-            self.roster.any_task(0, "val", performance)  # tried before the first round
         local = LocalTraining(
             trainer.lightning_module,
             self.space,

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from resuming import assert_resumes
+from task_kinds import Glue
 from toys import Plain, fit, network, toy_data
 
+from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import FedFomo
@@ -183,6 +185,15 @@ def test_by_what_the_module_logs(tmp_path: Path) -> None:
         runs.append([round.peer_values for round, *_ in personalizer.seen])
     for one, other in zip(*runs):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def test_any_task(tmp_path: Path) -> None:
+    """Batches that are no pairs, and a loss that falls."""
+    data = FederatedDataModule(Glue.data(), SizePartitioner([2, 1]), client_val_fraction=0.4)
+    personalizer = Watched(num_downloads=1, performance="loss_all", mode="min")
+    fit(FederatedLoop(personalizer=personalizer, seed=3), tmp_path, Glue(), data, rounds=2)
+    assert all(round.peer_values.isfinite().all() for round, *_ in personalizer.seen)
+    assert personalizer.seen[-1][0].peer_values.abs().sum() > 0
 
 
 def test_a_name_that_nobody_logs_is_refused_before_the_first_round(tmp_path: Path) -> None:

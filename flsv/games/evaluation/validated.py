@@ -68,7 +68,12 @@ class ValidatedModels(ABC):
         space: the map between the module and vectors ``[P]``.
         loaders: the validation batches, see :func:`flsv._lightning.validation.keep_batches`.
         seed: of what a validation draws.
+
+    Attributes:
+        names: of the scores.
     """
+
+    names: Sequence[str]
 
     def __init__(
         self, trainer: L.Trainer, space: ParameterSpace, loaders: Sequence[KeptBatches], *, seed: int = 0
@@ -104,7 +109,7 @@ class ValidatedModels(ABC):
 
     @torch.no_grad()
     def evaluate(self, build: Build, count: int) -> NamedScores:
-        """The scores of ``count`` models, K at least 1; ``build(i, out)`` writes model i's vector into ``out [P]``."""
+        """The scores of ``count`` models; ``build(i, out)`` writes model i's vector into ``out [P]``."""
         rows: list[Mapping[str, float]] = []
         private = None if self._private is None else self._private()
         for index in range(count):
@@ -115,7 +120,7 @@ class ValidatedModels(ABC):
             ):
                 run = ValidationRun(self._trainer, self._copies.copy(build, index, private), self._loaders)
                 rows.append(self._score(run))
-        return NamedScores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in rows[0]})
+        return NamedScores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self.names})
 
     def attempt(self) -> None:
         """Evaluate the fit's module as it is.
@@ -158,14 +163,14 @@ class LoggedValues(ValidatedModels):
         self, *args: Any, names: Sequence[str], asking: Mapping[str, str] | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._names, self._asking = list(dict.fromkeys(names)), asking or {}
+        self.names, self._asking = list(dict.fromkeys(names)), asking or {}
 
     def _evidence(self, run: ValidationRun) -> Mapping[str, Any]:
         return run.logged()
 
     def _score(self, run: ValidationRun) -> Mapping[str, float]:
         logged = run.logged()
-        for name in self._names:
+        for name in self.names:
             if name not in logged:
                 who, module = self._asking.get(name, "a utility"), type(self._trainer.lightning_module).__name__
                 raise ConfigurationError(
@@ -173,7 +178,7 @@ class LoggedValues(ValidatedModels):
                     f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
                     "count."
                 )
-        return {name: number(name, logged) for name in self._names}
+        return {name: number(name, logged) for name in self.names}
 
 
 def _copy(vector: Tensor, out: Tensor) -> None:
