@@ -32,6 +32,7 @@ from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.failures import name_place, no_stop_iteration, where
+from flsv.clients.lazy_layers import initialise_lazy_layers
 from flsv.clients.local_steps import LocalSteps, TrainLength
 from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
@@ -348,6 +349,7 @@ class FederatedLoop(L.Callback):
         check_stochastic_averaging(trainer)
         self._thawing = Thawing(trainer)
         self._thawing.restore(pl_module, self._thawed)
+        initialise_lazy_layers(trainer, data, self.state.seed)
         self._fit = fit = OneProcess(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )

@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
+
+#: Attributes of every LightningModule, which are no state.
+_LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 @dataclass(frozen=True)
@@ -226,3 +232,53 @@ def _default_head(module: nn.Module) -> str | None:
                 return names[id(head)]
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     return linear[-1] if linear else None
+
+
+def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """The tensors that a module keeps as plain attributes: name, layer, the attribute's name, tensor.
+
+    Not among them: tensors with a gradient (outputs), those that share their memory with a parameter or buffer, and the
+    states of torchmetrics.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> net.centre = torch.zeros(2)
+        >>> [name for name, *_ in plain_tensors(net)]
+        ['centre']
+    """
+    return (found for found in plain_state(module) if isinstance(found[3], Tensor))
+
+
+def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """:func:`plain_tensors`, tuples of such tensors (an LSTM's state) and of such tuples, and None: a tensor may take
+    its place."""
+    known: set[int] | None = None
+    skipped: set[int] = set()
+    for prefix, layer in module.named_modules():
+        if id(layer) in skipped or isinstance(layer, Metric):
+            skipped.update(map(id, layer.children()))
+            continue
+        for own, value in vars(layer).items():
+            if own in _LIGHTNINGS or not (value is None or isinstance(value, Tensor) or type(value) is tuple):
+                continue
+            tensors = leaves(value)
+            if tensors is None or any(tensor.requires_grad for tensor in tensors):
+                continue
+            if tensors and known is None:
+                known = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers())}
+            if known is None or not any(_memory(tensor) in known for tensor in tensors):
+                yield f"{prefix}.{own}" if prefix else own, layer, own, value
+
+
+def leaves(value: Any) -> list[Tensor] | None:
+    """The tensors of a tensor, of a tuple of tensors or of such tuples, or of None; None of anything else."""
+    if value is None or isinstance(value, Tensor):
+        return [] if value is None else [value]
+    parts = [leaves(part) for part in value] if type(value) is tuple else []
+    if not parts or any(not part for part in parts):
+        return None
+    return [tensor for part in parts if part for tensor in part]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)

@@ -9,21 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
-import lightning as L
 import torch
 from torch import Tensor, nn
-from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
+from flsv.parameters import leaves, plain_state
 
 #: ``{"buffers": ..., "attributes": ...}``, both by name.
 State = dict[str, dict[str, Any]]
-
-#: A tensor, a tuple of tensors or of such tuples, or None.
-Kept = Any
-
-#: Lightning's own.
-_NOT_STATE = frozenset(vars(L.LightningModule()))
 
 
 class Leftovers:
@@ -54,7 +47,7 @@ class Leftovers:
         self._module = module
         state = dict([*module.named_parameters(), *module.named_buffers()])
         self._constants = [(name, state[name], state[name].detach().clone()) for name in constants]
-        self._first = {name: (value, _versions(value)) for name, _, _, value in _attributes(module)}
+        self._first = {name: (value, _versions(value)) for name, _, _, value in plain_state(module)}
 
     def read(self, changed: bool = False) -> State:
         """Copies: buffers by name (None for one that has not been made yet), and attributes by name.
@@ -66,7 +59,7 @@ class Leftovers:
             "buffers": {name: None if b is None else b.clone() for name, _, _, b in _buffers(self._module)},
             "attributes": {
                 name: _each(value, torch.clone)
-                for name, _, _, value in _attributes(self._module)
+                for name, _, _, value in plain_state(self._module)
                 if not changed or self._changed(name, value)
             },
         }
@@ -75,7 +68,7 @@ class Leftovers:
     def write(self, state: State) -> None:
         """Put copies back, buffers in place where they still have the shape; what has come since is taken away."""
         self._write_buffers(state["buffers"])
-        for name, layer, own, value in list(_attributes(self._module)):
+        for name, layer, own, value in list(plain_state(self._module)):
             if name not in state["attributes"]:
                 if value is not None:
                     delattr(layer, own)
@@ -90,7 +83,7 @@ class Leftovers:
     def resume(self, state: State) -> None:
         """Put back what a checkpoint holds of ``read(changed=True)``."""
         self._write_buffers(state["buffers"])
-        for name, layer, own, value in list(_attributes(self._module)):
+        for name, layer, own, value in list(plain_state(self._module)):
             if name in state["attributes"]:
                 setattr(layer, own, self._here(state["attributes"][name]))
         self._add(state["attributes"])
@@ -126,19 +119,19 @@ class Leftovers:
                 value = None if value is None else value.to(_device(self._module), copy=True)
                 layers[prefix].register_buffer(own, value, persistent=False)
 
-    def _add(self, attributes: Mapping[str, Kept]) -> None:
+    def _add(self, attributes: Mapping[str, Any]) -> None:
         """Those that the module does not have."""
-        layers, there = dict(self._module.named_modules()), {name for name, *_ in _attributes(self._module)}
+        layers, there = dict(self._module.named_modules()), {name for name, *_ in plain_state(self._module)}
         for name, value in attributes.items():
             prefix, _, own = name.rpartition(".")
             if name not in there and value is not None:
                 setattr(layers[prefix], own, self._here(value))
 
-    def _here(self, value: Kept) -> Kept:
+    def _here(self, value: Any) -> Any:
         device = _device(self._module)
         return _each(value, lambda tensor: tensor.to(device, copy=True))
 
-    def _changed(self, name: str, value: Kept) -> bool:
+    def _changed(self, name: str, value: Any) -> bool:
         first, versions = self._first.get(name, (None, ()))
         return value is not first or None in versions or _versions(value) != versions
 
@@ -152,54 +145,21 @@ def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | 
                 yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
 
 
-def _attributes(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Kept]]:
-    """With those that are None: a tensor may take their place."""
-    known: set[int] | None = None
-    skipped: set[int] = set()
-    for prefix, layer in module.named_modules():
-        if id(layer) in skipped or isinstance(layer, Metric):
-            skipped.update(map(id, layer.children()))
-            continue
-        for own, value in vars(layer).items():
-            if own in _NOT_STATE or not (value is None or type(value) is tuple or isinstance(value, Tensor)):
-                continue
-            tensors = _tensors(value)
-            if tensors is None or any(tensor.requires_grad for tensor in tensors):
-                continue
-            if known is None and tensors:
-                known = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers())}
-            if not any(_memory(tensor) in known for tensor in tensors):  # type: ignore[operator]
-                yield f"{prefix}.{own}" if prefix else own, layer, own, value
+def _versions(value: Any) -> tuple[int | None, ...]:
+    return tuple(None if tensor.is_inference() else tensor._version for tensor in leaves(value) or ())
 
 
-def _tensors(value: Any) -> list[Tensor] | None:
-    """Of a tensor, a tuple of tensors or of such tuples, or None; None of anything else, an empty tuple among it."""
-    if value is None or isinstance(value, Tensor):
-        return [] if value is None else [value]
-    parts = [_tensors(part) for part in value] if type(value) is tuple else []
-    if not parts or any(not part for part in parts):
-        return None
-    return [tensor for part in parts if part for tensor in part]
-
-
-def _each(value: Kept, function: Callable[[Tensor], Tensor]) -> Any:
+def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """``function`` of the tensors in a value of :func:`flsv.parameters.plain_state`."""
     if value is None or isinstance(value, Tensor):
         return None if value is None else function(value.detach())
     return tuple(_each(part, function) for part in value)
 
 
-def _same(a: Kept, b: Kept) -> bool:
+def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return len(a) == len(b) and all(map(_same, a, b))
     return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and _equal(a, b))
-
-
-def _memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)
-
-
-def _versions(value: Kept) -> tuple[int | None, ...]:
-    return tuple(None if tensor.is_inference() else tensor._version for tensor in _tensors(value) or ())
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -74,8 +74,8 @@ class LocalTraining:
 
     def begin_round(self) -> None:
         """The module holds the global model."""
-        self.global_vector = self.space.read(self.module)
         self.space.check(self.module)
+        self.global_vector = self.space.read(self.module)
         self._before, self._private = self._leftovers.read(), self.space.read_private(self.module)
         # What is not saved is what clients start with: hooks at the start of an epoch may come after this.
         self._buffers: State | None = None

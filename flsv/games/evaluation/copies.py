@@ -188,7 +188,7 @@ def bound_to(module: nn.Module) -> list[str]:
 
     Example:
         >>> net = nn.Linear(2, 1)
-        >>> net.f = lambda x: net(x)
+        >>> net.f = lambda x, net=net: net(x)
         >>> bound_to(net)
         ['Linear.f (a lambda)']
     """

@@ -15,7 +15,7 @@ from flsv.errors import ConfigurationError
 from flsv.games.evaluation.batches import ValidationBatches
 from flsv.games.evaluation.copies import check_copies, copied, is_compiled
 from flsv.games.evaluation.scores import score_batch
-from flsv.parameters import ParameterSpace
+from flsv.parameters import ParameterSpace, plain_tensors
 from flsv.seeding import isolated_rngs
 
 #: Writes model i's vector into a tensor ``[P]``. It may be called from several threads, for different i.
@@ -58,6 +58,9 @@ class Replica:
     def follow(self, module: nn.Module, private: Mapping[str, Tensor] | None = None) -> None:
         """Take from ``module``, now and at every load, what a vector does not hold (counters, masks, private state), or
         from ``private`` what is there by its name."""
+        layers = dict(self.module.named_modules())
+        for name, _, own, value in plain_tensors(module):
+            vars(layers[name.rpartition(".")[0]])[own] = value.clone()
         theirs = {n: tensor for n, tensor in _named_tensors(module) if n not in self.space.names}
         theirs |= {n: tensor for n, tensor in (private or {}).items() if n in theirs}
         mine = dict(_named_tensors(self.module))
