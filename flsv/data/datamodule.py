@@ -58,9 +58,9 @@ class FederatedDataModule(L.LightningDataModule):
             its samples that has them; by default the attribute ``groups``, if any. For
             :class:`~flsv.data.GroupPartitioner`.
         labels: class of each training sample, 0 .. M-1, or the name of an attribute of the training data or of a field
-            of its samples that has them; False for data without classes. By default the integers that end each sample or
-            are called its label, if any. Classes are needed by those who ask for them only (partitioners by label,
-            label noise, metrics per class); data without them are of one class.
+            of its samples that has them; False for data without classes. By default the integers that end the samples
+            or are called their label, if any. Only those who ask for classes need them (partitioners by label, label
+            noise, metrics per class); data without them are of one class.
         corruptions: what is wrong with some clients' training data, in the order in which it happens, such as
             ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``preload`` for it. No
             validation or test sample changes, and the data set itself does not either.
