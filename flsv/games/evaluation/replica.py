@@ -60,7 +60,7 @@ class Replica:
         from ``private`` what is there by its name."""
         layers = dict(self.module.named_modules())
         for name, _, own, value in plain_tensors(module):
-            vars(layers[name.rpartition(".")[0]])[own] = value.clone()
+            layers[name.rpartition(".")[0]].__dict__[own] = value.clone()
         theirs = {n: tensor for n, tensor in _named_tensors(module) if n not in self.space.names}
         theirs |= {n: tensor for n, tensor in (private or {}).items() if n in theirs}
         mine = dict(_named_tensors(self.module))
