@@ -21,6 +21,7 @@ from torchmetrics import Metric
 
 from flsv._lightning.averaging import RoundAverage
 from flsv._lightning.checkpoint_io import install
+from flsv._lightning.client_hooks import ClientHooks
 from flsv._lightning.lean import lean
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.round_axis import round_axis
@@ -30,9 +31,10 @@ from flsv._lightning.thawing import Thawing
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
+from flsv.clients.cohort import CohortLoader
 from flsv.clients.failures import name_place, no_stop_iteration, where
 from flsv.clients.lazy_layers import initialise_lazy_layers
-from flsv.clients.local_steps import LocalSteps
+from flsv.clients.local_steps import LocalSteps, TrainLength
 from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
 from flsv.errors import ConfigurationError
@@ -150,6 +152,7 @@ class FederatedLoop(L.Callback):
     _shared: dict[str, str] | None
     _patches: list[PatchedAttributes]
     _lock: FolderLock | None
+    _hooks: ClientHooks | None
     _limit: float
     _steps: LocalSteps
     # From the start of a fit on.
@@ -340,20 +343,27 @@ class FederatedLoop(L.Callback):
                     (trainer, "limit_train_batches", 1.0),
                     (trainer, "reload_dataloaders_every_n_epochs", 1),
                     (trainer.fit_loop.epoch_loop, "max_steps", -1),
-                    (data, "round_loader", lambda: self._running.loader(self._limit)),
-                    *stepping(trainer, self._steps.answer, self._is_last_batch),
+                    (data, "round_loader", self._round_loader),
                     round_axis(trainer),
+                    *stepping(trainer, self._steps.answer, self._is_last_batch),
                     *lean(trainer),
                 ]
             )
         ]
 
+    def _round_loader(self) -> CohortLoader | TrainLength:
+        """The train dataloader of the coming round. For schedules, which are a client's, and before anybody is drawn, a
+        client's number of batches."""
+        if self._fit is None or self._steps.configuring:
+            return TrainLength(self._steps.batches())
+        return self._fit.loader(self._limit)
+
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
-        initialise_lazy_layers(trainer, data, self.state.seed)
         check_stochastic_averaging(trainer)
         self._thawing = Thawing(trainer)
         self._thawing.restore(pl_module, self._thawed)
+        initialise_lazy_layers(trainer, data, self.state.seed)
         self._fit = fit = self._engine(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )
@@ -373,6 +383,7 @@ class FederatedLoop(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         fit = self._running
+        self._hooks = ClientHooks(trainer, lambda: fit.clients.batch_idx)
         if self._asked is not None:
             fit.options.apply(self._asked)
             self._asked = None
@@ -412,6 +423,8 @@ class FederatedLoop(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        assert self._hooks is not None
+        self._hooks.end_batch(outputs, batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor):
             loss = None
@@ -590,6 +603,7 @@ class FederatedLoop(L.Callback):
         """As if no round had been run."""
         self.state, self._states = FederationState(), ClientStates()
         self._fit, self._resumed, self._fitting, self._given_seed = None, False, False, None
+        self._hooks = None
         self._csv, self._asked, self._optimizer_state, self._buffers = None, None, None, None
         self._fingerprint, self._patches, self._lock, self._progress = {}, [], None, None
         self._shared = None
@@ -600,6 +614,9 @@ class FederatedLoop(L.Callback):
         self._fitting = False
         for patch in reversed(self._patches):
             patch.give_back()
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
         if self._lock is not None:
             self._lock.release()
         if self._progress is not None:

@@ -11,13 +11,18 @@ import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
+
+#: Attributes of every LightningModule, which are no state.
+_LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 @dataclass(frozen=True)
@@ -194,7 +199,7 @@ class ParameterSpace:
         return (part.view(shape) for part, shape in zip(vector.split(self._sizes), self.shapes))
 
     def _locate_head(self, module: nn.Module, name: str | None) -> Head | None:
-        layers = dict(module.named_modules())
+        layers, asked = dict(module.named_modules()), name is not None
         name = head_name(module, name)
         if name is None:
             return None
@@ -205,6 +210,8 @@ class ParameterSpace:
             return None
         shapes = dict(zip(self.names, self.shapes))
         if weight is None or len(shapes[weight]) < 2:
+            if not asked:
+                return None  # its weight is made of others, as weight_norm makes it
             raise ConfigurationError(
                 f"head={name!r} ({type(layers[name]).__name__}) has no weight matrix with a row per class; "
                 "name the last linear layer of the classifier."
@@ -293,6 +300,12 @@ def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tens
         >>> [name for name, *_ in plain_tensors(net)]
         ['centre']
     """
+    return (found for found in plain_state(module) if isinstance(found[3], Tensor))
+
+
+def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """:func:`plain_tensors`, tuples of such tensors (an LSTM's state) and of such tuples, and None: a tensor may take
+    its place."""
     known: set[int] | None = None
     skipped: set[int] = set()
     for prefix, layer in module.named_modules():
@@ -300,12 +313,25 @@ def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tens
             skipped.update(map(id, layer.children()))
             continue
         for own, value in vars(layer).items():
-            if not isinstance(value, Tensor) or value.requires_grad or own == "_example_input_array":
+            if own in _LIGHTNINGS or not (value is None or isinstance(value, Tensor) or type(value) is tuple):
                 continue
-            if known is None:
+            tensors = leaves(value)
+            if tensors is None or any(tensor.requires_grad for tensor in tensors):
+                continue
+            if tensors and known is None:
                 known = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers())}
-            if _memory(value) not in known:
+            if known is None or not any(_memory(tensor) in known for tensor in tensors):
                 yield f"{prefix}.{own}" if prefix else own, layer, own, value
+
+
+def leaves(value: Any) -> list[Tensor] | None:
+    """The tensors of a tensor, of a tuple of tensors or of such tuples, or of None; None of anything else."""
+    if value is None or isinstance(value, Tensor):
+        return [] if value is None else [value]
+    parts = [leaves(part) for part in value] if type(value) is tuple else []
+    if not parts or any(not part for part in parts):
+        return None
+    return [tensor for part in parts if part for tensor in part]
 
 
 def _memory(tensor: Tensor) -> int:

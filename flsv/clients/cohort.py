@@ -13,10 +13,11 @@ from flsv.seeding import generator_for, isolated_rngs, seed_global_rngs
 
 @dataclass(frozen=True)
 class ClientBatches:
-    """One client's part of a round: ``batches`` batches in all its local epochs."""
+    """One client's part of a round: ``batches`` batches in all its local epochs, ``epoch`` in each."""
 
     client: int
     batches: int
+    epoch: int
 
 
 class CohortLoader(Iterable[Any]):
@@ -53,7 +54,7 @@ class CohortLoader(Iterable[Any]):
             loaders = [data.client_loader(client, "train", generator=stream) for stream in streams]
             batches = limited(len(loaders[0]), limit)
             self._epochs += [(client, loader, batches) for loader in loaders]
-            self.visits.append(ClientBatches(client, batches * local_epochs))
+            self.visits.append(ClientBatches(client, batches * local_epochs, batches))
 
     def __len__(self) -> int:
         return sum(visit.batches for visit in self.visits)

@@ -6,14 +6,14 @@ of the cohort's first client: averages of counters mean nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from flsv.errors import ConfigurationError
-from flsv.parameters import plain_tensors
+from flsv.parameters import leaves, plain_state
 
 #: ``{"buffers": ..., "attributes": ...}``, both by name.
 State = dict[str, dict[str, Any]]
@@ -21,11 +21,12 @@ State = dict[str, dict[str, Any]]
 
 class Leftovers:
     """Buffers that are integer (counters, masks) or not persistent (MoCo's queue), and tensors that a module keeps as
-    plain attributes. Whether they were there when training started or came later does not matter.
+    plain attributes, alone or in tuples (an LSTM's state). Whether they were there when training started, came later or
+    take the place of a None does not matter.
 
     Not among them: a plain tensor that has a gradient (it is an output), one that shares its memory with a parameter
-    or buffer, and the states of torchmetrics, which count what the whole cohort does. Attributes that are no tensors
-    are the module's: they pass from client to client.
+    or buffer, and the states of torchmetrics, which count what the whole cohort does. Other attributes (numbers, lists
+    of outputs) are the module's: they pass from client to client.
 
     Args:
         module: whose they are, and remain.
@@ -46,7 +47,7 @@ class Leftovers:
         self._module = module
         state = dict([*module.named_parameters(), *module.named_buffers()])
         self._constants = [(name, state[name], state[name].detach().clone()) for name in constants]
-        self._first = {name: (value, _version(value)) for name, _, _, value in plain_tensors(module)}
+        self._first = {name: (value, _versions(value)) for name, _, _, value in plain_state(module)}
 
     def read(self, changed: bool = False) -> State:
         """Copies: buffers by name (None for one that has not been made yet), and attributes by name.
@@ -57,8 +58,8 @@ class Leftovers:
         return {
             "buffers": {name: None if b is None else b.clone() for name, _, _, b in _buffers(self._module)},
             "attributes": {
-                name: value.detach().clone()
-                for name, _, _, value in plain_tensors(self._module)
+                name: _each(value, torch.clone)
+                for name, _, _, value in plain_state(self._module)
                 if not changed or self._changed(name, value)
             },
         }
@@ -67,22 +68,24 @@ class Leftovers:
     def write(self, state: State) -> None:
         """Put copies back, buffers in place where they still have the shape; what has come since is taken away."""
         self._write_buffers(state["buffers"])
-        for name, layer, own, value in list(plain_tensors(self._module)):
-            before = state["attributes"].get(name)
-            if before is None:
-                delattr(layer, own)
-            elif not _equal(value, before):
+        for name, layer, own, value in list(plain_state(self._module)):
+            if name not in state["attributes"]:
+                if value is not None:
+                    delattr(layer, own)
+                continue
+            before = state["attributes"][name]
+            if not _same(value, before):
                 # Another object: what the old one is elsewhere, a batch of the data for example, stays as it is.
-                setattr(layer, own, before.clone())
+                setattr(layer, own, _each(before, torch.clone))
         self._add(state["attributes"])
 
     @torch.no_grad()
     def resume(self, state: State) -> None:
         """Put back what a checkpoint holds of ``read(changed=True)``."""
         self._write_buffers(state["buffers"])
-        for name, layer, own, value in list(plain_tensors(self._module)):
+        for name, layer, own, value in list(plain_state(self._module)):
             if name in state["attributes"]:
-                setattr(layer, own, state["attributes"][name].to(value.device, copy=True))
+                setattr(layer, own, self._here(state["attributes"][name]))
         self._add(state["attributes"])
 
     def check(self) -> None:
@@ -116,17 +119,21 @@ class Leftovers:
                 value = None if value is None else value.to(_device(self._module), copy=True)
                 layers[prefix].register_buffer(own, value, persistent=False)
 
-    def _add(self, attributes: Mapping[str, Tensor]) -> None:
+    def _add(self, attributes: Mapping[str, Any]) -> None:
         """Those that the module does not have."""
-        layers = dict(self._module.named_modules())
+        layers, there = dict(self._module.named_modules()), {name for name, *_ in plain_state(self._module)}
         for name, value in attributes.items():
             prefix, _, own = name.rpartition(".")
-            if not isinstance(vars(layers[prefix]).get(own), Tensor):
-                setattr(layers[prefix], own, value.to(_device(self._module), copy=True))
+            if name not in there and value is not None:
+                setattr(layers[prefix], own, self._here(value))
 
-    def _changed(self, name: str, value: Tensor) -> bool:
-        first, version = self._first.get(name, (None, None))
-        return value is not first or version is None or _version(value) != version
+    def _here(self, value: Any) -> Any:
+        device = _device(self._module)
+        return _each(value, lambda tensor: tensor.to(device, copy=True))
+
+    def _changed(self, name: str, value: Any) -> bool:
+        first, versions = self._first.get(name, (None, ()))
+        return value is not first or None in versions or _versions(value) != versions
 
 
 def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
@@ -138,8 +145,21 @@ def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | 
                 yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
 
 
-def _version(tensor: Tensor) -> int | None:
-    return None if tensor.is_inference() else tensor._version
+def _versions(value: Any) -> tuple[int | None, ...]:
+    return tuple(None if tensor.is_inference() else tensor._version for tensor in leaves(value) or ())
+
+
+def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """``function`` of the tensors in a value of :func:`flsv.parameters.plain_state`."""
+    if value is None or isinstance(value, Tensor):
+        return None if value is None else function(value.detach())
+    return tuple(_each(part, function) for part in value)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and _equal(a, b))
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -84,6 +84,18 @@ class LocalSteps:
         """From now on, :meth:`answer` is this client's; None: the largest."""
         self._client = client
 
+    @property
+    def configuring(self) -> bool:
+        """Whether ``configure_optimizers`` runs."""
+        return self._trainer.lightning_module._current_fx_name == _CONFIGURE
+
+    def batches(self) -> int:
+        """What ``len(trainer.datamodule.train_dataloader())`` is in ``configure_optimizers``: one client's batches in a
+        round; the largest number where no client trains."""
+        self.asked = self.asked or self.configuring
+        clients = range(self._data.num_clients) if self._client is None else [self._client]
+        return max(map(self._batches, clients))
+
     def answer(self) -> float:
         """What ``trainer.estimated_stepping_batches`` is."""
         steps = self.most() if self._client is None else self.of(self._client)
@@ -106,7 +118,7 @@ class LocalSteps:
         trainer = self._trainer
         if trainer.max_epochs in (None, -1):
             return math.inf
-        batches = limited(len(self._data.client_loader(client, "train")), self._limit) * self._local_epochs
+        batches = self._batches(client)
         windows = next((c for c in trainer.callbacks if isinstance(c, GradientAccumulationScheduler)), None)  # type: ignore[attr-defined]
 
         def steps(round_index: int) -> int:
@@ -116,6 +128,9 @@ class LocalSteps:
             return math.ceil(batches / window)
 
         return sum(map(steps, self._rounds_of(client)))
+
+    def _batches(self, client: int) -> int:
+        return limited(len(self._data.client_loader(client, "train")), self._limit) * self._local_epochs
 
     def _rounds_of(self, client: int) -> list[int]:
         if self._rounds is None:
@@ -134,6 +149,23 @@ class LocalSteps:
             raise _Asks  # it goes by more than the round and the seed
         draw = generator_for(self._state.seed, "cohort", round_index)
         return self._sampler.sample(self._data.num_clients, _Unknown(), draw, round_index).tolist()
+
+
+class TrainLength:
+    """What stands for the train dataloader where only its length can be asked for.
+
+    Args:
+        batches: of a client in a round.
+    """
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator[Any]:
+        raise RuntimeError("a round's batches are known from the start of the fit on; here they can be counted only.")
 
 
 class _Asks(Exception):

@@ -72,6 +72,11 @@ class LocalTraining:
         self.last_batch: bool | None = None
         self._within = False
 
+    @property
+    def position(self) -> int:
+        """How many batches the client has trained on in this round."""
+        return self._position
+
     def begin_round(self) -> None:
         """The module holds the global model."""
         self.space.check(self.module)
@@ -184,6 +189,12 @@ class LocalTraining:
                 self._personalizer.keep(local)
         self.optimizers.save(client)
         return ClientUpdate(client, self._samples, vector, loss, visit.num_steps, norm, reports, traffic)
+
+    def end_visits(self) -> None:
+        """The cohort has trained. What copies of the module take from it besides vectors is the round's own from here
+        on, and not what the last client has left."""
+        if self._buffers is not None:
+            self._leftovers.write(self._buffers)
 
     def buffers(self) -> State:
         """What no vector holds, as it is between two rounds: within one, as it was before it."""

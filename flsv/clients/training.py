@@ -54,6 +54,11 @@ class CohortTraining:
         return f"{self._visited + 1}/{len(self._visits)}"
 
     @property
+    def batch_idx(self) -> int:
+        """The place of the current batch in its client's local epoch."""
+        return self.local.position % self._visits[self._visited].epoch
+
+    @property
     def matrix(self) -> Tensor:
         """``[k, P]``: the models that have been sent, in the order of ``updates``."""
         return self._matrix[: len(self.updates)]

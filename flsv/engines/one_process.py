@@ -246,6 +246,7 @@ class OneProcess:
             evaluate: whether to evaluate the clients' own models, asked once the metrics are updated.
         """
         state, training = self._state, self.clients
+        training.local.end_visits()
         round = self.server.finish(
             self.server.collect(
                 training.updates,

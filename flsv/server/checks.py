@@ -259,8 +259,8 @@ def check_space(
     asking = f"metrics {board.head_metrics}" if board.head_metrics else f"head={head!r}"
     if space.head is None:
         raise ConfigurationError(
-            f"{asking} need a classifier head, and the module has no nn.Linear layer. Name the last layer with "
-            "FederatedLoop(head=...), or leave those metrics out."
+            f"{asking} need a classifier head, and the module has no nn.Linear layer, or its last one no weight of its "
+            "own. Name the last layer with FederatedLoop(head=...), or leave those metrics out."
         )
     if num_classes is not None and space.head.num_classes != num_classes:
         raise ConfigurationError(
