@@ -122,7 +122,8 @@ class FederatedLoop(L.Callback):
         figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
         print_table: print a table of the clients at the end.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
-        engine: where clients run, see ``flsv.engines``. Default: in this process, one after the other.
+        engine: where clients run. ``"sequential"``: in this process, one after the other; in Python, also what makes
+            another engine, such as :class:`flsv.engines.remote.RemoteFederation`.
 
     Attributes:
         state: what stands between two rounds; the properties below read it.
@@ -188,7 +189,7 @@ class FederatedLoop(L.Callback):
         figures_every: int = 10,
         print_table: bool = True,
         seed: int | None = None,
-        engine: Callable[..., OneProcess] = OneProcess,
+        engine: str | Callable[..., Any] = "sequential",
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_arguments(self._arguments)
@@ -216,7 +217,7 @@ class FederatedLoop(L.Callback):
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
-        self.seed, self._engine = seed, engine
+        self.seed, self.engine = seed, engine
         self.write_csv = True
         made = {**self._arguments, **self.strategies, "metrics": self.metrics, "attacks": self.attacks}
         self._made = {**made, "keep_trained": self.keep_trained}
@@ -364,7 +365,8 @@ class FederatedLoop(L.Callback):
         self._thawing = Thawing(trainer)
         self._thawing.restore(pl_module, self._thawed)
         initialise_lazy_layers(trainer, data, self.state.seed)
-        self._fit = fit = self._engine(
+        make = OneProcess if isinstance(self.engine, str) else self.engine
+        self._fit = fit = make(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )
         if self._asked is not None:
