@@ -22,11 +22,9 @@ from flsv._lightning.checkpoint_io import install
 from flsv._lightning.lean import lean
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.round_boundary import RoundBoundary
-from flsv._lightning.step_estimate import StepEstimate, forget_estimate
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
-from flsv.clients.cohort import CohortLoader, mean_batches
 from flsv.clients.failures import name_place, no_stop_iteration, where
 from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
@@ -301,21 +299,14 @@ class FederatedLoop(L.Callback):
                     (trainer, "limit_train_batches", 1.0),
                     (trainer, "reload_dataloaders_every_n_epochs", 1),
                     (trainer.fit_loop.epoch_loop, "max_steps", -1),
-                    (data, "round_loader", self._round_loader),
+                    (data, "round_loader", lambda: self._running.loader(self._limit)),
                     *lean(trainer),
                 ]
             )
         ]
 
-    def _round_loader(self) -> CohortLoader | StepEstimate:
-        """The train dataloader of the coming round; before the fit's start, when no cohort is drawn, its length."""
-        if self._fit is not None:
-            return self._fit.loader(self._limit)
-        return StepEstimate(mean_batches(self._data, self.local_epochs, self._limit))
-
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
-        forget_estimate(trainer)
         self._fit = fit = OneProcess(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made
         )

@@ -77,17 +77,5 @@ class CohortLoader(Iterable[Any]):
                 )
 
 
-def mean_batches(data: FederatedDataModule, local_epochs: int, limit: float) -> int:
-    """Batches of a client's part of a round, the mean of all clients, rounded up.
-
-    Args:
-        data: dealt out.
-        local_epochs: passes over each client's data.
-        limit: see :class:`CohortLoader`.
-    """
-    sizes = [_limited(len(data.client_loader(client)), limit) for client in range(data.num_clients)]
-    return -(-local_epochs * sum(sizes) // len(sizes))
-
-
 def _limited(length: int, limit: float) -> int:
     return min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))

@@ -54,13 +54,13 @@ class FederatedDataModule(L.LightningDataModule):
         client_val_fraction: share of each client's samples for its own validation set, at least one sample unless 0.
         client_test_fraction: the same for its own test set.
         max_samples: use a random subset of so many training samples (the server's included).
-        groups: natural group of each training sample, or the name of an attribute of the training data that has them;
-            or a field of its samples; by default its attribute ``groups``, if any. For
+        groups: natural group of each training sample, or the name of an attribute of the training data or of a field of
+            its samples that has them; by default the attribute ``groups``, if any. For
             :class:`~flsv.data.GroupPartitioner`.
-        labels: class of each training sample 0 .. M-1, or the name of an attribute of the training data or a field of
-            its samples that has them; False for data without classes. By default the integers that end each sample or
-            are called its label, if any. Classes are needed by those who ask for them only (partitioners by label,
-            label noise, metrics per class); data without them are of one class.
+        labels: class of each training sample, 0 .. M-1, or the name of an attribute of the training data or of a field
+            of its samples that has them; False for data without classes. By default the integers that end the samples
+            or are called their label, if any. Only those who ask for classes need them (partitioners by label, label
+            noise, metrics per class); data without them are of one class.
         corruptions: what is wrong with some clients' training data, in the order in which it happens, such as
             ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``preload`` for it. No
             validation or test sample changes, and the data set itself does not either.
@@ -106,7 +106,8 @@ class FederatedDataModule(L.LightningDataModule):
         client_test_fraction: float = 0.0,
         max_samples: int | None = None,
         groups: str | list[int] | list[str] | None = None,
-        labels: str | list[int] | bool | None = None,
+        # bool first: else the command line would take "false" for a name.
+        labels: bool | list[int] | str | None = None,
         corruptions: list[Corruption] | None = None,
         drop_flagged: bool | FedBary = False,
         # Not "-> Tensor": jsonargparse would take a class path for that of a Tensor.
