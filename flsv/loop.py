@@ -22,10 +22,13 @@ from flsv._lightning.checkpoint_io import install
 from flsv._lightning.lean import lean
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.round_boundary import RoundBoundary
+from flsv._lightning.stepping import stepping
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.clients.failures import name_place, no_stop_iteration, where
+from flsv.clients.lazy_layers import initialise_lazy_layers
+from flsv.clients.local_steps import LocalSteps
 from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
 from flsv.errors import ConfigurationError
@@ -58,11 +61,15 @@ class FederatedLoop(L.Callback):
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
     the number of rounds; ``limit_train_batches`` holds per client and local epoch; gradient accumulation starts anew
-    with every client; a scheduler with ``interval="epoch"`` steps once a round, one with ``interval="step"`` belongs to
-    the client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming from it
-    goes on bit for bit. What it cannot go on with is refused by name: other data, clients or labels, another seed,
-    other strategies, metrics, attacks or privacy. ``max_epochs``, ``server_lr``, ``local_epochs``, the optimizer's
-    options, batch sizes, the privacy budget and all that is only logged or drawn may change, and are used.
+    with every client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming
+    from it goes on bit for bit. What it cannot go on with is refused by name: other data, clients or labels, another
+    seed, other strategies, metrics, attacks or privacy. ``max_epochs``, ``server_lr``, ``local_epochs``, the
+    optimizer's options, batch sizes, the privacy budget and all that is only logged or drawn may change, and are used.
+
+    A scheduler with ``interval="epoch"`` steps once a round; one with ``interval="step"``, or one that
+    ``training_step`` steps itself, belongs to the client. ``trainer.estimated_stepping_batches`` is the number of steps
+    of one client in all rounds that it is drawn in, so that a schedule of that length ends where it would end if the
+    module were trained on this client's data alone. ``trainer.is_last_batch`` is the client's.
 
     Args:
         aggregator: how the clients' models become the next global one. Default: FedAvg.
@@ -118,12 +125,13 @@ class FederatedLoop(L.Callback):
     _csv: str | None
     _asked: dict[str, Any] | None
     _optimizer_state: dict[str, Any] | None
-    _buffers: list[Tensor | None] | None
+    _buffers: dict[str, Any] | None
     _fingerprint: dict[str, dict[str, str]]
     _given_seed: str | int | None
     _patches: list[PatchedAttributes]
     _lock: FolderLock | None
     _limit: float
+    _steps: LocalSteps
     # From the start of a fit on.
     _reporter: Reporter
     _progress: ProgressText | None
@@ -293,6 +301,7 @@ class FederatedLoop(L.Callback):
             self.state.participations = torch.zeros(data.num_clients, dtype=torch.long)
         # limit_train_batches holds per client here, and a fast_dev_run's max_steps would cut the cohort short.
         self._limit = trainer.limit_train_batches
+        self._steps = LocalSteps(trainer, data, self.sampler, self.state, self.local_epochs, self._limit)
         self._patches = [
             PatchedAttributes(
                 [
@@ -300,6 +309,7 @@ class FederatedLoop(L.Callback):
                     (trainer, "reload_dataloaders_every_n_epochs", 1),
                     (trainer.fit_loop.epoch_loop, "max_steps", -1),
                     (data, "round_loader", lambda: self._running.loader(self._limit)),
+                    *stepping(trainer, self._steps.answer, self._is_last_batch),
                     *lean(trainer),
                 ]
             )
@@ -307,8 +317,9 @@ class FederatedLoop(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
+        initialise_lazy_layers(trainer, data, self.state.seed)
         self._fit = fit = OneProcess(
-            trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made
+            trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )
         if self._asked is not None:
             fit.options.check(self._asked)
@@ -387,6 +398,11 @@ class FederatedLoop(L.Callback):
                 client.ask(write_artifacts, self._reporter.folder / "clients" / str(client.id), index)
         fit.advance(last)
         seed_global_rngs(self.state.seed, "server", index)
+
+    def _is_last_batch(self) -> bool | None:
+        """Of the client that trains; None between rounds."""
+        training = None if self._fit is None else self._fit.training
+        return None if training is None else training.local.last_batch
 
     def _spent(self) -> str | None:
         """Why the privacy budget does not last for another round."""
@@ -478,6 +494,7 @@ class FederatedLoop(L.Callback):
             return
         if training.active:
             self._boundary.rewind(checkpoint, training.local.global_state_dict())
+            training.local.optimizers.rewind(checkpoint)
         else:
             self._boundary.close_epoch(checkpoint)
 

@@ -13,6 +13,8 @@ from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
 
@@ -51,6 +53,8 @@ class ParameterSpace:
         size: P, the length of the vector.
         names: of what the vector holds, in its order.
         private_names: of the floating-point state that it leaves out.
+        left_names: of buffers and frozen parameters with entries that are not finite, such as attention masks of
+            -inf. Their averages would be NaN: the vector leaves them out, and they must stay as they are.
         num_parameters: the length of its first part, the parameters; the rest are buffers.
         head: the :class:`Head`, or None where there is no linear layer.
 
@@ -72,8 +76,11 @@ class ParameterSpace:
 
     def __init__(self, module: nn.Module, head: str | None = None, private: Sequence[str] = ()) -> None:
         everything = dict(_float_state(module))
+        _check_values(everything)
         self.private_names = tuple(n for n in everything if any(fnmatchcase(n, pattern) for pattern in private))
-        tensors = {name: tensor for name, tensor in everything.items() if name not in self.private_names}
+        rest = {name: tensor for name, tensor in everything.items() if name not in self.private_names}
+        self.left_names = tuple(n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all())
+        tensors = {name: tensor for name, tensor in rest.items() if name not in self.left_names}
         if self.private_names and not tensors:
             raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
         for name, tensor in tensors.items():
@@ -108,6 +115,21 @@ class ParameterSpace:
             raise ValueError(f"expected a vector of shape ({self.size},), got {tuple(vector.shape)}.")
         torch._foreach_copy_(self._shared(module), list(self._views(vector)))
 
+    def check(self, module: nn.Module) -> None:
+        """Whether the module still has what the space was made of.
+
+        Raises:
+            ConfigurationError: naming what has come or gone.
+        """
+        now = dict(_float_state(module))
+        known = {*self.names, *self.private_names, *self.left_names}
+        if now.keys() != known:
+            raise ConfigurationError(
+                f"the module's parameters and buffers have changed since the fit began: {sorted(now.keys() - known)} "
+                f"have come, {sorted(known - now.keys())} have gone. Vectors of the clients' models need the same all "
+                "along: change the module before the fit, for example in configure_model."
+            )
+
     def read_private(self, module: nn.Module) -> dict[str, Tensor]:
         """Copies of the module's private state, by name."""
         if not self.private_names:
@@ -123,7 +145,11 @@ class ParameterSpace:
                     tensor.copy_(tensors[name])
 
     def _shared(self, module: nn.Module) -> list[Tensor]:
-        return [tensor for name, tensor in _float_state(module) if name not in self.private_names]
+        return [
+            tensor
+            for name, tensor in _float_state(module)
+            if name not in self.private_names and name not in self.left_names
+        ]
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Named tensors ``[..., *shape]`` of vectors ``[..., P]``, or ``[..., num_parameters]``: views, not copies."""
@@ -173,38 +199,20 @@ def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
-class Leftovers:
-    """Buffers of a module that no vector holds: integer ones (counters, masks) and non-persistent ones.
-
-    They are the round's: every client starts with them as they were when the round began.
-
-    Args:
-        module: whose they are, and remain.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._places = [
-            (layer, name)
-            for layer in module.modules()
-            for name, buffer in layer._buffers.items()
-            if name in layer._non_persistent_buffers_set
-            or (buffer is not None and not (buffer.is_floating_point() or buffer.is_complex()))
-        ]
-
-    def read(self) -> list[Tensor | None]:
-        """Copies, in a fixed order; None for a buffer that has not been made yet."""
-        buffers = [layer._buffers[name] for layer, name in self._places]
-        return [None if buffer is None else buffer.clone() for buffer in buffers]
-
-    @torch.no_grad()
-    def write(self, values: Sequence[Tensor | None]) -> None:
-        """Put copies back, in place where they still have the shape."""
-        for (layer, name), value in zip(self._places, values):
-            buffer = layer._buffers[name]
-            if buffer is None or value is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-                layer._buffers[name] = None if value is None else value.clone()
-            else:
-                buffer.copy_(value)
+def _check_values(state: Mapping[str, Tensor]) -> None:
+    """Refuse what has no numbers yet, or none that training could start from."""
+    lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
+    if lazy:
+        raise ConfigurationError(
+            f"{lazy} have no shape before the first batch (lazy layers), and a federation starts from the model that "
+            "all clients are sent. Give the layers their sizes, or run a batch through the module before the fit."
+        )
+    broken = [name for name, tensor in state.items() if tensor.requires_grad and not tensor.isfinite().all()]
+    if broken:
+        raise ConfigurationError(
+            f"the parameters {broken} hold NaN or infinite values before training starts: initialise them, or set "
+            "requires_grad=False where they are constants."
+        )
 
 
 def _default_head(module: nn.Module) -> str | None:
@@ -217,3 +225,34 @@ def _default_head(module: nn.Module) -> str | None:
                 return names[id(head)]
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     return linear[-1] if linear else None
+
+
+def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """The tensors that a module keeps as plain attributes: name, layer, the attribute's name, tensor.
+
+    Not among them: tensors with a gradient (outputs), those that share their memory with a parameter or buffer, and the
+    states of torchmetrics.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> net.centre = torch.zeros(2)
+        >>> [name for name, *_ in plain_tensors(net)]
+        ['centre']
+    """
+    known: set[int] | None = None
+    skipped: set[int] = set()
+    for prefix, layer in module.named_modules():
+        if id(layer) in skipped or isinstance(layer, Metric):
+            skipped.update(map(id, layer.children()))
+            continue
+        for own, value in vars(layer).items():
+            if not isinstance(value, Tensor) or value.requires_grad or own == "_example_input_array":
+                continue
+            if known is None:
+                known = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers())}
+            if _memory(value) not in known:
+                yield f"{prefix}.{own}" if prefix else own, layer, own, value
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)

@@ -67,6 +67,8 @@ class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
     """
 
     metric: str | None = None
+    #: Whether clients evaluate models for it: then it is tried before the first round whether the module can be copied.
+    evaluates: ClassVar[bool] = False
     metric_shape: ClassVar[tuple[str, ...] | None] = None
     sends: Sequence[str] = ()
     reports: Sequence[str] = ()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -23,12 +24,12 @@ from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelecto
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
 from lightning.pytorch.trainer.states import RunningStage, TrainerFn
-from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning_utilities.core.apply_func import apply_to_collection
 from torch import Tensor
 
+from flsv._lightning.evaluation import each_loader, validating
 from flsv.errors import ConfigurationError
 
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
@@ -74,7 +75,8 @@ def _copied(batch: Any) -> Any:
 @torch.inference_mode(False)
 def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
     """The batches of one or several validation loaders, on the module's device if nobody's hooks have a say in how they
-    get there; otherwise those hooks run at every pass, as in any validation.
+    get there; otherwise those hooks run at every pass, as in any validation. ``limit_val_batches`` holds only for a
+    loader that does not know its length.
 
     Raises:
         ConfigurationError: no batches, or some that cannot be copied.
@@ -82,7 +84,10 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
     hooked = any(is_overridden(h, o) for h in _TRANSFER_HOOKS for o in (module, data) if o is not None)
     kept = []
-    for loader in _each(loaders):
+    limit: Any = trainer.limit_val_batches
+    for loader in each_loader(loaders):
+        if isinstance(limit, int) and limit and sized_len(loader) is None:
+            loader = islice(loader, limit)  # it may have no end
         batches: Iterable[Any] = loader if hooked else (move_data_to_device(batch, module.device) for batch in loader)
         kept.append(KeptBatches(batches))
     try:
@@ -96,13 +101,6 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
     if not sum(map(len, kept)):
         raise ConfigurationError("there are no validation batches: models cannot be evaluated on nothing.")
     return kept
-
-
-def _each(loaders: Any) -> Sequence[Any]:
-    if isinstance(loaders, CombinedLoader) and loaders._mode != "sequential":
-        return [[batch for batch, _, _ in loaders]]  # batches of all of them at once
-    combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "sequential")
-    return combined.flattened
 
 
 class ValidationRun:
@@ -124,7 +122,7 @@ class ValidationRun:
         With several loaders there is beside ``"name/dataloader_idx_0"`` and so on the plain ``"name"``, the mean over
         the loaders, weighted by what Lightning weighs batches by (the batch size), or for what is no mean by samples.
         """
-        with _validating(self._trainer):
+        with validating(self._trainer):
             self._loop.run()
         values = dict(self._stand_in._logger_connector._callback_metrics)
         for name, parts in self._loop.parts.items():
@@ -136,7 +134,7 @@ class ValidationRun:
     def batches(self) -> Generator[Any, None, None]:
         """All batches, as ``validation_step`` would be given them, within the context in which it would run."""
         plugin = self._stand_in.precision_plugin
-        with _validating(self._trainer), torch.no_grad():
+        with validating(self._trainer), torch.no_grad():
             for index, loader in enumerate(self._loaders):
                 for batch in loader:
                     batch = self.module._on_before_batch_transfer(plugin.convert_input(batch), index)
@@ -219,17 +217,6 @@ def _stand_in(trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[K
     module.trainer = own
     module._metric_attributes = None  # by id: they are those of the module that this one is a copy of
     return own, loop
-
-
-@contextmanager
-def _validating(trainer: L.Trainer) -> Iterator[None]:
-    """The stage that hooks see, also those of data modules, whose trainer is the fit's."""
-    before = trainer.state.stage
-    trainer.state.stage = RunningStage.VALIDATING
-    try:
-        yield
-    finally:
-        trainer.state.stage = before
 
 
 def number(name: str, logged: Mapping[str, Any]) -> float:

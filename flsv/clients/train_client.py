@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from flsv._lightning.accumulation import AccumulationWindows
 from flsv.clients.algorithms import ClientAlgorithm, Visit
+from flsv.clients.leftovers import Leftovers, State
 from flsv.clients.optimizers import ClientOptimizers
 from flsv.functional.distances import distances
-from flsv.parameters import Leftovers, ParameterSpace
+from flsv.parameters import ParameterSpace
 from flsv.participants import LocalData, at
 from flsv.personalization import Personalizer
 from flsv.round import ClientUpdate, Instruction
@@ -43,6 +44,7 @@ class LocalTraining:
 
     Attributes:
         local: the data of the client that trains now; None between two clients.
+        last_batch: whether the client's last batch is being trained; None between rounds.
     """
 
     def __init__(
@@ -60,20 +62,27 @@ class LocalTraining:
         self.module, self.space, self.optimizers, self.windows = module, space, optimizers, windows
         self._num_clients, self._algorithm, self._personalizer = num_clients, algorithm, personalizer
         self._strategies, self._uploads = strategies, uploads
-        self._leftovers = Leftovers(module)
+        self._leftovers = Leftovers(module, space.left_names)
         self.local: LocalData | None = None
+        self.last_batch: bool | None = None
         self._within = False
 
     def begin_round(self) -> None:
         """The module holds the global model."""
+        self.space.check(self.module)
         self.global_vector = self.space.read(self.module)
-        self._buffers, self._private = self._leftovers.read(), self.space.read_private(self.module)
-        self._next_buffers: list[Tensor | None] | None = None
+        self._before, self._private = self._leftovers.read(), self.space.read_private(self.module)
+        # What is not saved is what clients start with: hooks at the start of an epoch may come after this.
+        self._buffers: State | None = None
+        self._next_buffers: State | None = None
+        self._saved = self._leftovers.read(changed=True)
         self._within = True
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, batches: int) -> None:
         """A client is about to train for so many batches."""
         self._instruction, self.local, self._samples, self._batches = instruction, local, num_samples, batches
+        if self._buffers is None:
+            self._buffers = self._leftovers.read()
         with at(local):
             start = instruction.start if self._personalizer is None else self._personalizer.receive(local, instruction)
             if start is None:
@@ -89,6 +98,8 @@ class LocalTraining:
 
     def begin_batch(self) -> None:
         """Before every batch."""
+        self.last_batch = self._position + 1 == self._batches
+        self.optimizers.begin_batch(self._position)
         if self.windows.active:
             self.windows.begin_batch(self._position, self._batches)
 
@@ -105,7 +116,7 @@ class LocalTraining:
 
     def end_batch(self, loss: Tensor | None) -> bool:
         """After every batch, with its training loss if the module gives one. Whether it was the client's last."""
-        self._loss += float("nan") if loss is None else loss.detach()
+        self._loss += float("nan") if loss is None else loss.detach().to(self._loss).mean()
         self._position += 1
         return self._position == self._batches
 
@@ -123,6 +134,7 @@ class LocalTraining:
         client, self.local = instruction.client_id, None
         del self._visit  # it holds models
         with at(local):
+            self._leftovers.check()
             vector = trained = self.space.read(self.module, out=out)
             if self.optimizers.upload():
                 trained = trained.clone()
@@ -142,6 +154,7 @@ class LocalTraining:
                 trained = trained.clone() if trained is vector else trained
                 vector.copy_(sent)
             if not (vector.sum().isfinite() or vector.isfinite().all()):
+                self.optimizers.leave()
                 return None
             local.visit(start, trained)
             cut = self.space.num_parameters
@@ -156,32 +169,33 @@ class LocalTraining:
         self.optimizers.save(client)
         return ClientUpdate(client, self._samples, vector, loss, visit.num_steps, norm, reports, traffic)
 
-    def buffers(self) -> list[Tensor | None]:
-        """The buffers that no vector holds, as they are between two rounds: within one, as they were before it."""
-        return self._buffers if self._within else self._leftovers.read()
+    def buffers(self) -> State:
+        """What no vector holds, as it is between two rounds: within one, as it was before it."""
+        return self._saved if self._within else self._leftovers.read(changed=True)
 
-    def restore(self, buffers: Sequence[Tensor | None]) -> None:
-        """Put such buffers into the module."""
-        self._leftovers.write(buffers)
+    def restore(self, buffers: State) -> None:
+        """Put into the module what a checkpoint holds of it."""
+        self._leftovers.resume(buffers)
 
     def end_round(self, vector: Tensor) -> None:
         """The round is complete: the module becomes the next global model."""
         self.optimizers.commit()
+        self.last_batch = None
         # Averages of counters mean nothing: the global model goes on with those of the cohort's first client.
-        self._write(vector, self._next_buffers or self._buffers, self._private)
+        self._write(vector, self._next_buffers or self._before, self._private)
         self._within = False
 
     def discard(self) -> None:
         """Forget an unfinished round: the module is the global model of its start again."""
         self.optimizers.discard()
-        self.local = None
-        self._write(self.global_vector, self._buffers, self._private)
+        self.local = self.last_batch = None
+        self._write(self.global_vector, self._before, self._private)
         self._within = False
 
     def global_state_dict(self) -> dict[str, Tensor]:
         """The module's ``state_dict`` as it was at the start of the round; the module keeps its client's."""
         now = self.space.read(self.module), self._leftovers.read(), self.space.read_private(self.module)
-        self._write(self.global_vector, self._buffers, self._private)
+        self._write(self.global_vector, self._before, self._private)
         state = {name: value.clone() for name, value in self.module.state_dict().items()}
         self._write(*now)
         return state
@@ -201,7 +215,7 @@ class LocalTraining:
         }
 
     @torch.no_grad()
-    def _write(self, vector: Tensor, buffers: Sequence[Tensor | None], private: dict[str, Tensor]) -> None:
+    def _write(self, vector: Tensor, buffers: State, private: dict[str, Tensor]) -> None:
         self.space.write(self.module, vector)
         self._leftovers.write(buffers)
         self.space.write_private(self.module, private)

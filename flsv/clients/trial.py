@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from flsv._lightning.evaluation import evaluating, on_device
+from flsv._lightning.evaluation import each_loader, evaluating, on_device
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 
@@ -28,7 +28,7 @@ def try_evaluations(
         asking = f"evaluate_clients_every={evaluate_clients_every}"
         try_forward(trainer, data.client_loader(0, "test", shuffle=False), data.num_classes, asking, or_more=True)
     if games:
-        try_forward(trainer, data.val_dataloader(), data.num_classes, f"metrics {games}")
+        try_forward(trainer, each_loader(data.val_dataloader())[0], data.num_classes, f"metrics {games}")
 
 
 @torch.no_grad()

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.accumulation import AccumulationWindows
-from flsv._lightning.evaluation import on_device
+from flsv._lightning.evaluation import all_on_device
 from flsv.clients.cohort import CohortLoader
+from flsv.clients.local_steps import LocalSteps
 from flsv.clients.optimizer_options import OptimizerOptions
 from flsv.clients.optimizers import ClientOptimizers
 from flsv.clients.own_models import own_accuracy, received_models
@@ -48,6 +49,7 @@ class OneProcess:
         strategies: by role.
         uploads: what happens to the clients' updates before they leave.
         arguments: of :class:`flsv.FederatedLoop`, by name.
+        steps: how many optimizer steps every client takes in the fit.
 
     Attributes:
         space: the map between the module and vectors.
@@ -69,11 +71,12 @@ class OneProcess:
         strategies: Mapping[str, Strategy],
         uploads: list[Upload],
         arguments: Mapping[str, Any],
+        steps: LocalSteps | None = None,
     ) -> None:
         module = trainer.lightning_module
         self._trainer, self._data, self._state, self._states = trainer, data, state, states
         self._strategies: dict[str, Any] = dict(strategies)
-        self._uploads, self._arguments = uploads, arguments
+        self._uploads, self._arguments, self._steps = uploads, arguments, steps
         private = [pattern for strategy in strategies.values() for pattern in strategy.private]
         self.space = ParameterSpace(module, arguments["head"], private)
         num_classes = data.num_classes if data.no_classes is None else None
@@ -112,7 +115,7 @@ class OneProcess:
         if not state.cohort:  # a checkpoint holds the one that was drawn
             self.draw_cohort()
 
-    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: list[Tensor | None] | None) -> None:
+    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
         """The optimizers are as they will be used.
 
         Args:
@@ -123,13 +126,20 @@ class OneProcess:
         measures, val = board.performances, self._data.val_dataloader()
         games = [name for name, measure in measures.items() if not isinstance(measure, Performance)]
         try_evaluations(trainer, self._data, arguments["evaluate_clients_every"], games)
+        for strategy in self._strategies.values():
+            performance = getattr(strategy, "performance", None)
+            if isinstance(performance, Performance):
+                self.roster.any_task(0, "val", performance)
+            elif strategy.evaluates:
+                self.roster.tried()
         if measures:
-            validated = validated_models(trainer, self.space, val, measures, seed=self._state.seed)
-            self.server.play_on(self.roster.evaluator(on_device(trainer, val)) if games else None, validated)
+            asking = {f"metric {name!r}": measure for name, measure in measures.items()}
+            validated = validated_models(trainer, self.space, val, asking, seed=self._state.seed)
+            self.server.play_on(self.roster.evaluator(all_on_device(trainer, val)) if games else None, validated)
         local = LocalTraining(
             trainer.lightning_module,
             self.space,
-            ClientOptimizers(trainer, arguments["client_optimizer"], optimizer_state),
+            ClientOptimizers(trainer, arguments["client_optimizer"], optimizer_state, self._steps),
             AccumulationWindows(trainer),
             self._state.num_clients,
             self._strategies.get("client_algorithm"),

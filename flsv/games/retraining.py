@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._lightning.evaluation import on_device
+from flsv._lightning.evaluation import all_on_device
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import UtilityMetric, utility_of
 from flsv.games.evaluation.any_task import validated_models
+from flsv.games.evaluation.copies import copied
 from flsv.games.evaluation.evaluator import ModelEvaluator
 from flsv.games.evaluation.scores import METRICS, Scores, check_metric
 from flsv.games.evaluation.validated import NamedScores, ValidatedModels
@@ -99,7 +100,7 @@ class RetrainedUtility:
                 f"the limit is max_clients={max_clients}. Raise it, or value the clients without retraining, as "
                 "flsv.metrics does."
             )
-        self._trainer, self._module, self._data, self.metric = trainer, copy.deepcopy(module), data, measure
+        self._trainer, self._module, self._data, self.metric = trainer, copied(module), data, measure
         self.num_players = data.num_clients
         self._initial: dict[str, Any] | None = None
         self.scores: dict[Members, Scores | NamedScores] = {}
@@ -122,7 +123,7 @@ class RetrainedUtility:
         return torch.cat([utility_of(self.scores[members], self.metric) for members in coalitions])
 
     def _train(self, members: Members) -> None:
-        trainer, module = self._trainer(FixedCohort(members)), copy.deepcopy(self._module)
+        trainer, module = self._trainer(FixedCohort(members)), copied(self._module)
         measured = _Measured(self._data, self.metric, self._initial)
         trainer.callbacks.insert(0, measured)  # type: ignore[attr-defined]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -167,7 +168,7 @@ class _Measured(L.Callback):
         return ModelEvaluator(
             trainer.lightning_module,
             self._space,
-            on_device(trainer, loader),
+            all_on_device(trainer, loader),
             num_classes=self._data.num_classes,
             context=trainer.strategy.precision_plugin.forward_context,
         )

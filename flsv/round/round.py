@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
+from flsv.functional.common_entries import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData
 from flsv.round.matrix import ClientMatrix
@@ -184,7 +185,7 @@ class Round:
         """``[P]``: x + sum_i weights_i (x_i - x) for the parameters x, whatever the weights sum to.
 
         Buffers (BatchNorm's statistics) are averaged with the weights made to sum to 1: moving a running variance
-        beyond the clients' own can turn it negative.
+        beyond the clients' own can turn it negative. Where all clients' models agree, the result is exactly that.
         """
         weights = weights.to(self.client_vectors)
         total, cut = weights.sum(), self.space.num_parameters
@@ -192,6 +193,14 @@ class Round:
         result[:cut] += (1 - total) * self.global_vector[:cut]
         if cut < self.space.size and total != 1:
             result[cut:] = result[cut:] / total if total != 0 else self.global_vector[cut:]
+        # What nobody has changed must not drift by the rounding of the weights: frozen weights, constant buffers.
+        rounding = 8 * len(weights) * torch.finfo(weights.dtype).eps
+        for block, same in common_entries(self.client_vectors):
+            common, before = self.client_vectors[0, block], self.global_vector[block]
+            if abs(total.item() - 1) > rounding:  # parameters that all have moved, they move by another amount
+                same &= (common == before) | (torch.arange(block.start, block.stop, device=same.device) >= cut)
+                common = common if total != 0 else before
+            result[block] = common.where(same, result[block])
         return result
 
     def get(self, name: str) -> Any:

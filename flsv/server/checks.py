@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelPruning
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from flsv._lightning.old_package import check_package
@@ -114,6 +114,12 @@ def check_setup(
         raise ConfigurationError(
             f"the federation runs in one process on one device, and the trainer has {trainer.world_size}. "
             "Set Trainer(devices=1)."
+        )
+    if any(isinstance(callback, ModelPruning) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        raise ConfigurationError(
+            "ModelPruning changes the module's parameters between rounds, and the clients' models, optimizers and "
+            "contributions are vectors of the same parameters all along. Prune the module before the fit "
+            "(torch.nn.utils.prune): its masks then stay as they are in every round."
         )
     if trainer.limit_train_batches == 0:
         raise ConfigurationError(

@@ -15,6 +15,8 @@ import torchmetrics
 from task_kinds import (
     VAE,
     Autoencoder,
+    Careless,
+    Data,
     Glue,
     GraphNet,
     Hooked,
@@ -25,6 +27,7 @@ from task_kinds import (
     Regression,
     Segmentation,
     SeveralLoaders,
+    numbers,
 )
 from torch import Tensor
 from toys import Plain, fit, toy_data, trainer_for
@@ -93,6 +96,7 @@ def validated(module: L.LightningModule, vector: Tensor, data: L.LightningDataMo
 
 LOGGED = [
     (Autoencoder, "val_loss", "min"),
+    (Careless, "val_loss", "min"),
     (LanguageModel, "val_loss", "min"),
     (LanguageModel, "val/perplexity", "min"),
     (Segmentation, "val_iou", "max"),
@@ -118,7 +122,8 @@ def test_a_logged_value_is_what_lightning_would_log(tmp_path: Path, kind: Any, n
     torch.manual_seed(1)
     module = kind()
     before = copy.deepcopy(module)  # its Python state is that of the first round's game
-    values, vectors = played(tmp_path, module, federated(kind.data()), performance=name, mode=mode)
+    rounds = 1 if kind is Hooked else 2
+    values, vectors = played(tmp_path, module, federated(kind.data()), rounds, performance=name, mode=mode)
     sign = -1 if mode == "min" else 1
     expected = [sign * validated(before, vector, kind.data(), tmp_path)[name] for vector in vectors]
     assert len(set(expected)) > 1
@@ -135,6 +140,48 @@ def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
         logged = validated(module, vector, data(), tmp_path)
         mean = (11 * logged["val_loss/dataloader_idx_0"] + 5 * logged["val_loss/dataloader_idx_1"]) / 16
         assert value == pytest.approx(-mean, rel=1e-5)
+
+
+def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_path: Path) -> None:
+    """Hooks see that it is a validation, whatever is evaluated."""
+
+    class Classifier(SeveralLoaders):
+        data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), int(x.sum() > 0)), sizes=(7, 12)))
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(3, 2)
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            x, y = batch
+            return (x * 0 if self.trainer.training else x + dataloader_idx), y
+
+        def loss(self, batch: Any) -> Tensor:
+            return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    module = Classifier()
+    loop = FederatedLoop(
+        metrics={
+            "fast": LeaveOneOut(performance="negative_loss"),
+            "logged": LeaveOneOut(performance="val_loss", mode="min"),
+            "hits": LeaveOneOut(),
+            "metric": LeaveOneOut(performance=torchmetrics.Accuracy(task="multiclass", num_classes=2)),
+        },
+        evaluate_clients_every=1,
+        seed=3,
+        print_table=False,
+    )
+    data = FederatedDataModule(Classifier.data(), SizePartitioner([3, 1, 2]), client_test_fraction=0.5)
+    Classifier.training_step = lambda self, batch, _: self.loss((batch[0] + 1, batch[1]))  # type: ignore[assignment]
+    fit(loop, tmp_path, module, data, rounds=1)
+    found = loop.contributions
+    assert found["fast"].abs().min() > 0
+    torch.testing.assert_close(found["fast"], found["logged"], rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(found["hits"], found["metric"])
+    assert loop.client_accuracy is not None
+    for client, accuracy in enumerate(loop.client_accuracy.tolist()):
+        x, y = (torch.cat(parts) for parts in zip(*data.client_loader(client, "test")))
+        assert accuracy == pytest.approx((module(x).argmax(-1) == y).float().mean().item())
 
 
 METRICS = [
@@ -200,6 +247,11 @@ def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) ->
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             from flsv._lightning.validation import keep_batches
 
+            class Endless:
+                def __iter__(self) -> Any:
+                    return itertools.repeat(next(iter(data.val_dataloader())))
+
+            assert [len(loader) for loader in keep_batches(trainer, Endless())] == [trainer.limit_val_batches]
             space = ParameterSpace(pl_module)
             evaluate = LoggedValues(trainer, space, keep_batches(trainer, data.val_dataloader()), names=["val_loss"])
             vectors = torch.stack([space.read(pl_module) * scale for scale in (1.0, 0.5, 2.0, 1.0)])
@@ -214,7 +266,8 @@ def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) ->
             assert pl_module.trainer is trainer
             assert trainer.training
 
-    fit(FederatedLoop(seed=3, print_table=False), tmp_path, module, data, rounds=1, callbacks=[Probe()])
+    loop = FederatedLoop(seed=3, print_table=False)
+    fit(loop, tmp_path, module, data, rounds=1, callbacks=[Probe()], limit_val_batches=2)
     assert found["all"][0] == found["all"][3]
     assert found["all"][2] == found["last"][0]
     assert len(set(found["all"].tolist())) == 3
@@ -261,6 +314,10 @@ def test_every_metric_that_plays_takes_it_and_a_round_evaluates_once(tmp_path: P
     class Logs(Plain):
         validations = 0
 
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 0:
+                type(self).validations = 0  # the trials are over
+
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             type(self).validations += 1
             self.log("my/loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
@@ -275,10 +332,10 @@ def test_every_metric_that_plays_takes_it_and_a_round_evaluates_once(tmp_path: P
         torch.testing.assert_close(
             loop.contributions[name], loop.contributions[f"known_{name}"], rtol=1e-3, atol=2e-5, msg=name
         )
-    # 2 rounds with two weightings (uniform, renormalised aggregation weights; the empty one is one model), one game on
-    # whole histories, and the trial.
+    # 2 rounds with two weightings (uniform, renormalised aggregation weights; the empty one is one model), and one game
+    # on whole histories.
     batches = len(list(data.val_dataloader()))
-    assert Logs.validations == batches * (1 + 2 * (8 + 7) + 8)
+    assert Logs.validations == batches * (2 * (8 + 7) + 8)
 
 
 def test_resumed_bit_for_bit_and_not_with_another_measure(tmp_path: Path) -> None:

@@ -48,13 +48,11 @@ def validated_models(
     logged = {name: measure.of for name, measure in asked.items() if isinstance(measure.of, str)}
     if logged:
         names = list(dict.fromkeys(logged.values()))
-        asking = {name: f"metrics {[who for who, each in logged.items() if each == name]}" for name in names}
+        asking = {name: ", ".join(who for who, each in logged.items() if each == name) for name in names}
         found["logged"] = LoggedValues(trainer, space, kept, names=names, seed=seed, asking=asking)
     for name, measure in asked.items():
         if isinstance(measure.of, Metric):
-            found[measure.evaluator] = MetricOfOutputs(
-                trainer, space, kept, metric=measure.of, seed=seed, asking=f"metrics {[name]}"
-            )
+            found[measure.evaluator] = MetricOfOutputs(trainer, space, kept, metric=measure.of, seed=seed, asking=name)
     for evaluator in found.values():
         evaluator.attempt()
     return found

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from flsv.errors import ConfigurationError
-from flsv.games.evaluation.replica import Build, copied, module_device
+from flsv.games.evaluation.copies import copied
+from flsv.games.evaluation.replica import Build, module_device
 from flsv.parameters import ParameterSpace
 
 #: What a module reads and does not change: all copies share it.

@@ -46,6 +46,8 @@ class MetricOfOutputs(ValidatedModels):
             gives more than one number.
     """
 
+    names = ("metric",)
+
     def __init__(self, *args: Any, metric: Metric, asking: str = "a utility", **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._metric = private_metric(metric).to(self._trainer.strategy.root_device)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import lightning as L
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from flsv._lightning.validation import KeptBatches, ValidationRun, number
 from flsv.errors import ConfigurationError
+from flsv.games.evaluation.copies import check_copies
 from flsv.games.evaluation.fresh import FreshCopies
 from flsv.games.evaluation.replica import Build
 from flsv.parameters import ParameterSpace
@@ -65,7 +68,12 @@ class ValidatedModels(ABC):
         space: the map between the module and vectors ``[P]``.
         loaders: the validation batches, see :func:`flsv._lightning.validation.keep_batches`.
         seed: of what a validation draws.
+
+    Attributes:
+        names: of the scores.
     """
+
+    names: Sequence[str]
 
     def __init__(
         self, trainer: L.Trainer, space: ParameterSpace, loaders: Sequence[KeptBatches], *, seed: int = 0
@@ -73,6 +81,21 @@ class ValidatedModels(ABC):
         self.space = space
         self._trainer, self._loaders, self._seed = trainer, loaders, seed
         self._copies = FreshCopies(trainer.lightning_module, space)
+        self._private: Callable[[], Mapping[str, Tensor]] | None = None
+
+    def on(
+        self, loaders: Sequence[KeptBatches], private: Callable[[], Mapping[str, Tensor]] | None = None
+    ) -> ValidatedModels:
+        """The same on other batches. It shares this one's memory for models, so the two must not evaluate at the same
+        time.
+
+        Args:
+            loaders: from :func:`flsv._lightning.validation.keep_batches`.
+            private: gives state of the module that is not in the vectors, by its names; None: the module's own.
+        """
+        other = copy(self)
+        other._loaders, other._private = loaders, private
+        return other
 
     def __call__(self, vectors: Tensor) -> NamedScores:
         """The scores of the models in the rows of ``vectors [K, P]``."""
@@ -86,25 +109,39 @@ class ValidatedModels(ABC):
 
     @torch.no_grad()
     def evaluate(self, build: Build, count: int) -> NamedScores:
-        """The scores of ``count`` models, K at least 1; ``build(i, out)`` writes model i's vector into ``out [P]``."""
+        """The scores of ``count`` models; ``build(i, out)`` writes model i's vector into ``out [P]``."""
         rows: list[Mapping[str, float]] = []
+        private = None if self._private is None else self._private()
         for index in range(count):
             with (
                 isolated_rngs(self._seed, "utility"),
                 torch.inference_mode(False),
                 torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
             ):
-                run = ValidationRun(self._trainer, self._copies.copy(build, index), self._loaders)
+                run = ValidationRun(self._trainer, self._copies.copy(build, index, private), self._loaders)
                 rows.append(self._score(run))
-        return NamedScores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in rows[0]})
+        return NamedScores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self.names})
 
     def attempt(self) -> None:
         """Evaluate the fit's module as it is.
 
         Raises:
-            ConfigurationError: what is asked for cannot be had.
+            ConfigurationError: what is asked for cannot be had, or the module cannot be copied.
         """
-        self(self.space.read(self._trainer.lightning_module)[None])
+        module = self._trainer.lightning_module
+        self(self.space.read(module)[None])
+        first = [KeptBatches(islice(loader, 1)) for loader in self._loaders]
+
+        def outputs(vector: Tensor) -> Any:
+            with isolated_rngs(self._seed, "utility"):
+                own = self._copies.copy(lambda _, out: _copy(vector, out), 0)
+                return dict(self._evidence(ValidationRun(self._trainer, own, first)))
+
+        check_copies(module, self.space, outputs, sensitive=False)
+
+    def _evidence(self, run: ValidationRun) -> Mapping[str, Any]:
+        """Whatever shows which model it is."""
+        return self._score(run)
 
     @abstractmethod
     def _score(self, run: ValidationRun) -> Mapping[str, float]:
@@ -126,11 +163,14 @@ class LoggedValues(ValidatedModels):
         self, *args: Any, names: Sequence[str], asking: Mapping[str, str] | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, **kwargs)
-        self._names, self._asking = list(dict.fromkeys(names)), asking or {}
+        self.names, self._asking = list(dict.fromkeys(names)), asking or {}
+
+    def _evidence(self, run: ValidationRun) -> Mapping[str, Any]:
+        return run.logged()
 
     def _score(self, run: ValidationRun) -> Mapping[str, float]:
         logged = run.logged()
-        for name in self._names:
+        for name in self.names:
             if name not in logged:
                 who, module = self._asking.get(name, "a utility"), type(self._trainer.lightning_module).__name__
                 raise ConfigurationError(
@@ -138,4 +178,8 @@ class LoggedValues(ValidatedModels):
                     f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
                     "count."
                 )
-        return {name: number(name, logged) for name in self._names}
+        return {name: number(name, logged) for name in self.names}
+
+
+def _copy(vector: Tensor, out: Tensor) -> None:
+    out.copy_(vector)
