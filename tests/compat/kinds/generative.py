@@ -138,10 +138,10 @@ def sngan() -> GAN:
 
 
 KINDS = {
-    "autoencoder": Kind(AutoEncoder, lambda: images(labels=False)),
+    "autoencoder": Kind(AutoEncoder, lambda: images(labels=False), tolerance=5e-6),
     "vae": Kind(VAE, lambda: images(labels=False)),
     "gan": Kind(GAN, images),
-    "spectral-norm-gan": Kind(sngan, images),
+    "spectral-norm-gan": Kind(sngan, images, tolerance=5e-6),
     # 4 and 2 batches, with a step of the generator after every third: the client's own third.
     "wgan": Kind(lambda: GAN(critic_steps=3), images, clients=(3, 2)),
 }
