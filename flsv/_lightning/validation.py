@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.profilers import PassThroughProfiler
@@ -73,7 +75,8 @@ def _copied(batch: Any) -> Any:
 @torch.inference_mode(False)
 def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
     """The batches of one or several validation loaders, on the module's device if nobody's hooks have a say in how they
-    get there; otherwise those hooks run at every pass, as in any validation.
+    get there; otherwise those hooks run at every pass, as in any validation. ``limit_val_batches`` holds only for a
+    loader that does not know its length.
 
     Raises:
         ConfigurationError: no batches, or some that cannot be copied.
@@ -81,7 +84,10 @@ def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
     module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
     hooked = any(is_overridden(h, o) for h in _TRANSFER_HOOKS for o in (module, data) if o is not None)
     kept = []
+    limit: Any = trainer.limit_val_batches
     for loader in each_loader(loaders):
+        if isinstance(limit, int) and limit and sized_len(loader) is None:
+            loader = islice(loader, limit)  # it may have no end
         batches: Iterable[Any] = loader if hooked else (move_data_to_device(batch, module.device) for batch in loader)
         kept.append(KeptBatches(batches))
     try:

@@ -247,6 +247,11 @@ def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) ->
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             from flsv._lightning.validation import keep_batches
 
+            class Endless:
+                def __iter__(self) -> Any:
+                    return itertools.repeat(next(iter(data.val_dataloader())))
+
+            assert [len(loader) for loader in keep_batches(trainer, Endless())] == [trainer.limit_val_batches]
             space = ParameterSpace(pl_module)
             evaluate = LoggedValues(trainer, space, keep_batches(trainer, data.val_dataloader()), names=["val_loss"])
             vectors = torch.stack([space.read(pl_module) * scale for scale in (1.0, 0.5, 2.0, 1.0)])
@@ -261,7 +266,8 @@ def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) ->
             assert pl_module.trainer is trainer
             assert trainer.training
 
-    fit(FederatedLoop(seed=3, print_table=False), tmp_path, module, data, rounds=1, callbacks=[Probe()])
+    loop = FederatedLoop(seed=3, print_table=False)
+    fit(loop, tmp_path, module, data, rounds=1, callbacks=[Probe()], limit_val_batches=2)
     assert found["all"][0] == found["all"][3]
     assert found["all"][2] == found["last"][0]
     assert len(set(found["all"].tolist())) == 3
@@ -326,8 +332,8 @@ def test_every_metric_that_plays_takes_it_and_a_round_evaluates_once(tmp_path: P
         torch.testing.assert_close(
             loop.contributions[name], loop.contributions[f"known_{name}"], rtol=1e-3, atol=2e-5, msg=name
         )
-    # 2 rounds with two weightings (uniform, renormalised aggregation weights; the empty one is one model), and one game on
-    # whole histories.
+    # 2 rounds with two weightings (uniform, renormalised aggregation weights; the empty one is one model), and one game
+    # on whole histories.
     batches = len(list(data.val_dataloader()))
     assert Logs.validations == batches * (2 * (8 + 7) + 8)
 
