@@ -89,9 +89,9 @@ def feed(metric: Metric, index: int) -> None:
         arguments |= {"round_index": index, "global_vector": torch.ones(P), "client_updates": normal(k, P)}
         arguments |= {"aggregation_weights": shares, "utility": _game}
     elif name in ("CalibratedOTGradient", "WassersteinContribution"):
-        labels = torch.arange(12) % 2
-        everyone = clients_of([(normal(12, 2), labels) for _ in range(N)])
-        arguments |= {"clients": [everyone[i] for i in ids], "server_data": server_of(normal(12, 2), labels)}
+        labels = torch.arange(6) % 2
+        everyone = clients_of([(normal(6, 2), labels) for _ in range(N)])
+        arguments |= {"clients": [everyone[i] for i in ids], "server_data": server_of(normal(6, 2), labels)}
         arguments["generator"] = draw
     elif name != "PrivacyLoss":
         worth = normal(k, M) if name == "PartialFederatedShapley" else normal(k)

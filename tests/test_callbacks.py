@@ -423,20 +423,28 @@ if importlib.util.find_spec("psutil"):
     OBSERVERS["DeviceStatsMonitor"] = DeviceStatsMonitor
 
 
+def scheduled() -> Plain:
+    return Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Tensor:
+    return vector(fit(FederatedLoop(seed=1), tmp_path_factory.mktemp("alone"), scheduled()))
+
+
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("name", OBSERVERS)
 def test_callbacks_that_only_look_change_nothing(
-    tmp_path: Path, name: str, first: bool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, alone: Tensor, name: str, first: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module, loop = Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9)), FederatedLoop(seed=1)
+    module, loop = scheduled(), FederatedLoop(seed=1)
     callbacks = in_order(first, OBSERVERS[name](), loop)
     shown = {"enable_progress_bar": "ProgressBar" in name, "enable_model_summary": name == "ModelSummary"}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*flops_per_batch")
         trainer = trainer_for(None, tmp_path, callbacks=callbacks, logger=CSVLogger(tmp_path), **shown)
         trainer.fit(module, toy_data())
-    plain = Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9))
-    assert torch.equal(vector(module), vector(fit(FederatedLoop(seed=1), tmp_path, plain)))
+    assert torch.equal(vector(module), alone)
     if name == "LearningRateMonitor":
         rates = [float(row["lr-SGD"]) for row in logged(tmp_path) if row["lr-SGD"]]
         assert rates == pytest.approx([0.1 * 0.9 ** (i // 13) for i in range(39)])

@@ -63,6 +63,18 @@ def both_orders(callback: Callback, first: bool) -> tuple[FederatedLoop, list[Ca
     return loop, [callback, loop] if first else [loop, callback], models
 
 
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, list[Tensor]]:
+    """The global models of a federation without averaging, with BatchNorm and without."""
+    found = {}
+    for batch_norm in (True, False):
+        models = GlobalModels()
+        loop = FederatedLoop(models, seed=1, print_table=False)
+        fit(loop, tmp_path_factory.mktemp("plain"), Plain(network(batch_norm)), rounds=ROUNDS)
+        found[batch_norm] = models.made
+    return found
+
+
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("batch_norm", [True, False])
 @pytest.mark.parametrize(
@@ -77,7 +89,12 @@ def both_orders(callback: Callback, first: bool) -> tuple[FederatedLoop, list[Ca
     ],
 )
 def test_the_average_is_of_global_models(
-    tmp_path: Path, make: Callable[[], Any], by_hand: Callable[..., Tensor], batch_norm: bool, first: bool
+    tmp_path: Path,
+    plain: dict[bool, list[Tensor]],
+    make: Callable[[], Any],
+    by_hand: Callable[..., Tensor],
+    batch_norm: bool,
+    first: bool,
 ) -> None:
     callback = make()
     loop, callbacks, models = both_orders(callback, first)
@@ -95,9 +112,7 @@ def test_the_average_is_of_global_models(
     torch.testing.assert_close(vector(module), expected, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(seen[-1], expected, rtol=1e-5, atol=1e-6)  # validation sees it with this round in it
     # Training goes on from the global models, and not from their average.
-    plain = GlobalModels()
-    fit(FederatedLoop(plain, seed=1, print_table=False), tmp_path, Plain(network(batch_norm)), rounds=ROUNDS)
-    assert all(map(torch.equal, models.made, plain.made))
+    assert all(map(torch.equal, models.made, plain[batch_norm]))
 
 
 @pytest.mark.parametrize("first", [True, False])
