@@ -72,11 +72,13 @@ class Schedules:
         """Put the schedulers where the client has left them; at their beginning where it comes for the first time."""
         if not self._schedulers:
             return
-        self._federations = self.states()
+        states_now = self.states()
         if self._manual and self._last is not None:
-            for i, (before, now) in enumerate(zip(self._last, self._federations)):
+            for i, (before, now) in enumerate(zip(self._last, states_now)):
                 self._outside[i] |= not same(before, now)
             self._check_owner()
+        self._federations = states_now
+        self._begun = states_now
         if (family := self._family(client)) is not None:
             family.enter(self._schedulers, self._outside)
         for i, state in (states or {}).items():
@@ -96,13 +98,13 @@ class Schedules:
         if self._manual:
             for i, (before, after) in enumerate(zip(self._begun, now)):
                 self._inside[i] |= not same(before, after)
-            self._check_owner()
         for scheduler, own, state in zip(self._schedulers, self._own, self._federations):
             scheduler.__dict__ = own
             scheduler.load_state_dict(deepcopy(state))
         for config, frequency in self._frequencies:
             config.frequency = frequency
         self._last, self._federations = self._federations, None
+        self._check_owner()  # last: what comes after an error finds the federation's
         return {i: state for i, state in enumerate(now) if self._inside[i]}
 
     def states(self) -> list[Any]:
