@@ -70,9 +70,7 @@ def both(kind: Kind, folder: Path, rounds: int = ROUNDS, **loop: Any) -> Pair:
     """Train twice."""
     module, federation = run(kind, folder, rounds, aggregator=Remembers(), **loop)
     start = (kind.by_hand or kind.module)()
-    expected, history = fedavg(
-        start, kind.data(), federated(kind), folder, rounds, kind.callbacks, **kind.trainer
-    )
+    expected, history = fedavg(start, kind.data(), federated(kind), folder, rounds, kind.callbacks, **kind.trainer)
     return Pair(kind, module, federation, expected, history)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import lightning as L
@@ -15,7 +16,7 @@ PIXELS, LATENT = 64, 4
 
 def _mlp(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:]):
+    for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), nn.LeakyReLU(0.2)]
     return nn.Sequential(*layers[:-1])
 
