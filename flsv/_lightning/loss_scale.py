@@ -20,7 +20,7 @@ class LossScale:
     """
 
     def __init__(self, trainer: L.Trainer) -> None:
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        scaler = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
         self._scaler: Any = scaler if scaler is not None and scaler.is_enabled() else None
         self._fresh = self.read()
 
