@@ -385,7 +385,7 @@ class FederatedLoop(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         fit = self._running
-        self._hooks = ClientHooks(trainer, lambda: fit.clients.batch_idx)
+        self._hooks = None if fit.idle else ClientHooks(trainer, lambda: fit.clients.batch_idx)
         if self._asked is not None:
             fit.options.apply(self._asked)
             self._asked = None
@@ -425,8 +425,8 @@ class FederatedLoop(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert self._hooks is not None
-        self._hooks.end_batch(outputs, batch)
+        if self._hooks is not None:
+            self._hooks.end_batch(outputs, batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor):
             loss = None
@@ -557,7 +557,7 @@ class FederatedLoop(L.Callback):
             "_optimizer_state": trained["optimizers"],
             "_buffers": trained["buffers"],
             "_shared": trained["shared"],
-            **{"_fit": None, "_fitting": False, "_patches": [], "_lock": None, "_progress": None},
+            **{"_fit": None, "_fitting": False, "_patches": [], "_hooks": None, "_lock": None, "_progress": None},
             **{"_average": RoundAverage(), "_thawing": Thawing()},
         }
 

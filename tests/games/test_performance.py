@@ -332,10 +332,10 @@ def test_every_metric_that_plays_takes_it_and_a_round_evaluates_once(tmp_path: P
         torch.testing.assert_close(
             loop.contributions[name], loop.contributions[f"known_{name}"], rtol=1e-3, atol=2e-5, msg=name
         )
-    # 2 rounds with two weightings (uniform, renormalised aggregation weights; the empty one is one model), one game on
-    # whole histories, and the trials: of the module on all batches, and of copies on the first one, three times.
+    # 2 rounds with two weightings (uniform, renormalised aggregation weights; the empty one is one model), and one game
+    # on whole histories.
     batches = len(list(data.val_dataloader()))
-    assert Logs.validations == batches * (1 + 2 * (8 + 7) + 8) + 3
+    assert Logs.validations == batches * (2 * (8 + 7) + 8)
 
 
 def test_resumed_bit_for_bit_and_not_with_another_measure(tmp_path: Path) -> None:
