@@ -28,11 +28,12 @@ from flsv.clients.algorithms import ClientAlgorithm
 from flsv.clients.failures import name_place, no_stop_iteration, where
 from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
+from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.errors import ConfigurationError
 from flsv.functional.update_outliers import THRESHOLD
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.parameters import ParameterSpace
-from flsv.participants import Channel, Client, ClientStates
+from flsv.participants import Channel, Client, ClientStates, converse
 from flsv.participants.artifacts import write_artifacts
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy, warn_of_noise
@@ -277,7 +278,7 @@ class FederatedLoop(L.Callback):
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._lock = FolderLock(run_folder(trainer))
         self._data, self._fitting = data, True
         self._fingerprint = fingerprint(self._settings, data)
@@ -285,7 +286,8 @@ class FederatedLoop(L.Callback):
         check_metric_shapes(self.strategies, self.metrics, data.num_clients, data.num_classes)
         warn_of_noise(self.privacy, self.board.update_metrics)
         seed = self._given_seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
-        self.state.seed = int.from_bytes(os.urandom(4), "little") if seed is None else int(seed)
+        own = int.from_bytes(os.urandom(4), "little") if seed is None else int(seed)
+        self.state.seed = agree(trainer, self._fingerprint, own)
         self.state.num_clients = data.num_clients
         if len(self.participations) != data.num_clients:
             self.state.participations = torch.zeros(data.num_clients, dtype=torch.long)
@@ -305,7 +307,8 @@ class FederatedLoop(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
-        self._fit = fit = OneProcess(
+        engine = OneProcess if ranks_of(trainer).size == 1 else SeveralRanks
+        self._fit = fit = engine(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made
         )
         if self._asked is not None:
@@ -313,7 +316,8 @@ class FederatedLoop(L.Callback):
         self._reporter = Reporter(
             trainer, self.metrics, data.class_names, per_class=self.log_per_class, figures_every=self.figures_every
         )
-        if not self.write_csv:
+        self._reporter.folder = fit.ranks.from_rank(0, self._reporter.folder, "the run's folder")
+        if not self.write_csv or not trainer.is_global_zero:
             self._reporter.csv = None
         partition = partial(plot_partition, data.class_counts, data.class_names)
         described = settings(self._made, data, self.state.seed)
@@ -380,9 +384,9 @@ class FederatedLoop(L.Callback):
             norms=fit.watch.norms,
             accuracy=self.client_accuracy if fit.evaluated else None,
         )
-        if self._reporter.figures_due(index) and self._reporter.csv is not None:
-            for client in round.clients or ():
-                client.ask(write_artifacts, self._reporter.folder / "clients" / str(client.id), index)
+        if self._reporter.figures_due(index) and self.write_csv and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            folder = self._reporter.folder / "clients"
+            converse(round.clients or (), lambda client: client.ask(write_artifacts, folder / str(client.id), index))
         fit.advance(last)
         seed_global_rngs(self.state.seed, "server", index)
 
@@ -439,13 +443,15 @@ class FederatedLoop(L.Callback):
         """All that the next round needs beyond the global model; between two rounds whenever it is asked for."""
         fit = self._fit
         local = None if fit is None or fit.training is None else fit.training.local
+        known = self._states.state_dict(), self._optimizer_state
+        clients, optimizers = known if fit is None or local is None else fit.kept()
         return {
             **self.state.state_dict(),
             "fingerprint": self._fingerprint,
             "asked": None if fit is None else fit.options.asked,
             "board": self.board.state_dict(),
-            "clients": self._states.state_dict(),
-            "optimizers": self._optimizer_state if local is None else local.optimizers.state_dict(),
+            "clients": clients,
+            "optimizers": optimizers,
             "buffers": self._buffers if local is None else local.buffers(),
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
             "csv": self._csv,
@@ -501,5 +507,5 @@ class FederatedLoop(L.Callback):
             self._lock.release()
         if self._progress is not None:
             self._progress.remove()
-        if self._fit is not None and self._fit.training is not None:
-            self._fit.training.local.windows.remove()
+        if self._fit is not None:
+            self._fit.close()

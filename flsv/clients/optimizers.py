@@ -48,7 +48,7 @@ class ClientOptimizers:
         self._states: dict[int, list[Any]] = {}
         self._paces: dict[int, Any] = {}
         self._staged: list[tuple[int, list[Any], Any]] = []
-        self._fresh = self._pace()
+        self._fresh = self.pace()
         if state:
             self._load(state)
 
@@ -59,7 +59,7 @@ class ClientOptimizers:
             optimizer.state = defaultdict(dict) if states is None else _copy(states[i])
             optimizer.zero_grad()
         if self._schedulers:
-            self._set_pace(self._paces.get(client, self._fresh))
+            self.set_pace(self._paces.get(client, self._fresh))
 
     def upload(self) -> bool:
         """Before a client leaves: an optimizer that uploads other weights than it trained puts them into its parameters
@@ -72,7 +72,7 @@ class ClientOptimizers:
     def save(self, client: int) -> None:
         """Take the client's own states out of the shared optimizers."""
         states = [optimizer.state for optimizer in self._optimizers] if self.policy == "keep" else []
-        self._staged.append((client, states, self._pace() if self._schedulers else None))
+        self._staged.append((client, states, self.pace() if self._schedulers else None))
 
     def commit(self) -> None:
         """The round is complete: what its clients left is their state from now on."""
@@ -106,11 +106,17 @@ class ClientOptimizers:
             self.discard()
         self._paces, self._fresh = state["paces"], state["fresh"]
 
-    def _pace(self) -> Any:
+    def clients(self) -> set[int]:
+        """Those that have left something."""
+        return {*self._states, *self._paces}
+
+    def pace(self) -> Any:
+        """Where the schedulers that step per batch stand, and the options that they have set."""
         options = [[{k: v for k, v in g.items() if k != "params"} for g in o.param_groups] for o in self._paced]
         return deepcopy({"schedulers": [s.state_dict() for s in self._schedulers], "options": options})
 
-    def _set_pace(self, pace: Any) -> None:
+    def set_pace(self, pace: Any) -> None:
+        """The inverse."""
         pace = deepcopy(pace)
         for scheduler, state in zip(self._schedulers, pace["schedulers"]):
             scheduler.load_state_dict(state)

@@ -43,6 +43,7 @@ class LocalTraining:
 
     Attributes:
         local: the data of the client that trains now; None between two clients.
+        next_buffers: of the round's first client whose model is finite, once it has trained: see :meth:`end_round`.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class LocalTraining:
         """The module holds the global model."""
         self.global_vector = self.space.read(self.module)
         self._buffers, self._private = self._leftovers.read(), self.space.read_private(self.module)
-        self._next_buffers: list[Tensor | None] | None = None
+        self.next_buffers: list[Tensor | None] | None = None
         self._within = True
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, batches: int) -> None:
@@ -146,8 +147,8 @@ class LocalTraining:
             local.visit(start, trained)
             cut = self.space.num_parameters
             norm = distances(vector[None, :cut], start[:cut]).item()
-            if self._next_buffers is None:
-                self._next_buffers = self._leftovers.read()
+            if self.next_buffers is None:
+                self.next_buffers = self._leftovers.read()
             visit.trained, visit.sent = trained, vector
             loss, reports = (self._loss / self._position).item(), self._reports(local, visit)
             local.private.update(self.space.read_private(self.module))
@@ -168,7 +169,7 @@ class LocalTraining:
         """The round is complete: the module becomes the next global model."""
         self.optimizers.commit()
         # Averages of counters mean nothing: the global model goes on with those of the cohort's first client.
-        self._write(vector, self._next_buffers or self._buffers, self._private)
+        self._write(vector, self.next_buffers or self._buffers, self._private)
         self._within = False
 
     def discard(self) -> None:

@@ -23,7 +23,7 @@ from flsv.clients.training import CohortTraining
 from flsv.clients.trial import try_evaluations
 from flsv.data import FederatedDataModule
 from flsv.parameters import ParameterSpace
-from flsv.participants import ClientStates
+from flsv.participants import ALONE, ClientStates, Owners, Ranks
 from flsv.round import FederationState, Instruction, Round
 from flsv.seeding import generator_for
 from flsv.server import ContributionBoard, RoundServer
@@ -55,7 +55,12 @@ class OneProcess:
         watch: judges the clients' updates.
         options: what ``configure_optimizers`` gave.
         evaluated: whether the last round ended with an evaluation of the clients' own models.
+        ranks: the processes; here one.
+        owners: which of several processes has which client; None: there is one.
     """
+
+    ranks: Ranks = ALONE
+    owners: Owners | None = None
 
     def __init__(
         self,
@@ -78,7 +83,7 @@ class OneProcess:
         for movable in (board, state, states):
             movable.to(module.device)
         self.options = OptimizerOptions(trainer)
-        self.roster = Roster(trainer, data, self.space, states)
+        self.roster = Roster(trainer, data, self.space, states, self.owners)
         self.watch = UpdateWatch(arguments["outlier_threshold"], arguments["exclude_outliers"])
         self.server = RoundServer(
             board,
@@ -119,7 +124,7 @@ class OneProcess:
         trainer, board, arguments = self._trainer, self.server.board, self._arguments
         try_evaluations(trainer, self._data, arguments["evaluate_clients_every"], board.game_metrics)
         if board.game_metrics:
-            self.server.play_on(self.roster.evaluator(on_device(trainer, self._data.val_dataloader())))
+            self.server.play_on(self.roster.evaluator(on_device(trainer, self._data.val_dataloader())), self.ranks)
         local = LocalTraining(
             trainer.lightning_module,
             self.space,
@@ -133,7 +138,10 @@ class OneProcess:
         )
         if buffers is not None:
             local.restore(buffers)
-        self.training = CohortTraining(local, self.roster)
+        self.training = self._cohort_training(local, self.roster)
+
+    def _cohort_training(self, local: LocalTraining, roster: Roster) -> CohortTraining:
+        return CohortTraining(local, roster)
 
     def draw_cohort(self) -> None:
         """Who takes part in the next round: known before its batches are."""
@@ -157,15 +165,18 @@ class OneProcess:
         """The train dataloader of the current round; it may be asked for twice."""
         state = self._state
         if self._loader is None or self._loader.round_index != state.round_index:
-            self._loader = CohortLoader(
-                self._data,
-                state.cohort,
-                seed=state.seed,
-                round_index=state.round_index,
-                local_epochs=self._arguments["local_epochs"],
-                limit=limit,
-            )
+            self._loader = self._load(state.cohort, limit)
         return self._loader
+
+    def _load(self, clients: list[int], limit: float) -> CohortLoader:
+        return CohortLoader(
+            self._data,
+            clients,
+            seed=self._state.seed,
+            round_index=self._state.round_index,
+            local_epochs=self._arguments["local_epochs"],
+            limit=limit,
+        )
 
     # ---- a round
 
@@ -221,11 +232,13 @@ class OneProcess:
         self.evaluated = evaluate()
         if self.evaluated:
             trained = state.trained if self._arguments["evaluate_models"] == "trained" else {}
-            state.client_accuracy = own_accuracy(
-                self._trainer, self._data, self.space, self.roster, {**self.received(), **trained}, state.model()
-            )
+            state.client_accuracy = self._own_accuracy(trained)
         training.end_round(round.server_vector)
         return round
+
+    def _own_accuracy(self, trained: dict[int, Tensor]) -> Tensor:
+        models, model = {**self.received(), **trained}, self._state.model()
+        return own_accuracy(self._trainer, self._data, self.space, self.roster, models, model)
 
     def advance(self, last: bool) -> None:
         """The round is complete in every respect: what its clients have kept counts, and the next one is next.
@@ -248,3 +261,14 @@ class OneProcess:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
         instructions = self.server.instruct(range(self._state.num_clients), self._state)
         return received_models(self._strategies.get("personalizer"), instructions, self.roster, self._state.model())
+
+    # ---- around the rounds
+
+    def kept(self) -> tuple[dict[int, Any], dict[str, Any]]:
+        """What clients, and what their optimizers keep, between two rounds: for a checkpoint."""
+        return self._states.state_dict(), self.clients.local.optimizers.state_dict()
+
+    def close(self) -> None:
+        """Leave the trainer as it was found."""
+        if self.training is not None:
+            self.training.local.windows.remove()

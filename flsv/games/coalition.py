@@ -24,6 +24,7 @@ from flsv.games.evaluation.evaluator import ModelEvaluator
 from flsv.games.evaluation.gradients import GradientProducts, validation_gradient_products
 from flsv.games.evaluation.scores import METRICS, Scores, check_metric
 from flsv.games.evaluation.table import CoalitionTable
+from flsv.participants import ALONE, Ranks
 from flsv.round import Round
 
 __all__ = [
@@ -153,6 +154,7 @@ class CoalitionGames:
     Args:
         evaluator: evaluates models on the server's validation set.
         server_lr: the share of the way to the average that a coalition's model moves.
+        ranks: processes that share the evaluations out; all of them play alike.
 
     Example:
         >>> from torch import nn
@@ -170,9 +172,9 @@ class CoalitionGames:
         2
     """
 
-    def __init__(self, evaluator: ModelEvaluator, *, server_lr: float = 1.0) -> None:
+    def __init__(self, evaluator: ModelEvaluator, *, server_lr: float = 1.0, ranks: Ranks = ALONE) -> None:
         check_number(self, "server_lr", server_lr, above=0)
-        self.evaluator, self.server_lr = evaluator, server_lr
+        self.evaluator, self.server_lr, self._ranks = evaluator, server_lr, ranks
         self._table: CoalitionTable | None = None
 
     @property
@@ -189,7 +191,7 @@ class CoalitionGames:
 
     def begin(self, round: Round) -> None:
         """A new round: what was known of the one before is forgotten."""
-        self._table = CoalitionTable(round, self.evaluator)
+        self._table = CoalitionTable(round, self.evaluator, self._ranks)
 
     def end(self) -> None:
         """Forget the round, and let go of its vectors."""

@@ -9,7 +9,9 @@ from torch import Tensor
 from flsv.errors import ConfigurationError
 from flsv.games.evaluation.coalition_models import CoalitionModels
 from flsv.games.evaluation.evaluator import ModelEvaluator
+from flsv.games.evaluation.replica import Build
 from flsv.games.evaluation.scores import Scores
+from flsv.participants import ALONE, Ranks
 from flsv.round import Round
 
 
@@ -22,18 +24,19 @@ class CoalitionTable:
     Args:
         round: the players and their updates.
         evaluator: evaluates their models.
+        ranks: processes that share the evaluations out; each has all scores.
 
     Attributes:
         evaluations: models evaluated so far.
     """
 
-    def __init__(self, round: Round, evaluator: ModelEvaluator) -> None:
+    def __init__(self, round: Round, evaluator: ModelEvaluator, ranks: Ranks = ALONE) -> None:
         if round.space.size != evaluator.space.size:
             raise ConfigurationError(
                 f"the round's models have {round.space.size} parameters, the evaluator's module has "
                 f"{evaluator.space.size}: they are not of the same structure."
             )
-        self.round, self.evaluator = round, evaluator
+        self.round, self.evaluator, self._ranks = round, evaluator, ranks
         self._rows: dict[tuple[object, bytes], int] = {}
         self._scores: Scores | None = None
 
@@ -48,13 +51,23 @@ class CoalitionTable:
         new = {key: position for position, key in reversed(list(enumerate(keys))) if key not in self._rows}
         order = sorted(new.values())
         if order:
-            found = self.evaluator.evaluate(models.builder(masks[order]), len(order))
+            found = self._evaluate(models.builder(masks[order]), len(order))
             self._scores = found if self._scores is None else Scores.cat([self._scores, found])
             # Only now: after an error the coalitions can be asked for again.
             for position in order:
                 self._rows[keys[position]] = len(self._rows)
         assert self._scores is not None
         return self._scores[torch.tensor([self._rows[key] for key in keys])]
+
+    def _evaluate(self, build: Build, count: int) -> Scores:
+        rank, size = self._ranks.rank, self._ranks.size
+        if size == 1 or count == 1:
+            return self.evaluator.evaluate(build, count)
+        mine = range(rank, count, size)
+        part = self.evaluator.evaluate(lambda index, out: build(mine[index], out), len(mine))
+        found = Scores.cat(self._ranks.everybody(part, "scores of coalitions"))
+        order = torch.tensor([index for r in range(size) for index in range(r, count, size)])
+        return found[order.argsort()]
 
 
 def _bitmasks(masks: Tensor) -> list[bytes]:
