@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.distributed import BroadcastOptions
+from torch.distributed import BroadcastOptions, GatherOptions
 
 from flsv.engines.ranks.lifeline import Gone, Lifeline
 from flsv.participants import Ranks
@@ -60,15 +60,17 @@ class RankGroup(Ranks):
         lengths = torch.zeros(self.size, dtype=torch.long)
         lengths[self.rank] = len(mine)
         self._wait([self._group.allreduce([lengths])], about)
+        # Of one length, as Gloo gathers; and not by send and recv, of which nobody can tell whether they are done.
+        sent = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+        sent[: len(mine)] = mine
+        options = GatherOptions()
+        options.rootRank = 0
+        parts = [torch.empty_like(sent) for _ in range(self.size)] if self.rank == 0 else []
+        self._wait([self._group.gather([parts] if parts else [], [sent], options)], about)
         if self.rank:
-            self._wait([self._group.send([mine], 0, self.rank)], about)
             return None
-        result = [value]
-        for r, length in enumerate(lengths.tolist()[1:], start=1):
-            part = torch.empty(length, dtype=torch.uint8)
-            self._wait([self._group.recv([part], r, r)], about)
-            result.append(self._unpacked(part, r, about))
-        return result
+        ends = lengths.tolist()
+        return [value, *(self._unpacked(parts[r][: ends[r]], r, about) for r in range(1, self.size))]
 
     def blocks(self, block: Tensor, rows: Sequence[int], about: str) -> Iterator[Tensor]:
         for rank, count in enumerate(rows):

@@ -76,8 +76,13 @@ class FederatedStrategy(ParallelStrategy):
 
     @property
     def root_device(self) -> torch.device:
-        assert self.parallel_devices is not None
-        return self.parallel_devices[self.local_rank]
+        devices = self.parallel_devices or []
+        if self.local_rank >= len(devices):
+            raise ConfigurationError(
+                f"this is local rank {self.local_rank}, and the trainer has {len(devices)} devices on a host: "
+                "Trainer(devices=...) must be the number of processes that are started on each."
+            )
+        return devices[self.local_rank]
 
     @property
     def num_processes(self) -> int:
