@@ -434,7 +434,7 @@ class FederatedLoop(L.Callback):
         return where(self._running.clients.client, self.round_index)
 
     def _discard(self, why: str) -> None:
-        self._running.discard()
+        self._running.discard(why)
         warnings.warn(f"round {self.round_index} is discarded: {why}.", stacklevel=2)
 
     # ---- checkpoints

@@ -89,6 +89,8 @@ class LoggedValues:
                 "batch_size": size or 1,
             }
             self._log(**{**call, **here})
+        # Where one process would have the last step's value, so has every rank.
+        self._connector._callback_metrics.update(results.metrics(on_step=True)["callback"])
         for key, metric in self._metrics.items():
             _merge_states(metric, [held[key] for _, held in parts if key in held])
         self._records, self._metrics = [], {}

@@ -252,7 +252,7 @@ class OneProcess:
         if not last:
             self.draw_cohort()
 
-    def discard(self) -> None:
+    def discard(self, why: str) -> None:
         """Forget an unfinished round."""
         self.clients.discard()
         self._states.discard()

@@ -16,12 +16,13 @@ import torch
 import torchmetrics
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from torch import Tensor, nn
-from toys import CLASSES, Plain, adam, network, toy_data
+from torch.utils.data import TensorDataset
+from toys import CLASSES, Plain, adam, network, toy_data, toy_sets
 
 from flsv.aggregation import FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import Attack, SignFlip
 from flsv.clients.algorithms import SCAFFOLD
-from flsv.data import FederatedDataModule
+from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import ranks_of
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, DomainRelevance, LeaveOneOut, SurrogateFederatedShapley
@@ -200,6 +201,99 @@ def fit(folder: Path, case: Case, callbacks: list[Callback] | None = None) -> L.
     there, last = trainer(folder, loop, options, callbacks or []), folder / "last.ckpt"
     there.fit(module, data, ckpt_path=last if last.exists() else None)
     return there
+
+
+class Die(Callback):
+    """One rank ends in the middle of a round, once."""
+
+    def __init__(self, folder: Path, rank: int, how: str, round_index: int = 2) -> None:
+        self.mark, self.rank, self.how, self.round_index = folder / "died", rank, how, round_index
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        here = ranks_of(trainer).rank == self.rank and trainer.current_epoch == self.round_index
+        if here and not self.mark.exists():
+            self.mark.touch()
+            if self.how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("bad sample at this site")
+
+
+def run_and_die(folder: str, name: str, rank: int, how: str) -> None:
+    """A federation of which one rank ends in its third round; or, where one has, what is left of it."""
+    case = CASES[name]()
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    done = fit(Path(folder), case, [Die(Path(folder), rank, how)])
+    if done.is_global_zero:
+        metrics = {key: float(value) for key, value in sorted(done.callback_metrics.items())}
+        (Path(folder) / "metrics.txt").write_text(repr(metrics))
+
+
+def other_data(folder: str, how: str) -> None:
+    """Rank 1 has another federation."""
+    loop, module, data, options = shapfed_wa()
+    data = FederatedDataModule(toy_sets(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
+    if int(os.environ["LOCAL_RANK"]) == 1:
+        if how in ("samples", "labels"):
+            (x, y), test = toy_sets()[0].tensors, toy_sets()[1]
+            other = TensorDataset(x, (y + 1) % CLASSES) if how == "labels" else TensorDataset(x + 1, y)
+            data = FederatedDataModule((other, test), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
+        elif how == "settings":
+            loop = loop.replace(aggregator=FedAvg(), metrics={"cssv": ClassSpecificShapley(momentum=0.1)})
+        elif how == "module":
+            module = Plain(nn.Sequential(nn.Linear(6, 3)))
+        else:
+            sys.modules["flsv"].__version__ = "9.9"  # type: ignore[attr-defined]
+    fit(Path(folder), (loop, module, data, options))
+
+
+class OwnDraws(FedAvg):
+    """Depends on a number that every rank draws for itself."""
+
+    def aggregate(self, round: Any, contributions: Any) -> Any:
+        vector, weights = super().aggregate(round, contributions)
+        return vector + int.from_bytes(os.urandom(2), "little"), weights
+
+
+def disagree(folder: str) -> None:
+    """Ranks that do not come to the same global model."""
+    fit(Path(folder), (FederatedLoop(OwnDraws(), seed=3), Plain(), five(), {}))
+
+
+def no_federation(folder: str) -> None:
+    """A trainer without a FederatedLoop."""
+    case = shapfed_wa()
+    there = trainer(Path(folder), case[0], {}, [])
+    there.callbacks.remove(case[0])  # type: ignore[attr-defined]
+    there.fit(case[1], case[2])
+
+
+class SaveWithin(Callback):
+    """Saves in the middle of the third round."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.current_epoch == 2 and batch_idx == 1:
+            trainer.save_checkpoint(Path(trainer.default_root_dir) / "within.ckpt")
+
+
+def save_within(folder: str, name: str) -> None:
+    """A checkpoint in the middle of a round."""
+    case = CASES[name]()
+    fit(Path(folder), case, [SaveWithin(), ModelCheckpoint(Path(folder) / "steps", every_n_train_steps=1000)])
+
+
+def save_within_unannounced(folder: str, name: str) -> None:
+    """The same without a callback that says that it may happen."""
+    fit(Path(folder), CASES[name](), [SaveWithin()])
+
+
+def idle_stops(folder: str) -> None:
+    """A rank that stops in the middle of a round."""
+
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+            trainer.should_stop = ranks_of(trainer).rank == 1 and trainer.current_epoch == 1
+
+    fit(Path(folder), shapfed_wa(), [Stop()])
 
 
 def run_all(folder: str, names: list[str]) -> None:

@@ -9,10 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-#: How many batches a process has seen: Lightning's, beside the total that all of them have.
-COUNTERS = ("current", "is_last_batch")
-
-
 def differences(a: Path, b: Path) -> list[str]:
     """Of two folders of runs: their last checkpoints without paths and batch counters, what they logged, their CSVs."""
     one, other = (torch.load(folder / "last.ckpt", weights_only=True) for folder in (a, b))
@@ -35,8 +31,9 @@ def _differ(one: Any, other: Any, place: str) -> Iterator[str]:
             yield f"{place}: other keys"
             return
         for key in one:
-            counts = key in COUNTERS and "batch_progress" in place
-            if not counts and key not in ("csv", "dirpath", "current") and "path" not in str(key):
+            # Lightning's counts of a process' own batches, beside the totals that all processes have.
+            own = key == "zero_grad" or "scheduler_progress" in place or (key in ("current", "is_last_batch") and "progress" in place)
+            if not own and key != "csv" and "path" not in str(key):
                 yield from _differ(one[key], other[key], f"{place}/{key}")
     elif isinstance(one, (list, tuple)):
         if len(one) != len(other):

@@ -110,9 +110,9 @@ class SeveralRanks(OneProcess):
         self.owners.bind([client for part in parts for client in part])
         self._save()
 
-    def discard(self) -> None:
-        super().discard()
-        self.ranks.give_up(f"round {self._state.round_index} was interrupted")
+    def discard(self, why: str) -> None:
+        super().discard(why)
+        self.ranks.give_up(why)  # the others would wait for this rank at the end of the round
 
     def received(self) -> dict[int, Tensor]:
         parts = self.ranks.everybody(self._received(), "the clients' own models")

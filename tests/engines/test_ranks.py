@@ -1,0 +1,121 @@
+"""The same federations on one, two and three ranks."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from rank_cases import CASES
+from rank_processes import Ended, Group, run_ranks
+from same_runs import differences
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder per number of ranks with a folder per federation."""
+    root = tmp_path_factory.mktemp("ranks")
+    groups = {size: Group("run_all", [str(root / str(size)), list(CASES)], size, root / str(size)) for size in (1, 2, 3)}
+    for size, group in groups.items():
+        ended = group.wait(150)
+        assert [rank.code for rank in ended] == [0] * size, "\n".join(rank.output[-3000:] for rank in ended)
+    return root
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_one_process_to_the_bit(runs: Path, name: str, size: int) -> None:
+    assert differences(runs / "1" / name, runs / str(size) / name) == []
+
+
+def test_only_rank_zero_writes(runs: Path) -> None:
+    files = [path for path in (runs / "3").rglob("*") if path.is_file() and path.name != "metrics.txt"]
+    names = {path.name for path in files if "clients" not in path.parts}
+    assert {"contributions.csv", "last.ckpt"} <= names
+    assert len([path for path in files if path.name == "contributions.csv"]) == len(CASES)
+
+
+def said(ended: list[Ended], *others: int) -> str:
+    """What the ranks that are left said last, all of them with an error."""
+    for rank in others:
+        assert ended[rank].code == 1, ended[rank].output[-3000:]
+        assert ended[rank].seconds < 30
+    return "\n".join(ended[rank].output for rank in others)
+
+
+@pytest.mark.parametrize(
+    ("killed", "how", "message"),
+    [
+        (1, "kill", "the process of rank 1 is gone"),
+        (0, "kill", "the process of rank 0 is gone"),
+        (2, "raise", "rank 2 has given up: ValueError while client"),
+    ],
+)
+def test_all_end_with_one_and_the_run_goes_on_from_there(
+    runs: Path, tmp_path: Path, killed: int, how: str, message: str
+) -> None:
+    name = "scaffold"
+    ended = Group("run_and_die", [str(tmp_path / "run"), name, killed, how], 3, tmp_path / "first").wait(40)
+    text = said(ended, *({0, 1, 2} - {killed}))
+    assert text.count(message) >= 2
+    assert ended[killed].code == (-9 if how == "kill" else 1)
+    again = []
+    for size in (1, 2, 3):
+        folder = tmp_path / str(size)
+        shutil.copytree(tmp_path / "run", folder)
+        again.append(Group("run_and_die", [str(folder), name, killed, how], size, tmp_path / f"output{size}"))
+    for size, group in zip((1, 2, 3), again):
+        assert [rank.code for rank in group.wait(60)] == [0] * size
+        assert differences(runs / "1" / name, tmp_path / str(size)) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("labels", "ranks 0 and 1 have dealt out other data: "),
+        ("samples", "ranks 0 and 1 have dealt out other data: client 0"),
+        ("settings", "federation.aggregator is"),
+        ("module", "has another module than rank"),
+        ("version", "flsv 9.9"),
+    ],
+)
+def test_other_ranks_are_refused(tmp_path: Path, how: str, message: str) -> None:
+    ended = Group("other_data", [str(tmp_path / "run"), how], 2, tmp_path).wait(40)
+    text = said(ended, 0, 1)
+    assert "ConfigurationError" in text
+    assert message in text
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_ranks_that_do_not_come_to_the_same_stop(tmp_path: Path) -> None:
+    text = said(Group("disagree", [str(tmp_path / "run")], 2, tmp_path).wait(40), 0, 1)
+    assert "round 0: ranks 0 and 1 do not agree on the global model" in text
+
+
+def test_without_a_federation(tmp_path: Path) -> None:
+    text = said(Group("no_federation", [str(tmp_path / "run")], 2, tmp_path).wait(40), 0, 1)
+    assert "has no FederatedLoop among its callbacks" in text
+
+
+def test_a_rank_that_stops_in_a_round_ends_all(tmp_path: Path) -> None:
+    ended = Group("idle_stops", [str(tmp_path / "run")], 2, tmp_path).wait(40)
+    assert "rank 1 has given up: the epoch ended before the round's last batch" in ended[0].output
+    assert ended[0].code == 1
+
+
+def test_a_checkpoint_within_a_round(runs: Path, tmp_path: Path) -> None:
+    run_ranks("save_within", [str(tmp_path / "two"), "scaffold"], 2, tmp_path / "first")
+    (tmp_path / "two/within.ckpt").rename(tmp_path / "two/last.ckpt")
+    run_ranks("run_and_die", [str(tmp_path / "two"), "scaffold", -1, ""], 3, tmp_path / "second")
+    assert [d for d in differences(runs / "1/scaffold", tmp_path / "two") if "ModelCheckpoint" not in d] == []
+
+
+def test_a_checkpoint_within_a_round_that_would_lack_something(tmp_path: Path) -> None:
+    ended = Group("save_within_unannounced", [str(tmp_path / "run"), "scaffold"], 2, tmp_path).wait(40)
+    assert "would lack what the clients of other ranks keep" in "".join(rank.output for rank in ended)
+
+
+def test_two_hosts(runs: Path, tmp_path: Path) -> None:
+    addresses = {"GLOO_SOCKET_IFNAME": ""}
+    run_ranks("run_all", [str(tmp_path / "run"), ["kept_momentum"]], 2, tmp_path, environment=addresses, nodes=True)
+    assert differences(runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
