@@ -74,7 +74,7 @@ def longest_first(costs: Sequence[float], size: int, fixed: Mapping[int, int] | 
 
     Example:
         >>> longest_first([1, 5, 3, 3], 2)
-        [1, 0, 1, 1]
+        [0, 0, 1, 1]
         >>> longest_first([1, 5, 3, 3], 2, fixed={0: 0, 1: 1})
         [0, 1, 0, 0]
     """

@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -23,10 +24,19 @@ from flsv.aggregation import FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import Attack, SignFlip
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.engines.ranks import ranks_of
+from flsv.engines.ranks import FederatedStrategy, Gone, ranks_of
+from flsv.engines.ranks import group
+from flsv.engines.ranks import lifeline as lifelines
+from flsv.engines.ranks.meeting import Meeting, meet
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, DomainRelevance, LeaveOneOut, SurrogateFederatedShapley
-from flsv.metrics import WassersteinContribution
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CommunicationCost,
+    DomainRelevance,
+    LeaveOneOut,
+    SurrogateFederatedShapley,
+    WassersteinContribution,
+)
 from flsv.personalization import PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort, ShapleyImportanceSampler, UniformSampler
@@ -91,7 +101,7 @@ def afedsv_plus() -> Case:
 def pfedsv() -> Case:
     loop = FederatedLoop(
         personalizer=PFedSV(),
-        metrics={"relevance": DomainRelevance()},
+        metrics={"relevance": DomainRelevance(), "cost": CommunicationCost()},
         sampler=UniformSampler(4),
         evaluate_clients_every=2,
         seed=3,
@@ -101,7 +111,12 @@ def pfedsv() -> Case:
 
 def scaffold() -> Case:
     loop = FederatedLoop(
-        FedAvg(weighting="uniform"), client_algorithm=SCAFFOLD(), sampler=UniformSampler(3), server_lr=0.8, seed=3
+        FedAvg(weighting="uniform"),
+        {"cost": CommunicationCost()},
+        client_algorithm=SCAFFOLD(),
+        sampler=UniformSampler(3),
+        server_lr=0.8,
+        seed=3,
     )
     return loop, Plain(network(batch_norm=False), plain_sgd), five(), {"rounds": 4}
 
@@ -179,7 +194,7 @@ def trainer(folder: Path, loop: FederatedLoop, options: dict[str, Any], callback
         accelerator="cpu",
         devices=size // nodes,
         num_nodes=nodes,
-        strategy=options.pop("strategy", "federated"),
+        strategy=FederatedStrategy(address=os.environ["ADDRESS"]) if "ADDRESS" in os.environ else "federated",
         default_root_dir=folder,
         logger=False,
         enable_progress_bar=False,
@@ -303,4 +318,67 @@ def run_all(folder: str, names: list[str]) -> None:
         if done.is_global_zero:
             metrics = {key: float(value) for key, value in sorted(done.callback_metrics.items())}
             (Path(folder) / name / "metrics.txt").write_text(repr(metrics))
-        print(name, done.global_step, ranks_of(done).rank, flush=True)
+        peers = getattr(ranks_of(done), "lifeline", None) and ranks_of(done).lifeline.peers()
+        print(name, ranks_of(done).rank, peers, flush=True)
+
+
+def sleeper(folder: str) -> None:
+    """Rank 1 dies while rank 0 is in a batch that does not end."""
+    lifelines.UNNOTICED = 1.0
+
+    class Asleep(Callback):
+        def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+            if ranks_of(trainer).rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+
+    fit(Path(folder), shapfed_wa(), [Asleep()])
+
+
+def exchanges(folder: str) -> None:
+    """All that ranks exchange."""
+    rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["RANKS"])
+    meeting = Meeting(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, size)
+    ranks = meet(meeting, torch.device("cpu"))
+    assert meet(meeting, torch.device("cpu")) is ranks
+    whole = torch.arange(1000.0).view(10, 100)
+    told = {
+        "view": whole[rank, :3],
+        "half": torch.full((2, 0), rank, dtype=torch.bfloat16),
+        "yes": torch.tensor(rank == 1),
+        "text": f"rank {rank}",
+    }
+    for r, there in enumerate(ranks.everybody(told, "everything")):
+        assert torch.equal(there["view"], whole[r, :3])
+        assert there["half"].shape == (2, 0)
+        assert there["half"].dtype == torch.bfloat16
+        assert (bool(there["yes"]), there["text"]) == (r == 1, f"rank {r}")
+    assert ranks.from_rank(1, told, "one")["text"] == "rank 1"
+    at_first = ranks.at_first("x" * (rank + 1), "at rank 0")
+    assert at_first == (["x" * (r + 1) for r in range(size)] if rank == 0 else None)
+    rows = [2, 0, 3]
+    blocks = list(ranks.blocks(torch.full((rows[rank], 4), float(rank)), rows, "rows"))
+    assert [block.tolist() for block in blocks] == [[[float(r)] * 4] * count for r, count in enumerate(rows)]
+    assert ranks.share(lambda item: item**2, range(7), "squares") == [item**2 for item in range(7)]
+    assert sys.getsizeof(group._packed(whole[0, :1], "a view").numpy().tobytes()) < 1000
+    try:
+        ranks.everybody(None, "this" if rank else "that")
+    except RuntimeError as error:
+        assert "ranks are out of step" in str(error)
+    else:
+        raise AssertionError("ranks that say different things were not noticed")
+    try:
+        ranks.everybody(lambda: None, "a function")
+    except TypeError as error:
+        assert "a function cannot be sent to other ranks" in str(error)
+    else:
+        raise AssertionError("a function was sent")
+    if rank == 2:
+        return  # it leaves
+    try:
+        for _ in range(3):
+            ranks.everybody(None, "one more")
+    except Gone as error:
+        assert "[2] are done and have left" in str(error) or "rank 0" in str(error) or "rank 1" in str(error), error
+    else:
+        raise AssertionError("a rank that had left was not missed")

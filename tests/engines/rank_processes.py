@@ -53,11 +53,12 @@ class Group:
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._outputs = [folder / f"rank{rank}.txt" for rank in range(size)]
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "RANKS": str(size)}
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "RANKS": str(size)}
         self.processes: list[Any] = []
         for rank in range(size):
             own = {"NODE_RANK": str(rank), "LOCAL_RANK": "0"} if nodes else {"NODE_RANK": "0", "LOCAL_RANK": str(rank)}
             own["NODES"] = str(size if nodes else 1)
+            own |= {"ADDRESS": f"127.0.0.{rank + 1}"} if nodes else {}
             variables = {**common, **own, **(environment or {})}
             given = (function, list(arguments), variables, str(self._outputs[rank]))
             process = _context.Process(target=_run, args=given, daemon=True)
@@ -105,7 +106,8 @@ def _run(function: str, arguments: list[Any], variables: dict[str, str], output:
         raise SystemExit(1) from None
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Where nobody listens on the loopback address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

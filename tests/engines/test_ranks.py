@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from rank_cases import CASES
-from rank_processes import Ended, Group, run_ranks
+from rank_processes import Ended, Group, free_port, run_ranks
 from same_runs import differences
+
+from flsv.cli import main
+
+OPTIONS = (
+    "--data.partitioner=DirichletPartitioner --data.partitioner.init_args.num_clients=4 "
+    "--data.partitioner.init_args.alpha=0.5 --model.init_args.network=softmax --trainer.accelerator=cpu "
+    "--trainer.enable_progress_bar=false --trainer.enable_model_summary=false"
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +37,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", CASES)
 def test_equals_one_process_to_the_bit(runs: Path, name: str, size: int) -> None:
     assert differences(runs / "1" / name, runs / str(size) / name) == []
+
+
+def test_what_ranks_exchange(tmp_path: Path) -> None:
+    run_ranks("exchanges", [str(tmp_path)], 3, tmp_path, seconds=40)
+
+
+def test_a_rank_that_does_not_notice_is_ended(tmp_path: Path) -> None:
+    ended = Group("sleeper", [str(tmp_path)], 2, tmp_path).wait(30)
+    assert [rank.code for rank in ended] == [1, -9]
+    assert ended[0].output.strip().endswith("rank 0 of 2 ends: the process of rank 1 is gone.")
 
 
 def test_only_rank_zero_writes(runs: Path) -> None:
@@ -116,6 +137,47 @@ def test_a_checkpoint_within_a_round_that_would_lack_something(tmp_path: Path) -
 
 
 def test_two_hosts(runs: Path, tmp_path: Path) -> None:
-    addresses = {"GLOO_SOCKET_IFNAME": ""}
-    run_ranks("run_all", [str(tmp_path / "run"), ["kept_momentum"]], 2, tmp_path, environment=addresses, nodes=True)
+    ended = run_ranks("run_all", [str(tmp_path / "run"), ["kept_momentum"]], 2, tmp_path, nodes=True)
+    assert "kept_momentum 0 ['127.0.0.2']" in ended[0].output
+    assert "kept_momentum 1 ['127.0.0.1']" in ended[1].output
     assert differences(runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
+
+
+SCRIPT = """
+import sys
+sys.path[:0] = {paths!r}
+import rank_cases
+rank_cases.run_and_die(sys.argv[1], "scaffold", 1, "kill")
+"""
+
+
+def test_torchrun_restarts_by_itself(runs: Path, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT.format(paths=[path for path in sys.path if path]))
+    launch = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--max_restarts=1", "--monitor_interval=0.1"]
+    command = [sys.executable, *launch, f"--master_port={free_port()}", str(script), str(tmp_path / "run")]
+    environment = {**os.environ, "RANKS": "2", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert (tmp_path / "run/died").exists()
+    assert differences(runs / "1/scaffold", tmp_path / "run") == []
+
+
+def test_from_a_command_line(tmp_path: Path) -> None:
+    def command(folder: Path) -> list[str]:
+        given = "--trainer.max_epochs=2 --trainer.logger=false --federation.print_table=false --data.source=digits"
+        return ["fit", *given.split(), *OPTIONS.split(), f"--trainer.default_root_dir={folder}"]
+
+    ranks = [sys.executable, "-m", "flsv", *command(tmp_path / "two")]
+    ranks += ["--trainer.strategy=federated", "--trainer.devices=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    process = subprocess.Popen(ranks, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert main(command(tmp_path / "one")) == 0
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output[-3000:]
+    one, two = (tmp_path / name for name in ("one", "two"))
+    assert (one / "contributions.csv").read_bytes() == (two / "contributions.csv").read_bytes()
+    for folder in (one, two):
+        (folder / "checkpoints/last.ckpt").rename(folder / "last.ckpt")
+    assert differences(one, two) == []

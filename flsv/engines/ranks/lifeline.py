@@ -53,6 +53,10 @@ class Lifeline:
         self._thread = threading.Thread(target=self._watch, name="flsv-lifeline", daemon=True)
         self._thread.start()
 
+    def peers(self) -> list[str]:
+        """Addresses of the hosts at the other ends."""
+        return [connection.getpeername()[0] for connection in self._connections.values()]
+
     def check(self) -> None:
         """Raise :class:`Gone` where another rank is."""
         if self.failure is not None:
