@@ -99,7 +99,7 @@ class FederatedLoop(L.Callback):
 
     Attributes:
         state: what stands between two rounds; the properties below read it.
-        write_csv: whether ``contributions.csv`` is written.
+        write_csv: whether ``contributions.csv`` is written, and the run's folder kept to this run.
 
     Raises:
         ConfigurationError: a wrong argument or combination, before training starts.
@@ -278,7 +278,7 @@ class FederatedLoop(L.Callback):
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
-        if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self.write_csv and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._lock = FolderLock(run_folder(trainer))
         self._data, self._fitting = data, True
         self._fingerprint = fingerprint(self._settings, data)

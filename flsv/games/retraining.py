@@ -22,6 +22,8 @@ from flsv.errors import ConfigurationError
 from flsv.games import ModelEvaluator, Scores, UtilityMetric
 from flsv.games.evaluation.scores import check_metric
 from flsv.parameters import ParameterSpace
+from flsv.participants import ALONE, Ranks
+from flsv.participants.ranks import longest_first
 from flsv.sampling.fixed import FixedCohort
 
 Members = tuple[int, ...]
@@ -43,6 +45,8 @@ class RetrainedUtility:
         metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"`` or ``"per_class_accuracy"`` (then the
             utility is ``[K, M]``).
         max_clients: the most clients for which such a game may be begun.
+        ranks: processes that share the trainings out, such as ``flsv.engines.ranks.ranks_of_environment()``; each of
+            them calls the utility alike, and knows all scores. A training is one process's.
 
     Attributes:
         num_players: n.
@@ -77,6 +81,7 @@ class RetrainedUtility:
         data: FederatedDataModule,
         metric: UtilityMetric = "accuracy",
         max_clients: int = 8,
+        ranks: Ranks = ALONE,
     ) -> None:
         check_metric(metric, custom=False)
         data.prepare_data()
@@ -89,6 +94,7 @@ class RetrainedUtility:
             )
         self._trainer, self._module, self._data, self.metric = trainer, copy.deepcopy(module), data, metric
         self.num_players = data.num_clients
+        self._ranks = ranks
         self._initial: dict[str, Any] | None = None
         self.scores: dict[Members, Scores] = {}
         self.seconds: dict[Members, float] = {}
@@ -102,12 +108,38 @@ class RetrainedUtility:
         if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
             raise ValueError(f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}.")
         coalitions = [tuple(mask.nonzero().flatten().tolist()) for mask in masks.cpu()]
-        for members in coalitions:
-            if members and members not in self.scores:
-                self._train(members)
-        if () in coalitions and () not in self.scores:
-            self._train((0,))  # the empty coalition's model is what any training starts from
+        wanted = dict.fromkeys(members for members in coalitions if members and members not in self.scores)
+        if () in coalitions and () not in self.scores and not wanted:
+            wanted[(0,)] = None  # the empty coalition's model is what any training starts from
+        self._train_all(list(wanted))
         return torch.cat([self.scores[members].value(self.metric) for members in coalitions])
+
+    def _train_all(self, coalitions: list[Members]) -> None:
+        ranks = self._ranks
+        if self._initial is None and ranks.size > 1 and coalitions:
+            # What the first training starts from, all others do.
+            if ranks.rank == 0:
+                self._train(coalitions[0])
+            self._share(coalitions[:1], "the first coalition's training")
+            coalitions = coalitions[1:]
+        samples = self._data.num_samples
+        owners = longest_first([float(samples[list(members)].sum()) for members in coalitions], ranks.size)
+        for members, owner in zip(coalitions, owners):
+            if owner == ranks.rank:
+                self._train(members)
+        if ranks.size > 1:
+            self._share(coalitions, "coalitions' trainings")
+
+    def _share(self, coalitions: list[Members], about: str) -> None:
+        """Everybody's scores of these coalitions and of the empty one."""
+        names = ((), *coalitions)
+        own = {members: self.scores[members] for members in names if members in self.scores}
+        seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}
+        parts = self._ranks.everybody((own, seconds, self._initial if self._ranks.rank == 0 else None), about)
+        self._initial = parts[0][2]
+        for scores, spent, _ in parts:
+            self.scores |= scores
+            self.seconds |= spent
 
     def _train(self, members: Members) -> None:
         trainer, module = self._trainer(FixedCohort(members)), copy.deepcopy(self._module)

@@ -15,28 +15,33 @@ from typing import Any
 import lightning as L
 import torch
 import torchmetrics
+import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from toys import CLASSES, Plain, adam, network, toy_data, toy_sets
 
 from flsv.aggregation import FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import Attack, SignFlip
+from flsv.cli import main
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.engines.ranks import FederatedStrategy, Gone, ranks_of
-from flsv.engines.ranks import group
+from flsv.engines.ranks import FederatedStrategy, Gone, group, ranks_of, ranks_of_environment
 from flsv.engines.ranks import lifeline as lifelines
 from flsv.engines.ranks.meeting import Meeting, meet
+from flsv.functional import exact_shapley
+from flsv.games.retraining import RetrainedUtility
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
+    CalibratedOTGradient,
     ClassSpecificShapley,
     CommunicationCost,
     DomainRelevance,
     LeaveOneOut,
     SurrogateFederatedShapley,
-    WassersteinContribution,
 )
+from flsv.models.classifier import ClassifierClient
 from flsv.personalization import PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort, ShapleyImportanceSampler, UniformSampler
@@ -139,7 +144,7 @@ def adam_with_steps() -> Case:
     module = Logging(network(dropout=0.3), adam, step_schedule, interval="step")
     loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs=2, seed=3)
     options = {"accumulate_grad_batches": 3, "gradient_clip_val": 1.0, "limit_train_batches": 4}
-    return loop, module, five(batch_size=4), {**options, "monitor": "loss_epoch"}
+    return loop, module, five(batch_size=4), {**options, "monitor": "loss_epoch", "logger": True}
 
 
 def batch_norm() -> Case:
@@ -152,7 +157,7 @@ def one_client() -> Case:
 
 
 def two_clients() -> Case:
-    metrics = {"distance": WassersteinContribution()}
+    metrics = {"distance": CalibratedOTGradient()}
     return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
 
 
@@ -185,7 +190,8 @@ CASES: dict[str, Callable[[], Case]] = {
 
 def trainer(folder: Path, loop: FederatedLoop, options: dict[str, Any], callbacks: list[Callback]) -> L.Trainer:
     options = dict(options)
-    size, nodes = int(os.environ["RANKS"]), int(os.environ.get("NODES", 1))
+    writes = TensorBoardLogger(folder, name="") if options.pop("logger", False) else False
+    size, nodes = int(os.environ.get("RANKS") or os.environ["WORLD_SIZE"]), int(os.environ.get("NODES", 1))
     saves = ModelCheckpoint(
         folder, save_last=True, monitor=options.pop("monitor", None), save_top_k=1, enable_version_counter=False
     )
@@ -196,7 +202,7 @@ def trainer(folder: Path, loop: FederatedLoop, options: dict[str, Any], callback
         num_nodes=nodes,
         strategy=FederatedStrategy(address=os.environ["ADDRESS"]) if "ADDRESS" in os.environ else "federated",
         default_root_dir=folder,
-        logger=False,
+        logger=writes,
         enable_progress_bar=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -219,18 +225,56 @@ def fit(folder: Path, case: Case, callbacks: list[Callback] | None = None) -> L.
 
 
 class Die(Callback):
-    """One rank ends in the middle of a round, once."""
+    """One rank ends in the third round, once.
 
-    def __init__(self, folder: Path, rank: int, how: str, round_index: int = 2) -> None:
-        self.mark, self.rank, self.how, self.round_index = folder / "died", rank, how, round_index
+    Args:
+        folder: of the run, where a mark says that it has happened.
+        rank: which.
+        how: ``"raise"``: by an exception; else by SIGKILL, where in the round.
+    """
 
-    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        here = ranks_of(trainer).rank == self.rank and trainer.current_epoch == self.round_index
-        if here and not self.mark.exists():
-            self.mark.touch()
-            if self.how == "kill":
-                os.kill(os.getpid(), signal.SIGKILL)
-            raise ValueError("bad sample at this site")
+    def __init__(self, folder: Path, rank: int, how: str) -> None:
+        self.mark, self.rank, self.how = folder / "died", rank, how
+
+    def _at(self, trainer: L.Trainer, *places: str) -> None:
+        here = ranks_of(trainer).rank == self.rank and trainer.current_epoch == 2 and self.how in places
+        if not here or self.mark.exists():
+            return
+        self.mark.touch()
+        if self.how != "raise":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("bad sample at this site")
+
+    def on_train_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        loop: Any = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+        for owner, name, place in (
+            (loop._running.clients, "exchange", "update"),
+            (loop.aggregator, "aggregate", "aggregate"),
+            (trainer.strategy.checkpoint_io, "save_checkpoint", "checkpoint"),
+        ):
+            if hasattr(owner, name):
+                setattr(owner, name, self._before(trainer, place, getattr(owner, name)))
+
+    def _before(self, trainer: L.Trainer, place: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def dying(*args: Any, **kwargs: Any) -> Any:
+            self._at(trainer, place)
+            return function(*args, **kwargs)
+
+        return dying
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self._at(trainer, "first batch", "raise")
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+        if trainer.is_last_batch:
+            self._at(trainer, "last batch")
+
+    def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        self._at(trainer, "validation")
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        if self.rank:  # only rank 0 writes: the others die while it does
+            self._at(trainer, "checkpoint")
 
 
 def run_and_die(folder: str, name: str, rank: int, how: str) -> None:
@@ -241,6 +285,24 @@ def run_and_die(folder: str, name: str, rank: int, how: str) -> None:
     if done.is_global_zero:
         metrics = {key: float(value) for key, value in sorted(done.callback_metrics.items())}
         (Path(folder) / "metrics.txt").write_text(repr(metrics))
+
+
+def from_config(path: str, folder: str) -> None:
+    """A configuration file on top of the quickstart's."""
+    quickstart = Path(path).parent / "quickstart.yaml"
+    size = int(os.environ["RANKS"])
+    own = yaml.safe_load(Path(path).read_text()) or {}
+    given = ["fit", f"--config={quickstart}"]
+    given += [] if "data" in own and "source" in own["data"] else ["--data.client_val_fraction=0.2"]
+    given += [f"--config={path}", "--trainer.max_epochs=3", f"--trainer.default_root_dir={folder}"]
+    given += ["--trainer.logger=false", "--trainer.accelerator=cpu", f"--trainer.devices={size}"]
+    given += ["--trainer.strategy=federated", "--trainer.enable_progress_bar=false", "--federation.print_table=false"]
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    if main(given):
+        raise SystemExit(1)
+    if int(os.environ["LOCAL_RANK"]) == 0:
+        (Path(folder) / "checkpoints/last.ckpt").rename(Path(folder) / "last.ckpt")
 
 
 def other_data(folder: str, how: str) -> None:
@@ -320,6 +382,28 @@ def run_all(folder: str, names: list[str]) -> None:
             (Path(folder) / name / "metrics.txt").write_text(repr(metrics))
         peers = getattr(ranks_of(done), "lifeline", None) and ranks_of(done).lifeline.peers()
         print(name, ranks_of(done).rank, peers, flush=True)
+
+
+def retrain(folder: str) -> None:
+    """All coalitions of three clients, each trained by one rank."""
+    os.environ |= {"WORLD_SIZE": os.environ["RANKS"], "RANK": os.environ["LOCAL_RANK"]}
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    ranks = ranks_of_environment()
+    del os.environ["WORLD_SIZE"], os.environ["RANK"], os.environ["LOCAL_RANK"]  # a Trainer is alone
+    trained = []
+
+    def make(cohort: FixedCohort) -> L.Trainer:
+        trained.append(cohort)
+        loop = FederatedLoop(sampler=cohort, seed=0, print_table=False)
+        options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+        return L.Trainer(max_epochs=2, callbacks=[loop], logger=False, default_root_dir=folder, **options)
+
+    data = FederatedDataModule("digits", SizePartitioner([1, 2, 3]))
+    utility = RetrainedUtility(make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks)
+    found = exact_shapley(utility, 3)
+    print("RESULT", found.values.tolist(), len(utility.scores), len(utility.seconds), flush=True)
+    print("TRAINED", len(trained), flush=True)
 
 
 def sleeper(folder: str) -> None:

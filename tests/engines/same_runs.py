@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+
 def differences(a: Path, b: Path) -> list[str]:
     """Of two folders of runs: their last checkpoints without paths and batch counters, what they logged, their CSVs."""
     one, other = (torch.load(folder / "last.ckpt", weights_only=True) for folder in (a, b))
@@ -32,7 +33,11 @@ def _differ(one: Any, other: Any, place: str) -> Iterator[str]:
             return
         for key in one:
             # Lightning's counts of a process' own batches, beside the totals that all processes have.
-            own = key == "zero_grad" or "scheduler_progress" in place or (key in ("current", "is_last_batch") and "progress" in place)
+            own = (
+                key == "zero_grad"
+                or "scheduler_progress" in place
+                or (key in ("current", "is_last_batch") and "progress" in place)
+            )
             if not own and key != "csv" and "path" not in str(key):
                 yield from _differ(one[key], other[key], f"{place}/{key}")
     elif isinstance(one, (list, tuple)):

@@ -9,9 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from rank_cases import CASES
-from rank_processes import Ended, Group, free_port, run_ranks
+from rank_cases import CASES, run_and_die
+from rank_processes import Ended, Group, run_ranks
 from same_runs import differences
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from flsv.cli import main
 
@@ -26,7 +27,9 @@ OPTIONS = (
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder per number of ranks with a folder per federation."""
     root = tmp_path_factory.mktemp("ranks")
-    groups = {size: Group("run_all", [str(root / str(size)), list(CASES)], size, root / str(size)) for size in (1, 2, 3)}
+    groups = {
+        size: Group("run_all", [str(root / str(size)), list(CASES)], size, root / str(size)) for size in (1, 2, 3)
+    }
     for size, group in groups.items():
         ended = group.wait(150)
         assert [rank.code for rank in ended] == [0] * size, "\n".join(rank.output[-3000:] for rank in ended)
@@ -50,10 +53,14 @@ def test_a_rank_that_does_not_notice_is_ended(tmp_path: Path) -> None:
 
 
 def test_only_rank_zero_writes(runs: Path) -> None:
-    files = [path for path in (runs / "3").rglob("*") if path.is_file() and path.name != "metrics.txt"]
-    names = {path.name for path in files if "clients" not in path.parts}
-    assert {"contributions.csv", "last.ckpt"} <= names
-    assert len([path for path in files if path.name == "contributions.csv"]) == len(CASES)
+    def written(size: int) -> list[str]:
+        paths = [path.relative_to(runs / str(size)) for path in (runs / str(size)).rglob("*") if path.is_file()]
+        # A file of events is named by its process.
+        return sorted(str(path.parent if "events" in path.name else path) for path in paths if path.parent != Path("."))
+
+    assert written(2) == written(3) == written(1)
+    assert {"adam_with_steps/version_0", "pfedsv/contributions.csv", "scaffold/last.ckpt"} <= set(written(3))
+    assert "two_clients/clients/1/gradients.png" in written(3), written(3)
 
 
 def said(ended: list[Ended], *others: int) -> str:
@@ -67,8 +74,8 @@ def said(ended: list[Ended], *others: int) -> str:
 @pytest.mark.parametrize(
     ("killed", "how", "message"),
     [
-        (1, "kill", "the process of rank 1 is gone"),
-        (0, "kill", "the process of rank 0 is gone"),
+        (1, "first batch", "the process of rank 1 is gone"),
+        (0, "update", "the process of rank 0 is gone"),
         (2, "raise", "rank 2 has given up: ValueError while client"),
     ],
 )
@@ -79,7 +86,7 @@ def test_all_end_with_one_and_the_run_goes_on_from_there(
     ended = Group("run_and_die", [str(tmp_path / "run"), name, killed, how], 3, tmp_path / "first").wait(40)
     text = said(ended, *({0, 1, 2} - {killed}))
     assert text.count(message) >= 2
-    assert ended[killed].code == (-9 if how == "kill" else 1)
+    assert ended[killed].code == (1 if how == "raise" else -9)
     again = []
     for size in (1, 2, 3):
         folder = tmp_path / str(size)
@@ -143,24 +150,33 @@ def test_two_hosts(runs: Path, tmp_path: Path) -> None:
     assert differences(runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
 
 
-SCRIPT = """
-import sys
-sys.path[:0] = {paths!r}
-import rank_cases
-rank_cases.run_and_die(sys.argv[1], "scaffold", 1, "kill")
-"""
-
-
 def test_torchrun_restarts_by_itself(runs: Path, tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(paths=[path for path in sys.path if path]))
-    launch = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--max_restarts=1", "--monitor_interval=0.1"]
-    command = [sys.executable, *launch, f"--master_port={free_port()}", str(script), str(tmp_path / "run")]
-    environment = {**os.environ, "RANKS": "2", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-3000:]
+    # The agent of torchrun, on processes that need not import everything again.
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        max_restarts=1,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        start_method="forkserver",
+        monitor_interval=0.1,
+    )
+    elastic_launch(config, run_and_die)(str(tmp_path / "run"), "scaffold", 1, "kill")
     assert (tmp_path / "run/died").exists()
     assert differences(runs / "1/scaffold", tmp_path / "run") == []
+
+
+def test_retrained_coalitions_are_shared_out(tmp_path: Path) -> None:
+    outputs = {}
+    for size in (1, 3):
+        ended = run_ranks("retrain", [str(tmp_path)], size, tmp_path / str(size), seconds=60)
+        outputs[size] = [
+            dict(line.split(" ", 1) for line in e.output.splitlines() if line[:4] in ("RESU", "TRAI")) for e in ended
+        ]
+    assert {told["RESULT"] for size in (1, 3) for told in outputs[size]} == {outputs[1][0]["RESULT"]}
+    assert outputs[1][0]["TRAINED"] == "7"
+    assert sorted(int(told["TRAINED"]) for told in outputs[3]) == [2, 2, 3]
 
 
 def test_from_a_command_line(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 from flsv.engines.ranks.group import RankGroup
 from flsv.engines.ranks.lifeline import Lifeline
 from flsv.errors import ConfigurationError
+from flsv.participants import ALONE, Ranks
 
 PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
 
@@ -73,6 +74,25 @@ def meet(
     if meeting not in _groups:
         _groups[meeting] = _meet(meeting, device, backend, alive)
     return _groups[meeting]
+
+
+def ranks_of_environment(device: torch.device | None = None, **options: Any) -> Ranks:
+    """The processes that ``torchrun`` (or whoever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) has started, for
+    work without a Trainer on all of them, such as :class:`flsv.games.retraining.RetrainedUtility`'s.
+
+    Args:
+        device: of this rank's tensors; default: the CPU.
+        **options: of :class:`Meeting`.
+
+    Example:
+        >>> ranks_of_environment().size  # outside of torchrun
+        1
+    """
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    if size == 1:
+        return ALONE
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return meet(Meeting(address, port, int(os.environ["RANK"]), size, **options), device or torch.device("cpu"))
 
 
 def _meet(meeting: Meeting, device: torch.device, backend: str | None, alive: Callable[[], str | None]) -> RankGroup:
