@@ -95,7 +95,7 @@ def _run(function: str, arguments: list[Any], variables: dict[str, str], output:
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    sys.stdout, sys.stderr = (open(number, "w", buffering=1) for number in (1, 2))
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1) for number in (1, 2))  # noqa: SIM115
     os.environ.update(variables)
     # Where a rank hangs, its output says at what.
     faulthandler.dump_traceback_later(float(os.environ.get("DUMP_AFTER", 50)), file=sys.stderr)

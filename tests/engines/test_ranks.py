@@ -60,7 +60,8 @@ def test_only_rank_zero_writes(runs: Path) -> None:
 
     assert written(2) == written(3) == written(1)
     assert {"adam_with_steps/version_0", "pfedsv/contributions.csv", "scaffold/last.ckpt"} <= set(written(3))
-    assert "two_clients/clients/1/gradients.png" in written(3), written(3)
+    pictures = [name for name in written(3) if name.startswith("two_clients/clients/1/")]
+    assert any(name.endswith(".png") for name in pictures)
 
 
 def said(ended: list[Ended], *others: int) -> str:

@@ -119,7 +119,7 @@ class Lifeline:
             self._say(message, but=rank)
 
     def _gone(self, rank: int, why: str) -> None:
-        if self.failure is None:
+        if self.failure is None and not self._closed:
             self.failure, self._since = why, time.monotonic()
             if self._rank == 0:
                 self._say({"rank": rank, "failed": why}, but=rank)
