@@ -420,7 +420,10 @@ class FederatedLoop(L.Callback):
             )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if self._fit is not None and self._fit.training is not None and self._fit.training.active:
+        active = self._fit is not None and self._fit.training is not None and self._fit.training.active
+        if self._fit is not None:
+            self._fit.failed(exception, self._place() if active else where(None, self.round_index))
+        if active:
             name_place(exception, self._place())
             self._discard(f"{type(exception).__name__} {self._place()}")
         self._return()

@@ -268,6 +268,9 @@ class OneProcess:
         """What clients, and what their optimizers keep, between two rounds: for a checkpoint."""
         return self._states.state_dict(), self.clients.local.optimizers.state_dict()
 
+    def failed(self, exception: BaseException, place: str) -> None:
+        """The fit ends with this."""
+
     def close(self) -> None:
         """Leave the trainer as it was found."""
         if self.training is not None:

@@ -23,6 +23,7 @@ class Ranks:
     Attributes:
         rank: this process's number, from 0.
         size: how many there are.
+        given_up: whether this rank has told the others that it will not meet them again.
 
     Example:
         >>> ALONE.everybody(3, "a number"), ALONE.from_rank(0, 3, "a number"), ALONE.share(abs, [-1, 2], "numbers")
@@ -30,6 +31,7 @@ class Ranks:
     """
 
     rank, size = 0, 1
+    given_up = False
 
     def everybody(self, value: Any, about: str) -> list[Any]:
         """Every rank's value, by rank; this rank's own is not copied."""

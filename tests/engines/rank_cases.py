@@ -17,8 +17,9 @@ import pytest
 import torch
 import torchmetrics
 import yaml
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from toys import CLASSES, Plain, adam, network, toy_data, toy_sets
@@ -43,6 +44,8 @@ from flsv.metrics import (
     SurrogateFederatedShapley,
 )
 from flsv.models.classifier import ClassifierClient
+from flsv.participants import converse
+from flsv.participants.artifacts import keep_artifact
 from flsv.personalization import PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort, ShapleyImportanceSampler, UniformSampler
@@ -75,6 +78,21 @@ class Broken(Attack):
 
     def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
         return update * float("nan")
+
+
+class Drawing(torchmetrics.Metric):
+    """Lets both clients draw a picture for themselves."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("seen", torch.zeros(2), dist_reduce_fx="sum")
+
+    def update(self, clients: Any) -> None:
+        converse(clients, lambda client: client.ask(keep_artifact, "empty", Figure))
+        self.seen += 1
+
+    def compute(self) -> Tensor:
+        return self.seen.clone()
 
 
 def plain_sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -158,7 +176,7 @@ def one_client() -> Case:
 
 
 def two_clients() -> Case:
-    metrics = {"distance": CalibratedOTGradient()}
+    metrics = {"distance": CalibratedOTGradient(), "drawn": Drawing()}
     return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
 
 
@@ -362,6 +380,13 @@ def save_within(folder: str, name: str) -> None:
 def save_within_unannounced(folder: str, name: str) -> None:
     """The same without a callback that says that it may happen."""
     fit(Path(folder), CASES[name](), [SaveWithin()])
+
+
+def save_on_exception(folder: str, name: str) -> None:
+    """A checkpoint of the round in which a rank fails."""
+    saves = OnExceptionCheckpoint(Path(folder) / "failed")
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    fit(Path(folder), CASES[name](), [Die(Path(folder), 1, "raise"), saves])
 
 
 def idle_stops(folder: str) -> None:

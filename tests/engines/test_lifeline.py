@@ -11,7 +11,6 @@ import pytest
 
 from flsv.engines.ranks.lifeline import Gone, Lifeline
 
-
 Three = tuple[list[Lifeline], list[socket.socket]]
 
 

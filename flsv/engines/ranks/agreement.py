@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import Timer
 from torch import Tensor
 
 from flsv.engines.ranks.strategy import FederatedStrategy
@@ -40,7 +41,7 @@ def agree(trainer: L.Trainer, fingerprint: Mapping[str, Mapping[str, str]], seed
     ranks = strategy.ranks
     if ranks.size == 1:
         return seed
-    if any(type(callback).__name__ == "Timer" for callback in trainer.callbacks):  # type: ignore[attr-defined]
+    if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
         raise ConfigurationError(
             "max_time (a Timer) would stop one rank in the middle of a round, by its own clock. Say max_epochs."
         )

@@ -39,6 +39,7 @@ class RankGroup(Ranks):
         self.store: Any = None
 
     def everybody(self, value: Any, about: str) -> list[Any]:
+        self._meet(about)
         mine = _packed((about, value), about)
         lengths = torch.zeros(self.size, dtype=torch.long)
         lengths[self.rank] = len(mine)
@@ -48,6 +49,7 @@ class RankGroup(Ranks):
         return [value if r == self.rank else self._unpacked(part, r, about) for r, part in enumerate(parts)]
 
     def from_rank(self, source: int, value: Any, about: str) -> Any:
+        self._meet(about)
         mine = _packed((about, value), about) if source == self.rank else None
         length = torch.tensor([0 if mine is None else len(mine)])
         self._wait([self._broadcast(self._group, length, source)], about)
@@ -56,6 +58,7 @@ class RankGroup(Ranks):
         return value if mine is not None else self._unpacked(part, source, about)
 
     def at_first(self, value: Any, about: str) -> list[Any] | None:
+        self._meet(about)
         mine = _packed((about, value), about)
         lengths = torch.zeros(self.size, dtype=torch.long)
         lengths[self.rank] = len(mine)
@@ -89,12 +92,19 @@ class RankGroup(Ranks):
             yield part
 
     def give_up(self, why: str) -> None:
-        self.lifeline.fail(f"rank {self.rank} has given up: {why}")
+        if not self.given_up:
+            self.given_up = True
+            self.lifeline.fail(f"rank {self.rank} has given up: {why}")
 
     def _broadcast(self, group: Any, tensor: Tensor, source: int) -> Any:
         options = BroadcastOptions()
         options.rootRank = source
         return group.broadcast([tensor], options)
+
+    def _meet(self, about: str) -> None:
+        """Before anything is exchanged."""
+        if self.given_up:
+            raise Gone(f"rank {self.rank} of {self.size} has given up, and cannot exchange {about}.")
 
     def _wait(self, works: Sequence[Any], about: str) -> None:
         try:

@@ -40,13 +40,15 @@ class Lifeline:
     Attributes:
         failure: which rank is gone, and how, in words; None as long as all are there.
         left: ranks that are done and have said so.
+        enforced: whether this process cannot go on without the others: while a Trainer runs.
+        noticed: whether the main thread knows of the failure.
     """
 
     def __init__(self, rank: int, size: int, connections: dict[int, socket.socket]) -> None:
         self._rank, self._size, self._connections = rank, size, connections
         self.failure: str | None = None
         self.left: set[int] = set()
-        self._noticed = self._closed = False
+        self.enforced = self.noticed = self._closed = False
         self._since = 0.0
         for connection in connections.values():
             _keep_alive(connection)
@@ -60,7 +62,7 @@ class Lifeline:
     def check(self) -> None:
         """Raise :class:`Gone` where another rank is."""
         if self.failure is not None:
-            self._noticed = True
+            self.noticed = True
             raise Gone(self.failure)
 
     def wait_for_failure(self, seconds: float) -> None:
@@ -106,7 +108,8 @@ class Lifeline:
                 received[:] = rest
                 for line in lines:
                     self._heard(json.loads(line))
-            if self.failure is not None and time.monotonic() - self._since > (NOTICED if self._noticed else UNNOTICED):
+            waited = time.monotonic() - self._since
+            if self.failure is not None and self.enforced and waited > (NOTICED if self.noticed else UNNOTICED):
                 self._end()
 
     def _heard(self, message: dict[str, Any]) -> None:

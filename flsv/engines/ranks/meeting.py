@@ -249,7 +249,7 @@ def _nccl(store: Any, meeting: Meeting, device: torch.device) -> Any:
 
 
 def _at_exit(lifeline: Lifeline) -> None:
-    if lifeline.failure is not None:
+    if lifeline.failure is not None and (lifeline.noticed or lifeline.enforced):
         # The group's own farewell would wait for the one that is gone.
         sys.stdout.flush()
         sys.stderr.flush()

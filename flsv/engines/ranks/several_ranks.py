@@ -19,7 +19,7 @@ from flsv.clients.roster import Roster
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
-from flsv.engines.ranks.strategy import FederatedStrategy
+from flsv.engines.ranks.strategy import FederatedStrategy, in_a_line
 from flsv.engines.ranks.training import IdleLoader, RankTraining
 from flsv.errors import ConfigurationError
 from flsv.participants import ClientStates, Owners
@@ -110,6 +110,10 @@ class SeveralRanks(OneProcess):
         self.owners.bind([client for part in parts for client in part])
         self._save()
 
+    def failed(self, exception: BaseException, place: str) -> None:
+        # Before anything else is done about it: the others wait, and whatever saves a checkpoint now must not.
+        self.ranks.give_up(f"{in_a_line(exception)} ({place})")
+
     def discard(self, why: str) -> None:
         super().discard(why)
         self.ranks.give_up(why)  # the others would wait for this rank at the end of the round
@@ -125,7 +129,7 @@ class SeveralRanks(OneProcess):
             RuntimeError: within a round, where that is on other ranks.
         """
         training = self.clients
-        if not self._strategy.within_round:
+        if not (self._strategy.within_round or self.ranks.given_up):
             return self._gathered()
         if self._saved is not None:
             return self._saved

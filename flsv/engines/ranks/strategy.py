@@ -13,7 +13,7 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
-from flsv.engines.ranks.lifeline import Gone
+from flsv.engines.ranks.group import RankGroup
 from flsv.engines.ranks.meeting import Meeting, meet
 from flsv.errors import ConfigurationError
 from flsv.participants import ALONE, Ranks
@@ -128,6 +128,7 @@ class FederatedStrategy(ParallelStrategy):
         )
         launcher: Any = self._launcher
         self.ranks = meet(meeting, self.root_device, self._backend, launcher.ended)
+        self.ranks.lifeline.enforced = True
 
     def setup(self, trainer: L.Trainer) -> None:
         if self.ranks.size > 1 and trainer.state.fn == "fit" and not self.federation:
@@ -142,18 +143,18 @@ class FederatedStrategy(ParallelStrategy):
         self.model.to(self.root_device)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        if self.ranks.size > 1:
-            self.ranks.lifeline.check()  # type: ignore[attr-defined]
+        if isinstance(self.ranks, RankGroup):
+            self.ranks.lifeline.check()
         return super().training_step(*args, **kwargs)
 
     # Within a round a rank is by itself. Around it all ranks do the same, and rank 0's word on paths holds.
 
     def barrier(self, name: str | None = None) -> None:
-        if not self.within_round:
+        if not (self.within_round or self.ranks.given_up):
             self.ranks.everybody(None, f"barrier {name or ''}")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
-        return obj if self.within_round else self.ranks.from_rank(src, obj, "broadcast")
+        return obj if self.within_round or self.ranks.given_up else self.ranks.from_rank(src, obj, "broadcast")
 
     def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         return tensor
@@ -169,10 +170,13 @@ class FederatedStrategy(ParallelStrategy):
         found = super().load_checkpoint(*args, **kwargs) if self.ranks.rank == 0 else {}
         return self.ranks.from_rank(0, found, "checkpoint")
 
+    def teardown(self) -> None:
+        super().teardown()
+        if isinstance(self.ranks, RankGroup):
+            self.ranks.lifeline.enforced = False
+
     def on_exception(self, exception: BaseException) -> None:
-        if not isinstance(exception, Gone):
-            said = str(exception).strip().splitlines()
-            self.ranks.give_up(f"{type(exception).__name__}{': ' + said[0] if said else ''}")
+        self.ranks.give_up(in_a_line(exception))
         super().on_exception(exception)
 
 
@@ -193,6 +197,12 @@ class _Launcher(_SubprocessScriptLauncher):
             if process.poll() is not None:
                 return f"the process of local rank {place} has ended with code {process.returncode}"
         return None
+
+
+def in_a_line(exception: BaseException) -> str:
+    """What an exception is, and the first line of what it says."""
+    said = str(exception).strip().splitlines()
+    return f"{type(exception).__name__}{': ' + said[0] if said else ''}"
 
 
 def ranks_of(trainer: L.Trainer) -> Ranks:
