@@ -49,6 +49,10 @@ class Ranks:
         """Every rank's rows ``[rows[r], P]``, by rank; this rank's own is ``block`` itself."""
         yield block
 
+    def rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
+        """Row i of ``matrix [k, P]`` becomes rank ``owners[i]``'s, everywhere: in place, for rows that are so long that
+        a message for each does not matter."""
+
     def share(self, function: Callable[[I], T], items: Sequence[I], about: str) -> list[T]:
         """``[function(item) for item in items]``, shared out."""
         parts = self.everybody([function(item) for item in items[self.rank :: self.size]], about)

@@ -29,7 +29,7 @@ from flsv.attacks import Attack, SignFlip
 from flsv.cli import main
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.engines.ranks import FederatedStrategy, Gone, group, ranks_of, ranks_of_environment
+from flsv.engines.ranks import FederatedStrategy, Gone, group, ranks_of, ranks_of_environment, training
 from flsv.engines.ranks import lifeline as lifelines
 from flsv.engines.ranks.meeting import Meeting, meet
 from flsv.functional import exact_shapley
@@ -146,6 +146,7 @@ def scaffold() -> Case:
 
 
 def kept_momentum() -> Case:
+    training.LONG = 1  # as if its rows were long; all that come after it are, too
     loop = FederatedLoop(
         metrics={"cssv": ClassSpecificShapley()},
         personalizer=ShapFedPersonalizer("cssv"),
@@ -469,6 +470,9 @@ def exchanges(folder: str) -> None:
     rows = [2, 0, 3]
     blocks = list(ranks.blocks(torch.full((rows[rank], 4), float(rank)), rows, "rows"))
     assert [block.tolist() for block in blocks] == [[[float(r)] * 4] * count for r, count in enumerate(rows)]
+    matrix = torch.full((4, 300_000), float(rank))
+    ranks.rows(matrix, [2, 0, 1, 0], "long rows")
+    assert [row.unique().tolist() for row in matrix] == [[2.0], [0.0], [1.0], [0.0]]
     assert ranks.share(lambda item: item**2, range(7), "squares") == [item**2 for item in range(7)]
     assert sys.getsizeof(group._packed(whole[0, :1], "a view").numpy().tobytes()) < 1000
     with pytest.raises(RuntimeError, match="ranks are out of step"):

@@ -81,15 +81,23 @@ class RankGroup(Ranks):
             part = block if mine else block.new_empty(count, block.shape[1])
             if count:
                 part = part.contiguous()
-                if self._fast is not None:
-                    self._wait([self._broadcast(self._fast, part, rank)], about)
-                elif part.device.type == "cpu":
-                    self._wait([self._broadcast(self._group, part, rank)], about)
-                else:
-                    there = part.cpu()
-                    self._wait([self._broadcast(self._group, there, rank)], about)
-                    part = part if mine else there.to(part.device)
+                self._spread([part], [rank], about)
             yield part
+
+    def rows(self, matrix: Tensor, owners: Sequence[int], about: str) -> None:
+        self._spread(list(matrix), owners, about)
+
+    def _spread(self, tensors: Sequence[Tensor], owners: Sequence[int], about: str) -> None:
+        """Contiguous tensors, each from its owner, in place."""
+        if self._fast is not None or all(tensor.device.type == "cpu" for tensor in tensors):
+            group = self._group if self._fast is None else self._fast
+            self._wait([self._broadcast(group, tensor, owner) for tensor, owner in zip(tensors, owners)], about)
+            return
+        for tensor, owner in zip(tensors, owners):
+            there = tensor.cpu()
+            self._wait([self._broadcast(self._group, there, owner)], about)
+            if owner != self.rank:
+                tensor.copy_(there)
 
     def give_up(self, why: str) -> None:
         if not self.given_up:

@@ -17,6 +17,9 @@ from flsv.participants import Ranks
 from flsv.round import Instruction
 from flsv.seeding import global_rngs, restore_global_rngs
 
+#: Bytes from which on a row is a message of its own. 100 messages take some 20 ms.
+LONG = 2**20
+
 
 class IdleLoader(CohortLoader):
     """One batch for a rank without a client: Lightning ends the fit of a loader without batches. What is trained on it
@@ -93,16 +96,13 @@ class RankTraining(CohortTraining):
         if not self.idle and self._visits[-1].client == self._cohort[-1]:
             told["last"] = local.optimizers.pace(), _rngs(device)
         parts = ranks.everybody(told, about)
-        rows = list(ranks.blocks(self.matrix, [len(part["updates"]) for part in parts], about))
         place = {client: i for i, client in enumerate(self._cohort)}
         where = sorted(
             (place[update.client_id], rank, row)
             for rank, part in enumerate(parts)
             for row, update in enumerate(part["updates"])
         )
-        matrix = self._matrix.new_empty(len(where), self._matrix.shape[1])
-        self._place(matrix, rows, [(rank, row) for _, rank, row in where])
-        self._matrix = matrix
+        self._matrix = matrix = _together(ranks, self.matrix, [(rank, row) for _, rank, row in where], about)
         self.updates = [
             replace(parts[rank]["updates"][row], vector=matrix[i]) for i, (_, rank, row) in enumerate(where)
         ]
@@ -118,14 +118,6 @@ class RankTraining(CohortTraining):
         everywhere = Counted(*(sum(numbers) for numbers in zip(*(part["counted"] for part in parts))))
         add(self._trainer, everywhere - own)
 
-    @staticmethod
-    def _place(matrix: Tensor, blocks: Sequence[Tensor], where: Sequence[tuple[int, int]]) -> None:
-        """Rows in the order of the cohort, a block at a time."""
-        for rank, block in enumerate(blocks):
-            places = [place for place, (owner, _) in enumerate(where) if owner == rank]
-            if places:
-                matrix[torch.tensor(places, device=matrix.device)] = block[[where[place][1] for place in places]]
-
     def _all_trained(
         self, ranks: Ranks, parts: Sequence[Mapping[str, Any]], mine: Tensor, about: str
     ) -> dict[int, Tensor]:
@@ -135,6 +127,23 @@ class RankTraining(CohortTraining):
         for part, block in zip(parts, ranks.blocks(mine, [len(part["trained"]) for part in parts], about)):
             result |= dict(zip(part["trained"], block))
         return result
+
+
+def _together(ranks: Ranks, mine: Tensor, where: Sequence[tuple[int, int]], about: str) -> Tensor:
+    """The cohort's matrix ``[k, P]``, of rows by rank and place in that rank's."""
+    matrix = mine.new_empty(len(where), mine.shape[1])
+    owners = [rank for rank, _ in where]
+    if mine.shape[1] * mine.element_size() >= LONG:
+        for i, (rank, row) in enumerate(where):
+            if rank == ranks.rank:
+                matrix[i] = mine[row]
+        ranks.rows(matrix, owners, about)
+        return matrix
+    for rank, block in enumerate(ranks.blocks(mine, [owners.count(rank) for rank in range(ranks.size)], about)):
+        places = [place for place, owner in enumerate(owners) if owner == rank]
+        if places:
+            matrix[torch.tensor(places, device=matrix.device)] = block[[where[place][1] for place in places]]
+    return matrix
 
 
 def _rngs(device: torch.device) -> tuple[Any, ...]:
