@@ -73,6 +73,25 @@ class Logging(Plain):
         self.log("drawn", torch.rand(()))
 
 
+class Manual(Plain):
+    """Steps by itself, with momentum and a buffer that no vector holds."""
+
+    automatic_optimization = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register_buffer("batches", torch.zeros((), dtype=torch.long))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        optimizer = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.batches += 1
+        return loss.detach()
+
+
 class Broken(Attack):
     """Sends NaN."""
 
@@ -181,6 +200,12 @@ def two_clients() -> Case:
     return FederatedLoop(metrics=metrics, seed=3), Plain(), toy_data((1, 1)), {"rounds": 2}
 
 
+def manual() -> Case:
+    # Two clients: of three ranks one is idle.
+    loop = FederatedLoop(sampler=UniformSampler(2), client_optimizer="keep", local_epochs=2, seed=3)
+    return loop, Manual(network(dropout=0.2)), five(), {}
+
+
 def one_broken() -> Case:
     return FederatedLoop(attacks=[Broken(clients=[0])], client_optimizer="keep", seed=3), Plain(), five(), {}
 
@@ -202,6 +227,7 @@ CASES: dict[str, Callable[[], Case]] = {
         batch_norm,
         one_client,
         two_clients,
+        manual,
         one_broken,
         broken_rank,
     )
@@ -341,6 +367,12 @@ def other_data(folder: str, how: str) -> None:
         else:
             sys.modules["flsv"].__version__ = "9.9"  # type: ignore[attr-defined]
     fit(Path(folder), (loop, module, data, options))
+
+
+def unseeded(folder: str) -> None:
+    """Every rank would draw its own weights and seed."""
+    torch.seed()
+    fit(Path(folder), (FederatedLoop(), Plain(nn.Sequential(nn.Linear(6, 3))), five(), {"logger": True}))
 
 
 class OwnDraws(FedAvg):

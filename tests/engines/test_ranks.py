@@ -121,6 +121,11 @@ def test_ranks_that_do_not_come_to_the_same_stop(tmp_path: Path) -> None:
     assert "round 0: ranks 0 and 1 do not agree on the global model" in text
 
 
+def test_without_a_seed_all_have_rank_zeros(tmp_path: Path) -> None:
+    run_ranks("unseeded", [str(tmp_path / "run")], 2, tmp_path)
+    assert (tmp_path / "run/last.ckpt").is_file()
+
+
 def test_without_a_federation(tmp_path: Path) -> None:
     text = said(Group("no_federation", [str(tmp_path / "run")], 2, tmp_path).wait(40), 0, 1)
     assert "has no FederatedLoop among its callbacks" in text
