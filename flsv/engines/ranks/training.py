@@ -13,7 +13,7 @@ from flsv._lightning.progress import Counted, add, counted
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.training import CohortTraining
 from flsv.data import FederatedDataModule
-from flsv.participants import Ranks
+from flsv.participants import Ranks, at
 from flsv.round import Instruction
 from flsv.seeding import global_rngs, restore_global_rngs
 
@@ -102,10 +102,16 @@ class RankTraining(CohortTraining):
             for rank, part in enumerate(parts)
             for row, update in enumerate(part["updates"])
         )
-        self._matrix = matrix = _together(ranks, self.matrix, [(rank, row) for _, rank, row in where], about)
+        matrix = _together(ranks, self.matrix, [(rank, row) for _, rank, row in where], about)
+        own_rows = {update.client_id: update.vector for update in self.updates}
         self.updates = [
             replace(parts[rank]["updates"][row], vector=matrix[i]) for i, (_, rank, row) in enumerate(where)
         ]
+        for update in self.updates:
+            if update.client_id in own_rows:
+                self._move(update.client_id, own_rows[update.client_id], update.vector)
+        del own_rows
+        self._matrix = matrix
         self.broken = sorted((client for part in parts for client in part["broken"]), key=place.__getitem__)
         if keep_trained:
             mine = torch.stack([trained[client] for client in others]) if others else matrix.new_empty(0, 0)
@@ -117,6 +123,12 @@ class RankTraining(CohortTraining):
         _restore(rngs, device)
         everywhere = Counted(*(sum(numbers) for numbers in zip(*(part["counted"] for part in parts))))
         add(self._trainer, everywhere - own)
+
+    def _move(self, client: int, row: Tensor, vector: Tensor) -> None:
+        """What a client has trained is the row that it sends: one in memory."""
+        with at(self._roster.locals[client]) as local:
+            if local.model is row:
+                local.visit(local.start, vector)
 
     def _all_trained(
         self, ranks: Ranks, parts: Sequence[Mapping[str, Any]], mine: Tensor, about: str
