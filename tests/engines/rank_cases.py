@@ -355,7 +355,9 @@ def other_data(folder: str, how: str) -> None:
     """Rank 1 has another federation."""
     loop, module, data, options = shapfed_wa()
     data = FederatedDataModule(toy_sets(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8)
-    if int(os.environ["LOCAL_RANK"]) == 1:
+    if how == "clock":  # of every rank
+        options = {"max_time": "00:01:00:00"}
+    elif int(os.environ["LOCAL_RANK"]) == 1:
         if how in ("samples", "labels"):
             (x, y), test = toy_sets()[0].tensors, toy_sets()[1]
             other = TensorDataset(x, (y + 1) % CLASSES) if how == "labels" else TensorDataset(x + 1, y)

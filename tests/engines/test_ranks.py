@@ -106,6 +106,7 @@ def test_all_end_with_one_and_the_run_goes_on_from_there(
         ("settings", "federation.aggregator is"),
         ("module", "has another module than rank"),
         ("version", "flsv 9.9"),
+        ("clock", "max_time (a Timer) would stop one rank in the middle of a round"),
     ],
 )
 def test_other_ranks_are_refused(tmp_path: Path, how: str, message: str) -> None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins.environments import LightningEnvironment
+from lightning.pytorch.utilities import rank_zero_only
+from rank_processes import free_port
 from toys import fit, toy_data, vector
 
 from flsv.engines.ranks import FederatedStrategy, ranks_of
-from flsv.engines.ranks.meeting import check_versions, versions
+from flsv.engines.ranks.meeting import Meeting, check_versions, meet, versions
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 
@@ -44,3 +50,35 @@ def test_a_rank_more_than_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(ConfigurationError, match="this is local rank 1, and the trainer has 1 devices on a host"):
         fit(FederatedLoop(seed=1), tmp_path, data=toy_data(), strategy="federated", devices=1)
+
+
+def test_a_loss_scale_that_goes_from_client_to_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    precision = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    strategy = FederatedStrategy(
+        accelerator=CPUAccelerator(),
+        parallel_devices=[torch.device("cpu")] * 2,
+        cluster_environment=LightningEnvironment(),
+        precision_plugin=precision,
+    )
+    with pytest.raises(ConfigurationError, match='Use "bf16-mixed" or "32-true"'):
+        strategy.setup_environment()
+
+
+@pytest.mark.parametrize(
+    ("alive", "message"),
+    [
+        (lambda: "the process of local rank 1 has ended with code 1", "the process of local rank 1 has ended"),
+        (lambda: None, "0 s are over"),
+    ],
+)
+def test_who_does_not_come_is_not_waited_for(alive: Callable[[], str | None], message: str) -> None:
+    meeting = Meeting("127.0.0.1", free_port(), 0, 2, start_timeout=0.2)
+    with pytest.raises(ConfigurationError, match=f"rank 0 of 2 waits for rank 1, which does not come: {message}"):
+        meet(meeting, torch.device("cpu"), alive=alive)
+
+
+def test_a_store_that_cannot_be_reached() -> None:
+    meeting = Meeting("127.0.0.1", free_port(), 1, 2, start_timeout=0.5)
+    with pytest.raises(ConfigurationError, match="rank 1 of 2 cannot reach the ranks' store at 127.0.0.1"):
+        meet(meeting, torch.device("cpu"))
