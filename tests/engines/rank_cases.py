@@ -73,6 +73,14 @@ class Logging(Plain):
         self.log("drawn", torch.rand(()))
 
 
+class Dithered(ShapFedWA):
+    """Draws from the global generator, which the last client of the cohort has left where it is."""
+
+    def aggregate(self, round: Any, contributions: Any) -> Any:
+        vector, weights = super().aggregate(round, contributions)
+        return vector + 1e-3 * torch.rand(()), weights
+
+
 class Manual(Plain):
     """Steps by itself, with momentum and a buffer that no vector holds."""
 
@@ -181,8 +189,8 @@ def kept_momentum() -> Case:
 
 def adam_with_steps() -> Case:
     module = Logging(network(dropout=0.3), adam, step_schedule, interval="step")
-    loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs=2, seed=3)
-    options = {"accumulate_grad_batches": 3, "gradient_clip_val": 1.0, "limit_train_batches": 4}
+    loop = FederatedLoop(Dithered("cssv"), {"cssv": ClassSpecificShapley()}, local_epochs=2, seed=3)
+    options = {"accumulate_grad_batches": 3, "gradient_clip_val": 1.0, "limit_train_batches": 0.5}
     return loop, module, five(batch_size=4), {**options, "monitor": "loss_epoch", "logger": True}
 
 

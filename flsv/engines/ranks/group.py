@@ -118,10 +118,11 @@ class RankGroup(Ranks):
         try:
             for work in works:
                 # The first milliseconds awake, or every exchange would last as long as a nap.
-                awake = time.monotonic() + 0.005
+                began = time.monotonic()
                 while not work.is_completed():
                     self.lifeline.check()
-                    time.sleep(0 if time.monotonic() < awake else 0.0005)
+                    waited = time.monotonic() - began
+                    time.sleep(0 if waited < 0.002 else min(0.005, waited / 10))
                 work.wait()
         except Gone as error:
             self._stop(str(error), about, error)
