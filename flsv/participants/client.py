@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from flsv.participants.channel import Channel
 from flsv.participants.local_data import LocalData, at
@@ -45,22 +45,31 @@ class Client:
         answered in the client's, and all of them get the answer: then all of them ask, on one thread, or within
         :func:`converse`.
         """
-        name = getattr(getattr(question, "func", question), "__name__", type(question).__name__)
         owners, answer = self._owners, None
         if owners is None or owners.has(self.id):
             with at(self.__data):
                 answer = question(self.__data, *args, **kwargs)
         elif owners.conversing:
-            raise RuntimeError(f"client {self.id} was asked {name!r} within a conversation with another client.")
+            raise RuntimeError(f"client {self.id} was asked {_name(question)!r} within a conversation with another.")
         if owners is not None and not owners.conversing:
-            answer = owners.ranks.from_rank(owners[self.id], answer, f"client {self.id}'s answer to {name!r}")
-        if self._channel is not None:
-            self._channel.send(self.id, "down", name, (args, kwargs))
-            self._channel.send(self.id, "up", name, answer)
+            answer = owners.ranks.from_rank(
+                owners[self.id], answer, f"client {self.id}'s answer to {_name(question)!r}"
+            )
+        self._count(question, (args, kwargs), answer)
         return answer  # type: ignore[return-value]
+
+    def _count(self, question: Callable[..., Any], arguments: Any, answer: Any) -> None:
+        if self._channel is not None:
+            name = _name(question)
+            self._channel.send(self.id, "down", name, arguments)
+            self._channel.send(self.id, "up", name, answer)
 
     def __repr__(self) -> str:
         return f"Client({self.id})"
+
+
+def _name(question: Callable[..., Any]) -> str:
+    return getattr(getattr(question, "func", question), "__name__", type(question).__name__)
 
 
 def converse(

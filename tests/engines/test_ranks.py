@@ -134,7 +134,7 @@ def test_without_a_federation(tmp_path: Path) -> None:
 
 def test_a_rank_that_stops_in_a_round_ends_all(tmp_path: Path) -> None:
     ended = Group("idle_stops", [str(tmp_path / "run")], 2, tmp_path).wait(40)
-    assert "rank 1 has given up: the epoch ended before the round's last batch" in ended[0].output
+    assert "rank 1 has given up: its round 1 ended before the last batch" in ended[0].output
     assert ended[0].code == 1
 
 

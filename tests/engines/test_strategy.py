@@ -8,10 +8,6 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.plugins import MixedPrecision
-from lightning.pytorch.plugins.environments import LightningEnvironment
-from lightning.pytorch.utilities import rank_zero_only
 from rank_processes import free_port
 from toys import fit, toy_data, vector
 
@@ -50,19 +46,6 @@ def test_a_rank_more_than_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MASTER_PORT", "1")
     with pytest.raises(ConfigurationError, match="this is local rank 1, and the trainer has 1 devices on a host"):
         fit(FederatedLoop(seed=1), tmp_path, data=toy_data(), strategy="federated", devices=1)
-
-
-def test_a_loss_scale_that_goes_from_client_to_client_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
-    precision = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
-    strategy = FederatedStrategy(
-        accelerator=CPUAccelerator(),
-        parallel_devices=[torch.device("cpu")] * 2,
-        cluster_environment=LightningEnvironment(),
-        precision_plugin=precision,
-    )
-    with pytest.raises(ConfigurationError, match='Use "bf16-mixed" or "32-true"'):
-        strategy.setup_environment()
 
 
 @pytest.mark.parametrize(

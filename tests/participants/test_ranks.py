@@ -104,7 +104,7 @@ def test_a_conversation_is_with_one_client() -> None:
     def cheat(ranks: Ranks) -> str:
         clients, _, _ = clients_of(ranks, 2)
         other = {0: clients[1], 1: clients[0]}
-        with pytest.raises(RuntimeError, match="within a conversation with another client") as caught:
+        with pytest.raises(RuntimeError, match="within a conversation with another") as caught:
             converse(clients, lambda client: other[client.id].ask(answer, torch.tensor(1)))
         return str(caught.value)
 

@@ -19,13 +19,16 @@ from flsv.seeding import isolated_rngs
 _LOOKED_AT = 16
 
 
-def agree(trainer: L.Trainer, fingerprint: Mapping[str, Mapping[str, str]], seed: int) -> int:
+def agree(
+    trainer: L.Trainer, fingerprint: Mapping[str, Mapping[str, str]], seed: int, engine: Any = "sequential"
+) -> int:
     """Compare the ranks' federations.
 
     Args:
         trainer: on any number of processes.
         fingerprint: of this rank's federation, see :func:`flsv.server.fingerprint.fingerprint`.
         seed: this rank's.
+        engine: of the loop.
 
     Returns:
         The seed of all: rank 0's, which matters where none was given.
@@ -41,6 +44,11 @@ def agree(trainer: L.Trainer, fingerprint: Mapping[str, Mapping[str, str]], seed
     ranks = strategy.ranks
     if ranks.size == 1:
         return seed
+    if not isinstance(engine, str):
+        raise ConfigurationError(
+            f"FederatedLoop(engine=...) runs the clients elsewhere, and the trainer has {ranks.size} ranks: leave one "
+            "of the two out."
+        )
     if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
         raise ConfigurationError(
             "max_time (a Timer) would stop one rank in the middle of a round, by its own clock. Say max_epochs."

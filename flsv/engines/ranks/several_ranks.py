@@ -35,7 +35,6 @@ class SeveralRanks(OneProcess):
     """
 
     training: RankTraining | None
-    owners: Owners
 
     def __init__(
         self,
@@ -54,7 +53,7 @@ class SeveralRanks(OneProcess):
         self._saved: tuple[dict[int, Any], dict[str, Any]] | None = None
         self._logged: LoggedValues | None = None
 
-    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: list[Tensor | None] | None) -> None:
+    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
         owners, states = self.owners, self._states
         # Every rank has read everybody's from the checkpoint.
         held = optimizer_state or {"states": {}, "paces": {}}
@@ -71,8 +70,11 @@ class SeveralRanks(OneProcess):
         )
         self._save()
 
-    def _cohort_training(self, local: LocalTraining, roster: Roster) -> RankTraining:
-        return RankTraining(local, roster)
+    def _make_roster(self) -> Roster:
+        return Roster(self._trainer, self._data, self.space, self._states, self.owners)
+
+    def _make_training(self, local: LocalTraining) -> RankTraining:
+        return RankTraining(local, self.roster)
 
     def loader(self, limit: float) -> CohortLoader:
         """The train dataloader of this rank's part of the current round."""
@@ -114,9 +116,10 @@ class SeveralRanks(OneProcess):
         # Before anything else is done about it: the others wait, and whatever saves a checkpoint now must not.
         self.ranks.give_up(f"{in_a_line(exception)} ({place})")
 
-    def discard(self, why: str) -> None:
-        super().discard(why)
-        self.ranks.give_up(why)  # the others would wait for this rank at the end of the round
+    def discard(self) -> bool:
+        # The others would wait for this rank at the end of the round.
+        self.ranks.give_up(f"its round {self._state.round_index} ended before the last batch")
+        return super().discard()
 
     def received(self) -> dict[int, Tensor]:
         parts = self.ranks.everybody(self._received(), "the clients' own models")
@@ -146,7 +149,8 @@ class SeveralRanks(OneProcess):
             self._logged.remove()
         super().close()
 
-    def _own_accuracy(self, trained: dict[int, Tensor]) -> Tensor:
+    def _own_accuracy(self) -> Tensor:
+        trained = self._state.trained if self._arguments["evaluate_models"] == "trained" else {}
         mine = self.owners.mine(range(self._state.num_clients))
         models = {**self._received(), **trained}
         model = self._state.model()

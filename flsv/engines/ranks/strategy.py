@@ -7,7 +7,6 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from lightning.fabric.utilities.rank_zero import rank_zero_only as fabric_rank_zero_only
-from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import ParallelStrategy, StrategyRegistry
 from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
@@ -111,11 +110,6 @@ class FederatedStrategy(ParallelStrategy):
             decorator.rank = self.global_rank  # type: ignore[attr-defined]
         if size == 1:
             return
-        if isinstance(self.precision_plugin, MixedPrecision) and self.precision_plugin.scaler is not None:
-            raise ConfigurationError(
-                'precision="16-mixed" scales the loss by what the clients before have shown, which on several ranks '
-                'are others than on one. Use "bf16-mixed" or "32-true".'
-            )
         torch.set_num_threads(self._threads)
         meeting = Meeting(
             environment.main_address,

@@ -62,12 +62,25 @@ class RankTraining(CohortTraining):
     def begin_batch(self) -> bool:
         if not self.idle:
             return super().begin_batch()
-        if self.local.windows.active:
-            self.local.windows.begin_batch(0, 1)
+        local = self.local
+        local.begin_visits()
+        # Schedules that are the federation's must not step here.
+        local.optimizers.load(self._cohort[0])
+        local.optimizers.begin_batch(0)
+        local.last_batch = True
+        if local.windows.active:
+            local.windows.begin_batch(0, 1)
         return False
 
     def end_batch(self, loss: Tensor | None) -> bool:
-        return True if self.idle else super().end_batch(loss)
+        if not self.idle:
+            return super().end_batch(loss)
+        self.local.optimizers.leave()
+        return True
+
+    @property
+    def batch_idx(self) -> int:
+        return 0 if self.idle else super().batch_idx
 
     def trained(self) -> dict[int, Tensor]:
         return super().trained() if self._trained is None else self._trained
@@ -94,7 +107,7 @@ class RankTraining(CohortTraining):
             "last": None,
         }
         if not self.idle and self._visits[-1].client == self._cohort[-1]:
-            told["last"] = local.optimizers.pace(), _rngs(device)
+            told["last"] = _rngs(device)
         parts = ranks.everybody(told, about)
         place = {client: i for i, client in enumerate(self._cohort)}
         where = sorted(
@@ -117,10 +130,8 @@ class RankTraining(CohortTraining):
             mine = torch.stack([trained[client] for client in others]) if others else matrix.new_empty(0, 0)
             self._trained = self._all_trained(ranks, parts, mine, about)
         if where:
-            local.next_buffers = _to(parts[where[0][1]]["buffers"], device)
-        pace, rngs = next(part["last"] for part in parts if part["last"] is not None)
-        local.optimizers.set_pace(pace)
-        _restore(rngs, device)
+            local.next_buffers = parts[where[0][1]]["buffers"]
+        _restore(next(part["last"] for part in parts if part["last"] is not None), device)
         everywhere = Counted(*(sum(numbers) for numbers in zip(*(part["counted"] for part in parts))))
         add(self._trainer, everywhere - own)
 
@@ -168,7 +179,3 @@ def _restore(rngs: tuple[Any, ...], device: torch.device) -> None:
     restore_global_rngs((*rngs[:3], None))
     if rngs[3] is not None:
         torch.cuda.set_rng_state(rngs[3], device)
-
-
-def _to(buffers: Sequence[Tensor | None], device: torch.device) -> list[Tensor | None]:
-    return [None if buffer is None else buffer.to(device) for buffer in buffers]

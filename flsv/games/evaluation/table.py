@@ -11,6 +11,7 @@ from flsv.games.evaluation.coalition_models import CoalitionModels
 from flsv.games.evaluation.evaluator import ModelEvaluator
 from flsv.games.evaluation.replica import Build
 from flsv.games.evaluation.scores import Scores
+from flsv.games.evaluation.validated import NamedScores, ValidatedModels
 from flsv.participants import ALONE, Ranks
 from flsv.round import Round
 
@@ -30,7 +31,7 @@ class CoalitionTable:
         evaluations: models evaluated so far.
     """
 
-    def __init__(self, round: Round, evaluator: ModelEvaluator, ranks: Ranks = ALONE) -> None:
+    def __init__(self, round: Round, evaluator: ModelEvaluator | ValidatedModels, ranks: Ranks = ALONE) -> None:
         if round.space.size != evaluator.space.size:
             raise ConfigurationError(
                 f"the round's models have {round.space.size} parameters, the evaluator's module has "
@@ -38,13 +39,13 @@ class CoalitionTable:
             )
         self.round, self.evaluator, self._ranks = round, evaluator, ranks
         self._rows: dict[tuple[object, bytes], int] = {}
-        self._scores: Scores | None = None
+        self._scores: Scores | NamedScores | None = None
 
     @property
     def evaluations(self) -> int:
         return len(self._rows)
 
-    def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
+    def scores(self, models: CoalitionModels, masks: Tensor) -> Scores | NamedScores:
         """The scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU), K at least 1; new ones are evaluated."""
         empty = ~masks.any(1)
         keys = [(None if nobody else models.key, mask) for mask, nobody in zip(_bitmasks(masks), empty.tolist())]
@@ -52,22 +53,22 @@ class CoalitionTable:
         order = sorted(new.values())
         if order:
             found = self._evaluate(models.builder(masks[order]), len(order))
-            self._scores = found if self._scores is None else Scores.cat([self._scores, found])
+            self._scores = found if self._scores is None else type(found).cat([self._scores, found])  # type: ignore[list-item]
             # Only now: after an error the coalitions can be asked for again.
             for position in order:
                 self._rows[keys[position]] = len(self._rows)
         assert self._scores is not None
         return self._scores[torch.tensor([self._rows[key] for key in keys])]
 
-    def _evaluate(self, build: Build, count: int) -> Scores:
+    def _evaluate(self, build: Build, count: int) -> Scores | NamedScores:
         rank, size = self._ranks.rank, self._ranks.size
-        if size == 1 or count == 1:
+        if size == 1 or count < size:
             return self.evaluator.evaluate(build, count)
         mine = range(rank, count, size)
         part = self.evaluator.evaluate(lambda index, out: build(mine[index], out), len(mine))
-        found = Scores.cat(self._ranks.everybody(part, "scores of coalitions"))
+        parts = self._ranks.everybody(part, "scores of coalitions")
         order = torch.tensor([index for r in range(size) for index in range(r, count, size)])
-        return found[order.argsort()]
+        return type(part).cat(parts)[order.argsort()]
 
 
 def _bitmasks(masks: Tensor) -> list[bytes]:
