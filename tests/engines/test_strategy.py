@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -32,6 +33,12 @@ def test_its_name_is_registered() -> None:
 def test_another_backend_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r'process_group_backend=\'mpi\'\): expected "gloo" or "nccl"'):
         FederatedStrategy(process_group_backend="mpi")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("arguments", [{"threads": 0}, {"timeout": 0}, {"start_timeout": float("nan")}])
+def test_numbers_out_of_range_are_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=f"FederatedStrategy.*{next(iter(arguments))}"):
+        FederatedStrategy(**arguments)
 
 
 def test_other_versions_are_named() -> None:

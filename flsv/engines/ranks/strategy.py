@@ -12,6 +12,7 @@ from lightning.pytorch.strategies.launchers import _SubprocessScriptLauncher
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.engines.ranks.group import RankGroup
 from flsv.engines.ranks.meeting import Meeting, meet
 from flsv.errors import ConfigurationError
@@ -65,6 +66,9 @@ class FederatedStrategy(ParallelStrategy):
             raise ConfigurationError(
                 f'FederatedStrategy(process_group_backend={process_group_backend!r}): expected "gloo" or "nccl".'
             )
+        check_number(self, "threads", threads, least=1, whole=True)
+        for name, seconds in (("start_timeout", start_timeout), ("timeout", timeout)):
+            check_number(self, name, seconds, above=0)
         self._threads, self._address, self._backend = threads, address, process_group_backend
         self._start_timeout, self._timeout = start_timeout, timeout
         self.num_nodes = 1
