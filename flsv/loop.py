@@ -37,6 +37,7 @@ from flsv.clients.lazy_layers import initialise_lazy_layers
 from flsv.clients.local_steps import LocalSteps, TrainLength
 from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
+from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.errors import ConfigurationError
 from flsv.functional.update_outliers import THRESHOLD
 from flsv.metrics import ContributionMetric, PrivacyLoss
@@ -127,7 +128,7 @@ class FederatedLoop(L.Callback):
 
     Attributes:
         state: what stands between two rounds; the properties below read it.
-        write_csv: whether ``contributions.csv`` is written.
+        write_csv: whether ``contributions.csv`` is written, and the run's folder kept to this run.
 
     Raises:
         ConfigurationError: a wrong argument or combination, before training starts.
@@ -323,7 +324,7 @@ class FederatedLoop(L.Callback):
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
-        if not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self.write_csv and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._lock = FolderLock(run_folder(trainer))
         self._data, self._fitting = data, True
         self._fingerprint = fingerprint(self._settings, data)
@@ -331,7 +332,8 @@ class FederatedLoop(L.Callback):
         check_metric_shapes(self.strategies, self.metrics, data.num_clients, data.num_classes)
         warn_of_noise(self.privacy, self.board.update_metrics)
         seed = self._given_seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
-        self.state.seed = int.from_bytes(os.urandom(4), "little") if seed is None else int(seed)
+        own = int.from_bytes(os.urandom(4), "little") if seed is None else int(seed)
+        self.state.seed = agree(trainer, self._fingerprint, own, self.engine)
         self.state.num_clients = data.num_clients
         if len(self.participations) != data.num_clients:
             self.state.participations = torch.zeros(data.num_clients, dtype=torch.long)
@@ -365,7 +367,11 @@ class FederatedLoop(L.Callback):
         self._thawing = Thawing(trainer)
         self._thawing.restore(pl_module, self._thawed)
         initialise_lazy_layers(trainer, data, self.state.seed)
-        make = OneProcess if isinstance(self.engine, str) else self.engine
+        make = (
+            (OneProcess if ranks_of(trainer).size == 1 else SeveralRanks)
+            if isinstance(self.engine, str)
+            else self.engine
+        )
         self._fit = fit = make(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )
@@ -375,7 +381,8 @@ class FederatedLoop(L.Callback):
         self._reporter = Reporter(
             trainer, self.metrics, data.class_names, per_class=self.log_per_class, figures_every=self.figures_every
         )
-        if not self.write_csv:
+        self._reporter.folder = fit.ranks.from_rank(0, self._reporter.folder, "the run's folder")
+        if not self.write_csv or not trainer.is_global_zero:
             self._reporter.csv = None
         partition = partial(plot_partition, data.class_counts, data.class_names)
         described = settings(self._made, data, self.state.seed)
@@ -458,7 +465,7 @@ class FederatedLoop(L.Callback):
             monitored.pop(name, None)
         monitored.update(known)
         self._monitored = set(known)
-        if self._reporter.figures_due(index) and self._reporter.csv is not None:
+        if self._reporter.figures_due(index) and self.write_csv and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             fit.write_artifacts(round, self._reporter.folder / "clients")
         fit.advance(last)
         seed_global_rngs(self.state.seed, "server", index)
@@ -498,6 +505,8 @@ class FederatedLoop(L.Callback):
             )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        if self._fit is not None:
+            self._fit.failed(exception, self._place() if self._within_round else where(None, self.round_index))
         if self._within_round:
             name_place(exception, self._place())
             self._discard(f"{type(exception).__name__} {self._place()}")
@@ -523,9 +532,9 @@ class FederatedLoop(L.Callback):
         return {
             **self.state.state_dict(),
             **self._trained_with(),
+            **self._kept(),
             "fingerprint": self._fingerprint,
             "board": self.board.state_dict(),
-            "clients": self._states.state_dict(),
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
             "csv": self._csv,
             "thawed": self._thawing.state(self._within_round),
@@ -540,16 +549,21 @@ class FederatedLoop(L.Callback):
         local = None if fit is None or fit.training is None else fit.training.local
         return {
             "asked": self._asked if fit is None else fit.options.asked,
-            "optimizers": self._optimizer_state if local is None else local.optimizers.state_dict(),
             "buffers": self._buffers if local is None else local.buffers(),
             "shared": self._shared if fit is None else fit.space.described(),
         }
 
+    def _kept(self) -> dict[str, Any]:
+        """What clients and their optimizers keep."""
+        fit = self._fit
+        known = self._states.state_dict(), self._optimizer_state
+        return dict(zip(("clients", "optimizers"), known if fit is None or fit.training is None else fit.kept()))
+
     def __getstate__(self) -> dict[str, Any]:
         """The federation as it stands between two rounds, without the trainer and the data of its fit: a copy knows
         what this loop's metrics and :attr:`state` know, and can be fitted anew; what resumes a run is a checkpoint."""
-        trained, states = self._trained_with(), ClientStates()
-        states.load_state_dict(self._states.state_dict())
+        trained, states = {**self._trained_with(), **self._kept()}, ClientStates()
+        states.load_state_dict(trained["clients"])
         return {
             **{name: value for name, value in vars(self).items() if name not in _OF_A_FIT},
             "_states": states,
@@ -623,5 +637,5 @@ class FederatedLoop(L.Callback):
             self._lock.release()
         if self._progress is not None:
             self._progress.remove()
-        if self._fit is not None and self._fit.training is not None:
-            self._fit.training.local.windows.remove()
+        if self._fit is not None:
+            self._fit.close()

@@ -10,6 +10,7 @@ import random
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,6 +53,22 @@ def seed_global_rngs(seed: int, *path: int | str) -> None:
         torch.mps.manual_seed(derived)
 
 
+def global_rngs() -> tuple[Any, ...]:
+    """The states of Python's, NumPy's and torch's global generators, for :func:`restore_global_rngs`."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda  # noqa: NPY002
+
+
+def restore_global_rngs(states: tuple[Any, ...]) -> None:
+    """Put the global generators where :func:`global_rngs` found them, in this process or another."""
+    python, legacy, cpu, cuda = states
+    random.setstate(python)
+    np.random.set_state(legacy)  # noqa: NPY002
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+
+
 @contextmanager
 def isolated_rngs(seed: int, *path: int | str) -> Iterator[None]:
     """Within it, Python's, NumPy's and torch's global generators are those of the stream named by ``path``; after it
@@ -64,14 +81,9 @@ def isolated_rngs(seed: int, *path: int | str) -> Iterator[None]:
         >>> torch.equal(torch.get_rng_state(), before)
         True
     """
-    python, legacy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    before = global_rngs()
     seed_global_rngs(seed, *path)
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(legacy)  # noqa: NPY002
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+        restore_global_rngs(before)

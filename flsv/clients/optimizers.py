@@ -141,6 +141,10 @@ class ClientOptimizers:
         for optimizer in self._optimizers:
             optimizer.state = defaultdict(dict)
 
+    def clients(self) -> set[int]:
+        """Those that have left something."""
+        return {*self._states, *self._paces}
+
     def rewind(self, checkpoint: dict[str, Any]) -> None:
         """Turn a checkpoint that Lightning saves within a round into one without any client's state."""
         for i, saved in enumerate(checkpoint.get("optimizer_states", [])):

@@ -17,7 +17,7 @@ from flsv.games import ModelEvaluator, Performance, ValidatedModels
 from flsv.games.evaluation.any_task import validated_models
 from flsv.games.evaluation.replica import Replica
 from flsv.parameters import ParameterSpace
-from flsv.participants import Channel, Client, ClientStates, LocalData, Split, at
+from flsv.participants import Channel, Client, ClientStates, LocalData, Owners, Split, State, at
 from flsv.participants.state import Prefixed
 from flsv.seeding import isolated_rngs
 
@@ -34,6 +34,7 @@ class Roster:
         data: dealt out.
         space: the map between the module and vectors.
         states: what the clients keep between rounds.
+        owners: which of several processes has which client; None: there is one.
 
     Attributes:
         channel: counts what crosses.
@@ -43,9 +44,14 @@ class Roster:
     """
 
     def __init__(
-        self, trainer: L.Trainer, data: FederatedDataModule, space: ParameterSpace, states: ClientStates
+        self,
+        trainer: L.Trainer,
+        data: FederatedDataModule,
+        space: ParameterSpace,
+        states: ClientStates,
+        owners: Owners | None = None,
     ) -> None:
-        self._trainer, self._data, self._space, self._states = trainer, data, space, states
+        self._trainer, self._data, self._space, self._states, self._owners = trainer, data, space, states, owners
         self._first: ModelEvaluator | None = None
         self._any_task: dict[Performance, ValidatedModels] = {}
         self._replica: Replica | None = None
@@ -59,12 +65,12 @@ class Roster:
                 population,
                 partial(self.evaluator, private=partial(self._private, client)),
                 partial(self.module, private=partial(self._private, client)),
-                partial(states.of, client),
+                partial(self._state, client),
                 any_task=partial(self.any_task, client),
             )
             for client in range(data.num_clients)
         ]
-        self.clients = [Client(client, local, self.channel) for client, local in enumerate(self.locals)]
+        self.clients = [Client(client, local, self.channel, owners) for client, local in enumerate(self.locals)]
         nothing = torch.zeros_like(population)
         self.server = (
             LocalData("the server", self._validation, nothing, population, self.evaluator, self.module, guarded=False)
@@ -134,6 +140,11 @@ class Roster:
                 replica.check(self._trainer.lightning_module, x)
                 break
         return replica
+
+    def _state(self, client: int) -> State:
+        if self._owners is not None and not self._owners.has(client):
+            raise RuntimeError(f"what client {client} keeps is on rank {self._owners[client]}: ask the client.")
+        return self._states.of(client)
 
     def _private(self, client: int) -> Mapping[str, Tensor]:
         return Prefixed(self._states.peek(client), "module.") if self._space.private_names else {}

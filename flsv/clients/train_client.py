@@ -47,6 +47,7 @@ class LocalTraining:
     Attributes:
         local: the data of the client that trains now; None between two clients.
         last_batch: whether the client's last batch is being trained; None between rounds.
+        next_buffers: what the round's first client whose model is finite leaves beside vectors: see :meth:`end_round`.
     """
 
     def __init__(
@@ -85,15 +86,20 @@ class LocalTraining:
         self._marks = _marks(self._constants.values())
         # What is not saved is what clients start with: hooks at the start of an epoch may come after this.
         self._buffers: State | None = None
-        self._next_buffers: State | None = None
+        self.next_buffers: State | None = None
         self._saved = self._leftovers.read(changed=True)
         self._within = True
+
+    def begin_visits(self) -> None:
+        """The first client is about to train: what is beside vectors now, all of them start with."""
+        if self._buffers is None:
+            self._buffers = self._leftovers.read()
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, batches: int) -> None:
         """A client is about to train for so many batches."""
         self._instruction, self.local, self._samples, self._batches = instruction, local, num_samples, batches
-        if self._buffers is None:
-            self._buffers = self._leftovers.read()
+        self.begin_visits()
+        assert self._buffers is not None
         with at(local):
             start = instruction.start if self._personalizer is None else self._personalizer.receive(local, instruction)
             if start is None:
@@ -180,8 +186,8 @@ class LocalTraining:
             local.visit(start, trained)
             cut = self.space.num_parameters
             norm = distances(vector[None, :cut], start[:cut]).item()
-            if self._next_buffers is None:
-                self._next_buffers = self._leftovers.read()
+            if self.next_buffers is None:
+                self.next_buffers = self._leftovers.read()
             visit.trained, visit.sent = trained, vector
             loss, reports = (self._loss / self._position).item(), self._reports(local, visit)
             local.private.update(private)
@@ -209,7 +215,7 @@ class LocalTraining:
         self.optimizers.commit()
         self.last_batch = None
         # Averages of counters mean nothing: the global model goes on with those of the cohort's first client.
-        self._write(vector, self._next_buffers or self._before, self._private)
+        self._write(vector, self.next_buffers or self._before, self._private)
         self._within = False
 
     def discard(self) -> None:

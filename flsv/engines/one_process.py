@@ -27,7 +27,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.vectors import shared_space
 from flsv.games import Performance
 from flsv.games.evaluation.any_task import validated_models
-from flsv.participants import ClientStates
+from flsv.participants import ALONE, ClientStates, Ranks, converse
 from flsv.participants.artifacts import write_artifacts
 from flsv.participants.sharing import warn_of_sharing
 from flsv.round import FederationState, Instruction, Round
@@ -62,7 +62,10 @@ class OneProcess:
         watch: judges the clients' updates.
         options: what ``configure_optimizers`` gave.
         evaluated: whether the last round ended with an evaluation of the clients' own models.
+        ranks: the processes; here one.
     """
+
+    ranks: Ranks = ALONE
 
     def __init__(
         self,
@@ -120,8 +123,8 @@ class OneProcess:
 
     def write_artifacts(self, round: Round, folder: Path) -> None:
         """Let the round's clients write what they have drawn, each into a folder of its own below this one."""
-        for client in round.clients or ():
-            client.ask(write_artifacts, folder / str(client.id), round.round_index)
+        index = round.round_index
+        converse(round.clients or (), lambda client: client.ask(write_artifacts, folder / str(client.id), index))
 
     def _make_roster(self) -> Roster:
         return Roster(self._trainer, self._data, self.space, self._states)
@@ -171,7 +174,9 @@ class OneProcess:
         if measures:
             asking = {f"metric {name!r}": measure for name, measure in measures.items()}
             validated = validated_models(trainer, self.space, val, asking, seed=self._state.seed)
-            self.server.play_on(self.roster.evaluator(all_on_device(trainer, val)) if games else None, validated)
+            self.server.play_on(
+                self.roster.evaluator(all_on_device(trainer, val)) if games else None, validated, self.ranks
+            )
         local = LocalTraining(
             trainer.lightning_module,
             self.space,
@@ -210,15 +215,18 @@ class OneProcess:
         """The train dataloader of the current round; it may be asked for twice."""
         state = self._state
         if self._loader is None or self._loader.round_index != state.round_index:
-            self._loader = CohortLoader(
-                self._data,
-                state.cohort,
-                seed=state.seed,
-                round_index=state.round_index,
-                local_epochs=self._arguments["local_epochs"],
-                limit=limit,
-            )
+            self._loader = self._load(state.cohort, limit)
         return self._loader
+
+    def _load(self, clients: list[int], limit: float) -> CohortLoader:
+        return CohortLoader(
+            self._data,
+            clients,
+            seed=self._state.seed,
+            round_index=self._state.round_index,
+            local_epochs=self._arguments["local_epochs"],
+            limit=limit,
+        )
 
     # ---- a round
 
@@ -303,3 +311,17 @@ class OneProcess:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
         instructions = self.server.instruct(range(self._state.num_clients), self._state)
         return received_models(self._strategies.get("personalizer"), instructions, self.roster, self._state.model())
+
+    # ---- around the rounds
+
+    def kept(self) -> tuple[dict[int, Any], dict[str, Any]]:
+        """What clients, and what their optimizers keep, between two rounds: for a checkpoint."""
+        return self._states.state_dict(), self.clients.local.optimizers.state_dict()
+
+    def failed(self, exception: BaseException, place: str) -> None:
+        """The fit ends with this."""
+
+    def close(self) -> None:
+        """Leave the trainer as it was found."""
+        if self.training is not None:
+            self.training.local.windows.remove()

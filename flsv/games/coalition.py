@@ -27,6 +27,7 @@ from flsv.games.evaluation.scores import METRICS, Scores, check_metric
 from flsv.games.evaluation.table import CoalitionTable
 from flsv.games.evaluation.validated import ValidatedModels
 from flsv.games.performance import Performance
+from flsv.participants import ALONE, Ranks
 from flsv.round import Round
 
 __all__ = [
@@ -171,6 +172,7 @@ class CoalitionGames:
         evaluator: evaluates classifiers on the server's validation set; None where no game asks for that.
         server_lr: the share of the way to the average that a coalition's model moves.
         validated: what evaluates models of any task, by :attr:`flsv.games.Performance.evaluator`.
+        ranks: processes that share the evaluations out; all of them play alike.
 
     Example:
         >>> from torch import nn
@@ -194,8 +196,10 @@ class CoalitionGames:
         *,
         server_lr: float = 1.0,
         validated: Mapping[Hashable, ValidatedModels] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         check_number(self, "server_lr", server_lr, above=0)
+        self._ranks = ranks
         self.evaluator, self.server_lr, self._validated = evaluator, server_lr, dict(validated or {})
         self._round: Round | None = None
         self._tables: dict[Hashable, CoalitionTable] = {}
@@ -239,7 +243,7 @@ class CoalitionGames:
         key = metric.evaluator if isinstance(metric, Performance) else None
         evaluator = self.evaluator_of(metric)
         if key not in self._tables:
-            self._tables[key] = CoalitionTable(self.round, evaluator)
+            self._tables[key] = CoalitionTable(self.round, evaluator, self._ranks)
         return CoalitionUtility(
             self.round,
             evaluator,

@@ -28,6 +28,8 @@ from flsv.games.evaluation.scores import METRICS, Scores, check_metric
 from flsv.games.evaluation.validated import NamedScores, ValidatedModels
 from flsv.games.performance import Mode, Performance, performance_of
 from flsv.parameters import ParameterSpace
+from flsv.participants import ALONE, Ranks
+from flsv.participants.ranks import longest_first
 from flsv.sampling.fixed import FixedCohort
 
 Members = tuple[int, ...]
@@ -51,6 +53,8 @@ class RetrainedUtility:
             :mod:`flsv.games.performance`.
         max_clients: the most clients for which such a game may be begun.
         mode: whether less or more of a logged value is better, likewise.
+        ranks: processes that share the trainings out, such as ``flsv.engines.ranks.ranks_of_environment()``; each of
+            them calls the utility alike, and knows all scores. A training is one process's.
 
     Attributes:
         num_players: n.
@@ -86,6 +90,7 @@ class RetrainedUtility:
         metric: UtilityMetric | str | Metric = "accuracy",
         max_clients: int = 8,
         mode: Mode | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         measure = (
             metric if isinstance(metric, str) and metric in METRICS else performance_of(self, metric, mode, "metric")
@@ -102,6 +107,7 @@ class RetrainedUtility:
             )
         self._trainer, self._module, self._data, self.metric = trainer, copied(module), data, measure
         self.num_players = data.num_clients
+        self._ranks = ranks
         self._initial: dict[str, Any] | None = None
         self.scores: dict[Members, Scores | NamedScores] = {}
         self.seconds: dict[Members, float] = {}
@@ -115,12 +121,38 @@ class RetrainedUtility:
         if masks.dtype != torch.bool or masks.ndim != 2 or masks.shape[1] != self.num_players:
             raise ValueError(f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}.")
         coalitions = [tuple(mask.nonzero().flatten().tolist()) for mask in masks.cpu()]
-        for members in coalitions:
-            if members and members not in self.scores:
-                self._train(members)
-        if () in coalitions and () not in self.scores:
-            self._train((0,))  # the empty coalition's model is what any training starts from
+        wanted = dict.fromkeys(members for members in coalitions if members and members not in self.scores)
+        if () in coalitions and () not in self.scores and not wanted:
+            wanted[(0,)] = None  # the empty coalition's model is what any training starts from
+        self._train_all(list(wanted))
         return torch.cat([utility_of(self.scores[members], self.metric) for members in coalitions])
+
+    def _train_all(self, coalitions: list[Members]) -> None:
+        ranks = self._ranks
+        if self._initial is None and ranks.size > 1 and coalitions:
+            # What the first training starts from, all others do.
+            if ranks.rank == 0:
+                self._train(coalitions[0])
+            self._share(coalitions[:1], "the first coalition's training")
+            coalitions = coalitions[1:]
+        samples = self._data.num_samples
+        owners = longest_first([float(samples[list(members)].sum()) for members in coalitions], ranks.size)
+        for members, owner in zip(coalitions, owners):
+            if owner == ranks.rank:
+                self._train(members)
+        if ranks.size > 1:
+            self._share(coalitions, "coalitions' trainings")
+
+    def _share(self, coalitions: list[Members], about: str) -> None:
+        """Everybody's scores of these coalitions and of the empty one."""
+        names = ((), *coalitions)
+        own = {members: self.scores[members] for members in names if members in self.scores}
+        seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}
+        parts = self._ranks.everybody((own, seconds, self._initial if self._ranks.rank == 0 else None), about)
+        self._initial = parts[0][2]
+        for scores, spent, _ in parts:
+            self.scores |= scores
+            self.seconds |= spent
 
     def _train(self, members: Members) -> None:
         trainer, module = self._trainer(FixedCohort(members)), copied(self._module)

@@ -1,8 +1,24 @@
 """What a participant holds, what it keeps, and how it is asked for what follows from it."""
 
 from flsv.participants.channel import Channel, Message, Traffic
-from flsv.participants.client import Client
+from flsv.participants.client import Client, converse
 from flsv.participants.local_data import LocalData, Split, at, no_model
+from flsv.participants.ranks import ALONE, Owners, Ranks
 from flsv.participants.state import ClientStates, State
 
-__all__ = ["Channel", "Client", "ClientStates", "LocalData", "Message", "Split", "State", "Traffic", "at", "no_model"]
+__all__ = [
+    "ALONE",
+    "Channel",
+    "Client",
+    "ClientStates",
+    "LocalData",
+    "Message",
+    "Owners",
+    "Ranks",
+    "Split",
+    "State",
+    "Traffic",
+    "at",
+    "converse",
+    "no_model",
+]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from flsv.participants.channel import Channel
 from flsv.participants.local_data import LocalData, at
+from flsv.participants.ranks import Owners
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -19,6 +20,7 @@ class Client:
         id: the client's number.
         data: what it holds.
         channel: counts what crosses; None: nobody counts.
+        owners: which of several processes the client is in; None: there is one.
 
     Example:
         >>> import torch
@@ -32,25 +34,85 @@ class Client:
         PermissionError: the data of client 3 were asked for outside of it: ...
     """
 
-    def __init__(self, id: int, data: LocalData, channel: Channel | None = None) -> None:
-        self.id, self._channel, self.__data = id, channel, data
+    def __init__(self, id: int, data: LocalData, channel: Channel | None = None, owners: Owners | None = None) -> None:
+        self.id, self._channel, self._owners, self.__data = id, channel, owners, data
 
     def ask(self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
         """``question(local_data, *args, **kwargs)``, answered at the client, whatever it is, on any thread.
 
         The tensors in the arguments go down, those in the answer go up. What both sides know anyway, such as settings,
-        is bound to the question beforehand (``functools.partial``).
+        is bound to the question beforehand (``functools.partial``). With clients in several processes the question is
+        answered in the client's, and all of them get the answer: then all of them ask, on one thread, or within
+        :func:`converse`.
         """
-        with at(self.__data):
-            answer = question(self.__data, *args, **kwargs)
+        owners, answer = self._owners, None
+        if owners is None or owners.has(self.id):
+            with at(self.__data):
+                answer = question(self.__data, *args, **kwargs)
+        elif owners.conversing:
+            raise RuntimeError(f"client {self.id} was asked {_name(question)!r} within a conversation with another.")
+        if owners is not None and not owners.conversing:
+            answer = owners.ranks.from_rank(
+                owners[self.id], answer, f"client {self.id}'s answer to {_name(question)!r}"
+            )
         self._count(question, (args, kwargs), answer)
-        return answer
+        return answer  # type: ignore[return-value]
 
     def _count(self, question: Callable[..., Any], arguments: Any, answer: Any) -> None:
         if self._channel is not None:
-            name = getattr(getattr(question, "func", question), "__name__", type(question).__name__)
+            name = _name(question)
             self._channel.send(self.id, "down", name, arguments)
             self._channel.send(self.id, "up", name, answer)
 
     def __repr__(self) -> str:
         return f"Client({self.id})"
+
+
+def _name(question: Callable[..., Any]) -> str:
+    return getattr(getattr(question, "func", question), "__name__", type(question).__name__)
+
+
+def converse(
+    clients: Sequence[Client],
+    conversation: Callable[[Client], T],
+    map: Callable[[Callable[[Client], T], Sequence[Client]], Iterable[T]] = map,
+) -> list[T]:
+    """``[conversation(client) for client in clients]``: what the server finds out of clients, one by one.
+
+    With clients in several processes, each of these has the conversations with its own clients and tells the others
+    what has come of them, so that they cost as much time as the longest share.
+
+    Args:
+        clients: all of one federation.
+        conversation: asks the client that it is given, and no other; it changes nothing at the server, and its result
+            can be pickled.
+        map: how the conversations are had; a thread pool's will do.
+
+    Example:
+        >>> import torch
+        >>> count = torch.tensor([2, 5])
+        >>> clients = [Client(i, LocalData(f"client {i}", lambda split: [], count + i, count)) for i in range(2)]
+        >>> converse(clients, lambda client: client.ask(lambda local: int(local.class_counts.sum())))
+        [7, 9]
+    """
+    owners = clients[0]._owners if clients else None
+    if owners is None or owners.conversing:
+        return list(map(conversation, clients))
+    mine = [client for client in clients if owners.has(client.id)]
+    channel = clients[0]._channel
+    before = 0 if channel is None else len(channel.messages)
+    owners.conversing = True
+    try:
+        found = dict(zip([client.id for client in mine], map(conversation, mine)))
+    finally:
+        owners.conversing = False
+    own = [] if channel is None else channel.messages[before:]
+    results: dict[int, T] = {}
+    messages = []
+    for part, crossed in owners.ranks.everybody((found, own), "conversations"):
+        results |= part
+        messages += crossed
+    if channel is not None:
+        place = {client.id: i for i, client in enumerate(clients)}
+        channel.messages[before:] = sorted(messages, key=lambda message: place[message.client])
+    return [results[client.id] for client in clients]

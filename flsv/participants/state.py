@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
 from typing import Any
 
 from torch import Tensor
@@ -86,6 +86,14 @@ class ClientStates:
             self._open = {}
         else:
             self._open.pop(client, None)
+
+    def clients(self) -> set[int]:
+        """Those who keep something."""
+        return {client for client, state in self._committed.items() if state}
+
+    def keep(self, clients: Collection[int]) -> None:
+        """Forget what all others keep: it is kept elsewhere."""
+        self._committed = {client: state for client, state in self._committed.items() if client in clients}
 
     def state_dict(self) -> dict[int, dict[str, Tensor]]:
         return {client: dict(state) for client, state in self._committed.items()}

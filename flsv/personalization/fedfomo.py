@@ -25,7 +25,7 @@ from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.common_entries import keep_common
 from flsv.games.performance import Mode, Performance, performance_of
-from flsv.participants import LocalData
+from flsv.participants import Client, LocalData, converse
 from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer
 from flsv.round import FederationState, Round
 from flsv.seeding import generator_for
@@ -101,12 +101,16 @@ class FedFomo(Personalizer):
         ids = round.client_ids.tolist()
         self._uploads.update({client: vector.clone() for client, vector in zip(ids, round.client_vectors)})
         values = torch.full((len(ids), len(self._affinity)), float("nan"), dtype=torch.float64)
-        for row, client in enumerate(round.clients):
+        question = partial(mix_models, performance=self.performance)
+
+        def mix(client: Client) -> tuple[list[int], Tensor]:
             chosen = self._choose(client.id, round)
             others = [self._uploads[other].to(round.client_vectors) for other in chosen]
-            weights = client.ask(partial(mix_models, performance=self.performance), others, round.space.num_parameters)
-            values[row, [client.id, *chosen]] = weights
-            self._affinity[client.id, [client.id, *chosen]] += weights
+            return chosen, client.ask(question, others, round.space.num_parameters)
+
+        for row, (client, (chosen, weights)) in enumerate(zip(ids, converse(round.clients, mix))):
+            values[row, [client, *chosen]] = weights
+            self._affinity[client, [client, *chosen]] += weights
         return Personalized(peer_values=values.to(round.client_ids.device))
 
     def _choose(self, client: int, round: Round) -> list[int]:

@@ -29,7 +29,7 @@ from flsv.functional.personalised_weights import SelfWeight, check_self_weight, 
 from flsv.functional.shapley import permutation_shapley
 from flsv.functional.top_k_download import Explore, check_explore, top_k_download
 from flsv.parameters import ParameterSpace
-from flsv.participants import LocalData
+from flsv.participants import Client, LocalData, converse
 from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer
 from flsv.round import FederationState, Instruction, Round
 from flsv.seeding import generator_for
@@ -160,12 +160,16 @@ classifier=None, safeguard=False)
             self_weight=self.self_weight,
             safeguard=self.safeguard,
         )
-        for row, (client, relevance) in enumerate(zip(round.clients, self._relevance(contributions)[cohort])):
+        relevance = dict(zip(cohort, self._relevance(contributions)[cohort]))
+
+        def download(client: Client) -> tuple[list[int], Tensor]:
             draw = generator_for(round.seed, "pfedsv", round.round_index, client.id)
-            ids = top_k_download(relevance, available, client.id, self.k, self.explore, draw).tolist()
+            ids = top_k_download(relevance[client.id], available, client.id, self.k, self.explore, draw).tolist()
             others = [self._uploads[i].to(vectors) for i in ids]
-            worth = client.ask(question, others, extractor, generator=draw)
-            values[row, [client.id, *ids]] = worth.to(values)
+            return ids, client.ask(question, others, extractor, generator=draw)
+
+        for row, (client, (ids, worth)) in enumerate(zip(cohort, converse(round.clients, download))):
+            values[row, [client, *ids]] = worth.to(values)
         self._cohort = cohort
         return Personalized(peer_values=values)
 

@@ -2,7 +2,7 @@
 
 from flsv.round.matrix import ClientMatrix
 from flsv.round.messages import ClientUpdate, Instruction
-from flsv.round.round import HEAD_FIELDS, VOCABULARY, Round, Start, started_from
+from flsv.round.round import HEAD_FIELDS, VOCABULARY, Round, Start, asked_starts, started_from
 from flsv.round.state import FederationState
 from flsv.round.vocabulary import STAGES, Stage, after, stage_of
 
@@ -18,6 +18,7 @@ __all__ = [
     "Stage",
     "Start",
     "after",
+    "asked_starts",
     "stage_of",
     "started_from",
 ]

@@ -17,7 +17,7 @@ from torch import Tensor
 from flsv.errors import ConfigurationError
 from flsv.functional.common_entries import common_entries
 from flsv.parameters import Head, ParameterSpace
-from flsv.participants import Channel, Client, LocalData
+from flsv.participants import Channel, Client, LocalData, converse
 from flsv.round.matrix import ClientMatrix
 from flsv.round.vocabulary import after, derived, known_after
 from flsv.seeding import generator_for
@@ -103,7 +103,7 @@ class Round:
     def matrix(self) -> ClientMatrix:
         """The cohort's models and what follows from them without a second matrix: norms, products, weighted sums."""
         starts = self.starts or [self.global_vector] * len(self)
-        return ClientMatrix(self.client_vectors, [s.ask(started_from) if isinstance(s, Client) else s for s in starts])
+        return ClientMatrix(self.client_vectors, asked_starts(starts))
 
     @cached_property
     def start_vectors(self) -> Tensor | None:
@@ -267,6 +267,13 @@ class Round:
         if value is None:
             raise RuntimeError(f"Round.{name} exists only after aggregation.")
         return value
+
+
+def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
+    """The vectors ``[P]``; clients among them are asked."""
+    clients = [start for start in starts if isinstance(start, Client)]
+    found = iter(converse(clients, lambda client: client.ask(started_from)))
+    return [next(found) if isinstance(start, Client) else start for start in starts]
 
 
 def started_from(local: LocalData) -> Tensor:

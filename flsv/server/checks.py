@@ -115,7 +115,7 @@ def check_setup(
     if trainer.world_size > 1:
         raise ConfigurationError(
             f"the federation runs in one process on one device, and the trainer has {trainer.world_size}. "
-            "Set Trainer(devices=1)."
+            'Set Trainer(devices=1), or strategy="federated", which spreads the clients over processes.'
         )
     if any(isinstance(callback, ModelPruning) for callback in trainer.callbacks):  # type: ignore[attr-defined]
         raise ConfigurationError(

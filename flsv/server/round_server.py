@@ -11,9 +11,9 @@ from flsv.aggregation import Aggregator
 from flsv.functional.distances import distances
 from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
 from flsv.parameters import ParameterSpace
-from flsv.participants import Channel, Client, LocalData
+from flsv.participants import ALONE, Channel, Client, LocalData, Ranks
 from flsv.personalization import Personalized, Personalizer
-from flsv.round import ClientUpdate, FederationState, Instruction, Round, Start, started_from
+from flsv.round import ClientUpdate, FederationState, Instruction, Round, Start, asked_starts
 from flsv.server.board import ContributionBoard
 from flsv.server.update_watch import UpdateWatch
 from flsv.strategy import Strategy
@@ -54,10 +54,13 @@ class RoundServer:
             self.play_on(evaluator)
 
     def play_on(
-        self, evaluator: ModelEvaluator | None, validated: Mapping[Hashable, ValidatedModels] | None = None
+        self,
+        evaluator: ModelEvaluator | None,
+        validated: Mapping[Hashable, ValidatedModels] | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         """Coalition games evaluate models with these, see :class:`flsv.games.CoalitionGames`."""
-        self.games = CoalitionGames(evaluator, server_lr=self.server_lr, validated=validated)
+        self.games = CoalitionGames(evaluator, server_lr=self.server_lr, validated=validated, ranks=ranks)
 
     def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
         """What every client is told at the start of the round that ``state`` stands before."""
@@ -130,7 +133,7 @@ class RoundServer:
             starts.append(clients[update.client_id] if start is None else start)
         if not collaborates:
             with self.channel.muted():
-                starts = [start.ask(started_from) if isinstance(start, Client) else start for start in starts]
+                starts = list(asked_starts(starts))
 
         def numbers(values: Iterable[float]) -> Tensor:
             return torch.tensor(list(values), device=model.device)

@@ -34,7 +34,7 @@ from flsv.functional.transport import (
     wasserstein_barycenter,
 )
 from flsv.functional.transport.values import Part
-from flsv.participants import Client, LocalData
+from flsv.participants import Client, LocalData, converse
 from flsv.seeding import generator_for
 from flsv.valuation import questions
 from flsv.valuation.flags import RULES
@@ -229,17 +229,16 @@ class FedBary:
         enter = partial(enter, allow_reconstruction=self.allow_reconstruction)
         try:
             # One after the other: the features' network is one for all, and uses the cores itself.
-            present = [client.ask(enter) for client in clients]
+            present = converse(clients, lambda client: client.ask(enter))
             there = [i for i, presence in enumerate(present) if presence.samples]
             sizes = {client.id: presence.samples for client, presence in zip(clients, present)}
             support = self.support_for({**(others or {}), **sizes})
             target = self._target(clients, present, there, key, seed, server, own, embed, support)
             run = partial(self._one, target=target, key=key, seed=seed, judge=judge, support=support)
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-                results = dict(zip(there, pool.map(run, [clients[i] for i in there])))
+                results = dict(zip(there, converse([clients[i] for i in there], run, pool.map)))
         finally:
-            for client in clients:
-                client.ask(questions.leave, key)
+            converse(clients, lambda client: client.ask(questions.leave, key))
         missing = (torch.tensor(torch.nan), None)
         distances, verdicts = zip(*(results.get(i, missing) for i in range(len(clients))))
         return Valuation(

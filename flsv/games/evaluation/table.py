@@ -9,8 +9,10 @@ from torch import Tensor
 from flsv.errors import ConfigurationError
 from flsv.games.evaluation.coalition_models import CoalitionModels
 from flsv.games.evaluation.evaluator import ModelEvaluator
+from flsv.games.evaluation.replica import Build
 from flsv.games.evaluation.scores import Scores
 from flsv.games.evaluation.validated import NamedScores, ValidatedModels
+from flsv.participants import ALONE, Ranks
 from flsv.round import Round
 
 
@@ -23,18 +25,19 @@ class CoalitionTable:
     Args:
         round: the players and their updates.
         evaluator: evaluates their models.
+        ranks: processes that share the evaluations out; each has all scores.
 
     Attributes:
         evaluations: models evaluated so far.
     """
 
-    def __init__(self, round: Round, evaluator: ModelEvaluator | ValidatedModels) -> None:
+    def __init__(self, round: Round, evaluator: ModelEvaluator | ValidatedModels, ranks: Ranks = ALONE) -> None:
         if round.space.size != evaluator.space.size:
             raise ConfigurationError(
                 f"the round's models have {round.space.size} parameters, the evaluator's module has "
                 f"{evaluator.space.size}: they are not of the same structure."
             )
-        self.round, self.evaluator = round, evaluator
+        self.round, self.evaluator, self._ranks = round, evaluator, ranks
         self._rows: dict[tuple[object, bytes], int] = {}
         self._scores: Scores | NamedScores | None = None
 
@@ -49,13 +52,23 @@ class CoalitionTable:
         new = {key: position for position, key in reversed(list(enumerate(keys))) if key not in self._rows}
         order = sorted(new.values())
         if order:
-            found = self.evaluator.evaluate(models.builder(masks[order]), len(order))
+            found = self._evaluate(models.builder(masks[order]), len(order))
             self._scores = found if self._scores is None else type(found).cat([self._scores, found])  # type: ignore[list-item]
             # Only now: after an error the coalitions can be asked for again.
             for position in order:
                 self._rows[keys[position]] = len(self._rows)
         assert self._scores is not None
         return self._scores[torch.tensor([self._rows[key] for key in keys])]
+
+    def _evaluate(self, build: Build, count: int) -> Scores | NamedScores:
+        rank, size = self._ranks.rank, self._ranks.size
+        if size == 1 or count < size:
+            return self.evaluator.evaluate(build, count)
+        mine = range(rank, count, size)
+        part = self.evaluator.evaluate(lambda index, out: build(mine[index], out), len(mine))
+        parts = self._ranks.everybody(part, "scores of coalitions")
+        order = torch.tensor([index for r in range(size) for index in range(r, count, size)])
+        return type(part).cat(parts)[order.argsort()]
 
 
 def _bitmasks(masks: Tensor) -> list[bytes]:

@@ -1,0 +1,124 @@
+"""What ``self.log(..., on_epoch=True)`` says of a training epoch whose batches were trained in several processes.
+
+Lightning adds an epoch's values up as they come. Here every process remembers what its hooks have logged, and when the
+epoch's batches are done, all of it is added up anew in the order in which one process would have logged it: the result
+is the same to the bit. The state of a torchmetrics metric that was logged as an object is put together by the
+reductions that the metric declares for its states, as torchmetrics does between processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import lightning as L
+import torch
+from torchmetrics import Metric
+
+#: Hooks that run once an epoch, in every process alike.
+_ONCE = ("on_train_start", "on_train_epoch_start", "on_train_epoch_end")
+
+#: The place in the order, ``results.log``'s arguments, and the batch size that it found.
+Record = tuple[int, dict[str, Any], int | None]
+
+
+class LoggedValues:
+    """Installed on a trainer for the length of one fit.
+
+    Args:
+        trainer: of this process.
+        place: gives the place in the order of what is logged now.
+        exchange: gives everybody's value of a value.
+        idle: whether what was logged in this epoch does not count.
+    """
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        place: Callable[[], int],
+        exchange: Callable[[Any, str], list[Any]],
+        idle: Callable[[], bool],
+    ) -> None:
+        self._trainer, self._place, self._exchange, self._idle = trainer, place, exchange, idle
+        self._results = trainer.fit_loop.epoch_loop._results
+        self._connector = trainer._logger_connector
+        self._records: list[Record] = []
+        self._metrics: dict[str, Metric] = {}
+        self._reductions: dict[str, Any] = {}
+        self._log, self._end = self._results.log, self._connector.epoch_end_reached
+        self._results.log = self._remembered  # type: ignore[method-assign]
+        self._connector.epoch_end_reached = self._ended  # type: ignore[method-assign]
+
+    def remove(self) -> None:
+        """Give Lightning its own methods back; a second call does nothing."""
+        self._results.__dict__.pop("log", None)
+        self._connector.__dict__.pop("epoch_end_reached", None)
+
+    def _remembered(self, fx: str, name: str, value: Any, **kwargs: Any) -> None:
+        self._log(fx, name, value, **kwargs)
+        if fx in _ONCE:
+            return
+        if isinstance(value, Metric):
+            self._metrics[f"{fx}.{name}"] = value
+            return
+        # Of this process alone: the function that synchronises, and the batch that Lightning takes a size from.
+        known = {key: kwargs[key] for key in kwargs if key not in ("batch_size", "sync_dist_fn", "reduce_fx")}
+        size = kwargs.get("batch_size") or self._results.batch_size
+        reduction = kwargs.get("reduce_fx", torch.mean)
+        self._reductions[f"{fx}.{name}"] = reduction
+        reduction = reduction if isinstance(reduction, str) else reduction.__name__
+        call = {"fx": fx, "name": name, "value": value.detach().clone(), "reduce_fx": reduction, **known}
+        self._records.append((self._place(), call, size))
+
+    def _ended(self) -> None:
+        self._merge()
+        self._end()
+
+    def _merge(self) -> None:
+        results, own, idle = self._results, self._records, self._idle()
+        states = {key: _state(metric) for key, metric in self._metrics.items()}
+        parts = self._exchange(([], {}) if idle else (own, states), "logged values")
+        for _, call, _ in own:
+            results.pop(f"{call['fx']}.{call['name']}", None)
+        strategy = self._trainer.strategy
+        for _, call, size in sorted((record for logged, _ in parts for record in logged), key=lambda record: record[0]):
+            here = {
+                "value": call["value"].to(strategy.root_device),
+                "reduce_fx": self._reductions.get(f"{call['fx']}.{call['name']}", call["reduce_fx"]),
+                "sync_dist_fn": strategy.reduce,
+                "batch_size": size or 1,
+            }
+            self._log(**{**call, **here})
+        # Where one process would have the last step's value, so has every rank.
+        self._connector._callback_metrics.update(results.metrics(on_step=True)["callback"])
+        for key, metric in self._metrics.items():
+            _merge_states(metric, [held[key] for _, held in parts if key in held])
+        self._records, self._metrics = [], {}
+
+
+def _state(metric: Metric) -> dict[str, Any]:
+    return {name: getattr(metric, name) for name in metric._defaults} | {"_update_count": metric._update_count}
+
+
+def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
+    """What the metric would hold, had it seen everybody's batches."""
+    if not states:
+        metric.reset()
+        return
+    for name, default in metric._defaults.items():
+        values, reduce = [state[name] for state in states], metric._reductions[name]
+        if isinstance(default, list):
+            merged: Any = [part for value in values for part in value]
+        elif reduce is None or not callable(reduce):
+            raise RuntimeError(
+                f"{type(metric).__name__} was logged as an object, and its state {name!r} has no reduction: it cannot "
+                "be put together from several processes. Log its values."
+            )
+        else:
+            stacked = torch.stack([value.to(metric.device) for value in values])
+            merged = reduce(stacked) if reduce.__name__ != "dim_zero_cat" else torch.cat(list(stacked))
+            if reduce.__name__ == "dim_zero_sum":
+                merged = merged - (len(values) - 1) * default.to(merged)
+        setattr(metric, name, merged)
+    metric._update_count = sum(state["_update_count"] for state in states)
+    metric._computed = None

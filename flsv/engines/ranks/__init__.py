@@ -1,0 +1,12 @@
+"""Ranks: the clients of a cohort on several processes, on one machine or several.
+
+``Trainer(strategy="federated", devices=4)``, ``torchrun`` or SLURM; see ``docs/scaling.md``.
+"""
+
+from flsv.engines.ranks.agreement import agree
+from flsv.engines.ranks.lifeline import Gone
+from flsv.engines.ranks.meeting import ranks_of_environment
+from flsv.engines.ranks.several_ranks import SeveralRanks
+from flsv.engines.ranks.strategy import FederatedStrategy, ranks_of
+
+__all__ = ["FederatedStrategy", "Gone", "SeveralRanks", "agree", "ranks_of", "ranks_of_environment"]

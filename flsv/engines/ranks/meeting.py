@@ -1,0 +1,257 @@
+"""How ranks find each other: a store at rank 0, a first look at each other, a lifeline and a process group."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib.metadata
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+
+from flsv.engines.ranks.group import RankGroup
+from flsv.engines.ranks.lifeline import Lifeline
+from flsv.errors import ConfigurationError
+from flsv.participants import ALONE, Ranks
+
+PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where and between whom.
+
+    Args:
+        main_address: of rank 0's host.
+        main_port: of the store there.
+        rank: this process's number.
+        size: how many there are.
+        address: this host's on the network of the ranks; None: the one from which the main address is reached.
+        start_timeout: seconds in which all have to be there.
+        timeout: seconds that ranks wait for each other in a round.
+    """
+
+    main_address: str
+    main_port: int
+    rank: int
+    size: int
+    address: str | None = None
+    start_timeout: float = 600.0
+    timeout: float = 7 * 86400.0
+
+
+_groups: dict[Meeting, RankGroup] = {}
+
+
+def meet(
+    meeting: Meeting,
+    device: torch.device,
+    backend: str | None = None,
+    alive: Callable[[], str | None] = lambda: None,
+) -> RankGroup:
+    """Meet the other ranks; a second meeting of one kind in a process is the first.
+
+    Args:
+        meeting: where.
+        device: of this rank.
+        backend: of what lies on devices: ``"gloo"`` or ``"nccl"``; None: NCCL where every rank has a CUDA device of its
+            own.
+        alive: says why it is of no use to wait any longer; None: it is.
+
+    Raises:
+        ConfigurationError: somebody does not come, or runs other versions.
+    """
+    if meeting not in _groups:
+        _groups[meeting] = _meet(meeting, device, backend, alive)
+    return _groups[meeting]
+
+
+def ranks_of_environment(device: torch.device | None = None, **options: Any) -> Ranks:
+    """The processes that ``torchrun`` (or whoever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) has started, for
+    work without a Trainer on all of them, such as :class:`flsv.games.retraining.RetrainedUtility`'s.
+
+    Args:
+        device: of this rank's tensors; default: the CPU.
+        **options: of :class:`Meeting`.
+
+    Example:
+        >>> ranks_of_environment().size  # outside of torchrun
+        1
+    """
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    if size == 1:
+        return ALONE
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    return meet(Meeting(address, port, int(os.environ["RANK"]), size, **options), device or torch.device("cpu"))
+
+
+def _meet(meeting: Meeting, device: torch.device, backend: str | None, alive: Callable[[], str | None]) -> RankGroup:
+    rank, size, end = meeting.rank, meeting.size, time.monotonic() + meeting.start_timeout
+    store = _store(meeting, alive, end)
+    uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+    store.set(f"hello/{rank}", json.dumps({"versions": versions(), "device": [device.type, uuid]}))
+    hellos = [json.loads(_get(store, f"hello/{other}", other, meeting, alive, end)) for other in range(size)]
+    check_versions([hello["versions"] for hello in hellos])
+    devices = [tuple(hello["device"]) for hello in hellos]
+    own_gpus = all(kind == "cuda" for kind, _ in devices) and len(set(devices)) == size
+    if backend == "nccl" and not own_gpus:
+        raise ConfigurationError(
+            'FederatedStrategy(process_group_backend="nccl") needs a CUDA device of its own for every rank; the ranks '
+            f"have {[kind for kind, _ in devices]}, {len(set(devices))} of them different. Leave it out."
+        )
+    lifeline, address = _lifeline(meeting, store, alive, end)
+    gloo: Any = ProcessGroupGloo
+    options = gloo._Options()
+    options._devices = [gloo.create_device(hostname=address)]
+    options._timeout = timedelta(seconds=meeting.timeout)
+    group = gloo(PrefixStore("gloo", store), rank, size, options)
+    fast = _nccl(store, meeting, device) if own_gpus and backend != "gloo" else None
+    result = RankGroup(rank, size, group, lifeline, device, fast)
+    result.store = store
+    atexit.register(_at_exit, lifeline)
+    return result
+
+
+def versions() -> dict[str, str]:
+    """Of what all ranks must have alike."""
+    found = {
+        "flsv": str(getattr(sys.modules["flsv"], "__version__", None)),
+        "python": ".".join(map(str, sys.version_info[:2])),
+    }
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def check_versions(by_rank: list[dict[str, str]]) -> None:
+    """Compare them.
+
+    Raises:
+        ConfigurationError: naming the ranks and what differs.
+    """
+    for rank, theirs in enumerate(by_rank):
+        differ = [
+            f"{name} {theirs.get(name)} (rank 0: {by_rank[0].get(name)})"
+            for name in {**by_rank[0], **theirs}
+            if theirs.get(name) != by_rank[0].get(name)
+        ]
+        if differ:
+            raise ConfigurationError(
+                f"rank {rank} runs {', '.join(differ)}: results would depend on which rank a client is on. Install the "
+                "same versions everywhere."
+            )
+
+
+def _store(meeting: Meeting, alive: Callable[[], str | None], end: float) -> Any:
+    # torchrun has a store of its own, at the same address, which outlives restarts: what the processes before these
+    # have left in it is not for us.
+    hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    master = meeting.rank == 0 and not hosted
+    while True:
+        try:
+            store = TCPStore(
+                meeting.main_address,
+                meeting.main_port,
+                is_master=master,
+                wait_for_workers=False,
+                multi_tenant=True,
+                timeout=timedelta(seconds=max(1.0, min(20.0, end - time.monotonic()))),
+            )
+            break
+        except RuntimeError as error:
+            why = alive()
+            if master or why or time.monotonic() > end:
+                raise ConfigurationError(
+                    f"rank {meeting.rank} of {meeting.size} cannot {'open' if master else 'reach'} the ranks' store at "
+                    f"{meeting.main_address}:{meeting.main_port}: {why or error}. MASTER_ADDR and MASTER_PORT must be "
+                    "an address of rank 0's host that all others reach, and a free port there."
+                ) from error
+    run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    return PrefixStore(f"flsv/{run}", store)
+
+
+def _get(store: Any, key: str, other: int, meeting: Meeting, alive: Callable[[], str | None], end: float) -> bytes:
+    while not store.check([key]):
+        why = alive()
+        if why is None and time.monotonic() > end:
+            why = f"{meeting.start_timeout:.0f} s are over"
+        if why is not None:
+            raise ConfigurationError(
+                f"rank {meeting.rank} of {meeting.size} waits for rank {other}, which does not come: {why}. Start "
+                f"{meeting.size} processes that can reach {meeting.main_address}:{meeting.main_port}."
+            )
+        time.sleep(0.02)
+    return store.get(key)
+
+
+def _lifeline(meeting: Meeting, store: Any, alive: Callable[[], str | None], end: float) -> tuple[Lifeline, str]:
+    """The lifeline, and this host's own address on the ranks' network."""
+    rank = meeting.rank
+    connections: dict[int, socket.socket] = {}
+    if rank == 0:
+        token = secrets.token_hex(16)
+        # On all of the host's addresses, as torch's store: the main one may be mapped to another. Hence the token.
+        with socket.create_server(("", 0), family=_family(meeting.main_address)) as server:
+            store.set("lifeline", json.dumps([server.getsockname()[1], token]))
+            server.settimeout(max(1.0, end - time.monotonic()))
+            while len(connections) < meeting.size - 1:
+                connection, _ = server.accept()
+                connection.settimeout(10)
+                with contextlib.suppress(OSError, ValueError):
+                    said = json.loads(_line(connection))
+                    if said["token"] == token:
+                        connection.settimeout(None)
+                        connections[int(said["rank"])] = connection
+        address = meeting.address or socket.gethostbyname(meeting.main_address)
+    else:
+        port, token = json.loads(_get(store, "lifeline", 0, meeting, alive, end))
+        source = None if meeting.address is None else (meeting.address, 0)
+        connection = socket.create_connection((meeting.main_address, port), timeout=30, source_address=source)
+        connection.settimeout(None)
+        connection.sendall(json.dumps({"token": token, "rank": rank}).encode() + b"\n")
+        connections[0] = connection
+        address = connection.getsockname()[0]
+    return Lifeline(rank, meeting.size, connections), address
+
+
+def _line(connection: socket.socket) -> bytes:
+    line = b""
+    while not line.endswith(b"\n") and len(line) < 1000:
+        data = connection.recv(1)
+        if not data:
+            break
+        line += data
+    return line
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.getaddrinfo(address, None)[0][0]
+
+
+def _nccl(store: Any, meeting: Meeting, device: torch.device) -> Any:
+    from torch.distributed import ProcessGroupNCCL
+
+    options = ProcessGroupNCCL.Options()
+    options._timeout = timedelta(seconds=meeting.timeout)
+    torch.cuda.set_device(device)
+    return ProcessGroupNCCL(PrefixStore("nccl", store), meeting.rank, meeting.size, options)
+
+
+def _at_exit(lifeline: Lifeline) -> None:
+    if lifeline.failure is not None and (lifeline.noticed or lifeline.enforced):
+        # The group's own farewell would wait for the one that is gone.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
+    lifeline.leave()

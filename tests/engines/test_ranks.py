@@ -1,0 +1,216 @@
+"""The same federations on one, two and three ranks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rank_cases import CASES, run_and_die
+from rank_processes import Ended, Group, run_ranks
+from same_runs import differences
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from flsv.cli import main
+
+OPTIONS = (
+    "--data.partitioner=DirichletPartitioner --data.partitioner.init_args.num_clients=4 "
+    "--data.partitioner.init_args.alpha=0.5 --model.init_args.network=softmax --trainer.accelerator=cpu "
+    "--trainer.enable_progress_bar=false --trainer.enable_model_summary=false"
+)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder per number of ranks with a folder per federation."""
+    root = tmp_path_factory.mktemp("ranks")
+    groups = {
+        size: Group("run_all", [str(root / str(size)), list(CASES)], size, root / str(size)) for size in (1, 2, 3)
+    }
+    for size, group in groups.items():
+        ended = group.wait(150)
+        assert [rank.code for rank in ended] == [0] * size, "\n".join(rank.output[-3000:] for rank in ended)
+    return root
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_equals_one_process_to_the_bit(runs: Path, name: str, size: int) -> None:
+    assert differences(runs / "1" / name, runs / str(size) / name) == []
+
+
+def test_what_ranks_exchange(tmp_path: Path) -> None:
+    run_ranks("exchanges", [str(tmp_path)], 3, tmp_path, seconds=40)
+
+
+def test_a_rank_that_does_not_notice_is_ended(tmp_path: Path) -> None:
+    ended = Group("sleeper", [str(tmp_path)], 2, tmp_path).wait(30)
+    assert [rank.code for rank in ended] == [1, -9]
+    assert ended[0].output.strip().endswith("rank 0 of 2 ends: the process of rank 1 is gone.")
+
+
+def test_only_rank_zero_writes(runs: Path) -> None:
+    def written(size: int) -> list[str]:
+        paths = [path.relative_to(runs / str(size)) for path in (runs / str(size)).rglob("*") if path.is_file()]
+        # A file of events is named by its process.
+        return sorted(str(path.parent if "events" in path.name else path) for path in paths if path.parent != Path("."))
+
+    assert written(2) == written(3) == written(1)
+    assert {"adam_with_steps/version_0", "pfedsv/contributions.csv", "scaffold/last.ckpt"} <= set(written(3))
+    pictures = [name for name in written(3) if name.startswith("two_clients/clients/1/")]
+    assert any(name.endswith(".png") for name in pictures)
+
+
+def said(ended: list[Ended], *others: int) -> str:
+    """What the ranks that are left said last, all of them with an error."""
+    for rank in others:
+        assert ended[rank].code == 1, ended[rank].output[-3000:]
+        assert ended[rank].seconds < 30
+    return "\n".join(ended[rank].output for rank in others)
+
+
+@pytest.mark.parametrize(
+    ("killed", "how", "message"),
+    [
+        (1, "first batch", "the process of rank 1 is gone"),
+        (0, "update", "the process of rank 0 is gone"),
+        (2, "raise", "rank 2 has given up: ValueError: bad sample at this site (while client"),
+    ],
+)
+def test_all_end_with_one_and_the_run_goes_on_from_there(
+    runs: Path, tmp_path: Path, killed: int, how: str, message: str
+) -> None:
+    name = "scaffold"
+    ended = Group("run_and_die", [str(tmp_path / "run"), name, killed, how], 3, tmp_path / "first").wait(40)
+    text = said(ended, *({0, 1, 2} - {killed}))
+    assert text.count(message) >= 2
+    assert ended[killed].code == (1 if how == "raise" else -9)
+    again = []
+    for size in (1, 2, 3):
+        folder = tmp_path / str(size)
+        shutil.copytree(tmp_path / "run", folder)
+        again.append(Group("run_and_die", [str(folder), name, killed, how], size, tmp_path / f"output{size}"))
+    for size, group in zip((1, 2, 3), again):
+        assert [rank.code for rank in group.wait(60)] == [0] * size
+        assert differences(runs / "1" / name, tmp_path / str(size)) == []
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("labels", "have dealt out other data: "),
+        ("samples", "have dealt out other data: client 0"),
+        ("settings", "federation.aggregator is"),
+        ("module", "has another module than rank"),
+        ("version", "flsv 9.9"),
+        ("clock", "max_time (a Timer) would stop one rank in the middle of a round"),
+    ],
+)
+def test_other_ranks_are_refused(tmp_path: Path, how: str, message: str) -> None:
+    ended = Group("other_data", [str(tmp_path / "run"), how], 2, tmp_path).wait(40)
+    text = said(ended, 0, 1)
+    assert "ConfigurationError" in text
+    assert message in text
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_ranks_that_do_not_come_to_the_same_stop(tmp_path: Path) -> None:
+    text = said(Group("disagree", [str(tmp_path / "run")], 2, tmp_path).wait(40), 0, 1)
+    assert "round 0: ranks 0 and 1 do not agree on the global model" in text
+
+
+def test_without_a_seed_all_have_rank_zeros(tmp_path: Path) -> None:
+    run_ranks("unseeded", [str(tmp_path / "run")], 2, tmp_path)
+    assert (tmp_path / "run/last.ckpt").is_file()
+
+
+def test_without_a_federation(tmp_path: Path) -> None:
+    text = said(Group("no_federation", [str(tmp_path / "run")], 2, tmp_path).wait(40), 0, 1)
+    assert "has no FederatedLoop among its callbacks" in text
+
+
+def test_a_rank_that_stops_in_a_round_ends_all(tmp_path: Path) -> None:
+    ended = Group("idle_stops", [str(tmp_path / "run")], 2, tmp_path).wait(40)
+    assert "rank 1 has given up: its round 1 ended before the last batch" in ended[0].output
+    assert ended[0].code == 1
+
+
+def test_a_checkpoint_within_a_round(runs: Path, tmp_path: Path) -> None:
+    run_ranks("save_within", [str(tmp_path / "two"), "scaffold"], 2, tmp_path / "first")
+    (tmp_path / "two/within.ckpt").rename(tmp_path / "two/last.ckpt")
+    run_ranks("run_and_die", [str(tmp_path / "two"), "scaffold", -1, ""], 3, tmp_path / "second")
+    assert [d for d in differences(runs / "1/scaffold", tmp_path / "two") if "ModelCheckpoint" not in d] == []
+
+
+def test_a_checkpoint_within_a_round_that_would_lack_something(tmp_path: Path) -> None:
+    ended = Group("save_within_unannounced", [str(tmp_path / "run"), "scaffold"], 2, tmp_path).wait(40)
+    assert "would lack what the clients of other ranks keep" in "".join(rank.output for rank in ended)
+
+
+def test_a_checkpoint_on_an_exception_is_one_of_the_rounds_start(runs: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    ended = Group("save_on_exception", [str(folder), "kept_momentum"], 3, tmp_path / "first").wait(40)
+    assert "bad sample at this site" in said(ended, 0, 1, 2)
+    saved = next((folder / "failed").glob("*.ckpt"))
+    saved.rename(folder / "last.ckpt")
+    run_ranks("run_and_die", [str(folder), "kept_momentum", -1, ""], 2, tmp_path / "second")
+    assert [d for d in differences(runs / "1/kept_momentum", folder) if "ModelCheckpoint" not in d] == []
+
+
+def test_two_hosts(runs: Path, tmp_path: Path) -> None:
+    ended = run_ranks("run_all", [str(tmp_path / "run"), ["kept_momentum"]], 2, tmp_path, nodes=True)
+    assert "kept_momentum 0 ['127.0.0.2']" in ended[0].output
+    assert "kept_momentum 1 ['127.0.0.1']" in ended[1].output
+    assert differences(runs / "1/kept_momentum", tmp_path / "run/kept_momentum") == []
+
+
+def test_torchrun_restarts_by_itself(runs: Path, tmp_path: Path) -> None:
+    # The agent of torchrun, on processes that need not import everything again.
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=2,
+        max_restarts=1,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        start_method="forkserver",
+        monitor_interval=0.1,
+    )
+    elastic_launch(config, run_and_die)(str(tmp_path / "run"), "scaffold", 1, "first batch")
+    assert (tmp_path / "run/died").exists()
+    assert differences(runs / "1/scaffold", tmp_path / "run") == []
+
+
+def test_retrained_coalitions_are_shared_out(tmp_path: Path) -> None:
+    outputs = {}
+    for size in (1, 3):
+        ended = run_ranks("retrain", [str(tmp_path)], size, tmp_path / str(size), seconds=60)
+        outputs[size] = [
+            dict(line.split(" ", 1) for line in e.output.splitlines() if line[:4] in ("RESU", "TRAI")) for e in ended
+        ]
+    assert {told["RESULT"] for size in (1, 3) for told in outputs[size]} == {outputs[1][0]["RESULT"]}
+    assert outputs[1][0]["TRAINED"] == "7"
+    assert sorted(int(told["TRAINED"]) for told in outputs[3]) == [2, 2, 3]
+
+
+def test_from_a_command_line(tmp_path: Path) -> None:
+    def command(folder: Path) -> list[str]:
+        given = "--trainer.max_epochs=2 --trainer.logger=false --federation.print_table=false --data.source=digits"
+        return ["fit", *given.split(), *OPTIONS.split(), f"--trainer.default_root_dir={folder}"]
+
+    ranks = [sys.executable, "-m", "flsv", *command(tmp_path / "two")]
+    ranks += ["--trainer.strategy=federated", "--trainer.devices=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    process = subprocess.Popen(ranks, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert main(command(tmp_path / "one")) == 0
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output[-3000:]
+    one, two = (tmp_path / name for name in ("one", "two"))
+    assert (one / "contributions.csv").read_bytes() == (two / "contributions.csv").read_bytes()
+    for folder in (one, two):
+        (folder / "checkpoints/last.ckpt").rename(folder / "last.ckpt")
+    assert differences(one, two) == []
