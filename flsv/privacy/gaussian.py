@@ -104,7 +104,7 @@ class GaussianPrivacy(Upload):
             generator: a CPU generator, the client's own in this round.
         """
         # In float32 the norm of 25 million entries comes out 0.1 % too small.
-        norm = torch.linalg.vector_norm(update.cpu(), dtype=torch.float64).item()
+        norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
         protected = update * min(1.0, self.clip / norm) if norm else update.clone()
         if self.noise_multiplier:
             noise = torch.randn(update.shape, generator=generator, dtype=update.dtype)
