@@ -34,6 +34,7 @@ class Federation:
         optimizers: the clients', as the module configures them.
         strategies: all that take part, by their roles: ``"aggregator"``, ``"personalizer"``, ``"sampler"``,
             ``"client_algorithm"``.
+        local_epochs: passes over a client's data per round.
     """
 
     global_vector: Tensor
@@ -44,6 +45,7 @@ class Federation:
     seed: int
     optimizers: Sequence[Optimizer] = ()
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
+    local_epochs: int = 1
 
 
 class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
@@ -62,14 +64,18 @@ class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
     Attributes:
         sends: names of the tensors that :meth:`send` gives.
         reports: names of what :meth:`report` gives.
+        needs_classes: whether it is of use only where the training samples have classes.
         private: patterns (``fnmatch``) of the names of parameters and buffers that stay at their client.
     """
 
     metric: str | None = None
+    #: Whether clients evaluate models for it: then it is tried before the first round whether the module can be copied.
+    evaluates: ClassVar[bool] = False
     metric_shape: ClassVar[tuple[str, ...] | None] = None
     sends: Sequence[str] = ()
     reports: Sequence[str] = ()
     private: Sequence[str] = ()
+    needs_classes: bool = False
 
     def begin(self, federation: Federation) -> None:  # noqa: B027 - most have nothing to prepare
         """Before the first round of a new fit: forget what an earlier one left, check, prepare. A resumed fit has its

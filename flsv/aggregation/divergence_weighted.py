@@ -42,6 +42,7 @@ class DivergenceWeighted(Aggregator):
     """
 
     reports = ("label_divergence",)
+    needs_classes = True
 
     def __init__(
         self,

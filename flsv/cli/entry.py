@@ -9,6 +9,7 @@ import sys
 import warnings
 
 from flsv.cli.compare import main as compare
+from flsv.cli.init import main as init
 from flsv.cli.parser import make_cli
 from flsv.cli.value import main as value
 from flsv.errors import ConfigurationError
@@ -37,6 +38,8 @@ def main(args: list[str] | None = None) -> int:
             compare(given[1:])
         elif given[:1] == ["value"]:
             value(given[1:])
+        elif given[:1] == ["init"]:
+            init(given[1:])
         else:
             make_cli(args)
     except OSError as error:

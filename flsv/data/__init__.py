@@ -14,6 +14,7 @@ from flsv.data.partition import (
     DirichletPartitioner,
     GroupPartitioner,
     IIDPartitioner,
+    OneClient,
     Partitioner,
     PathologicalPartitioner,
     ProportionPartitioner,
@@ -22,10 +23,12 @@ from flsv.data.partition import (
     partition_counts,
     plot_partition,
 )
-from flsv.data.sets import DATA_SETS, ImageData, load_image_data
+from flsv.data.sets import DATA_SETS, CharacterData, CSVData, ImageData, TableData, TextData, load_image_data
 
 __all__ = [
     "DATA_SETS",
+    "CSVData",
+    "CharacterData",
     "ClientChoice",
     "ClosedSetLabelNoise",
     "Corruption",
@@ -36,13 +39,16 @@ __all__ = [
     "IIDPartitioner",
     "ImageData",
     "LongTail",
+    "OneClient",
     "OpenSetLabelNoise",
     "Partitioner",
     "PathologicalPartitioner",
     "ProportionPartitioner",
     "ShardPartitioner",
     "SizePartitioner",
+    "TableData",
     "TensorBatches",
+    "TextData",
     "load_image_data",
     "make_loader",
     "partition_counts",

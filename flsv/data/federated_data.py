@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from flsv.data.classes import find_classes
 from flsv.data.corruption import Corruption
 from flsv.data.corruption.corrupted_data import CorruptedData, corrupt_clients
 from flsv.data.corruption.open_set import known_samples, leave_out_unknown, unknown_classes
 from flsv.data.finite import check_inputs
-from flsv.data.labels import count_classes, dataset_groups, dataset_labels
+from flsv.data.groups import dataset_groups
 from flsv.data.loaders import TensorBatches, make_loader
 from flsv.data.partition import Partitioner, partition_counts
 from flsv.data.preload import preload
@@ -38,7 +39,9 @@ class FederatedData:
         train_options: arguments of :func:`~flsv.data.make_loader` for training batches.
         eval_options: the same for evaluation batches.
         corrupted: what the clients train on instead of ``train``, if any of them is corrupted.
-        labels: of the training data as the clients have them, int64 ``[N]``.
+        labels: of the training data as the clients have them, int64 ``[N]``; all 0 without classes.
+        val_data: what ``val`` reads, and which of its samples, where it is not the source's own loader.
+        no_classes: why the samples have no classes; None where they have some.
     """
 
     train: Dataset
@@ -51,14 +54,18 @@ class FederatedData:
     eval_options: dict[str, Any]
     corrupted: CorruptedData | None = None
     labels: Tensor | None = None
+    no_classes: str | None = None
+    val_data: tuple[Dataset, Tensor | None] | None = None
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, found by reading one sample."""
         collate_fn = self.eval_options.get("collate_fn")
         one = make_loader(self.train, self.splits.clients[0]["train"][:1], batch_size=1, collate_fn=collate_fn)
-        batch = next(iter(one))
-        fields = list(batch.values()) if isinstance(batch, dict) else batch
+        batch: Any = next(iter(one))
+        fields = [batch]
+        if isinstance(batch, Mapping | list | tuple):
+            fields = list(batch.values()) if isinstance(batch, Mapping) else list(batch)
         first = next((item for item in fields if isinstance(item, Tensor)), None)
         if first is None:
             raise ConfigurationError(
@@ -67,16 +74,21 @@ class FederatedData:
         return tuple(first.shape[1:])
 
     def train_loader(
-        self, indices: Tensor, generator: torch.Generator, transform: Callable[[Tensor], Tensor] | None
+        self, indices: Tensor, generator: torch.Generator | None, transform: Callable[[Tensor], Tensor] | None
     ) -> TensorBatches | DataLoader:
-        """Shuffled batches of some of the training data, as the clients have them."""
+        """Batches of some of the training data, as the clients have them; shuffled by the generator, if any."""
         if self.corrupted is not None and self.corrupted.differs[indices].any():
             size, drop_last = self.train_options["batch_size"], self.train_options["drop_last"]
             return self.corrupted.loader(
                 indices, batch_size=size, drop_last=drop_last, generator=generator, transform=transform
             )
         return make_loader(
-            self.train, indices, shuffle=True, generator=generator, transform=transform, **self.train_options
+            self.train,
+            indices,
+            shuffle=generator is not None,
+            generator=generator,
+            transform=transform,
+            **self.train_options,
         )
 
     def held_loader(self, indices: Tensor) -> TensorBatches | DataLoader:
@@ -84,6 +96,27 @@ class FederatedData:
         if self.corrupted is not None and self.corrupted.differs[indices].any():
             return self.corrupted.loader(indices, batch_size=self.eval_options["batch_size"], drop_last=False)
         return self.eval_loader(self.train, indices)
+
+    def in_batches_of(self, size: int) -> FederatedData:
+        """The same with other training batches."""
+        options = {**self.train_options, "batch_size": size}
+        check_full_batches(self.splits, options)
+        return replace(self, train_options=options)
+
+    def evaluated_in_batches_of(self, size: int) -> FederatedData:
+        """The same with other evaluation batches.
+
+        Raises:
+            ConfigurationError: a wrapped data module's own loaders make the validation batches.
+        """
+        options = {**self.eval_options, "batch_size": size}
+        if self.val is not None and self.val_data is None:
+            raise ConfigurationError(
+                f"eval_batch_size={size}: the validation batches are made by the wrapped data module's own loaders. "
+                f"Set the batch size there."
+            )
+        val = self.val if self.val_data is None else make_loader(*self.val_data, **options)
+        return replace(self, val=val, eval_options=options)
 
     def eval_loader(self, dataset: Dataset, indices: Tensor | None = None) -> TensorBatches | DataLoader:
         """Batches in order."""
@@ -96,35 +129,40 @@ def deal(
     split_options: SplitOptions,
     *,
     groups: Any = None,
+    labels: Any = None,
     corruptions: Sequence[Corruption] = (),
+    asking: Sequence[Any] = (),
     preloaded: bool = False,
     batch_size: int | None = None,
     eval_batch_size: int | None = None,
     reading: dict[str, Any] | None = None,
 ) -> FederatedData:
-    """Find the labels, deal the samples out and settle how they are read.
+    """Find the classes, deal the samples out and settle how they are read.
 
     Args:
         source: the data.
         partitioner: who gets what.
         split_options: what is set aside.
-        groups: see :func:`~flsv.data.labels.dataset_groups`.
+        groups: see :func:`~flsv.data.groups.dataset_groups`.
+        labels: see :class:`~flsv.data.FederatedDataModule`.
         corruptions: what is wrong with some clients' training data.
+        asking: who else needs the samples' classes.
         preloaded: hold everything as tensors.
         batch_size: samples per training batch; None for the source's, else 32.
         eval_batch_size: samples per evaluation batch; None for the source's, else at least 256 from tensors.
         reading: ``drop_last``, ``num_workers``, ``pin_memory`` where they replace the source's.
 
     Raises:
-        ConfigurationError: data without labels, empty, too few for what is asked, or not corruptible; validation or
-            test samples that are not finite.
+        ConfigurationError: data that are empty, too few for what is asked, without classes where somebody needs them,
+            or not corruptible; validation or test samples that are not finite.
     """
-    labels = dataset_labels(source.train)
-    if len(labels) == 0:
+    if len(source.train) == 0:  # type: ignore[arg-type]
         raise ConfigurationError(f"The training data ({type(source.train).__name__}) are empty.")
     held_out = {"validation": source.val, "test": source.test}
-    num_classes = count_classes(labels, source.class_names, held_out)
-    names = source.class_names if len(source.class_names) == num_classes else tuple(map(str, range(num_classes)))
+    dealing: list[Any] = [partitioner, *corruptions]
+    asking = [part for part in dealing if part.needs_classes] + list(asking)
+    classes = find_classes(source.train, source.class_names, held_out, labels, asking)
+    labels, num_classes = classes.labels, len(classes.names)
     has_val = source.val is not None or source.val_loaders is not None
     splits = split_federation(
         labels,
@@ -155,20 +193,33 @@ def deal(
     eval_options["batch_size"] = eval_batch_size or eval_options.get("batch_size", usual)
     check_full_batches(splits, train_options)
 
-    if val is None and len(splits.server_val):
-        val_loader: Any = make_loader(train, splits.server_val, **eval_options)
-    else:
-        val_loader = source.val_loaders if val is None else make_loader(val, **eval_options)
+    own = (train, splits.server_val) if len(splits.server_val) else None
+    val_data: tuple[Dataset, Tensor | None] | None = own if val is None else (val, None)
+    val_loader: Any = source.val_loaders if val_data is None else make_loader(*val_data, **eval_options)
     if val is not None and len(val_loader) == 0:
         raise ConfigurationError("The source's validation set is empty. Give it samples, or leave it out altogether.")
     corrupted = None
     if corruptions:
         collate_fn = train_options.get("collate_fn")
-        corrupted = corrupt_clients(train, labels, num_classes, splits, corruptions, collate_fn)
+        known = None if classes.missing else labels
+        corrupted = corrupt_clients(train, known, num_classes, splits, corruptions, collate_fn)
         labels = corrupted.labels
     parts = [client["train"] for client in splits.clients]
     counts = partition_counts(parts, labels, num_classes)
-    return FederatedData(train, val_loader, test, splits, names, counts, train_options, eval_options, corrupted, labels)
+    return FederatedData(
+        train,
+        val_loader,
+        test,
+        splits,
+        classes.names,
+        counts,
+        train_options,
+        eval_options,
+        corrupted,
+        labels,
+        classes.missing,
+        val_data,
+    )
 
 
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:

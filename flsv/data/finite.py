@@ -19,7 +19,7 @@ def not_finite(dataset: Dataset, indices: Tensor | None = None) -> Tensor:
     """Which samples have an input that is not finite, int64 ``[k]``; none of data that are not held as tensors.
 
     Args:
-        dataset: its last tensor are the labels.
+        dataset: the last of several tensors are the labels, or what is to be predicted.
         indices: the samples to look at, int64 ``[n]``; None for all.
 
     Example:
@@ -27,7 +27,8 @@ def not_finite(dataset: Dataset, indices: Tensor | None = None) -> Tensor:
         tensor([1])
     """
     tensors, rows = tensors_of(dataset, indices)
-    inputs = [tensor for tensor in (tensors or ())[:-1] if tensor.is_floating_point() or tensor.is_complex()]
+    held = tensors or ()
+    inputs = [tensor for tensor in held[: max(1, len(held) - 1)] if tensor.is_floating_point() or tensor.is_complex()]
     if not inputs:
         return torch.empty(0, dtype=torch.long)
     found = torch.ones(len(inputs[0]) if rows is None else len(rows), dtype=torch.bool)

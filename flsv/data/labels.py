@@ -1,4 +1,4 @@
-"""Each sample's class and natural group, found without decoding images where that can be helped."""
+"""Each sample's class, found without decoding images where that can be helped."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
+from flsv.data.columns import attribute, column
 from flsv.errors import ConfigurationError
 
 _LABEL_KEYS = ("label", "labels", "target", "targets", "y")
@@ -43,6 +44,74 @@ def dataset_labels(dataset: Dataset) -> Tensor:
         return torch.from_numpy(whole_numbers(found))
     except ValueError as error:
         raise ConfigurationError(_unusable(dataset, str(error))) from error
+
+
+def labels_or_why(dataset: Dataset, strict: bool = False) -> tuple[Tensor | None, str]:
+    """The class of every sample as :func:`dataset_labels` finds it, or None and why the samples have none.
+
+    Only integers are classes here: a floating-point number may be anything that is to be predicted. Samples are read
+    no further than to the first that has no class. Integers that are no classes, below 0, are warned of, or refused.
+
+    Args:
+        dataset: map-style.
+        strict: refuse integers that are no classes.
+
+    Raises:
+        ConfigurationError: a sample cannot be read; ``strict``.
+
+    Example:
+        >>> labels_or_why(TensorDataset(torch.zeros(3, 2), torch.zeros(3, 5)))
+        (None, 'the labels are float32 [5] each')
+    """
+    try:
+        stored = _stored_labels(dataset)
+        found = None if stored is None else np.asarray(stored)
+    except (TypeError, ValueError):
+        return None, "the labels are of several lengths or kinds"
+    if found is None:
+        labels, why = _read_integers(dataset)
+        if labels is None:
+            return None, why
+        found = np.asarray(labels)
+    if why := _no_class(found[0] if found.dtype.kind == "O" else found, 1):
+        return None, why
+    try:
+        return torch.from_numpy(whole_numbers(found.reshape(len(found)))), ""
+    except ValueError as error:
+        if strict:
+            raise ConfigurationError(_unusable(dataset, str(error))) from error
+        why = f"the labels are no classes ({error})"
+        rank_zero_warn(
+            f"{type(dataset).__name__}: {why}. They are taken for numbers to be predicted, not for classes; where they "
+            f"are meant as classes, number these 0 .. M-1."
+        )
+        return None, why
+
+
+def given_labels(dataset: Dataset, labels: Any) -> Tensor:
+    """Labels that were given: one class per sample, or the name of what has them; int64 ``[N]``.
+
+    Args:
+        dataset: the training data.
+        labels: a list, or the name of an attribute of ``dataset`` or of a field of its samples.
+
+    Raises:
+        ConfigurationError: nothing of that name, another length, or no whole numbers from 0 up.
+
+    Example:
+        >>> given_labels(TensorDataset(torch.zeros(3, 2)), [4, 5, 6])
+        tensor([4, 5, 6])
+    """
+    length = len(dataset)  # type: ignore[arg-type]
+    found = np.asarray(column(dataset, labels, "labels") if isinstance(labels, str) else labels)
+    if found.size != length or found.ndim == 0:
+        raise ConfigurationError(
+            f"labels needs one class per training sample, [{length}]; got shape {list(found.shape)}."
+        )
+    try:
+        return torch.from_numpy(whole_numbers(found.reshape(length)))
+    except ValueError as error:
+        raise ConfigurationError(f"labels: {error}. Classes are numbered 0 .. M-1.") from error
 
 
 def whole_numbers(found: np.ndarray) -> np.ndarray:
@@ -93,7 +162,8 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
         rank_zero_warn(
             f"The labels are classes 0 .. {largest}, but no training sample is of class {in_words(absent.tolist())}: "
             f"the model has untrained outputs, and values per class, for what may not exist. Number the classes from 0 "
-            f"without gaps, or give the training data an attribute `classes` with the names of all."
+            f"without gaps, or give the training data an attribute `classes` with the names of all; labels=False says "
+            f"that they are numbers and no classes."
         )
     return largest + 1
 
@@ -119,41 +189,6 @@ def in_words(numbers: Sequence[int], most: int = 6) -> str:
     runs = [numbers[a:b] for a, b in zip(starts, [*starts[1:], len(numbers)])]
     words = [f"{run[0]} .. {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
     return ", ".join(words[:most]) + (", ..." if len(words) > most else "")
-
-
-def dataset_groups(dataset: Dataset, groups: Any = None) -> Tensor | None:
-    """The natural group of every sample, int64 ``[N]`` numbered in sorted order, or None.
-
-    Args:
-        dataset: the training data.
-        groups: one entry (number or string) per sample, or the name of an attribute of ``dataset`` that has them; None
-            looks for an attribute ``groups``.
-
-    Raises:
-        ConfigurationError: no attribute of that name, or a length that is not the data set's.
-
-    Example:
-        >>> dataset_groups(TensorDataset(torch.zeros(3, 2)), ["St Mary", "General", "St Mary"])
-        tensor([1, 0, 1])
-    """
-    if groups is None or isinstance(groups, str):
-        name = groups or "groups"
-        found = _attribute(dataset, name)
-        if found is None:
-            if groups is None:
-                return None
-            raise ConfigurationError(
-                f"groups={name!r}: {type(dataset).__name__} has no attribute {name!r} with one entry per sample. Name "
-                f"one that it has, or give the groups as a list."
-            )
-        groups = found
-    ids = np.asarray(groups)
-    length = len(dataset)  # type: ignore[arg-type]
-    if ids.shape != (length,):
-        raise ConfigurationError(
-            f"groups needs one entry per training sample, [{length}]; got shape {list(ids.shape)}."
-        )
-    return torch.from_numpy(np.unique(ids, return_inverse=True)[1].reshape(-1).astype(np.int64))
 
 
 def has_labels(dataset: Dataset) -> bool:
@@ -182,7 +217,7 @@ def _stored_labels(dataset: Dataset) -> Any:
     if type(dataset) is TensorDataset:
         return dataset.tensors[-1].cpu() if len(dataset.tensors) > 1 else None
     for name in ("targets", "labels"):
-        stored = _attribute(dataset, name)
+        stored = attribute(dataset, name)
         if stored is not None:
             # What a loader yields is the label after torchvision's target_transform.
             change = getattr(dataset, "target_transform", None)
@@ -193,29 +228,57 @@ def _stored_labels(dataset: Dataset) -> Any:
 def _read_labels(dataset: Dataset) -> list[Any]:
     labels = []
     for index in range(len(dataset)):  # type: ignore[arg-type]
-        sample = dataset[index]
-        if isinstance(sample, dict):
-            label = next((sample[key] for key in _LABEL_KEYS if key in sample), None)
-        else:
-            label = sample[-1] if isinstance(sample, list | tuple) and len(sample) > 1 else None
+        label = _label_of(dataset[index])
         if label is None:
-            raise ValueError("a sample is neither (x, ..., label) nor a dictionary with a label")
+            raise ValueError(_NO_LABEL)
         labels.append(np.asarray(label))
     return labels
 
 
-def _attribute(dataset: Dataset, name: str) -> Sequence[Any] | Tensor | np.ndarray | None:
-    """A per-sample attribute, found through ``Subset``; None where there is none, or not of the data set's length."""
-    if isinstance(dataset, Subset) and not hasattr(dataset, name):
-        whole = _attribute(dataset.dataset, name)
-        return None if whole is None else np.asarray(whole)[np.asarray(dataset.indices, dtype=np.int64)]
-    value = getattr(dataset, name, None)
-    # Tensors may live on another device, where numpy does not reach them.
-    value = value.cpu() if isinstance(value, Tensor) else value
-    try:
-        return value if value is not None and len(value) == len(dataset) else None  # type: ignore[arg-type]
-    except TypeError:
-        return None
+def _read_integers(dataset: Dataset) -> tuple[list[Any] | None, str]:
+    """The samples' labels as long as they are integers, else None and why."""
+    labels = []
+    for index in range(len(dataset)):  # type: ignore[arg-type]
+        try:
+            sample = dataset[index]
+        except (TypeError, ValueError, KeyError, IndexError) as error:
+            raise ConfigurationError(
+                f"{type(dataset).__name__} cannot be read: sample {index} raises {type(error).__name__}: {error}. A "
+                f"map-style data set is needed, which gives samples 0 .. {len(dataset) - 1}."  # type: ignore[arg-type]
+            ) from error
+        label = _label_of(sample)
+        if label is None:
+            return None, _NO_LABEL
+        try:
+            label = np.asarray(label)
+        except (TypeError, ValueError):  # lists of several lengths, tensors elsewhere
+            return None, f"the labels are {type(label).__name__} each"
+        if why := _no_class(label, 0):
+            return None, why
+        labels.append(label.reshape(()))
+    return labels, ""
+
+
+_NO_LABEL = "a sample is neither (x, ..., label) nor a dictionary or an object with a label"
+
+
+def _label_of(sample: Any) -> Any:
+    """A sample's label, or None: the last of several, or what has a label's name."""
+    if isinstance(sample, list | tuple):
+        return sample[-1] if len(sample) > 1 else None
+    if isinstance(sample, Mapping):
+        return next((sample[key] for key in _LABEL_KEYS if key in sample), None)
+    # Objects such as the graphs of torch_geometric.
+    return next((found for key in _LABEL_KEYS if (found := getattr(sample, key, None)) is not None), None)
+
+
+def _no_class(found: Any, dims: int) -> str:
+    """Why these are not integers, one each; empty if they are. The first ``dims`` dimensions are samples."""
+    array = np.asarray(found)
+    each = array.shape[dims:]
+    if array.dtype.kind not in "biuf" or len(each) > 1 or each not in ((), (1,)):
+        return f"the labels are {array.dtype} {list(each)} each" if each else f"the labels are {array.dtype}"
+    return "" if array.dtype.kind in "biu" else f"the labels are {array.dtype} numbers"
 
 
 def _unusable(dataset: Dataset, why: str) -> str:

@@ -77,6 +77,9 @@ def dataset_source(datasets: Dataset | Sequence[Dataset]) -> SourceData:
         ConfigurationError: anything but one or two map-style data sets.
     """
     pair: list[Any] = list(datasets) if isinstance(datasets, list | tuple) else [datasets]
+    for part in pair:
+        if isinstance(part, IterableDataset):
+            raise ConfigurationError(_stream(type(part).__name__))
     if not 1 <= len(pair) <= 2 or not all(hasattr(part, "__getitem__") and hasattr(part, "__len__") for part in pair):
         kinds = ", ".join(type(part).__name__ for part in pair)
         raise ConfigurationError(
@@ -102,10 +105,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
             f"single torch DataLoader; or give the training data set itself as source."
         )
     if isinstance(loader.dataset, IterableDataset):
-        raise ConfigurationError(
-            f"{name} trains on an IterableDataset, whose samples cannot be dealt to clients. A map-style data set, "
-            f"with __len__ and __getitem__, is needed."
-        )
+        raise ConfigurationError(_stream(f"{name}'s training data"))
     if loader.batch_sampler is None:
         raise ConfigurationError(
             f"{name}'s training loader has batch_size=None: its data set makes the batches itself, which cannot be "
@@ -136,6 +136,13 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         class_names=class_names_of(loader.dataset),
         train_options=_options(loader),
         eval_options={**eval_options, "drop_last": False},
+    )
+
+
+def _stream(who: str) -> str:
+    return (
+        f"{who}: an IterableDataset, whose samples cannot be dealt to clients. A map-style data set, with __len__ and "
+        f"__getitem__, is needed."
     )
 
 

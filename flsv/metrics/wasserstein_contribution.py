@@ -65,6 +65,7 @@ class WassersteinContribution(ContributionMetric):
     """
 
     per_class = False
+    needs_classes = True  # its distance is one of samples and their classes
     plot_lower_bound = 0.0
     judges = False
 

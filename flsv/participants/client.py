@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from flsv.participants.channel import Channel
 from flsv.participants.local_data import LocalData, at
@@ -43,11 +43,14 @@ class Client:
         """
         with at(self.__data):
             answer = question(self.__data, *args, **kwargs)
+        self._count(question, (args, kwargs), answer)
+        return answer
+
+    def _count(self, question: Callable[..., Any], arguments: Any, answer: Any) -> None:
         if self._channel is not None:
             name = getattr(getattr(question, "func", question), "__name__", type(question).__name__)
-            self._channel.send(self.id, "down", name, (args, kwargs))
+            self._channel.send(self.id, "down", name, arguments)
             self._channel.send(self.id, "up", name, answer)
-        return answer
 
     def __repr__(self) -> str:
         return f"Client({self.id})"

@@ -46,6 +46,7 @@ class ContributionBoard:
         reported: what strategies let the clients report: names that metrics may ask for, too.
 
     Attributes:
+        fields: name of a metric to what its ``update`` asks for: its arguments, and what they are of a round.
         contributions: name to the metric's value, ``[n]`` or ``[n, M]``; a metric not yet updated has no entry.
 
     Raises:
@@ -57,17 +58,35 @@ class ContributionBoard:
         self.contributions: dict[str, Tensor] = {}
         self._num_clients = 0
         self._reported = set(reported)
+        self.fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_fields"}  # functions, of the metrics
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
         self._fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
 
     @property
     def head_metrics(self) -> list[str]:
         """Names of the metrics that look at the classifier head."""
-        return [name for name, fields in self._fields.items() if HEAD_FIELDS & set(fields.values())]
+        return [name for name, fields in self.fields.items() if HEAD_FIELDS & set(fields.values())]
+
+    @property
+    def class_metrics(self) -> list[str]:
+        """Names of the metrics that are of use only where the training samples have classes."""
+        return [name for name, m in self.metrics.items() if getattr(m, "needs_classes", name in self.head_metrics)]
 
     @property
     def game_metrics(self) -> list[str]:
         """Names of the metrics that evaluate models on the server's validation set."""
-        return [name for name, fields in self._fields.items() if GAME_ARGUMENTS & set(fields)]
+        return [name for name, fields in self.fields.items() if GAME_ARGUMENTS & set(fields)]
+
+    @property
+    def performances(self) -> dict[str, Any]:
+        """What the models of each game metric are measured by, by the metric's name; see
+        :mod:`flsv.games.performance`. A metric that does not say plays for accuracy."""
+        return {name: getattr(self.metrics[name], "measured_by", "accuracy") for name in self.game_metrics}
 
     @property
     def update_metrics(self) -> list[str]:
@@ -75,14 +94,14 @@ class ContributionBoard:
         apart = APART_FROM_UPDATES | self._reported
         return [
             name
-            for name, fields in self._fields.items()
+            for name, fields in self.fields.items()
             if {argument if callable(field) else field for argument, field in fields.items()} - apart
         ]
 
     @property
     def peer_metrics(self) -> list[str]:
         """Names of the metrics that ask what the clients find each other to be worth."""
-        return [name for name, fields in self._fields.items() if "peer_values" in fields.values()]
+        return [name for name, fields in self.fields.items() if "peer_values" in fields.values()]
 
     def with_priors(self) -> dict[str, Tensor]:
         """The contributions as strategies see them: a client never seen counts as the metric's prior, if it has one."""
@@ -118,7 +137,7 @@ class ContributionBoard:
         """Update the metrics whose time it is: those that can be told what they ask for after this stage, and not
         before."""
         for name, metric in self.metrics.items():
-            fields = self._fields[name]
+            fields = self.fields[name]
             if stage != stage_of(fields.values()):
                 continue
             arguments = {a: field(round) if callable(field) else round.get(field) for a, field in fields.items()}

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from flsv.errors import ConfigurationError
 from flsv.participants import Client, LocalData, Split
 
 
@@ -52,7 +53,16 @@ def server_of(x: Tensor, y: Tensor) -> LocalData:
 
 
 def participants_of(data: Dealt) -> tuple[list[Client], LocalData | None]:
-    """The clients of a data module that is set up, and its server; None where it has no validation set."""
+    """The clients of a data module that is set up, and its server; None where it has no validation set.
+
+    Raises:
+        ConfigurationError: the samples have no classes.
+    """
+    if (missing := getattr(data, "no_classes", None)) is not None:
+        raise ConfigurationError(
+            f"samples are valued together with their classes, and these have none: {missing}. Give them one whole "
+            f"number each, as an attribute `targets` of the data set or as FederatedDataModule(labels=...)."
+        )
     counts = data.class_counts
     clients = [_client(i, partial(_split_of, data, i), counts[i], counts.sum(0)) for i in range(data.num_clients)]
     loader = data.val_dataloader()

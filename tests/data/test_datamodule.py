@@ -432,7 +432,7 @@ def test_wrong_arguments_are_found_at_construction(arguments, message):
         ({"source": "x.npz"}, "x.npz was not found"),
         ({"source": Images(3)}, "3 samples is none"),
         ({"source": Images(4), "server_val_fraction": 0.0}, "4 samples cannot be dealt to 5 clients"),
-        ({"source": TensorDataset(X)}, "No class labels"),
+        ({"source": TensorDataset(X), "partitioner": DirichletPartitioner(3, 0.5)}, "No class labels"),
         ({"partitioner": GroupPartitioner()}, "needs to know each sample's group"),
         ({"groups": "hospital"}, "no attribute 'hospital'"),
         ({"max_samples": 12, "client_test_fraction": 0.9}, "Client 0 has 3 samples"),

@@ -1,11 +1,11 @@
-"""Labels and groups of data sets of every make."""
+"""Labels of data sets of every make."""
 
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from flsv.data.labels import class_names_of, count_classes, dataset_groups, dataset_labels
+from flsv.data.labels import class_names_of, count_classes, dataset_labels
 from flsv.errors import ConfigurationError
 
 
@@ -88,23 +88,6 @@ def test_whole_floating_point_labels_are_classes():
 def test_data_without_class_labels(dataset):
     with pytest.raises(ConfigurationError, match=r"No class labels in .*One whole number per sample"):
         dataset_labels(dataset)
-
-
-def test_groups_by_attribute_name_and_list():
-    dataset = Samples(PAIRS, groups=[7, 5, 7], hospital=np.array(["b", "a", "c"]))
-    assert dataset_groups(dataset).tolist() == [1, 0, 1]
-    assert dataset_groups(dataset, "hospital").tolist() == [1, 0, 2]
-    assert dataset_groups(dataset, [9, 9, 1]).tolist() == [1, 1, 0]
-    assert dataset_groups(dataset, torch.tensor([9, 9, 1])).tolist() == [1, 1, 0]
-    assert dataset_groups(Subset(dataset, [2, 1]), "hospital").tolist() == [1, 0]
-    assert dataset_groups(Samples(PAIRS)) is None
-
-
-def test_groups_that_are_not_there():
-    with pytest.raises(ConfigurationError, match="no attribute 'ward'"):
-        dataset_groups(Samples(PAIRS), "ward")
-    with pytest.raises(ConfigurationError, match=r"one entry per training sample, \[3\]; got shape \[2\]"):
-        dataset_groups(Samples(PAIRS), [1, 2])
 
 
 def test_class_names_through_subsets():

@@ -38,6 +38,10 @@ class Corruption(ClientChoice, ABC):
     #: Classes whose images are irrelevant to the task, see :class:`~flsv.data.OpenSetLabelNoise`.
     unknown_classes: Sequence[int] = ()
 
+    #: Whether :meth:`corrupt` looks at the labels or changes them. Where it does not, data without classes will do,
+    #: whose labels are all 0 for it.
+    needs_classes: bool = True
+
     @abstractmethod
     def corrupt(self, x: Tensor, y: Tensor, num_classes: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """One client's training samples as it will use them: as many, in the same order.

@@ -59,8 +59,8 @@ class CorruptedData:
 
     Args:
         inputs: the first field of the samples.
-        fields: all others, tensors ``[N, ...]``, the labels last.
-        labels: class of each sample as its client has it, int64 ``[N]``.
+        fields: all others, tensors ``[N, ...]``, the labels last where there are any.
+        labels: class of each sample as its client has it, int64 ``[N]``; all 0 without classes.
         differs: whether a sample differs from the data set's, bool ``[N]``.
     """
 
@@ -96,7 +96,7 @@ class CorruptedData:
 
 def corrupt_clients(
     dataset: Dataset,
-    labels: Tensor,
+    labels: Tensor | None,
     num_classes: int,
     splits: FederatedSplits,
     corruptions: Sequence[Corruption],
@@ -106,7 +106,7 @@ def corrupt_clients(
 
     Args:
         dataset: the training data, held as tensors; not modified.
-        labels: class of every sample, int64 ``[N]``.
+        labels: class of every sample, int64 ``[N]``; None where they have none, and then only inputs can change.
         num_classes: number of classes.
         splits: who has what.
         corruptions: what happens to it.
@@ -125,12 +125,16 @@ def corrupt_clients(
     rows = None if type(dataset) is TensorDataset else loader.indices.to(first.device)
     # A Subset's fields are brought to its own numbering: they are small beside the inputs.
     fields = [field if rows is None else field.index_select(0, rows) for field in others]
-    if not fields or fields[-1].numel() != len(labels) or (fields[-1].flatten().cpu() != labels).any():
+    if labels is not None and (
+        not fields or fields[-1].numel() != len(labels) or (fields[-1].flatten().cpu() != labels).any()
+    ):
         raise ConfigurationError(
             f"corruptions need samples (x, ..., label), and the last element of those of {type(dataset).__name__} is "
             f"not their label."
         )
 
+    classless, length = labels is None, len(first) if rows is None else len(rows)
+    labels = torch.zeros(length, dtype=torch.long) if labels is None else labels
     slot = torch.full((len(labels),), -1)
     new_labels = labels.clone()
     patches: list[Tensor] = [first[:0].cpu()]
@@ -152,6 +156,7 @@ def corrupt_clients(
         slot[samples[other]] = torch.arange(held, held + len(other))
         patches.append(x[other])
         held += len(other)
-    fields[-1] = new_labels.view(fields[-1].shape).to(fields[-1])
+    if not classless:
+        fields[-1] = new_labels.view(fields[-1].shape).to(fields[-1])
     inputs = PatchedRows(first, rows, slot.to(first.device), torch.cat(patches).to(first.device))
     return CorruptedData(inputs, tuple(fields), new_labels, (slot >= 0) | (new_labels != labels))

@@ -44,6 +44,8 @@ class GaussianNoise(Corruption):
         0.1
     """
 
+    needs_classes = False
+
     def __init__(
         self,
         std: float = 1.0,

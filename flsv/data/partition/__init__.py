@@ -3,6 +3,7 @@
 from flsv.data.partition.base import Partitioner, partition_counts
 from flsv.data.partition.dirichlet import DirichletPartitioner
 from flsv.data.partition.groups import GroupPartitioner
+from flsv.data.partition.one_client import OneClient
 from flsv.data.partition.pathological import PathologicalPartitioner
 from flsv.data.partition.plot import plot_partition
 from flsv.data.partition.proportions import ProportionPartitioner
@@ -13,6 +14,7 @@ __all__ = [
     "DirichletPartitioner",
     "GroupPartitioner",
     "IIDPartitioner",
+    "OneClient",
     "Partitioner",
     "PathologicalPartitioner",
     "ProportionPartitioner",

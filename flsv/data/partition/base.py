@@ -38,6 +38,10 @@ class Partitioner(ABC):
 
     num_clients: int
 
+    needs_classes: bool = True
+    """Whether :meth:`partition` looks at the labels. Where it does not, data without classes will do, whose labels are
+    all 0."""
+
     def __init__(self, num_clients: int, seed: int = 0) -> None:
         if num_clients < 2:
             raise ConfigurationError(

@@ -31,6 +31,8 @@ class GroupPartitioner(Partitioner):
         [tensor([3, 4]), tensor([0, 1, 2]), tensor([5])]
     """
 
+    needs_classes = False
+
     def __init__(self, num_clients: int | None = None, seed: int = 0) -> None:
         super().__init__(2 if num_clients is None else num_clients, seed)
         self.num_clients = num_clients  # type: ignore[assignment] # unknown until the groups are seen
@@ -41,7 +43,8 @@ class GroupPartitioner(Partitioner):
         if groups is None:
             raise ConfigurationError(
                 f"{self!r} needs to know each sample's group. Give the data module groups=[...], one entry per "
-                f"training sample, or a data set with an attribute `groups`."
+                f"training sample, the name of an attribute or a field that has them, or a data set with an attribute "
+                f"`groups`."
             )
         _, member_of, sizes = groups.cpu().unique(return_inverse=True, return_counts=True)
         clients = len(sizes) if self.num_clients is None else self.num_clients

@@ -26,7 +26,8 @@ _MOST_LEGEND_ENTRIES = 20
 def plot_partition(counts: Tensor, class_names: Sequence[str] | None = None) -> tuple[Figure, Axes]:
     """Draw who has how many samples of which class: one bar per client, stacked by class.
 
-    Up to 20 classes have a legend; more are coloured along a scale. The figure does not touch pyplot's global state.
+    Up to 20 classes have a legend; more are coloured along a scale; a single one, as of data without classes, needs
+    neither. The figure does not touch pyplot's global state.
 
     Args:
         counts: samples ``[num_clients, num_classes]``, as of :func:`~flsv.data.partition_counts`.
@@ -62,10 +63,10 @@ def plot_partition(counts: Tensor, class_names: Sequence[str] | None = None) -> 
     axes.spines[["top", "right"]].set_visible(False)
     # At most about 50 client numbers, or they run into each other.
     axes.set_yticks(range(0, clients, -(-clients // 50)))
-    if few:
+    if classes > 1 and few:
         handles = [Patch(color=color, label=name) for color, name in zip(colors, names, strict=True)]
         figure.legend(handles=handles, loc="outside right upper", title="class", frameon=False)
-    else:
+    elif classes > 1:
         # A scale, not a box per class: colour maps have 256 colours, and there may be more classes.
         scale = ScalarMappable(Normalize(0, classes - 1), colormap)
         figure.colorbar(scale, ax=axes, label="class", ticks=MaxNLocator(8, integer=True))

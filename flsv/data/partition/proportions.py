@@ -58,6 +58,8 @@ class ProportionPartitioner(Partitioner):
     ) -> None:
         super().__init__(len(matrix), seed)
         self.matrix = [[float(entry) for entry in row] for row in matrix]
+        # A single entry is the same for all classes, so also for the one of data without classes.
+        self.needs_classes = any(len(row) != 1 for row in self.matrix)
         self.of = of
         self.sizes = sizes
         self.total = total

@@ -24,6 +24,8 @@ class IIDPartitioner(Partitioner):
         [4, 3, 3]
     """
 
+    needs_classes = False
+
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
     ) -> Sequence[Tensor]:
@@ -45,6 +47,8 @@ class SizePartitioner(Partitioner):
         >>> [len(part) for part in SizePartitioner([1, 2, 2])(torch.zeros(10, dtype=torch.long), num_classes=1)]
         [2, 4, 4]
     """
+
+    needs_classes = False
 
     def __init__(self, proportions: list[float], seed: int = 0) -> None:
         super().__init__(len(proportions), seed)

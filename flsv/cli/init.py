@@ -1,0 +1,27 @@
+"""``flsv init --flower DIR``: a project to start from."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from flsv.errors import ConfigurationError
+
+_TEMPLATE = Path(__file__).parent.parent / "engines" / "flower" / "template"
+
+
+def main(args: Sequence[str]) -> None:
+    """Copy a template into a new folder.
+
+    Raises:
+        ConfigurationError: there is something in the folder.
+    """
+    parser = argparse.ArgumentParser("flsv init", description="A project to start from.")
+    parser.add_argument("--flower", metavar="DIR", type=Path, required=True, help="a federation that `flwr run` starts")
+    folder = parser.parse_args(args).flower
+    if folder.exists() and any(folder.iterdir()):
+        raise ConfigurationError(f"{folder} is not empty: name a new folder.")
+    shutil.copytree(_TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+    print(f"{folder}/README.md says how to run it; {folder}/fedapp/federation.py is where your own module and data go.")

@@ -1,0 +1,54 @@
+"""Each sample's natural group: a hospital, a writer, a device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from flsv.data.columns import attribute, column
+from flsv.errors import ConfigurationError
+
+
+def dataset_groups(dataset: Dataset, groups: Any = None) -> Tensor | None:
+    """The natural group of every sample, int64 ``[N]`` numbered in sorted order, or None.
+
+    Args:
+        dataset: the training data.
+        groups: one entry (number or string) per sample, or the name of an attribute of ``dataset`` or of a field of its
+            samples that has them; None looks for an attribute ``groups``.
+
+    Raises:
+        ConfigurationError: nothing of that name, a length that is not the data set's, or entries that are missing.
+
+    Example:
+        >>> dataset_groups(torch.utils.data.TensorDataset(torch.zeros(3, 2)), ["St Mary", "General", "St Mary"])
+        tensor([1, 0, 1])
+    """
+    if groups is None:
+        groups = attribute(dataset, "groups")
+        if groups is None:
+            return None
+    elif isinstance(groups, str):
+        groups = column(dataset, groups, "groups")
+    ids = np.asarray(groups)
+    length = len(dataset)  # type: ignore[arg-type]
+    if ids.shape != (length,):
+        raise ConfigurationError(
+            f"groups needs one entry per training sample, [{length}]; got shape {list(ids.shape)}."
+        )
+    # NaN is not itself.
+    gaps = [i for i, entry in enumerate(ids) if entry is None or entry != entry]
+    if gaps:
+        raise ConfigurationError(
+            f"groups: {len(gaps)} of {length} training samples have none (None or NaN), such as sample {gaps[0]}. Give "
+            f"them a group, or leave them out of the training data."
+        )
+    try:
+        numbers = np.unique(ids, return_inverse=True)[1]
+    except TypeError as error:
+        raise ConfigurationError(f"groups mixes kinds of entries ({error}). Make all of them strings.") from error
+    return torch.from_numpy(numbers.reshape(-1).astype(np.int64))

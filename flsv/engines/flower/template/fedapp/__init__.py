@@ -1,0 +1,1 @@
+"""A Lightning project, federated."""

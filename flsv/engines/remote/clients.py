@@ -1,0 +1,125 @@
+"""The sites as the server sees them: they train a round, and answer questions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from torch import Tensor
+
+from flsv.engines.remote.messages import BadReply, instruction_packet, read_update
+from flsv.engines.remote.transport import Directory
+from flsv.engines.remote.wire import Packet, pack, unpack
+from flsv.errors import ConfigurationError
+from flsv.parameters import ParameterSpace
+from flsv.participants import Channel, Client, LocalData
+from flsv.round import ClientUpdate, Instruction
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class Remote:
+    """All sites of a federation, from the server.
+
+    Args:
+        directory: where they are.
+        federation: a name of the run, the same when it is resumed.
+        rounds: of the run.
+        sends_global: whether uploads refer to the global model, so that sites need it beside their start point.
+    """
+
+    def __init__(self, directory: Directory, federation: str, rounds: int, sends_global: bool) -> None:
+        self.directory, self._federation, self._rounds = directory, federation, rounds
+        self._sends_global = sends_global
+
+    def train(
+        self, instructions: Mapping[int, Instruction], global_vector: Tensor, space: ParameterSpace
+    ) -> tuple[list[ClientUpdate], list[int]]:
+        """The updates of those who sent one, in the order of ``instructions``, and whose models were not finite.
+
+        Who is away, is late or sends something else is named in a warning and left out: as if it had not been drawn.
+        """
+        packets = {}
+        for site, told in instructions.items():
+            needed = global_vector if self._sends_global and told.start is not global_vector else None
+            facts = {**self._facts, "clients": len(self.directory.names)}
+            packets[site] = instruction_packet(told, facts, needed)
+        replies = self.directory.exchange(packets)
+        updates: list[ClientUpdate] = []
+        broken = []
+        for site, reply in replies.items():
+            try:
+                if isinstance(reply, str):
+                    raise BadReply(reply)
+                update = read_update(reply, site, space, global_vector.device)
+                if update is None:
+                    broken.append(site)
+                elif updates and update.reports.keys() != updates[0].reports.keys():
+                    raise BadReply(f"it reports {sorted(update.reports)}, the others {sorted(updates[0].reports)}")
+                else:
+                    updates.append(update)
+            except BadReply as why:
+                name, index = self.directory.names[site], instructions[site].round_index
+                warnings.warn(f"site {name!r} (client {site}) is left out of round {index}: {why}.", stacklevel=2)
+        return updates, broken
+
+    def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A question's answer.
+
+        Raises:
+            ConfigurationError: it cannot leave the process.
+            RuntimeError: the site did not answer.
+        """
+        while isinstance(question, partial):
+            args, kwargs = (*question.args, *args), {**question.keywords, **kwargs}
+            question = question.func
+        name = f"{question.__module__}:{question.__qualname__}"
+        if "<" in name or "." in question.__qualname__:
+            raise ConfigurationError(f"{name} cannot be asked of a site: a question is a function of a module.")
+        plain, tensors = pack((tuple(args), dict(kwargs)))
+        told = {"question": name, "arguments": plain, "round": round_index, **self._facts}
+        packet = Packet("ask", told, {key: tensor.cpu() for key, tensor in tensors.items()})
+        reply = self.directory.exchange({site: packet})[site]
+        if isinstance(reply, str):
+            raise RuntimeError(f"site {self.directory.names[site]!r} did not answer {name}: {reply}.")
+        return unpack(reply.plain["answer"], reply.tensors)
+
+    def test(self, round_index: int, models: Mapping[int, Instruction]) -> dict[int, float]:
+        """The accuracy of every site's own model on its own test samples; who does not reply is missing."""
+        facts = {**self._facts, "clients": len(self.directory.names)}
+        packets = {}
+        for site, told in models.items():
+            packet = instruction_packet(told, facts, None)
+            packets[site] = Packet("test", packet.plain, packet.tensors)
+        replies = self.directory.exchange(packets)
+        return {s: float(r.plain["accuracy"]) for s, r in replies.items() if not isinstance(r, str)}
+
+    @property
+    def _facts(self) -> dict[str, Any]:
+        return {"federation": self._federation, "rounds": self._rounds}
+
+
+class RemoteClient(Client):
+    """A site, to be asked.
+
+    Args:
+        id: its number.
+        data: nothing: what it holds is elsewhere.
+        channel: counts what crosses.
+        remote: all sites.
+        round_index: gives the present round.
+    """
+
+    def __init__(
+        self, id: int, data: LocalData, channel: Channel, remote: Remote, round_index: Callable[[], int]
+    ) -> None:
+        super().__init__(id, data, channel)
+        self._remote, self._round_index = remote, round_index
+
+    def ask(self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        answer = self._remote.ask(self.id, self._round_index(), question, args, kwargs)
+        self._count(question, (args, kwargs), answer)
+        return answer

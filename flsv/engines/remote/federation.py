@@ -1,0 +1,170 @@
+"""RemoteFederation: the server's side of a federation whose clients are elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from flsv.clients.roster import Roster
+from flsv.clients.train_client import LocalTraining
+from flsv.clients.training import CohortTraining
+from flsv.data import FederatedDataModule
+from flsv.engines.idle import IdleLoader, count_steps, idle_patches
+from flsv.engines.one_process import OneProcess
+from flsv.engines.remote.clients import Remote, RemoteClient
+from flsv.engines.remote.transport import Directory
+from flsv.errors import ConfigurationError
+from flsv.participants import LocalData
+from flsv.round import ClientUpdate, Instruction, Round
+
+
+class RemoteCohort(CohortTraining):
+    """Has the sites train, all within the idle batch of a round.
+
+    Args:
+        local: of the server's module, which stays the global model.
+        roster: the sites.
+        remote: the same, as those who train.
+        send: counts the instructions that went down.
+        count: counts the steps that were taken.
+    """
+
+    def __init__(
+        self,
+        local: LocalTraining,
+        roster: Roster,
+        remote: Remote,
+        send: Callable[[Mapping[int, Instruction]], None],
+        count: Callable[[int], None],
+    ) -> None:
+        super().__init__(local, roster)
+        self._remote, self._send, self._count = remote, send, count
+
+    def begin_round(self, loader: Any, instructions: Mapping[int, Instruction], num_samples: Tensor) -> None:
+        self._visits, self._instructions = [], instructions
+        self.updates, self.broken, self._visited, self.active = [], [], 0, True
+        self._matrix = self.local.global_vector.new_empty(0, len(self.local.global_vector))
+
+    @property
+    def place(self) -> str:
+        return f"{len(self._instructions)} sites"
+
+    @property
+    def matrix(self) -> Tensor:
+        return self._matrix
+
+    def trained(self) -> dict[int, Tensor]:
+        raise ConfigurationError("what sites have trained stays there: leave keep_trained and evaluate_models out.")
+
+    def begin_batch(self) -> bool:
+        self.updates, self.broken = self._remote.train(self._instructions, self.local.global_vector, self.local.space)
+        heard = {*self.broken, *(update.client_id for update in self.updates)}
+        self._send({client: told for client, told in self._instructions.items() if client in heard})
+        if not heard:
+            raise RuntimeError(
+                "no site sent a model in this round. Start them again and then this server: it goes on from its last "
+                "checkpoint."
+            )
+        self._matrix = _rows(self.updates, self._matrix)
+        self._count(sum(update.num_steps for update in self.updates))
+        return True
+
+    def end_batch(self, loss: Tensor | None) -> bool:
+        return True
+
+
+def _rows(updates: list[ClientUpdate], empty: Tensor) -> Tensor:
+    return torch.stack([update.vector for update in updates]) if updates else empty
+
+
+class RemoteFederation(OneProcess):
+    """An engine: :class:`flsv.FederatedLoop` runs its rounds with it.
+
+    Args:
+        directory: the sites.
+        options: what :class:`OneProcess` takes.
+    """
+
+    def __init__(self, directory: Directory, *options: Any) -> None:
+        trainer, _, state, _, _, _, uploads, arguments, *_ = options
+        if arguments["keep_trained"] or arguments["evaluate_models"] == "trained":
+            raise ConfigurationError(
+                'models that sites have trained stay there: leave keep_trained and evaluate_models="trained" out.'
+            )
+        reference = any(upload.reference == "global" for upload in uploads)
+        name = hashlib.sha256(f"{state.seed} {directory.names}".encode()).hexdigest()[:16]
+        self._remote = Remote(directory, name, trainer.max_epochs or 1, reference)
+        super().__init__(*options)
+        for metric, fields in self.server.board.fields.items():
+            if {"clients"} & {field for field in fields.values() if isinstance(field, str)}:
+                raise ConfigurationError(
+                    f"the metric {metric!r} asks clients about their samples, which a deployment does not give. Leave "
+                    "it out, or measure it in a simulation."
+                )
+
+    clients_here = False
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        return idle_patches(self._trainer)
+
+    def loader(self, limit: float) -> Any:
+        return IdleLoader(self._state.round_index)
+
+    def begin_round(self, loader: Any) -> None:
+        state, local = self._state, self.clients.local
+        local.begin_round()
+        state.global_vector = local.global_vector
+        self._instructions = self.server.instruct(state.cohort, state)
+        self.clients.begin_round(loader, self._instructions, self._data.num_samples)
+
+    def write_artifacts(self, round: Round, folder: Path) -> None:
+        """Pictures of a site's data stay there."""
+
+    def received(self) -> dict[int, Tensor]:
+        return {i: told.start for i, told in self._everybody().items() if told.start is not None}
+
+    def _everybody(self) -> dict[int, Instruction]:
+        return self.server.instruct(range(self._state.num_clients), self._state)
+
+    def _make_roster(self) -> Roster:
+        options = (self._trainer, self._data, self.space, self._states)
+        return RemoteRoster(self._remote, lambda: self._state.round_index, *options)
+
+    def _make_training(self, local: LocalTraining) -> CohortTraining:
+        return RemoteCohort(local, self.roster, self._remote, self.server.send, partial(count_steps, self._trainer))
+
+    def _own_accuracy(self) -> Tensor:
+        told = self._remote.test(self._state.round_index, self._everybody())
+        return torch.tensor([told.get(client, float("nan")) for client in range(self._state.num_clients)])
+
+
+class RemoteRoster(Roster):
+    """The sites, and the server's own data."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        round_index: Callable[[], int],
+        trainer: L.Trainer,
+        data: FederatedDataModule,
+        *options: Any,
+    ) -> None:
+        super().__init__(trainer, data, *options)
+        unknown = torch.zeros(data.num_classes, dtype=torch.long)
+        self.locals = [
+            LocalData(f"client {i}", partial(_elsewhere, i), unknown, unknown) for i in range(data.num_clients)
+        ]
+        self.clients = [
+            RemoteClient(i, local, self.channel, remote, round_index) for i, local in enumerate(self.locals)
+        ]
+
+
+def _elsewhere(client: int, split: str) -> Iterable[Any]:
+    raise PermissionError(f"the samples of client {client} are at its site.")

@@ -1,0 +1,54 @@
+"""What a site keeps between rounds, in a file of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flsv._lightning.durable import replacing
+
+Kept = dict[str, Any]
+
+
+class SiteMemory:
+    """The states of the last two rounds that a site took part in.
+
+    Two, because a server that was killed goes on from its last checkpoint and asks for a round again: the site then
+    begins where it stood before that round.
+
+    Args:
+        folder: the site's own; made where it is missing.
+        federation: which run the state belongs to. Another run's is not read.
+
+    Example:
+        >>> import tempfile
+        >>> memory = SiteMemory(Path(tempfile.mkdtemp()), "run")
+        >>> memory.write(3, {"visits": torch.tensor(1)})
+        >>> memory.before(4), memory.before(3)
+        ({'visits': tensor(1)}, {})
+    """
+
+    def __init__(self, folder: Path, federation: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path, self._federation = folder / "state.pt", federation
+
+    def before(self, round_index: int) -> Kept:
+        """What was kept of the last round before this one; empty if there was none."""
+        rounds = self._read()
+        earlier = [index for index in rounds if index < round_index]
+        return rounds[max(earlier)] if earlier else {}
+
+    def write(self, round_index: int, kept: Kept) -> None:
+        """Keep it as this round's. What was kept of this round or later ones is forgotten."""
+        rounds = {index: value for index, value in self._read().items() if index < round_index}
+        last: dict[int, Kept] = {index: rounds[index] for index in sorted(rounds)[-1:]}
+        with replacing(self._path) as file:
+            torch.save({"federation": self._federation, "rounds": last | {round_index: kept}}, file)
+
+    def _read(self) -> dict[int, Kept]:
+        if not self._path.is_file():
+            return {}
+        saved = torch.load(self._path, map_location="cpu", weights_only=True)
+        return saved["rounds"] if saved["federation"] == self._federation else {}

@@ -1,0 +1,211 @@
+"""Site: a participant's side of a federation across processes. It trains on its own data and answers questions."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import lightning as L
+from lightning.fabric.utilities.apply_func import move_data_to_device
+
+from flsv._lightning.evaluation import accuracy
+from flsv.clients.roster import Roster
+from flsv.data import FederatedDataModule, OneClient
+from flsv.engines.remote.agreement import agreement
+from flsv.engines.remote.memory import Kept, SiteMemory
+from flsv.engines.remote.messages import GLOBAL, read_instruction, update_packet
+from flsv.engines.remote.visit import SiteVisit
+from flsv.engines.remote.wire import Packet, pack, unpack
+from flsv.engines.vectors import shared_space
+from flsv.errors import ConfigurationError
+from flsv.parameters import ParameterSpace
+from flsv.participants import ClientStates, LocalData, at
+from flsv.round import Instruction
+from flsv.strategy import Strategy
+from flsv.uploads import Upload
+
+#: Functions that a server may ask sites for, by module and name; a site may allow more.
+QUESTIONS = (
+    "flsv.personalization.pfedsv:collaborate",
+    "flsv.personalization.fedfomo:mix_models",
+    "flsv.round.round:started_from",
+)
+_QUIET = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+    "limit_val_batches": 0,
+}
+
+
+class Settings(Protocol):
+    """What both sides share: a :class:`flsv.FederatedLoop`."""
+
+    @property
+    def strategies(self) -> Mapping[str, Strategy]: ...
+
+    @property
+    def uploads(self) -> Sequence[Upload]: ...
+
+    @property
+    def arguments(self) -> Mapping[str, Any]: ...
+
+
+class Site:
+    """A participant.
+
+    Args:
+        name: by which the server knows it, in every round and after a restart.
+        module: makes the LightningModule, the same as the server's.
+        data: makes the site's own data: a LightningDataModule, or a FederatedDataModule of one client (which can hold
+            back test and validation samples of its own).
+        settings: makes the federation's loop, the same as the server's.
+        folder: where the site keeps what it needs between rounds.
+        trainer: arguments of the Trainer that trains here, such as ``{"accelerator": "gpu"}``.
+        questions: functions that the server may ask for beside flsv's own, as ``"package.module:function"``.
+
+    Raises:
+        ConfigurationError: the data are those of several clients.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        module: Callable[[], L.LightningModule],
+        data: Callable[[], L.LightningDataModule],
+        settings: Callable[[], Settings],
+        folder: Path,
+        trainer: Mapping[str, Any] | None = None,
+        questions: Sequence[str] = (),
+    ) -> None:
+        self.name, self._make_module, self._folder = name, module, folder
+        self._trainer_options, self._questions = dict(trainer or {}), {*QUESTIONS, *questions}
+        self._settings, made = settings(), data()
+        if not isinstance(made, FederatedDataModule):
+            made = FederatedDataModule(made, OneClient(), server_val_fraction=0.0)
+        self._data = made
+        self._limit = self._trainer_options.pop("limit_train_batches", 1.0)
+        made.prepare_data()
+        made.setup("fit")
+        if made.num_clients != 1:
+            raise ConfigurationError(
+                f"site {name!r} has data of {made.num_clients} clients: a site is one. Use OneClient()."
+            )
+
+    def answer(self, packet: Packet) -> Packet:
+        """The reply to a message of the server's."""
+        return {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}[packet.kind](packet)
+
+    def _hello(self, packet: Packet) -> Packet:
+        module, data = self._make_module(), self._data
+        sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}  # type: ignore[arg-type]
+        return Packet("hello", {"name": self.name, "sizes": sizes, **agreement(module, self._settings)})
+
+    def _train(self, packet: Packet) -> Packet:
+        instruction = read_instruction(packet)
+        memory = self._memory(packet)
+        visit = SiteVisit(
+            instruction,
+            packet.plain["clients"],
+            self._data,
+            memory.before(instruction.round_index),
+            self._settings.strategies,
+            self._settings.uploads,
+            self._settings.arguments,
+            self._limit,
+            packet.tensors.get(GLOBAL),
+        )
+        trainer = self._trainer(instruction.round_index, packet.plain["rounds"], visit)
+        trainer.fit(self._make_module(), visit.loader())
+        if visit.update is None:
+            return Packet("broken")
+        memory.write(instruction.round_index, visit.kept)
+        return update_packet(visit.update)
+
+    def _test(self, packet: Packet) -> Packet:
+        """The accuracy of the model that this site would start from, on its own test samples."""
+        instruction = read_instruction(packet)
+        kept = self._memory(packet).before(instruction.round_index + 1)
+        tested = _Asked(partial(self._accuracy, instruction, kept))
+        self._trainer(instruction.round_index, 0, tested).fit(self._make_module(), self._data.client_loader(0))
+        return Packet("tested", {"accuracy": tested.answer})
+
+    def _accuracy(self, instruction: Instruction, kept: Kept, trainer: L.Trainer) -> float:
+        space, local = self._open(kept, trainer)
+        personalizer: Any = self._settings.strategies.get("personalizer")
+        with at(local):
+            start = instruction.start if personalizer is None else personalizer.receive(local, instruction)
+            assert start is not None
+            space.write(trainer.lightning_module, start)
+            space.write_private(trainer.lightning_module, dict(local.private))
+        return accuracy(trainer, self._data.client_loader(0, "test"))
+
+    def _ask(self, packet: Packet) -> Packet:
+        plain = packet.plain
+        if plain["question"] not in self._questions:
+            raise PermissionError(f"site {self.name!r} does not answer {plain['question']!r}.")
+        module_name, _, function = plain["question"].partition(":")
+        question = getattr(importlib.import_module(module_name), function)
+        args, kwargs = unpack(plain["arguments"], packet.tensors)
+        memory = self._memory(packet)
+        kept: Kept = memory.before(plain["round"] + 1)
+        asked = _Asked(partial(self._reply, question, args, kwargs, kept))
+        self._trainer(plain["round"], 0, asked).fit(self._make_module(), self._data.client_loader(0))
+        memory.write(plain["round"], kept)
+        result, tensors = pack(asked.answer)
+        return Packet("answer", {"answer": result}, {name: tensor.cpu() for name, tensor in tensors.items()})
+
+    def _reply(
+        self,
+        question: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        kept: Kept,
+        trainer: L.Trainer,
+    ) -> Any:
+        """Within a fit, where the module is on its device."""
+        _, local = self._open(kept, trainer)
+        device = trainer.lightning_module.device
+        args, kwargs = move_data_to_device(args, device), move_data_to_device(kwargs, device)
+        with at(local):
+            answer = question(local, *args, **kwargs)
+            kept["state"] = {name: tensor.cpu() for name, tensor in local.state.items()}
+        return answer
+
+    def _open(self, kept: Kept, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
+        """What the site holds, with what it has kept."""
+        module = trainer.lightning_module
+        space, _ = shared_space(module, self._settings.arguments, self._settings.strategies)
+        states = ClientStates()
+        states.load_state_dict({0: kept.get("state", {})})
+        states.to(module.device)
+        local = Roster(trainer, self._data, space, states).locals[0]
+        local.visit(*(None if kept.get(n) is None else kept[n].to(module.device) for n in ("start", "trained")))
+        return space, local
+
+    def _trainer(self, round_index: int, rounds: int, callback: L.Callback) -> L.Trainer:
+        callbacks = [*self._trainer_options.get("callbacks", []), callback]
+        trainer = L.Trainer(**{**_QUIET, **self._trainer_options, "callbacks": callbacks, "max_epochs": rounds})
+        if rounds:
+            # Whoever asks for the epoch is told the round; this one is the only one here.
+            progress = trainer.fit_loop.epoch_progress.current
+            vars(progress).update(dict.fromkeys(vars(progress), round_index))
+        return trainer
+
+    def _memory(self, packet: Packet) -> SiteMemory:
+        return SiteMemory(self._folder / self.name, packet.plain["federation"])
+
+
+class _Asked(L.Callback):
+    """Answers a question where a fit would begin: the module is on its device, and nothing is trained."""
+
+    def __init__(self, reply: Callable[[L.Trainer], Any]) -> None:
+        self._reply, self.answer = reply, None
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.answer = self._reply(trainer)

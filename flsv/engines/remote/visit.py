@@ -1,0 +1,212 @@
+"""SiteVisit: one participant's part of one round, in a Trainer of its own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from flsv._lightning.accumulation import AccumulationWindows
+from flsv._lightning.patches import PatchedAttributes
+from flsv._lightning.stepping import stepping
+from flsv.clients.cohort import CohortLoader
+from flsv.clients.local_steps import LocalSteps
+from flsv.clients.optimizers import ClientOptimizers
+from flsv.clients.roster import Roster
+from flsv.clients.train_client import LocalTraining
+from flsv.data import FederatedDataModule
+from flsv.engines.remote.memory import Kept
+from flsv.engines.vectors import shared_space
+from flsv.errors import ConfigurationError
+from flsv.participants import ClientStates, at
+from flsv.round import ClientUpdate, FederationState, Instruction
+from flsv.seeding import seed_global_rngs
+from flsv.strategy import Strategy
+from flsv.uploads import Upload
+
+
+class NumberedData:
+    """A site's data under the number that it has in the federation: what it draws follows from that.
+
+    Args:
+        data: of one client.
+        client: its number.
+        num_clients: of the federation.
+    """
+
+    def __init__(self, data: FederatedDataModule, client: int, num_clients: int) -> None:
+        self._data, self._client, self.num_clients = data, client, num_clients
+
+    def client_loader(self, client: int, *args: Any, **kwargs: Any) -> Any:
+        assert client == self._client
+        return self._data.client_loader(0, *args, **kwargs)
+
+
+class _OwnSteps(LocalSteps):
+    """A site knows of nobody's steps but its own."""
+
+    def most(self) -> float:
+        assert self._client is not None
+        return self.of(self._client)
+
+
+class SiteVisit(L.Callback):
+    """Trains the module from an instruction's start point, and has the update afterwards.
+
+    Args:
+        instruction: what the server said.
+        num_clients: of the federation.
+        data: the site's, dealt to one client.
+        kept: what the site kept of an earlier round.
+        strategies: of the federation, by role.
+        uploads: what happens to the update before it leaves.
+        arguments: of the federation's loop, by name.
+        limit: Lightning's ``limit_train_batches``, per local epoch.
+        global_vector: ``[P]``, where uploads refer to it and the start point is another.
+
+    Attributes:
+        update: what the site sends; None where its model is not finite.
+        kept: what it keeps.
+    """
+
+    def __init__(
+        self,
+        instruction: Instruction,
+        num_clients: int,
+        data: FederatedDataModule,
+        kept: Kept,
+        strategies: Mapping[str, Strategy],
+        uploads: Sequence[Upload],
+        arguments: Mapping[str, Any],
+        limit: float = 1.0,
+        global_vector: Tensor | None = None,
+    ) -> None:
+        self._instruction, self._num_clients, self._data = instruction, num_clients, data
+        self._strategies: dict[str, Any] = dict(strategies)
+        self._uploads, self._arguments, self._global = list(uploads), arguments, global_vector
+        self.kept, self._limit = kept, limit
+        self.update: ClientUpdate | None = None
+
+    def loader(self) -> CohortLoader:
+        """The visit's batches."""
+        client = self._instruction.client_id
+        return CohortLoader(
+            NumberedData(self._data, client, self._num_clients),  # type: ignore[arg-type]
+            [client],
+            seed=self._instruction.seed,
+            round_index=self._instruction.round_index,
+            local_epochs=self._arguments["local_epochs"],
+            limit=self._limit,
+        )
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        told, client = self._instruction, self._instruction.client_id
+        state = FederationState(seed=told.seed, num_clients=self._num_clients)
+        data: Any = NumberedData(self._data, client, self._num_clients)
+        self._steps = _OwnSteps(
+            trainer, data, self._strategies["sampler"], state, self._arguments["local_epochs"], self._limit
+        )
+        self._steps.enter(client)
+        self._patches = PatchedAttributes(stepping(trainer, self._steps.answer, lambda: None))
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._patches.give_back()
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._forward_schedules(trainer)
+        space, _ = shared_space(pl_module, self._arguments, self._strategies)
+        for upload in self._uploads:
+            upload.check(space)
+        self._states = ClientStates()
+        client = self._instruction.client_id
+        self._states.load_state_dict({0: self.kept["state"]} if self.kept.get("state") else {})
+        self._states.to(pl_module.device)
+        self._roster = Roster(trainer, self._data, space, self._states)
+        self._local = LocalTraining(
+            pl_module,
+            space,
+            ClientOptimizers(trainer, self._arguments["client_optimizer"], self.kept.get("optimizers"), self._steps),
+            AccumulationWindows(trainer),
+            self._num_clients,
+            self._strategies.get("client_algorithm"),
+            self._strategies.get("personalizer"),
+            list(self._strategies.values()),
+            self._uploads,
+            self._arguments["local_epochs"],
+        )
+        if self.kept.get("buffers") is not None:
+            self._local.restore(self.kept["buffers"])
+        reference = self._global if self._global is not None else self._instruction.start
+        if reference is not None:
+            space.write(pl_module, reference.to(pl_module.device))
+        seed_global_rngs(self._instruction.seed, "round", self._instruction.round_index)
+        self._local.begin_round()
+        batches = len(trainer.train_dataloader)  # type: ignore[arg-type]
+        moved = {name: tensor.to(pl_module.device) for name, tensor in self._instruction.tensors.items()}
+        start = self._instruction.start
+        told = Instruction(
+            self._instruction.round_index,
+            client,
+            self._instruction.seed,
+            None if start is None else start.to(pl_module.device),
+            moved,
+        )
+        self._local.begin(told, self._roster.locals[0], int(self._data.num_samples[0]), batches)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        self._local.begin_batch()
+
+    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+        self._local.begin_step(optimizer)
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if not isinstance(loss, Tensor):
+            loss = None
+        elif pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
+            loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
+        if self._local.end_batch(loss):
+            self._leave()
+            trainer.should_stop = True  # the other rounds are other visits
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._local.windows.remove()
+
+    def _leave(self) -> None:
+        self.update = self._local.end()
+        if self.update is None:
+            return  # as if it had not taken part
+        self._local.end_round(self.update.vector)
+        self._states.commit()
+        with at(self._roster.locals[0]) as local:
+            self.kept = {
+                "state": {name: tensor.cpu() for name, tensor in self._states.peek(0).items()},
+                "optimizers": self._local.optimizers.state_dict(),
+                "buffers": self._local.buffers(),
+                "start": local.start,
+                "trained": local.model,
+            }
+
+    def _forward_schedules(self, trainer: L.Trainer) -> None:
+        """A schedule that steps per round is the federation's: it stands where the round stands."""
+        for config in trainer.lr_scheduler_configs:
+            if config.interval != "epoch":
+                continue
+            if isinstance(config.scheduler, ReduceLROnPlateau) or config.reduce_on_plateau:
+                raise ConfigurationError(
+                    "a schedule that follows a validation value (ReduceLROnPlateau) cannot be kept at a site, which "
+                    "does not validate. Use one that follows the round."
+                )
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's, of steps before the optimizer's first
+                for index in range(self._instruction.round_index):
+                    if (index + 1) % config.frequency == 0:
+                        config.scheduler.step()

@@ -1,0 +1,342 @@
+"""A federation of three sites, each of which has its own data, module and Trainer, gives what one process gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from remote_sites import NAMES, QUIET, SEED, SiteData, SiteTransport, module, whole
+
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.clients.algorithms import SCAFFOLD
+from flsv.data import OneClient
+from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, agreement
+from flsv.errors import ConfigurationError
+from flsv.metrics import ClassSpecificShapley, DecayedShapley, DomainRelevance, WassersteinContribution
+from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
+from flsv.privacy import GaussianPrivacy
+from flsv.sampling import UniformSampler
+from flsv.uploads import TopK
+
+ROUNDS = 3
+Make = Callable[..., FederatedLoop]
+
+
+def shapfed(**options: Any) -> FederatedLoop:
+    metrics = {"cssv": ClassSpecificShapley()}
+    return FederatedLoop(
+        **{"aggregator": ShapFedWA("cssv"), "metrics": metrics, "seed": SEED, "print_table": False, **options}
+    )
+
+
+def one_process(tmp: Path, make: Make, make_module: Any = module, rounds: int = ROUNDS, **data: Any) -> FederatedLoop:
+    loop = make()
+    trainer = L.Trainer(max_epochs=rounds, callbacks=[loop], enable_checkpointing=False, default_root_dir=tmp, **QUIET)
+    trainer.fit(make_module(), whole(**data))
+    return loop
+
+
+def site(tmp: Path, client: int, make: Make, make_module: Any = module, **data: Any) -> Site:
+    own: Any = partial(SiteData, client)
+    if data:
+        own = partial(_as_federated, client, data)
+    return Site(NAMES[client], make_module, own, make, tmp / "sites")
+
+
+def _as_federated(client: int, options: dict[str, Any]) -> FederatedDataModule:
+    return FederatedDataModule(SiteData(client), OneClient(), **{"server_val_fraction": 0.0, **options})
+
+
+class ServerData(L.LightningDataModule):
+    """The validation samples that the server of :func:`whole` has."""
+
+    def val_dataloader(self) -> Any:
+        data = whole()
+        data.setup("fit")
+        return data.val_dataloader()
+
+
+class Remotely:
+    """The same federation with a wire in it."""
+
+    def __init__(self, tmp: Path, make: Make, make_module: Any = module, **data: Any) -> None:
+        self.tmp, self.make, self.make_module = tmp, make, make_module
+        self.sites = {100 + i: site(tmp, i, make, make_module, **data) for i in range(3)}
+        self.transport = SiteTransport(self.sites)
+
+    def fit(self, rounds: int = ROUNDS, own: Any = None, **options: Any) -> FederatedLoop:
+        ours = agreement(self.make_module(), self.make())
+        directory = Directory(self.transport, NAMES, ours, self.tmp / "book.json", timeout=1, wait=0.2)
+        directory.gather()
+        data = RemoteData(NAMES, [directory.sizes[i] for i in range(3)], 10, own=own)
+        loop = self.make().replace(engine=partial(RemoteFederation, directory))
+        self.module = self.make_module()
+        options = {"enable_checkpointing": False, "num_sanity_val_steps": 0, **QUIET, **options}
+        ckpt = options.pop("ckpt_path", None)
+        callbacks = [loop, *options.pop("callbacks", [])]
+        L.Trainer(max_epochs=rounds, callbacks=callbacks, default_root_dir=self.tmp, **options).fit(
+            self.module, data, ckpt_path=ckpt
+        )
+        return loop
+
+
+def assert_same(remote: FederatedLoop, local: FederatedLoop) -> None:
+    torch.testing.assert_close(remote.state.model(), local.state.model(), rtol=0, atol=0)
+    assert remote.contributions.keys() == local.contributions.keys()
+    for name, value in local.contributions.items():
+        torch.testing.assert_close(remote.contributions[name], value, rtol=0, atol=0, equal_nan=True)
+
+
+def momentum() -> Any:
+    return module(optimizer=partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+
+
+class Scheduled(ClassifierClient):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)]
+
+
+def scheduled() -> Any:
+    torch.manual_seed(SEED)
+    return Scheduled("mlp", num_classes=10, input_shape=(1, 8, 8))
+
+
+class Decaying(ClassifierClient):
+    """Ends at zero after the last of a client's steps."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        total = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def decaying() -> Any:
+    torch.manual_seed(SEED)
+    return Decaying("mlp", num_classes=10, input_shape=(1, 8, 8))
+
+
+CASES: dict[str, tuple[Make, dict[str, Any]]] = {
+    "cssv": (shapfed, {}),
+    "kept momentum, two of three": (
+        partial(shapfed, client_optimizer="keep", sampler=UniformSampler(2), local_epochs=2),
+        {"make_module": momentum},
+    ),
+    "a schedule by rounds": (shapfed, {"make_module": scheduled}),
+    "a schedule by a client's own steps": (partial(shapfed, sampler=UniformSampler(2)), {"make_module": decaying}),
+    "local heads": (partial(shapfed, aggregator=FedAvg(), metrics={}, share=["!head"]), {}),
+    "scaffold": (partial(shapfed, aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD()), {}),
+    "privacy": (partial(shapfed, privacy=GaussianPrivacy(clip=1.0, noise_multiplier=0.1)), {}),
+    "compression with memory": (partial(shapfed, uploads=[TopK(0.1)]), {}),
+    "own models at the server": (partial(shapfed, personalizer=ShapFedPersonalizer("cssv")), {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_sites_give_what_one_process_gives(tmp_path: Path, case: str) -> None:
+    make, options = CASES[case]
+    assert_same(Remotely(tmp_path / "b", make, **options).fit(), one_process(tmp_path / "a", make, **options))
+
+
+def test_games_on_the_servers_own_data(tmp_path: Path) -> None:
+    make = partial(shapfed, metrics={"cssv": ClassSpecificShapley(), "ssv": DecayedShapley()})
+    remote = Remotely(tmp_path / "b", make).fit(own=ServerData())
+    assert_same(remote, one_process(tmp_path / "a", make))
+
+
+@pytest.mark.parametrize("personalizer", [partial(PFedSV, "relevance", k=2), partial(FedFomo, num_downloads=2)])
+def test_sites_answer_what_they_find_others_worth(tmp_path: Path, personalizer: Any) -> None:
+    def make() -> FederatedLoop:
+        return shapfed(
+            aggregator=FedAvg(),
+            metrics={"relevance": DomainRelevance()},
+            personalizer=personalizer(),
+            evaluate_clients_every=2,
+        )
+
+    splits = {"client_val_fraction": 0.3, "client_test_fraction": 0.2}
+    # The same splits on both sides: a site's are its own to choose.
+    remote = Remotely(tmp_path / "b", make)
+    for address, client in zip(remote.sites, range(3)):
+        remote.transport.sites[address] = Site(
+            NAMES[client], module, partial(InSplits, client, splits), make, tmp_path / "sites"
+        )
+    local = one_process(tmp_path / "a", make, **splits)
+    loop = remote.fit()
+    assert_same(loop, local)
+    assert loop.client_accuracy is not None
+    torch.testing.assert_close(loop.client_accuracy, local.client_accuracy, rtol=0, atol=0)
+    assert local.contributions["relevance"].isfinite().any()
+
+
+class InSplits(FederatedDataModule):
+    """One client of :func:`whole`, split as there."""
+
+    def __init__(self, client: int, splits: dict[str, float]) -> None:
+        super().__init__("digits", OneClient(), batch_size=16)
+        self.whole = whole(**splits)
+        self.client = client
+
+    def setup(self, stage: str | None = None) -> None:
+        self.whole.setup(stage)
+        super().setup(stage)
+        assert self._dealt is not None
+        clients = [self.whole._data.splits.clients[self.client]]
+        counts = self.whole.class_counts[self.client : self.client + 1]
+        splits = replace(self.whole._data.splits, clients=clients)
+        self._dealt = replace(self.whole._data, splits=splits, class_counts=counts)
+
+
+def spoiled(kind: str, round_index: int, address: int, what: Any) -> Any:
+    """Replaces one site's reply in one round."""
+
+    def spoil(at: int, packet: Packet, reply: Packet) -> Any:
+        hit = at == address and packet.kind == kind and packet.plain.get("round") == round_index
+        return what(reply) if hit else reply
+
+    return spoil
+
+
+GARBAGE: dict[str, tuple[Any, str]] = {
+    "late": (lambda reply: None, "no reply within 1 s"),
+    "failed": (lambda reply: "out of memory (code 100)", "out of memory"),
+    "another model": (
+        lambda reply: Packet("update", reply.plain, {"vector": torch.zeros(3)}),
+        r"its model is \[3\] of torch.float32",
+    ),
+    "words": (lambda reply: Packet("hm", {"a": "b"}), "lacks or garbles 'vector'"),
+    "no samples": (
+        lambda reply: Packet("update", {**reply.plain, "samples": 0}, reply.tensors),
+        "its numbers cannot be: 0 samples",
+    ),
+    "another type": (
+        lambda reply: Packet("update", reply.plain, {"vector": reply.tensors["vector"].long()}),
+        "of torch.int64",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_who_sends_garbage_is_left_out_of_the_round(tmp_path: Path, kind: str) -> None:
+    what, words = GARBAGE[kind]
+    remote = Remotely(tmp_path, shapfed)
+    remote.transport.spoil = spoiled("train", 1, 101, what)
+    with pytest.warns(UserWarning, match=f"site 'Lyon' \\(client 1\\) is left out of round 1: .*{words}"):
+        loop = remote.fit()
+    assert loop.participations.tolist() == [3, 2, 3]
+    assert loop.contributions["cssv"].isfinite().all()
+
+
+def test_a_model_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    def poison(reply: Packet) -> Packet:
+        return Packet("update", reply.plain, {**reply.tensors, "vector": reply.tensors["vector"] * float("nan")})
+
+    remote = Remotely(tmp_path, shapfed)
+    remote.transport.spoil = spoiled("train", 1, 101, poison)
+    with pytest.warns(UserWarning, match="client 1 returned a model with NaN or infinite entries in round 1"):
+        loop = remote.fit()
+    assert loop.participations.tolist() == [3, 2, 3]
+    assert loop.state.model().isfinite().all()
+
+
+def test_absence_is_not_a_zero(tmp_path: Path) -> None:
+    """A site that is away in a round keeps its value, and its moving average goes on when it is back."""
+    remote = Remotely(tmp_path, shapfed)
+    away = remote.transport.sites.pop(102)
+    seen = {}
+
+    class Comes(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            seen[trainer.current_epoch] = trainer.callbacks[0].contributions["cssv"].clone()  # type: ignore[attr-defined]
+            remote.transport.sites[102] = away
+
+    book = '{"Boston": {"train": 1, "val": 0, "test": 0}, "Lyon": {"train": 1, "val": 0, "test": 0}, '
+    (tmp_path / "book.json").write_text(book + '"Osaka": {"train": 1, "val": 0, "test": 0}}')
+    with pytest.warns(UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 0: it is away"):
+        loop = remote.fit(callbacks=[Comes()])
+    assert loop.participations.tolist() == [3, 3, 2]
+    assert seen[0][2].isnan().all()
+    assert seen[0][:2].isfinite().all()
+    assert loop.contributions["cssv"].isfinite().all()
+
+
+def test_a_killed_server_goes_on_and_sites_begin_where_they_stood(tmp_path: Path) -> None:
+    """It dies after its sites have trained a round that it has not saved: they train it again from before it."""
+    make = CASES["kept momentum, two of three"][0]
+    whole_run = Remotely(tmp_path / "a", make, momentum).fit(4)
+    broken = Remotely(tmp_path / "b", make, momentum)
+    broken.transport.spoil = lambda address, packet, reply: (
+        _die() if packet.plain.get("round") == 2 and address == max(broken.sites) else reply
+    )
+    saving = ModelCheckpoint(tmp_path / "b", save_last=True)
+    with pytest.raises(Killed), pytest.warns(UserWarning, match="round 2 is discarded"):
+        broken.fit(4, enable_checkpointing=True, callbacks=[saving])
+    broken.transport.spoil = lambda address, packet, reply: reply
+    resumed = broken.fit(4, ckpt_path=tmp_path / "b" / "last.ckpt")
+    assert_same(resumed, whole_run)
+
+
+class Killed(Exception):
+    pass
+
+
+def _die() -> Packet:
+    raise Killed
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        (WassersteinContribution, "asks clients about their samples"),
+    ],
+)
+def test_what_a_deployment_cannot_give_is_refused_before_the_first_round(
+    tmp_path: Path, metric: Any, words: str
+) -> None:
+    remote = Remotely(tmp_path, lambda: shapfed(metrics={"cssv": ClassSpecificShapley(), "w": metric()}))
+    with pytest.raises(ConfigurationError, match=words):
+        remote.fit()
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"local_epochs": 2}, "training: .*local_epochs=2.* there, .*local_epochs=1"),
+        ({"uploads": [TopK(0.5)]}, "at clients: .*TopK"),
+    ],
+)
+def test_sites_with_other_settings_are_refused(tmp_path: Path, other: dict[str, Any], what: str) -> None:
+    remote = Remotely(tmp_path, shapfed)
+    remote.transport.sites[101] = site(tmp_path, 1, partial(shapfed, **other))
+    with pytest.raises(ConfigurationError, match=f"site 'Lyon' and the server differ in {what}"):
+        remote.fit()
+
+
+def test_a_site_answers_no_other_question(tmp_path: Path) -> None:
+    answering = site(tmp_path, 0, shapfed)
+    packet = Packet("ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1})
+    with pytest.raises(PermissionError, match="site 'Boston' does not answer 'os:getcwd'"):
+        answering.answer(packet)
+
+
+def test_who_never_comes_is_named(tmp_path: Path) -> None:
+    remote = Remotely(tmp_path, shapfed)
+    del remote.transport.sites[101]
+    with pytest.raises(RuntimeError, match=r"sites \['Lyon'\] have not come within 0.2 s"):
+        remote.fit()
+
+
+def test_nobody_replies(tmp_path: Path) -> None:
+    remote = Remotely(tmp_path, shapfed)
+    remote.transport.spoil = lambda address, packet, reply: None if packet.kind == "train" else reply
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(RuntimeError, match="no site sent a model"):
+        remote.fit()

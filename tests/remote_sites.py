@@ -1,0 +1,88 @@
+"""Three sites in this process, whose packets go through JSON and copies: nothing but what could cross does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, Subset
+
+from flsv import ClassifierClient, FederatedDataModule
+from flsv.data import GroupPartitioner, load_image_data
+from flsv.engines.remote import Packet, Site
+
+NAMES = ["Boston", "Lyon", "Osaka"]
+SEED = 7
+
+
+QUIET: dict[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
+
+
+def groups() -> list[int]:
+    train = load_image_data("digits").train
+    draw = torch.Generator().manual_seed(3)
+    return torch.randint(0, 3, (len(train),), generator=draw).tolist()  # type: ignore[arg-type]
+
+
+def module(**options: Any) -> ClassifierClient:
+    torch.manual_seed(SEED)
+    options = {"optimizer": partial(torch.optim.SGD, lr=0.1), **options}
+    return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8), **options)
+
+
+def whole(**options: Any) -> FederatedDataModule:
+    """What one process would train on."""
+    return FederatedDataModule("digits", GroupPartitioner(), groups=groups(), batch_size=16, **options)
+
+
+class SiteData(L.LightningDataModule):
+    """One client's training samples of :func:`whole`, as a project of its own would have them."""
+
+    def __init__(self, client: int) -> None:
+        super().__init__()
+        self.client = client
+
+    def train_dataloader(self) -> DataLoader:
+        data = whole()
+        data.setup("fit")
+        train = load_image_data("digits").train
+        return DataLoader(Subset(train, data.client_indices(self.client).tolist()), batch_size=16, shuffle=True)
+
+
+class SiteTransport:
+    """Sites behind a wire.
+
+    Args:
+        sites: by address.
+    """
+
+    def __init__(self, sites: Mapping[int, Site]) -> None:
+        self.sites = dict(sites)
+        self.spoil: Callable[[int, Packet, Packet], Packet | str | None] = lambda address, packet, reply: reply
+
+    def present(self) -> Sequence[int]:
+        return list(self.sites)
+
+    def exchange(self, packets: Mapping[int, Packet], timeout: float) -> dict[int, Any]:
+        replies: dict[int, Any] = {}
+        for address, packet in packets.items():
+            if address not in self.sites:
+                continue
+            reply = self.spoil(address, packet, _through(self.sites[address].answer(_through(packet))))
+            if reply is not None:
+                replies[address] = reply
+        return replies
+
+
+def _through(packet: Packet) -> Packet:
+    tensors = {name: tensor.clone() for name, tensor in packet.tensors.items()}
+    return Packet(packet.kind, json.loads(json.dumps(packet.plain)), tensors)
