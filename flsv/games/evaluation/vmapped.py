@@ -63,6 +63,10 @@ class CudaMemory(DeviceMemory):
         torch.cuda.empty_cache()
 
 
+class NotMapped(Exception):
+    """vmap has not come through the module's forward; ``args[0]`` is its error."""
+
+
 class VmapRunner:
     """Evaluates models in chunks.
 
@@ -106,8 +110,7 @@ class VmapRunner:
         try:
             self._run_chunk(build, rows, batches, sums)
         except RuntimeError as error:
-            out_of_memory = isinstance(error, torch.cuda.OutOfMemoryError) or is_oom_error(error)
-            if not out_of_memory or len(rows) == 1:
+            if not _out_of_memory(error) or len(rows) == 1:
                 raise
             return False
         if measure:
@@ -145,8 +148,13 @@ class VmapRunner:
 
     def _forward(self, state: dict[str, Tensor], x: Any) -> Tensor:
         """Logits ``[c, B, M]``."""
-        with self._replica.context():
-            return vmap(lambda own: functional_call(self._replica.module, own, (x,)))(state)
+        try:
+            with self._replica.context():
+                return vmap(lambda own: functional_call(self._replica.module, own, (x,)))(state)
+        except Exception as error:
+            if self.proven or _out_of_memory(error):
+                raise
+            raise NotMapped(error) from error
 
     def _metrics_for(self, models: int) -> list[Metric]:
         if self._replica.metric is None:
@@ -156,3 +164,7 @@ class VmapRunner:
         for metric in self._metrics:
             metric.reset()
         return self._metrics[:models]
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.cuda.OutOfMemoryError) or is_oom_error(error)
