@@ -360,6 +360,7 @@ class FederatedLoop(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
+        self._patches.append(PatchedAttributes([(data, "residence", data.reside(trainer))]))
         check_stochastic_averaging(trainer)
         self._thawing = Thawing(trainer)
         self._thawing.restore(pl_module, self._thawed)

@@ -84,7 +84,7 @@ class MoreauSGD(torch.optim.Optimizer):
             for group, thetas, ws in self._groups():
                 step = torch._foreach_sub(thetas, ws)
                 torch._foreach_mul_(step, group["lamda"])
-                torch._foreach_add_(step, [theta.grad for theta in thetas])
+                torch._foreach_add_(step, [theta.grad for theta in thetas if theta.grad is not None])
                 torch._foreach_mul_(step, group["lr"])
                 torch._foreach_sub_(thetas, step)
         for group, thetas, ws in self._groups():

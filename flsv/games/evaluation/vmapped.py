@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torchmetrics import Metric
 
+from flsv._lightning.memory import free_memory
 from flsv.games.evaluation.batches import ValidationBatches
 from flsv.games.evaluation.replica import Build, Replica, checked_logits, metric_value, private_metric
 from flsv.games.evaluation.scores import ScoreSums, score_batch
@@ -48,9 +49,7 @@ class CudaMemory(DeviceMemory):
         self._device = device
 
     def free(self) -> int | None:
-        free, _ = torch.cuda.mem_get_info(self._device)
-        # Blocks that torch holds but does not use can be had, too.
-        return free + torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return free_memory(self._device)
 
     def start(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
