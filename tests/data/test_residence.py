@@ -64,7 +64,7 @@ def test_a_loader_of_an_evaluation_is_made_once() -> None:
 class Brighter(Corruption):
     """Changes inputs."""
 
-    def __call__(self, x: Any, y: Any, num_classes: int, generator: Any) -> Any:
+    def corrupt(self, x: Any, y: Any, num_classes: int, generator: Any) -> Any:
         return x + 1, y
 
 
