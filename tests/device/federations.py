@@ -26,6 +26,7 @@ from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.data.corruption import ClosedSetLabelNoise
 from flsv.data.residence import SHARE
 from flsv.errors import ConfigurationError
+from flsv.features import Backbone, Pixels
 from flsv.functional.shapley.importance import importance_probabilities
 from flsv.games import ModelEvaluator
 from flsv.games.evaluation import vmapped
@@ -36,6 +37,7 @@ from flsv.parameters import ParameterSpace
 from flsv.personalization import FedAMP, FedEM, FedFomo, PFedHN, PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
+from flsv.valuation import FedBary, participants_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 Make = Callable[[], Any]
@@ -312,3 +314,32 @@ def test_the_chunk_is_saved_with_the_run(tmp_path: Path, monkeypatch: pytest.Mon
 def test_importance_sampling() -> None:
     weights = torch.tensor([0.5, 0.2, 0.0, 0.3])
     assert torch.equal(importance_probabilities(weights.to(DEVICE), 2.0).cpu(), importance_probabilities(weights, 2.0))
+
+
+class Where(Pixels):
+    """Remembers where samples were."""
+
+    def __call__(self, x: Tensor, module: nn.Module | None = None) -> Tensor:
+        seen.add(x.device.type)
+        return super().__call__(x, module)
+
+
+seen: set[str] = set()
+
+
+@pytest.mark.parametrize("features", [Where(), Backbone("mlp", options={"hidden": [8]}), "pca"])
+def test_features_of_a_valuation(features: Any) -> None:
+    """Are worked out there, and the values are the CPU's."""
+    data = toy_data(server_val_fraction=0.3)
+    data.setup("fit")
+    seen.clear()
+
+    def found(device: Any) -> Any:
+        valuer = FedBary(features=features, support=4, iterations=2)
+        return valuer.value(*participants_of(data, device), torch.Generator().manual_seed(0))
+
+    there = found(DEVICE)
+    assert seen <= {"emulated"}
+    here = found("cpu")
+    assert torch.equal(there.distances, here.distances)
+    assert torch.equal(there.flagged, here.flagged)
