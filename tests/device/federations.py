@@ -37,6 +37,7 @@ from flsv.parameters import ParameterSpace
 from flsv.personalization import FedAMP, FedEM, FedFomo, PFedHN, PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
+from flsv.uploads import Departure
 from flsv.valuation import FedBary, participants_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -338,8 +339,32 @@ def test_features_of_a_valuation(features: Any) -> None:
         valuer = FedBary(features=features, support=4, iterations=2)
         return valuer.value(*participants_of(data, device), torch.Generator().manual_seed(0))
 
+    before = counts()["operators"]
     there = found(DEVICE)
     assert seen <= {"emulated"}
+    assert features == "pca" or counts()["operators"] > before + 300  # samples are judged there, too
     here = found("cpu")
     assert torch.equal(there.distances, here.distances)
     assert torch.equal(there.flagged, here.flagged)
+    for mine, theirs in zip(here.verdicts, there.verdicts):
+        assert mine is not None
+        assert theirs is not None
+        torch.testing.assert_close(theirs.edges, mine.edges, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_noise(on_device: bool) -> None:
+    """Is the CPU's, or drawn there, from the same seed each time; in either case it costs one copy at most."""
+    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, noise_on_device=on_device)
+    update = torch.zeros(20_000)
+    here = privacy.apply(update, Departure(1, 3, 20_000, 4))
+    there = update.to(DEVICE)
+    before = counts()
+    first, again = (privacy.apply(there, Departure(1, 3, 20_000, 4)) for _ in range(2))
+    assert counts()["to_device"] - before["to_device"] == (0 if on_device else 2)
+    other = privacy.apply(there, Departure(2, 3, 20_000, 4))
+    assert torch.equal(first.cpu(), again.cpu())
+    assert not torch.equal(first.cpu(), other.cpu())
+    assert first.cpu().std().item() == pytest.approx(2.0, rel=0.03)
+    if not on_device:
+        assert torch.equal(first.cpu(), here)
