@@ -123,7 +123,8 @@ class FederatedLoop(L.Callback):
         figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
         print_table: print a table of the clients at the end.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
-        engine: where clients run, see ``flsv.engines``. Default: in this process, one after the other.
+        engine: where clients run. ``"sequential"``: in this process, one after the other; in Python, also what makes
+            another engine, such as :class:`flsv.engines.remote.RemoteFederation`.
 
     Attributes:
         state: what stands between two rounds; the properties below read it.
@@ -189,7 +190,7 @@ class FederatedLoop(L.Callback):
         figures_every: int = 10,
         print_table: bool = True,
         seed: int | None = None,
-        engine: Callable[..., OneProcess] | None = None,
+        engine: str | Callable[..., Any] = "sequential",
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_arguments(self._arguments)
@@ -217,7 +218,7 @@ class FederatedLoop(L.Callback):
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
-        self.seed, self._engine = seed, engine or OneProcess
+        self.seed, self.engine = seed, engine
         self.write_csv = True
         made = {**self._arguments, **self.strategies, "metrics": self.metrics, "attacks": self.attacks}
         self._made = {**made, "keep_trained": self.keep_trained}
@@ -366,7 +367,8 @@ class FederatedLoop(L.Callback):
         self._thawing = Thawing(trainer)
         self._thawing.restore(pl_module, self._thawed)
         initialise_lazy_layers(trainer, data, self.state.seed)
-        self._fit = fit = self._engine(
+        make = OneProcess if isinstance(self.engine, str) else self.engine
+        self._fit = fit = make(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )
         if self._asked is not None:
@@ -385,7 +387,7 @@ class FederatedLoop(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         fit = self._running
-        self._hooks = ClientHooks(trainer, lambda: fit.clients.batch_idx)
+        self._hooks = None if fit.idle else ClientHooks(trainer, lambda: fit.clients.batch_idx)
         if self._asked is not None:
             fit.options.apply(self._asked)
             self._asked = None
@@ -425,8 +427,8 @@ class FederatedLoop(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert self._hooks is not None
-        self._hooks.end_batch(outputs, batch)
+        if self._hooks is not None:
+            self._hooks.end_batch(outputs, batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor):
             loss = None
@@ -557,7 +559,7 @@ class FederatedLoop(L.Callback):
             "_optimizer_state": trained["optimizers"],
             "_buffers": trained["buffers"],
             "_shared": trained["shared"],
-            **{"_fit": None, "_fitting": False, "_patches": [], "_lock": None, "_progress": None},
+            **{"_fit": None, "_fitting": False, "_patches": [], "_hooks": None, "_lock": None, "_progress": None},
             **{"_average": RoundAverage(), "_thawing": Thawing()},
         }
 
