@@ -42,11 +42,14 @@ def build() -> Path:
     include = sysconfig.get_paths()["include"]
     parts = [_SOURCE.read_bytes(), torch.__version__.encode(), sys.version.encode(), str(root).encode()]
     key = hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flsv-tests"
-    target = cache / f"emulated-{key}" / "flsv_emulated.so"
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    target = cache / "flsv-tests" / f"emulated-{key}" / "flsv_emulated.so"
     if target.exists():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:  # no home to write to: built anew every time
+        target = Path(tempfile.mkdtemp(prefix="flsv-emulated-")) / target.name
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         (Path(folder) / "without_device_check.h").write_text(_without_device_check())
         made = Path(folder) / target.name

@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,12 @@ import pytest
 HERE = Path(__file__).parent
 
 
+HEADER = Path(sysconfig.get_paths()["include"]) / "Python.h"
+
+
 @pytest.mark.device
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the emulated device is compiled by g++, which is not here")
+@pytest.mark.skipif(not HEADER.exists(), reason=f"the emulated device is compiled with {HEADER}, which is not here")
 def test_on_an_emulated_device() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / "federations.py")]
     done = subprocess.run(
