@@ -72,9 +72,10 @@ class FederatedLoop(L.Callback):
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
     the number of rounds; ``limit_train_batches`` holds per client and local epoch; gradient accumulation starts anew
     with every client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming
-    from it goes on bit for bit. What it cannot go on with is refused by name: other data, clients or labels, another
-    seed, other strategies, metrics, attacks or privacy. ``max_epochs``, ``server_lr``, ``local_epochs``, the
-    optimizer's options, batch sizes, the privacy budget and all that is only logged or drawn may change, and are used.
+    from it goes on bit for bit (on CUDA as far as its kernels are deterministic: ``docs/gpu.md``). What it cannot go on
+    with is refused by name: other data, clients or labels, another seed, other strategies, metrics, attacks or privacy.
+    ``max_epochs``, ``server_lr``, ``local_epochs``, the optimizer's options, batch sizes, the privacy budget and all
+    that is only logged or drawn may change, and are used.
 
     A scheduler with ``interval="epoch"`` steps once a round; one with ``interval="step"``, or one that
     ``training_step`` steps itself, belongs to the client. ``trainer.estimated_stepping_batches`` is the number of steps
@@ -363,6 +364,7 @@ class FederatedLoop(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
+        self._patches.append(PatchedAttributes([(data, "residence", data.reside(trainer))]))
         check_stochastic_averaging(trainer)
         self._thawing = Thawing(trainer)
         self._thawing.restore(pl_module, self._thawed)

@@ -70,7 +70,7 @@ class TimedLoop(FederatedLoop):
 
 def plain(x: torch.Tensor, y: torch.Tensor, rounds: int) -> list[float]:
     """Federated averaging and nothing else."""
-    server, seconds = network(), []
+    server, seconds = network().to(x.device), []
     clients = torch.randperm(len(x)).view(CLIENTS, IMAGES)
     for _ in range(rounds):
         start = time.perf_counter()
@@ -78,26 +78,40 @@ def plain(x: torch.Tensor, y: torch.Tensor, rounds: int) -> list[float]:
         for own in clients:
             model = copy.deepcopy(server)
             optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-            for rows in own[torch.randperm(IMAGES)].split(BATCH):
+            for rows in own[torch.randperm(IMAGES)].to(x.device).split(BATCH):
                 optimizer.zero_grad()
                 nn.functional.cross_entropy(model(x[rows]), y[rows]).backward()
                 optimizer.step()
             for name, value in model.state_dict().items():
                 total[name] = total.get(name, 0) + value / CLIENTS
         server.load_state_dict(total)
+        if x.is_cuda:
+            torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return seconds
 
 
-def federated(x: torch.Tensor, y: torch.Tensor, rounds: int, measured: bool, comfort: bool = False) -> list[float]:
-    """Through the Trainer: ``measured`` with CSSV, TensorBoard and the CSV, ``comfort`` with a bar and checkpoints."""
-    data = FederatedDataModule(TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=0)
+def federated(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    rounds: int,
+    measured: bool,
+    comfort: bool = False,
+    accelerator: str = "cpu",
+    **options: Any,
+) -> list[float]:
+    """Through the Trainer: ``measured`` with CSSV, TensorBoard and the CSV, ``comfort`` with a bar and checkpoints;
+    ``options`` are the data module's."""
+    data = FederatedDataModule(
+        TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=0, **options
+    )
     metrics = {"cssv": ClassSpecificShapley()} if measured else {}
     loop = TimedLoop(metrics=metrics, print_table=False)
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
             max_epochs=rounds,
-            accelerator="cpu",
+            accelerator=accelerator,
+            devices=1,
             logger=TensorBoardLogger(folder) if measured else False,
             enable_checkpointing=comfort,
             enable_progress_bar=comfort,

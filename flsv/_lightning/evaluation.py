@@ -69,7 +69,6 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
-@torch.no_grad()
 def accuracy(trainer: L.Trainer, batches: Iterable[Any]) -> float:
     """The share of samples whose largest logit is the label's, with the trainer's module in evaluation mode.
 
@@ -82,6 +81,14 @@ def accuracy(trainer: L.Trainer, batches: Iterable[Any]) -> float:
     Returns:
         A number in [0, 1]; NaN without samples.
     """
+    hits, total = count_hits(trainer, batches)
+    return hits.item() / total if total else float("nan")
+
+
+@torch.no_grad()
+def count_hits(trainer: L.Trainer, batches: Iterable[Any]) -> tuple[Tensor, int]:
+    """How many samples :func:`accuracy` finds classified correctly, on the module's device, and of how many. Nothing
+    waits for the device."""
     module = trainer.lightning_module
     hits = torch.zeros((), dtype=torch.long, device=module.device)
     total = 0
@@ -89,4 +96,4 @@ def accuracy(trainer: L.Trainer, batches: Iterable[Any]) -> float:
         for x, y in on_device(trainer, batches):
             hits += (module(x).argmax(-1) == y).sum()
             total += len(y)
-    return hits.item() / total if total else float("nan")
+    return hits, total

@@ -34,7 +34,14 @@ UNUSED = ("seed_everything", "trainer", "model", "federation", "ckpt_path", "opt
 
 
 def value(
-    data: FederatedDataModule, valuer: FedBary, out: Path, *, seed: int = 0, pictures: int = 16, validation: bool = True
+    data: FederatedDataModule,
+    valuer: FedBary,
+    out: Path,
+    *,
+    seed: int = 0,
+    pictures: int = 16,
+    validation: bool = True,
+    device: str = "cpu",
 ) -> Valuation:
     """Value the clients of a data module, print a table and write ``valuation.csv`` and figures.
 
@@ -47,10 +54,11 @@ def value(
         seed: of the protocol's first points.
         pictures: images in each client's grid; 0 for none.
         validation: False: against the clients' barycentre although there is a validation set.
+        device: where features are worked out, such as ``"cuda"`` for a backbone's.
     """
     data.prepare_data()
     data.setup("fit")
-    clients, server = participants_of(data)
+    clients, server = participants_of(data, device)
     start = time.perf_counter()
     found = valuer.value(clients, server if validation else None, generator_for(seed, "value"))
     seconds = time.perf_counter() - start
@@ -95,6 +103,7 @@ def main(args: Sequence[str]) -> None:
     parser.add_argument("--validation", type=bool, default=True, help="false: measure against the clients' barycentre")
     parser.add_argument("--pictures", type=int, default=16, help="images in the grid of a client's most harmful ones")
     parser.add_argument("--out", type=str, default="runs/value", help="folder of valuation.csv and the figures")
+    parser.add_argument("--device", type=str, default="cpu", help='where features are worked out, such as "cuda"')
     parser.add_argument("--seed", type=int, default=0, help="of the protocol's first points")
     for section in UNUSED:
         parser.add_argument(f"--{section}", type=dict | int | str | None, help=SUPPRESS)
@@ -114,5 +123,6 @@ def main(args: Sequence[str]) -> None:
         seed=objects.seed,
         pictures=objects.pictures,
         validation=objects.validation,
+        device=objects.device,
     )
     print(f"Written to {objects.out}: valuation.csv, contributions.png, gradients.png, clients/<number>/")

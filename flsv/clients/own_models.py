@@ -8,7 +8,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv._lightning.evaluation import accuracy
+from flsv._lightning.evaluation import count_hits
 from flsv.clients.roster import Roster
 from flsv.data import FederatedDataModule
 from flsv.parameters import ParameterSpace
@@ -43,11 +43,15 @@ def own_accuracy(
 
     The trainer's module is left with the last client's model.
     """
-    module, result = trainer.lightning_module, []
+    module = trainer.lightning_module
+    hits, totals = [], []
     private = space.read_private(module)
     for client in range(data.num_clients) if clients is None else clients:
         space.write(module, models.get(client, global_vector))
         with at(roster.locals[client]) as local:
             space.write_private(module, {**private, **local.private})
-        result.append(accuracy(trainer, data.client_loader(client, "test")))
-    return torch.tensor(result)
+        correct, total = count_hits(trainer, data.client_loader(client, "test"))
+        hits.append(correct)
+        totals.append(total)
+    counts = torch.stack(hits).tolist() if hits else []
+    return torch.tensor([hit / total if total else float("nan") for hit, total in zip(counts, totals)])

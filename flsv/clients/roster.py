@@ -41,6 +41,7 @@ class Roster:
         locals: what the clients hold, by number: for the clients' own code.
         clients: the same as the server sees them.
         server: the holder of the server's validation set; None where there is none.
+        chunk: models to evaluate at once, see :class:`flsv.round.FederationState`; it holds for the first evaluator.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Roster:
     ) -> None:
         self._trainer, self._data, self._space, self._states, self._owners = trainer, data, space, states, owners
         self._first: ModelEvaluator | None = None
+        self._chunk: int | None = None
         self._any_task: dict[Performance, ValidatedModels] = {}
         self._replica: Replica | None = None
         self.channel = Channel()
@@ -78,6 +80,14 @@ class Roster:
             else None
         )
 
+    @property
+    def chunk(self) -> int | None:
+        return self._chunk if self._first is None else self._first.chunk
+
+    @chunk.setter
+    def chunk(self, chunk: int | None) -> None:
+        self._chunk = chunk
+
     def trained(self, client: int) -> Tensor:
         """``[P]``, what a client of the round has trained."""
         with at(self.locals[client]) as local:
@@ -97,6 +107,7 @@ class Roster:
                 self._space,
                 batches,
                 num_classes=self._data.num_classes,
+                chunk=self._chunk,
                 context=self._trainer.strategy.precision_plugin.forward_context,
             )
             return self._first.on(None, private)

@@ -8,6 +8,7 @@ before it leaves.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -180,16 +181,18 @@ class LocalTraining:
             if sent is not vector:
                 trained = trained.clone() if trained is vector else trained
                 vector.copy_(sent)
-            if not (vector.sum().isfinite() or vector.isfinite().all()) or self._broken(private):
+            cut = self.space.num_parameters
+            # All numbers at once: every look at one is a wait for the device.
+            numbers = [vector.sum(), distances(vector[None, :cut], start[:cut])[0], self._loss / self._position]
+            total, norm, loss = torch.stack([number.double() for number in numbers]).tolist()
+            if not (math.isfinite(total) or vector.isfinite().all()) or self._broken(private):
                 self.optimizers.leave()
                 return None
             local.visit(start, trained)
-            cut = self.space.num_parameters
-            norm = distances(vector[None, :cut], start[:cut]).item()
             if self.next_buffers is None:
                 self.next_buffers = self._leftovers.read()
             visit.trained, visit.sent = trained, vector
-            loss, reports = (self._loss / self._position).item(), self._reports(local, visit)
+            reports = self._reports(local, visit)
             local.private.update(private)
             if self._personalizer is not None:
                 self._personalizer.keep(local)

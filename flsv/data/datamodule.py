@@ -18,6 +18,7 @@ from flsv.data.federated_data import FederatedData, deal
 from flsv.data.filtering import without_flagged
 from flsv.data.loaders import TensorBatches
 from flsv.data.partition import IIDPartitioner, Partitioner
+from flsv.data.residence import Residence, reside
 from flsv.data.sets import is_downloadable, load_image_data
 from flsv.data.source import open_source, source_name
 from flsv.data.splits import SplitOptions
@@ -71,6 +72,12 @@ class FederatedDataModule(L.LightningDataModule):
         num_workers: processes that read data that are not tensors; None for the wrapped loader's, else 0.
         pin_memory: likewise; None for the wrapped loader's, else False.
         preload: read every sample once and keep it as tensors; not for data sets that augment at random.
+        on_device: whether data held as tensors lie on the trainer's accelerator during a federated fit, where batches
+            are gathered without a copy, the same to the bit. ``"auto"``: if they take at most a quarter of the memory
+            that is free there when the fit begins, and neither module has hooks that are handed batches before they are
+            there; training data with a ``train_transform`` are left where they are, since it may draw random numbers.
+            True: always; the transform and the hooks are then given the accelerator's tensors. The batches of clients
+            with corrupted inputs are copied one by one as ever.
         image_size: side in pixels to which the images of a folder are resized.
         seed: seed of all splits but the partition, which has its own.
 
@@ -116,6 +123,7 @@ class FederatedDataModule(L.LightningDataModule):
         num_workers: int | None = None,
         pin_memory: bool | None = None,
         preload: bool = False,
+        on_device: bool | Literal["auto"] = "auto",
         image_size: int = 224,
         seed: int = 0,
     ) -> None:
@@ -155,12 +163,17 @@ class FederatedDataModule(L.LightningDataModule):
         self.labels = labels
         self.train_transform = train_transform
         self.preload = preload
+        if not (isinstance(on_device, bool) or on_device == "auto"):
+            raise ConfigurationError(f'on_device={on_device!r}: expected "auto", True or False.')
+        self.on_device: bool | Literal["auto"] = on_device
         self.image_size = image_size
         self.seed = seed
         self._reading = {"drop_last": drop_last, "num_workers": num_workers, "pin_memory": pin_memory}
         #: Set by the loop: the batches of the coming round, in place of all clients' pooled training data. Not a list
         #: or a dictionary of batches: Lightning would take that for a collection of loaders.
         self.round_loader: Callable[[], Iterable[Any]] | None = None
+        #: Set by the loop: where data held as tensors are read from, see :meth:`reside`.
+        self.residence: Residence | None = None
         self._module = source if isinstance(source, L.LightningDataModule) else None
         self._stages: set[str] = set()
         self._stale = True
@@ -266,7 +279,7 @@ class FederatedDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> Any:
         """The server's validation set; an empty list if there is none."""
-        return [] if self._data.val is None else self._data.val
+        return [] if self._data.val is None else self._near(self._data.val, "val")
 
     def test_dataloader(self) -> Any:
         """The test set, which no client has."""
@@ -432,11 +445,27 @@ class FederatedDataModule(L.LightningDataModule):
         """
         indices = self.client_indices(client, split)
         if split == "train" and not shuffle:
-            return self._data.held_loader(indices)
+            return self._near(self._data.held_loader(indices))
         if split == "train":
             generator = None if self._overfits else generator or generator_for(self.seed, "client", client)
-            return self._data.train_loader(indices, generator, self.train_transform)
-        return self._cached((client, split), lambda: self._data.eval_loader(self._data.train, indices))
+            loader = self._data.train_loader(indices, generator, self.train_transform)
+            # What a transform draws, it may draw where its images are.
+            return loader if self.train_transform is not None and self.on_device == "auto" else self._near(loader)
+        key = (client, split)
+        return self._near(self._cached(key, lambda: self._data.eval_loader(self._data.train, indices)), key)
+
+    def reside(self, trainer: L.Trainer) -> Residence | None:
+        """The data on a trainer's accelerator, as ``on_device`` says; None: they stay where they are.
+
+        Raises:
+            ConfigurationError: see :func:`flsv.data.residence.reside`.
+        """
+        asking = (trainer.lightning_module, self)
+        if self._dealt is None or (
+            self.on_device == "auto" and any(is_overridden(hook, o) for hook in _BATCH_HOOKS[:2] for o in asking)
+        ):
+            return None
+        return reside(self._dealt, self.on_device, trainer.strategy.root_device, source_name(self.source))
 
     def describe(self) -> dict[str, str | int | float]:
         """What was asked for and what came of it, flat, to be logged with a run's hyper-parameters."""
@@ -475,6 +504,9 @@ class FederatedDataModule(L.LightningDataModule):
                 "The data are not loaded yet: let a Trainer do it, or call prepare_data() and setup('fit')."
             )
         return self._dealt
+
+    def _near(self, loader: Any, key: Any = None) -> Any:
+        return loader if self.residence is None else self.residence.near(loader, key)
 
     def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._eval_loaders:

@@ -20,7 +20,7 @@ class TensorBatches:
 
     Args:
         tensors: tensors of equal length ``N`` on one device, as in a ``TensorDataset``.
-        indices: which rows, int64 ``[n]`` on the CPU; None for all.
+        indices: which rows, int64 ``[n]`` on the CPU, without ``shuffle`` also beside the tensors; None for all.
         batch_size: rows per batch.
         shuffle: draw a new order for every pass; needs ``generator``.
         drop_last: leave out a last batch that is not full.

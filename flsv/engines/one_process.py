@@ -92,6 +92,7 @@ class OneProcess:
             movable.to(module.device)
         self.options = OptimizerOptions(trainer)
         self.roster = self._make_roster()
+        self.roster.chunk = state.chunk
         self.watch = UpdateWatch(arguments["outlier_threshold"], arguments["exclude_outliers"])
         self.server = RoundServer(
             board,
@@ -283,6 +284,7 @@ class OneProcess:
         self.evaluated = evaluate()
         if self.evaluated:
             state.client_accuracy = self._own_accuracy()
+        state.chunk = self.roster.chunk
         training.end_round(round.server_vector)
         return round
 

@@ -62,7 +62,7 @@ def participant_weights(cssv: Tensor) -> tuple[Tensor, Tensor]:
     """
     gamma = ((1 + cssv) / 2).mean(-1)
     total = gamma.sum()
-    share = gamma / total if total > 0 else torch.full_like(gamma, 1 / max(len(gamma), 1))
+    share = torch.where(total > 0, gamma / total, 1 / max(len(gamma), 1))
     return gamma, share
 
 

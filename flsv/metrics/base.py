@@ -180,12 +180,13 @@ class ContributionMetric(Metric):
             )
         if client_ids.numel() == 0:
             raise ValueError("client_ids is empty: a round needs at least one client.")
-        low, high = int(client_ids.min()), int(client_ids.max())
+        ids = client_ids.flatten().tolist()  # one wait for the device
+        low, high = int(min(ids)), int(max(ids))
         if low < 0 or high >= self.num_clients:
             raise ValueError(
                 f"client_ids must lie in [0, {self.num_clients}), num_clients={self.num_clients}; got {low} to {high}."
             )
-        if len(client_ids.unique()) != len(client_ids):
+        if len(set(ids)) != len(ids):
             raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")
 
 

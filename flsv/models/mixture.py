@@ -38,7 +38,9 @@ class Mixture(nn.Module):
     def __init__(self, components: Sequence[nn.Module]) -> None:
         super().__init__()
         self.components = nn.ModuleList(components)
-        self.register_buffer("responsibility", torch.full((len(components),), 1 / len(components)))
+        # Beside the components, and not where a device context of whoever builds this would put it.
+        device = next((parameter.device for parameter in self.components.parameters()), None)
+        self.register_buffer("responsibility", torch.full((len(components),), 1 / len(components), device=device))
 
     @property
     def weights(self) -> Tensor:

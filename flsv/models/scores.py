@@ -51,12 +51,14 @@ class EpochScores(Metric):
 
         Args:
             logits: ``[B, M]``.
-            y: classes ``[B]``, int64.
+            y: classes ``[B]``, integers.
             loss: mean loss of the batch, a scalar.
             weight: what that mean was divided by: B, or the sum of the samples' weights.
         """
-        self.support += torch.bincount(y, minlength=self.num_classes)
-        self.correct += torch.bincount(y[logits.argmax(dim=1) == y], minlength=self.num_classes)
+        # bincount and boolean indices would make the host wait for the device.
+        y = y.long()  # cross_entropy takes bytes, too
+        self.support.index_add_(0, y, torch.ones_like(y))
+        self.correct.index_add_(0, y, (logits.argmax(dim=1) == y).long())
         self.loss += loss * weight
         self.weight += weight
 

@@ -60,6 +60,10 @@ class FedAMP(Personalizer):
     def begin(self, federation: Federation) -> None:
         self._uploads = {}
 
+    def resume(self, federation: Federation) -> None:
+        device = federation.global_vector.device
+        self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
+
     def attention(self, parameters: Tensor) -> Tensor:
         """xi, float64 ``[m, m]`` with rows that sum to 1, of m clients' parameters ``[m, P]``."""
         squared = torch.cdist(parameters.double(), parameters.double(), compute_mode=_EXACT) ** 2

@@ -92,6 +92,10 @@ class FedFomo(Personalizer):
         self._uploads = {}
         self._affinity = torch.zeros(federation.num_clients, federation.num_clients, dtype=torch.float64)
 
+    def resume(self, federation: Federation) -> None:
+        device = federation.global_vector.device
+        self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
+
     def start(self, client: int, state: FederationState) -> Tensor | None:
         # Who has uploaded has mixed a model of its own since.
         return None if client in self._uploads else state.model()

@@ -105,10 +105,10 @@ class PFedHN(Personalizer):
         self._network = network.to(federation.global_vector.device)
 
     def resume(self, federation: Federation) -> None:
-        if self._network is not None:
-            return  # a second fit of one loop goes on
-        network = self._make(federation)
-        network.load_state_dict(self._loaded)
+        network = self._network  # a second fit of one loop goes on, if on another device
+        if network is None:
+            network = self._make(federation)
+            network.load_state_dict(self._loaded)
         self._network = network.to(federation.global_vector.device)
 
     def _make(self, federation: Federation) -> HyperNetwork:

@@ -120,6 +120,8 @@ classifier=None, safeguard=False)
         self._num_clients = federation.num_clients
         # Which entries of a vector are personal: None for all.
         self._personal = None if self.mode == "model" else entries_of(federation.space, self.classifier)
+        device = federation.global_vector.device
+        self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
         if client in self._uploads:

@@ -53,6 +53,9 @@ class GaussianPrivacy(Upload):
         delta: the chance that epsilon does not hold, in (0, 1); well below 1 over the number of clients.
         max_epsilon: training stops when a client could not take part once more without exceeding it. None: never.
         accountant: see :func:`flsv.privacy.gaussian_epsilon`.
+        noise_on_device: draw the noise on the update's device, which is faster there for large models. It comes from
+            the run's seed as well, but is another on every kind of device: a run that is resumed elsewhere goes on with
+            other noise.
 
     Raises:
         ConfigurationError: an argument out of range; a budget that does not last for one round; dp-accounting is not
@@ -73,6 +76,7 @@ class GaussianPrivacy(Upload):
         delta: float = 1e-5,
         max_epsilon: float | None = None,
         accountant: Accountant = "exact",
+        noise_on_device: bool = False,
     ) -> None:
         check_number(self, "clip", clip, above=0)
         check_number(self, "noise_multiplier", noise_multiplier, least=0)
@@ -80,7 +84,7 @@ class GaussianPrivacy(Upload):
         if max_epsilon is not None:
             check_number(self, "max_epsilon", max_epsilon, above=0, hint="None: no budget.")
         self.clip, self.noise_multiplier, self.delta = clip, noise_multiplier, delta
-        self.max_epsilon, self.accountant = max_epsilon, accountant
+        self.max_epsilon, self.accountant, self.noise_on_device = max_epsilon, accountant, noise_on_device
         self.epsilon(1)  # whatever is wrong with the rest, now
         if max_epsilon is not None and self.epsilon(1) > max_epsilon:
             raise ConfigurationError(
@@ -94,6 +98,8 @@ class GaussianPrivacy(Upload):
     def apply(self, update: Tensor, departure: Departure) -> Tensor:
         """``update [P]`` as it leaves the client, a new tensor."""
         draw = generator_for(departure.seed, "privacy", departure.round_index, departure.client)
+        if self.noise_on_device and update.device.type != "cpu":
+            draw = torch.Generator(update.device).manual_seed(draw.initial_seed())
         return self.protect(update, draw)
 
     def protect(self, update: Tensor, generator: torch.Generator) -> Tensor:
@@ -101,13 +107,13 @@ class GaussianPrivacy(Upload):
 
         Args:
             update: the client's vector minus one that everybody knows, floating-point ``[P]``, on any device.
-            generator: a CPU generator, the client's own in this round.
+            generator: the client's own in this round, of the CPU or of the update's device.
         """
         # In float32 the norm of 25 million entries comes out 0.1 % too small.
-        norm = torch.linalg.vector_norm(update.cpu(), dtype=torch.float64).item()
+        norm = torch.linalg.vector_norm(update, dtype=torch.float64).item()
         protected = update * min(1.0, self.clip / norm) if norm else update.clone()
         if self.noise_multiplier:
-            noise = torch.randn(update.shape, generator=generator, dtype=update.dtype)
+            noise = torch.randn(update.shape, generator=generator, dtype=update.dtype, device=generator.device)
             protected.add_(noise.to(update.device), alpha=self.noise_multiplier * self.clip)
         return protected
 
@@ -145,5 +151,6 @@ class GaussianPrivacy(Upload):
     def __repr__(self) -> str:
         return (
             f"GaussianPrivacy(clip={self.clip}, noise_multiplier={self.noise_multiplier}, delta={self.delta}, "
-            f"max_epsilon={self.max_epsilon}, accountant={self.accountant!r})"
+            f"max_epsilon={self.max_epsilon}, accountant={self.accountant!r}"
+            f"{', noise_on_device=True' if self.noise_on_device else ''})"
         )

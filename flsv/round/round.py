@@ -197,9 +197,10 @@ class Round:
             result[cut:] = result[cut:] / total if total != 0 else self.global_vector[cut:]
         # What nobody has changed must not drift by the rounding of the weights: frozen weights, constant buffers.
         rounding = 8 * len(weights) * torch.finfo(weights.dtype).eps
+        partly = abs(total.item() - 1) > rounding
         for block, same in common_entries(self.client_vectors):
             common, before = self.client_vectors[0, block], self.global_vector[block]
-            if abs(total.item() - 1) > rounding:  # parameters that all have moved, they move by another amount
+            if partly:  # parameters that all have moved, they move by another amount
                 same &= (common == before) | (torch.arange(block.start, block.stop, device=same.device) >= cut)
                 common = common if total != 0 else before
             result[block] = common.where(same, result[block])

@@ -25,6 +25,8 @@ class FederationState:
         weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
         client_accuracy: ``[n]``, the last evaluation of the clients' own models.
         participations: int64 ``[n]``, the number of rounds that each client's update was part of.
+        chunk: how many models are evaluated at once; None: not known, or one by one. By memory, and batched kernels
+            round by it: so a resumed run must not find another.
     """
 
     num_clients: int = 0
@@ -37,6 +39,7 @@ class FederationState:
     weights: Tensor | None = None
     client_accuracy: Tensor | None = None
     participations: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    chunk: int | None = None
 
     def model(self) -> Tensor:
         """The global model.
@@ -64,6 +67,7 @@ class FederationState:
             "client_accuracy": self.client_accuracy,
             "participations": self.participations.clone(),
             "cohort": list(self.cohort),
+            "chunk": self.chunk,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -71,3 +75,4 @@ class FederationState:
         self.starts, self.trained = dict(state["starts"]), dict(state["trained"])
         self.weights, self.client_accuracy = state["weights"], state["client_accuracy"]
         self.participations, self.cohort = state["participations"].clone(), list(state["cohort"])
+        self.chunk = state.get("chunk")

@@ -89,13 +89,23 @@ class SampleValues:
 
 @dataclass(frozen=True)
 class _Held:
-    """What a client keeps during a valuation."""
+    """What a client keeps during a valuation, on the CPU.
+
+    Args:
+        x: ``[m, d]`` features of its finite samples.
+        y: ``[m]`` their classes.
+        whole: bool, which samples these are.
+        statistics: of the classes.
+        role: in the protocol, whose exact transport is the CPU's.
+        device: where the features were worked out, and samples are judged.
+    """
 
     x: Tensor
     y: Tensor
     whole: Tensor
     statistics: ClassStatistics
     role: TransportClient
+    device: torch.device
 
 
 def embedded(x: Tensor, y: Tensor, labels: Labels) -> tuple[Tensor, ClassStatistics]:
@@ -114,7 +124,10 @@ def enter(
     if not int(local.class_counts.sum()):
         return FirstAnswer(0, 0)
     x, y = local.samples()
-    features, y = embed(local, x).detach().float().cpu(), y.cpu()
+    found = embed(local, x).detach().float()
+    # Judging is in float64, which Apple's GPUs have not.
+    device = torch.device("cpu") if found.device.type == "mps" else found.device
+    features, y = found.cpu(), y.cpu()
     whole = features.isfinite().all(1)
     broken = int((~whole).sum())
     if broken == len(whole):
@@ -122,7 +135,7 @@ def enter(
         return FirstAnswer(0, broken)
     points, statistics = embedded(features[whole], y[whole], labels)
     role = TransportClient(points, t=t, p=p, allow_reconstruction=allow_reconstruction)
-    memory(local)[key] = _Held(features[whole], y[whole], whole, statistics, role)
+    memory(local)[key] = _Held(features[whole], y[whole], whole, statistics, role, device)
     return FirstAnswer(int(whole.sum()), broken, features.shape[1], role.dim)
 
 
@@ -151,19 +164,24 @@ def judge(
     """
     held: _Held = memory(local)[key]
     values = torch.empty(len(held.x))
+    x, y, points = (tensor.to(held.device) for tensor in (held.x, held.y, points))
+    known, device = held.statistics, held.device
+    deviations = None if known.deviations is None else known.deviations.to(device)
+    statistics = ClassStatistics(known.labels.to(device), known.counts.to(device), known.means.to(device), deviations)
     order = torch.randperm(len(held.x), generator=generator_for(seed, "parts"))
     for rows in order.chunk(-(-len(order) // chunk)):
+        there = rows.to(held.device)
         values[rows] = client_values(
-            held.x[rows],
-            held.y[rows] if labels.weight > 0 else None,
+            x[there],
+            y[there] if labels.weight > 0 else None,
             points,
             part=part if labels.weight > 0 else "features",
             blur=blur,
             scaling=scaling,
             covariance=labels.covariance,
             label_weight=labels.weight,
-            statistics=held.statistics,
-        )
+            statistics=statistics,
+        ).cpu()
     if calibration == "class":
         values = calibrated_by_class(values, held.y)
     gradients = torch.full(held.whole.shape, torch.inf)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
+from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
@@ -52,24 +53,35 @@ def server_of(x: Tensor, y: Tensor) -> LocalData:
     return LocalData("the server", lambda split: [(x, y)] if len(y) else [], nothing, nothing, guarded=False)
 
 
-def participants_of(data: Dealt) -> tuple[list[Client], LocalData | None]:
+def participants_of(data: Dealt, device: str | torch.device = "cpu") -> tuple[list[Client], LocalData | None]:
     """The clients of a data module that is set up, and its server; None where it has no validation set.
 
+    Args:
+        data: dealt out.
+        device: where their samples are, and so where features of them are worked out. Transport is the CPU's.
+
     Raises:
-        ConfigurationError: the samples have no classes.
+        ConfigurationError: the samples have no classes; there is no such device.
     """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).splitlines()[0]
+        raise ConfigurationError(f"device={str(device)!r}: nothing can be put there ({first}).") from error
     if (missing := getattr(data, "no_classes", None)) is not None:
         raise ConfigurationError(
             f"samples are valued together with their classes, and these have none: {missing}. Give them one whole "
             f"number each, as an attribute `targets` of the data set or as FederatedDataModule(labels=...)."
         )
     counts = data.class_counts
-    clients = [_client(i, partial(_split_of, data, i), counts[i], counts.sum(0)) for i in range(data.num_clients)]
+    clients = [
+        _client(i, partial(_split_of, data, i, device), counts[i], counts.sum(0)) for i in range(data.num_clients)
+    ]
     loader = data.val_dataloader()
     if not loader:
         return clients, None
     nothing = torch.zeros_like(counts[0])
-    return clients, LocalData("the server", lambda split: loader, nothing, nothing, guarded=False)
+    return clients, LocalData("the server", lambda split: _moved(loader, device), nothing, nothing, guarded=False)
 
 
 def _client(number: int, batches: Callable[[Split], Iterable[Any]], counts: Tensor, population: Tensor) -> Client:
@@ -80,5 +92,9 @@ def _train_only(x: Tensor, y: Tensor, split: Split) -> list[tuple[Tensor, Tensor
     return [(x, y)] if split == "train" and len(y) else []
 
 
-def _split_of(data: Dealt, client: int, split: Split) -> Iterable[Any]:
-    return data.client_loader(client, split, shuffle=False)
+def _split_of(data: Dealt, client: int, device: str | torch.device, split: Split) -> Iterable[Any]:
+    return _moved(data.client_loader(client, split, shuffle=False), device)
+
+
+def _moved(batches: Iterable[Any], device: str | torch.device) -> Iterable[Any]:
+    return (move_data_to_device(batch, torch.device(device)) for batch in batches)

@@ -97,3 +97,10 @@ def test_what_cannot_work_is_said(folder: Path, capsys: Any) -> None:
 def test_what_has_no_meaning_here_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["value", *option.split()]) == 2
     assert "flsv value trains nothing" in capsys.readouterr().err
+
+
+def test_the_features_device(folder: Path, capsys: Any) -> None:
+    """The CPU is the default; what is not there is said before anything is worked out."""
+    assert value("--device", "nowhere") != 0
+    assert "device='nowhere': nothing can be put there" in capsys.readouterr().err
+    assert not folder.exists()

@@ -428,6 +428,48 @@ def test_a_module_that_vmap_cannot_handle_is_evaluated_one_at_a_time() -> None:
         CoalitionUtility(round, evaluator)(all_masks(4))
 
 
+class Unwilling(MulticlassF1Score):
+    """Fails at its first update."""
+
+    def update(self, *args: Any) -> None:
+        raise RuntimeError("tensors of two devices")
+
+
+def test_only_what_vmap_cannot_do_is_held_against_it() -> None:
+    """A failing metric is an error, and not the end of vmap for the rest of the run."""
+    net, data = module(), batches()
+    round = a_round(net)
+    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap", metric=Unwilling(CLASSES))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="two devices"):
+            CoalitionUtility(round, evaluator)(all_masks(4))
+    assert evaluator.backend == "vmap"
+
+
+class Failing(Branching):
+    """Fails at its second model, in whatever way it is run."""
+
+    broken = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.broken:
+            raise RuntimeError("tensors of two devices")
+        return super().forward(x)
+
+
+def test_a_forward_that_fails_one_by_one_too_is_an_error() -> None:
+    net, data = Failing(), batches()
+    round = a_round(net)
+    evaluator = ModelEvaluator(net, round.space, data, num_classes=CLASSES, backend="vmap")
+    evaluator._replicas[0].module.broken = True  # type: ignore[assignment]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(RuntimeError, match="two devices"):
+            CoalitionUtility(round, evaluator)(all_masks(4))
+    assert evaluator.backend == "vmap"
+
+
 # ---- what is left as it was
 
 

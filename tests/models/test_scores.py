@@ -65,3 +65,11 @@ def test_a_loss_that_is_not_finite_is_reported():
     scores = EpochScores(2)
     scores.update(torch.zeros(2, 2), torch.tensor([0, 1]), torch.tensor(float("nan")), 2)
     assert scores.compute()["loss"].isnan()
+
+
+def test_labels_that_are_bytes() -> None:
+    """cross_entropy takes them."""
+    logits, y = torch.eye(3), torch.tensor([0, 1, 1], dtype=torch.uint8)
+    scores = EpochScores(3)
+    scores.update(logits, y, torch.nn.functional.cross_entropy(logits, y), len(y))
+    assert scores.compute()["accuracy"].item() == pytest.approx(2 / 3)

@@ -10,7 +10,7 @@ decay of theta is left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -81,11 +81,14 @@ class MoreauSGD(torch.optim.Optimizer):
         for _ in range(self.defaults["inner_steps"]):
             with torch.enable_grad():
                 loss = closure()
-            for group, theta, w in self._pairs():
-                assert theta.grad is not None
-                theta.sub_(group["lr"] * (theta.grad + group["lamda"] * (theta - w)))
-        for group, theta, w in self._pairs():
-            w.lerp_(theta, group["outer_lr"] * group["lamda"])
+            for group, thetas, ws in self._groups():
+                step = torch._foreach_sub(thetas, ws)
+                torch._foreach_mul_(step, group["lamda"])
+                torch._foreach_add_(step, [theta.grad for theta in thetas if theta.grad is not None])
+                torch._foreach_mul_(step, group["lr"])
+                torch._foreach_sub_(thetas, step)
+        for group, thetas, ws in self._groups():
+            torch._foreach_lerp_(ws, thetas, group["outer_lr"] * group["lamda"])
         return loss
 
     @torch.no_grad()
@@ -96,10 +99,12 @@ class MoreauSGD(torch.optim.Optimizer):
                 if theta in self.state:
                     theta.copy_(self.state[theta]["shared"])
 
-    def _pairs(self) -> Iterable[tuple[dict[str, Any], Tensor, Tensor]]:
+    def _groups(self) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
+        """Per group, the parameters that have a gradient and their shared weights."""
         for group in self.param_groups:
-            for theta in group["params"]:
-                if theta.grad is not None:
-                    if not self.state[theta]:
-                        self.state[theta]["shared"] = theta.clone()
-                    yield group, theta, self.state[theta]["shared"]
+            thetas = [theta for theta in group["params"] if theta.grad is not None]
+            for theta in thetas:
+                if not self.state[theta]:
+                    self.state[theta]["shared"] = theta.clone()
+            if thetas:
+                yield group, thetas, [self.state[theta]["shared"] for theta in thetas]

@@ -54,8 +54,9 @@ def importance_probabilities(weights: Tensor, expected_cohort: float) -> Tensor:
     descending, order = w.sort(descending=True, stable=True)
     # Entry l: what the clients l, l+1, ... have together, and the probability of the largest of them.
     rest = descending.flip(0).cumsum(0).flip(0)
-    room = expected_cohort - torch.arange(len(w), dtype=torch.float64)
-    share = torch.where(rest > 0, descending / rest, 1 / torch.arange(len(w), 0, -1, dtype=torch.float64))
+    room = expected_cohort - torch.arange(len(w), dtype=torch.float64, device=w.device)
+    even = 1 / torch.arange(len(w), 0, -1, dtype=torch.float64, device=w.device)
+    share = torch.where(rest > 0, descending / rest, even)
     feasible = room * share <= 1 + 1e-12
     certain = int(feasible.int().argmax()) if bool(feasible.any()) else len(w)
     sorted_p = torch.ones_like(w)

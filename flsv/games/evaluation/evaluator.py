@@ -18,7 +18,7 @@ from flsv.games.evaluation.layout import in_channels_last
 from flsv.games.evaluation.one_by_one import run_serial, run_threads
 from flsv.games.evaluation.replica import Build, Context, Replica, module_device
 from flsv.games.evaluation.scores import Scores, ScoreSums
-from flsv.games.evaluation.vmapped import VmapRunner
+from flsv.games.evaluation.vmapped import NotMapped, VmapRunner
 from flsv.parameters import ParameterSpace
 from flsv.round import ClientMatrix
 
@@ -126,6 +126,11 @@ class ModelEvaluator:
         return other
 
     @property
+    def chunk(self) -> int | None:
+        """Models at once under vmap; None until it is known."""
+        return self._vmap.chunk
+
+    @property
     def has_metric(self) -> bool:
         """Whether there is a torchmetrics metric, so that scores have a custom value."""
         return self._sign is not None
@@ -175,17 +180,20 @@ class ModelEvaluator:
         try:
             self._vmap.run(build, count, self._batches, sums)
             return sums
-        except Exception as error:
-            if self._vmap.proven or isinstance(error, (torch.cuda.OutOfMemoryError, ConfigurationError)):
-                raise
-            self.backend = "threads" if self.device.type == "cpu" else "serial"
-            warnings.warn(
-                f"torch.func.vmap cannot run {type(self._module).__name__} ({error}): coalition models are evaluated "
-                f'one at a time. backend="{self.backend}" silences this.',
-                stacklevel=4,
-            )
+        except NotMapped as error:
+            cause = error.args[0]
         sums = ScoreSums(count, self.num_classes, len(self._batches), self.device)
-        self._run_one_by_one(build, count, sums)
+        before, self.backend = self.backend, "threads" if self.device.type == "cpu" else "serial"
+        try:
+            self._run_one_by_one(build, count, sums)
+        except BaseException:
+            self.backend = before  # vmap was not at fault, and nobody shall be slow for it
+            raise
+        warnings.warn(
+            f"torch.func.vmap cannot run {type(self._module).__name__} ({cause}): coalition models are evaluated "
+            f'one at a time. backend="{self.backend}" silences this.',
+            stacklevel=4,
+        )
         return sums
 
     def _run_one_by_one(self, build: Build, count: int, sums: ScoreSums) -> None:

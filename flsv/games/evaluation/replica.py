@@ -47,8 +47,9 @@ class Replica:
                 "the module: keep tensors with gradients and open files out of its attributes."
             ) from error
         self.space, self.context = space, context or nullcontext
-        self.metric = None if metric is None else private_metric(metric)
-        self.vector = torch.empty(space.size, dtype=space.dtype, device=module_device(module))
+        device = module_device(module)
+        self.metric = None if metric is None else private_metric(metric).to(device)
+        self.vector = torch.empty(space.size, dtype=space.dtype, device=device)
         self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._constant = frozenset(space.constant_names)
 

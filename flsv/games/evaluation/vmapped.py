@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 from torchmetrics import Metric
 
+from flsv._lightning.memory import free_memory
 from flsv.games.evaluation.batches import ValidationBatches
 from flsv.games.evaluation.replica import Build, Replica, checked_logits, metric_value, private_metric
 from flsv.games.evaluation.scores import ScoreSums, score_batch
@@ -48,9 +49,7 @@ class CudaMemory(DeviceMemory):
         self._device = device
 
     def free(self) -> int | None:
-        free, _ = torch.cuda.mem_get_info(self._device)
-        # Blocks that torch holds but does not use can be had, too.
-        return free + torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return free_memory(self._device)
 
     def start(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -61,6 +60,10 @@ class CudaMemory(DeviceMemory):
 
     def release(self) -> None:
         torch.cuda.empty_cache()
+
+
+class NotMapped(Exception):
+    """vmap has not come through the module's forward; ``args[0]`` is its error."""
 
 
 class VmapRunner:
@@ -106,8 +109,7 @@ class VmapRunner:
         try:
             self._run_chunk(build, rows, batches, sums)
         except RuntimeError as error:
-            out_of_memory = isinstance(error, torch.cuda.OutOfMemoryError) or is_oom_error(error)
-            if not out_of_memory or len(rows) == 1:
+            if not _out_of_memory(error) or len(rows) == 1:
                 raise
             return False
         if measure:
@@ -145,8 +147,13 @@ class VmapRunner:
 
     def _forward(self, state: dict[str, Tensor], x: Any) -> Tensor:
         """Logits ``[c, B, M]``."""
-        with self._replica.context():
-            return vmap(lambda own: functional_call(self._replica.module, own, (x,)))(state)
+        try:
+            with self._replica.context():
+                return vmap(lambda own: functional_call(self._replica.module, own, (x,)))(state)
+        except Exception as error:
+            if self.proven or _out_of_memory(error):
+                raise
+            raise NotMapped(error) from error
 
     def _metrics_for(self, models: int) -> list[Metric]:
         if self._replica.metric is None:
@@ -156,3 +163,7 @@ class VmapRunner:
         for metric in self._metrics:
             metric.reset()
         return self._metrics[:models]
+
+
+def _out_of_memory(error: Exception) -> bool:
+    return isinstance(error, torch.cuda.OutOfMemoryError) or is_oom_error(error)

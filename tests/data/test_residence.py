@@ -1,0 +1,95 @@
+"""Which data go to an accelerator, and what reads them there. Fits on a device: ``tests/device``."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from toys import Plain, toy_data, toy_sets
+
+from flsv.data import FederatedDataModule, residence
+from flsv.data.corruption import ClosedSetLabelNoise, Corruption
+from flsv.data.loaders import TensorBatches
+from flsv.errors import ConfigurationError
+
+META = torch.device("meta")
+BYTES = sum(tensor.nbytes for tensor in toy_sets()[0].tensors)
+
+
+def resident(data: FederatedDataModule, device: torch.device = META) -> FederatedDataModule:
+    """``data`` as in a fit on ``device``."""
+    data.setup("fit")
+    trainer: Any = SimpleNamespace(lightning_module=Plain(), strategy=SimpleNamespace(root_device=device))
+    data.residence = data.reside(trainer)
+    return data
+
+
+def devices(loader: Any) -> set[str]:
+    return {tensor.device.type for batch in loader for tensor in batch}
+
+
+@pytest.mark.parametrize(("free", "fits"), [(4 * BYTES, True), (4 * BYTES - 4, False), (None, False)])
+def test_what_fits(monkeypatch: pytest.MonkeyPatch, free: int | None, fits: bool) -> None:
+    monkeypatch.setattr(residence, "free_memory", lambda device: free)
+    data = resident(toy_data())
+    expected = {"meta"} if fits else {"cpu"}
+    loaders = [data.client_loader(0), data.client_loader(0, shuffle=False), data.client_loader(1, "test")]
+    for loader in (*loaders, data.val_dataloader()):
+        assert devices(loader) == expected
+
+
+def test_the_choice() -> None:
+    assert devices(resident(toy_data(on_device=True)).client_loader(0)) == {"meta"}
+    assert devices(resident(toy_data(on_device=False)).client_loader(0)) == {"cpu"}
+    assert resident(toy_data(on_device=True), torch.device("cpu")).residence is None
+    with pytest.raises(ConfigurationError, match="on_device='yes': expected \"auto\", True or False"):
+        toy_data(on_device="yes")
+
+
+def test_a_loader_of_an_evaluation_is_made_once() -> None:
+    """Its order crosses once, and another batch size is heeded."""
+    data = resident(toy_data(on_device=True))
+    loader = data.client_loader(0, "test")
+    assert data.client_loader(0, "test") is loader
+    assert loader.indices.device == META
+    assert data.client_loader(0).indices.device.type == "cpu"  # it is shuffled by a CPU generator
+    data.eval_batch_size = 3
+    assert data.client_loader(0, "test").batch_size == 3
+    data.residence = None
+    assert devices(data.client_loader(0, "test")) == {"cpu"}
+
+
+class Brighter(Corruption):
+    """Changes inputs."""
+
+    def corrupt(self, x: Any, y: Any, num_classes: int, generator: Any) -> Any:
+        return x + 1, y
+
+
+def test_corrupted_clients() -> None:
+    """Labels are resident like the others; where inputs differ, a batch is put together on the CPU."""
+    noise = resident(toy_data(on_device=True, corruptions=[ClosedSetLabelNoise(clients=[0])]))
+    assert devices(noise.client_loader(0)) == devices(noise.client_loader(1)) == {"meta"}
+    other = resident(toy_data(on_device=True, corruptions=[Brighter(clients=[0])]))
+    assert devices(other.client_loader(0)) == {"cpu"}
+    assert devices(other.client_loader(1)) == {"meta"}
+
+
+def test_what_is_gathered_is_the_same() -> None:
+    """From copies on the CPU itself, which can be read."""
+    data = toy_data()
+    data.setup("fit")
+    train = data._data.train
+    copies = residence.Residence(train.tensors, torch.device("cpu"))  # type: ignore[attr-defined]
+    for shuffled in (True, False):
+        expected = list(data.client_loader(0, shuffle=shuffled))
+        near = copies.near(data.client_loader(0, shuffle=shuffled))
+        assert isinstance(near, TensorBatches)
+        for (x, y), (far_x, far_y) in zip(near, expected, strict=True):
+            assert torch.equal(x, far_x)
+            assert torch.equal(y, far_y)
+    stranger = TensorBatches([torch.ones(3)], None, batch_size=2)
+    assert copies.near(stranger) is stranger
+    assert copies.near([1, 2]) == [1, 2]
