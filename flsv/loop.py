@@ -19,14 +19,22 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv._lightning.averaging import RoundAverage
 from flsv._lightning.checkpoint_io import install
+from flsv._lightning.client_hooks import ClientHooks
 from flsv._lightning.lean import lean
 from flsv._lightning.patches import PatchedAttributes
-from flsv._lightning.round_boundary import RoundBoundary
+from flsv._lightning.round_axis import round_axis
+from flsv._lightning.round_boundary import RoundBoundary, global_weights
+from flsv._lightning.stepping import stepping
+from flsv._lightning.thawing import Thawing
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
+from flsv.clients.cohort import CohortLoader
 from flsv.clients.failures import name_place, no_stop_iteration, where
+from flsv.clients.lazy_layers import initialise_lazy_layers
+from flsv.clients.local_steps import LocalSteps, TrainLength
 from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
 from flsv.errors import ConfigurationError
@@ -44,13 +52,17 @@ from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import seed_global_rngs
 from flsv.server import ContributionBoard
-from flsv.server.checks import check_arguments, check_names, check_setup
+from flsv.server.callback_checks import check_callbacks, check_stochastic_averaging
+from flsv.server.checks import check_arguments, check_names, check_packages, check_setup
 from flsv.server.description import settings
 from flsv.server.fingerprint import fingerprint, settings_of
 from flsv.server.metric_shapes import check_metric_shapes
-from flsv.server.resume import check_checkpoint, check_state
+from flsv.server.resume import check_checkpoint, check_sharing, check_state
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
+
+#: What a loop has from the start of a fit on and does not take with it when it is copied or pickled.
+_OF_A_FIT = ("_data", "_reporter", "_boundary", "_steps")
 
 
 class FederatedLoop(L.Callback):
@@ -58,11 +70,21 @@ class FederatedLoop(L.Callback):
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
     the number of rounds; ``limit_train_batches`` holds per client and local epoch; gradient accumulation starts anew
-    with every client; a scheduler with ``interval="epoch"`` steps once a round, one with ``interval="step"`` belongs to
-    the client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming from it
-    goes on bit for bit. What it cannot go on with is refused by name: other data, clients or labels, another seed,
-    other strategies, metrics, attacks or privacy. ``max_epochs``, ``server_lr``, ``local_epochs``, the optimizer's
-    options, batch sizes, the privacy budget and all that is only logged or drawn may change, and are used.
+    with every client. Validation sees the global model. A checkpoint always stands between two rounds, and resuming
+    from it goes on bit for bit. What it cannot go on with is refused by name: other data, clients or labels, another
+    seed, other strategies, metrics, attacks or privacy. ``max_epochs``, ``server_lr``, ``local_epochs``, the
+    optimizer's options, batch sizes, the privacy budget and all that is only logged or drawn may change, and are used.
+
+    A scheduler with ``interval="epoch"`` steps once a round; one with ``interval="step"``, or one that
+    ``training_step`` steps itself, belongs to the client. ``trainer.estimated_stepping_batches`` is the number of steps
+    of one client in all rounds that it is drawn in, so that a schedule of that length ends where it would end if the
+    module were trained on this client's data alone. ``trainer.is_last_batch`` is the client's.
+
+    Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
+    contributions, the round's weights and the last accuracies of the clients' own models, by the loggers' names
+    (``contribution/<metric>/client_<i>``, ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``), for
+    ``EarlyStopping``, ``ModelCheckpoint``. A client never seen has no contribution, one outside the cohort no weight.
+    ``WeightAveraging`` averages the global models, once a round.
 
     Args:
         aggregator: how the clients' models become the next global one. Default: FedAvg.
@@ -86,6 +108,11 @@ class FederatedLoop(L.Callback):
         exclude_outliers: leave such an update out of its round, like one that is not finite.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
+        share: what of the module travels: ``"all"``; ``"trainable"``, the parameters that require a gradient when the
+            fit begins, and all buffers (adapters, LoRA); a list of names, such as ``["!norm"]`` (FedBN) or
+            ``["!head"]`` (FedPer), see :func:`flsv.participants.sharing.sharing`; or a function of an entry's name and
+            tensor (in YAML, ``class_path`` and ``init_args`` of a class whose objects are such). The rest stays at its
+            client, which goes on and is evaluated with it; the global model has its initial values.
         evaluate_clients_every: rounds between two evaluations of the clients' own models on their own test splits; 0
             for never.
         evaluate_models: which of a client's models that is: ``"received"``, its next start point, or ``"trained"``, the
@@ -119,16 +146,23 @@ class FederatedLoop(L.Callback):
     _csv: str | None
     _asked: dict[str, Any] | None
     _optimizer_state: dict[str, Any] | None
-    _buffers: list[Tensor | None] | None
+    _buffers: dict[str, Any] | None
     _fingerprint: dict[str, dict[str, str]]
     _given_seed: str | int | None
+    _shared: dict[str, str] | None
     _patches: list[PatchedAttributes]
     _lock: FolderLock | None
+    _hooks: ClientHooks | None
     _limit: float
+    _steps: LocalSteps
     # From the start of a fit on.
     _reporter: Reporter
     _progress: ProgressText | None
     _boundary: RoundBoundary
+    _average: RoundAverage
+    _thawing: Thawing
+    _thawed: dict[str, list[str]] | None
+    _monitored: set[str]
 
     def __init__(
         self,
@@ -146,6 +180,7 @@ class FederatedLoop(L.Callback):
         outlier_threshold: float | None = THRESHOLD,
         exclude_outliers: bool = False,
         head: str | None = None,
+        share: str | list[str] | Callable[[str, Tensor], bool] = "all",
         evaluate_clients_every: int = 0,
         evaluate_models: Literal["received", "trained"] = "received",
         keep_trained: bool | None = None,
@@ -177,6 +212,7 @@ class FederatedLoop(L.Callback):
         self.board = ContributionBoard({**(metrics or {}), **spent}, check_names(self.strategies))
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
         self.outlier_threshold, self.exclude_outliers = outlier_threshold, exclude_outliers
+        self.share = share
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
@@ -277,10 +313,12 @@ class FederatedLoop(L.Callback):
     # ---- before the first round
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        check_packages(trainer, pl_module)
         install(trainer, partial(check_checkpoint, trainer, self.state_key, self.check_state))
         if stage != "fit":
             return
         data = check_setup(trainer, pl_module, self.board, self.strategies, self.sampler, self.evaluate_clients_every)
+        check_callbacks(trainer, self.metrics, data.num_clients, self.evaluate_clients_every, self)
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
@@ -298,25 +336,40 @@ class FederatedLoop(L.Callback):
             self.state.participations = torch.zeros(data.num_clients, dtype=torch.long)
         # limit_train_batches holds per client here, and a fast_dev_run's max_steps would cut the cohort short.
         self._limit = trainer.limit_train_batches
+        self._steps = LocalSteps(trainer, data, self.sampler, self.state, self.local_epochs, self._limit)
         self._patches = [
             PatchedAttributes(
                 [
                     (trainer, "limit_train_batches", 1.0),
                     (trainer, "reload_dataloaders_every_n_epochs", 1),
                     (trainer.fit_loop.epoch_loop, "max_steps", -1),
-                    (data, "round_loader", lambda: self._running.loader(self._limit)),
+                    (data, "round_loader", self._round_loader),
+                    round_axis(trainer),
+                    *stepping(trainer, self._steps.answer, self._is_last_batch),
                     *lean(trainer),
                 ]
             )
         ]
 
+    def _round_loader(self) -> CohortLoader | TrainLength:
+        """The train dataloader of the coming round. For schedules, which are a client's, and before anybody is drawn, a
+        client's number of batches."""
+        if self._fit is None or self._steps.configuring:
+            return TrainLength(self._steps.batches())
+        return self._fit.loader(self._limit)
+
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
+        check_stochastic_averaging(trainer)
+        self._thawing = Thawing(trainer)
+        self._thawing.restore(pl_module, self._thawed)
+        initialise_lazy_layers(trainer, data, self.state.seed)
         self._fit = fit = self._engine(
-            trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made
+            trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )
         if self._asked is not None:
             fit.options.check(self._asked)
+            check_sharing(self._shared, fit.space.described())
         self._reporter = Reporter(
             trainer, self.metrics, data.class_names, per_class=self.log_per_class, figures_every=self.figures_every
         )
@@ -330,6 +383,7 @@ class FederatedLoop(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         fit = self._running
+        self._hooks = ClientHooks(trainer, lambda: fit.clients.batch_idx)
         if self._asked is not None:
             fit.options.apply(self._asked)
             self._asked = None
@@ -337,8 +391,11 @@ class FederatedLoop(L.Callback):
         fit.begin_training(self._optimizer_state, self._buffers)
         self._optimizer_state, self._buffers = None, None
         self._boundary = RoundBoundary(trainer)
+        self._average = RoundAverage(trainer.callbacks, trainer.max_epochs)  # type: ignore[attr-defined]
         step = no_stop_iteration(trainer.strategy.training_step, self._place)
-        self._patches.append(PatchedAttributes([(trainer.strategy, "training_step", step)]))
+        weights = global_weights(trainer, fit.within_round)
+        changes = [(trainer.strategy, "training_step", step), weights, *self._average.changes]
+        self._patches.append(PatchedAttributes(changes))
 
     # ---- within a round
 
@@ -347,6 +404,8 @@ class FederatedLoop(L.Callback):
         seed_global_rngs(self.state.seed, "round", self.round_index)
         if why := self._spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
+        self._thawing.begin_round()
+        self._average.begin_round()
         self._running.begin_round(self._running.loader(self._limit))
 
     def on_train_batch_start(
@@ -364,13 +423,17 @@ class FederatedLoop(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        assert self._hooks is not None
+        self._hooks.end_batch(outputs, batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor):
             loss = None
         elif pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
+        self._average.end_batch(trainer)
         if self._running.clients.end_batch(loss):
             self._end_round(trainer)
+            self._average.end_round(trainer, pl_module)
 
     def _end_round(self, trainer: L.Trainer) -> None:
         fit, index = self._running, self.round_index
@@ -388,10 +451,20 @@ class FederatedLoop(L.Callback):
             norms=fit.watch.norms,
             accuracy=self.client_accuracy if fit.evaluated else None,
         )
+        known, monitored = self._reporter.monitored(self.weights, self.client_accuracy), trainer.callback_metrics
+        for name in self._monitored - known.keys():
+            monitored.pop(name, None)
+        monitored.update(known)
+        self._monitored = set(known)
         if self._reporter.figures_due(index) and self._reporter.csv is not None:
             fit.write_artifacts(round, self._reporter.folder / "clients")
         fit.advance(last)
         seed_global_rngs(self.state.seed, "server", index)
+
+    def _is_last_batch(self) -> bool | None:
+        """Of the client that trains; None between rounds."""
+        training = None if self._fit is None else self._fit.training
+        return None if training is None else training.local.last_batch
 
     def _spent(self) -> str | None:
         """Why the privacy budget does not last for another round."""
@@ -399,9 +472,10 @@ class FederatedLoop(L.Callback):
 
     # ---- between rounds
 
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.state.fn == "fit" and not trainer.sanity_checking:
-            pl_module.log("step", float(self.round_index - 1))  # Lightning's loggers take it as the x-axis
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if self._fitting and not trainer.sanity_checking and self._running.clients.active:
+            # Lightning validates before it stops, and the module is a half-trained client.
+            self._discard("the epoch ended before the round's last batch")
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._running.clients.active:
@@ -412,7 +486,6 @@ class FederatedLoop(L.Callback):
                 )
             self._discard("the epoch ended before the round's last batch")
             return
-        pl_module.log("step", float(self.round_index - 1))
         self._boundary.remember()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -423,9 +496,10 @@ class FederatedLoop(L.Callback):
             )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if self._fit is not None and self._fit.training is not None and self._fit.training.active:
+        if self._within_round:
             name_place(exception, self._place())
             self._discard(f"{type(exception).__name__} {self._place()}")
+        self._average.give_back(pl_module)
         self._return()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -437,25 +511,52 @@ class FederatedLoop(L.Callback):
         return where(self._running.clients.client, self.round_index)
 
     def _discard(self, why: str) -> None:
-        self._running.discard()
-        warnings.warn(f"round {self.round_index} is discarded: {why}.", stacklevel=2)
+        if self._running.discard():
+            warnings.warn(f"round {self.round_index} is discarded: {why}.", stacklevel=2)
 
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next round needs beyond the global model; between two rounds whenever it is asked for."""
+        return {
+            **self.state.state_dict(),
+            **self._trained_with(),
+            "fingerprint": self._fingerprint,
+            "board": self.board.state_dict(),
+            "clients": self._states.state_dict(),
+            "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
+            "csv": self._csv,
+            "thawed": self._thawing.state(self._within_round),
+        }
+
+    @property
+    def _within_round(self) -> bool:
+        return self._fit is not None and self._fit.training is not None and self._fit.training.active
+
+    def _trained_with(self) -> dict[str, Any]:
         fit = self._fit
         local = None if fit is None or fit.training is None else fit.training.local
         return {
-            **self.state.state_dict(),
-            "fingerprint": self._fingerprint,
-            "asked": None if fit is None else fit.options.asked,
-            "board": self.board.state_dict(),
-            "clients": self._states.state_dict(),
+            "asked": self._asked if fit is None else fit.options.asked,
             "optimizers": self._optimizer_state if local is None else local.optimizers.state_dict(),
             "buffers": self._buffers if local is None else local.buffers(),
-            "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
-            "csv": self._csv,
+            "shared": self._shared if fit is None else fit.space.described(),
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The federation as it stands between two rounds, without the trainer and the data of its fit: a copy knows
+        what this loop's metrics and :attr:`state` know, and can be fitted anew; what resumes a run is a checkpoint."""
+        trained, states = self._trained_with(), ClientStates()
+        states.load_state_dict(self._states.state_dict())
+        return {
+            **{name: value for name, value in vars(self).items() if name not in _OF_A_FIT},
+            "_states": states,
+            "_asked": trained["asked"],
+            "_optimizer_state": trained["optimizers"],
+            "_buffers": trained["buffers"],
+            "_shared": trained["shared"],
+            **{"_fit": None, "_fitting": False, "_patches": [], "_lock": None, "_progress": None},
+            **{"_average": RoundAverage(), "_thawing": Thawing()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -463,11 +564,12 @@ class FederatedLoop(L.Callback):
             return  # validating, testing or predicting with a checkpoint: only the global model matters
         self.check_state(state_dict)
         self._asked, self._resumed = state_dict.get("asked"), True
+        self._shared = state_dict.get("shared")
         self.state.load_state_dict(state_dict)
         self.board.load_state_dict(state_dict["board"])
         self._states.load_state_dict(state_dict["clients"])
         self._optimizer_state, self._buffers = state_dict["optimizers"], state_dict["buffers"]
-        self._csv = state_dict["csv"]
+        self._csv, self._thawed = state_dict["csv"], state_dict.get("thawed")
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state_dict["strategies"].get(role, {}))
 
@@ -476,13 +578,18 @@ class FederatedLoop(L.Callback):
         check_state(state_dict, self._fingerprint, self._given_seed, max_epochs)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Those of a wrapped data module are no arguments of FederatedDataModule, nor always safe to load.
+        checkpoint.pop(L.LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY, None)
         training = None if self._fit is None else self._fit.training
         if training is None:
             return
         if training.active:
-            self._boundary.rewind(checkpoint, training.local.global_state_dict())
+            self._boundary.rewind(checkpoint)
+            training.local.optimizers.rewind(checkpoint)
+            self._thawing.rewind(checkpoint)
         else:
             self._boundary.close_epoch(checkpoint)
+            self._average.place_last(checkpoint)
 
     # ---- one fit
 
@@ -496,14 +603,20 @@ class FederatedLoop(L.Callback):
         """As if no round had been run."""
         self.state, self._states = FederationState(), ClientStates()
         self._fit, self._resumed, self._fitting, self._given_seed = None, False, False, None
+        self._hooks = None
         self._csv, self._asked, self._optimizer_state, self._buffers = None, None, None, None
         self._fingerprint, self._patches, self._lock, self._progress = {}, [], None, None
+        self._shared = None
+        self._average, self._thawing, self._thawed, self._monitored = RoundAverage(), Thawing(), None, set()
 
     def _return(self) -> None:
         """Leave the trainer and the module as they were found."""
         self._fitting = False
         for patch in reversed(self._patches):
             patch.give_back()
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = None
         if self._lock is not None:
             self._lock.release()
         if self._progress is not None:

@@ -7,14 +7,22 @@ aggregation is a matrix-vector product. Integer buffers (BatchNorm's ``num_batch
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Any
 
+import lightning as L
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
+
+#: Attributes of every LightningModule, which are no state.
+_LIGHTNINGS = frozenset(vars(L.LightningModule()))
 
 
 @dataclass(frozen=True)
@@ -46,13 +54,19 @@ class ParameterSpace:
             where a submodule has one, else the last ``nn.Linear``.
         private: patterns (``fnmatch``) of the names of parameters and floating-point buffers that are not part of the
             vector.
+        kept: names of further parameters and persistent buffers, integer ones too, that are not.
+        constant: names of parameters that are not, and never change.
 
     Attributes:
         size: P, the length of the vector.
         names: of what the vector holds, in its order.
-        private_names: of the floating-point state that it leaves out.
+        private_names: of the state that it leaves out and that is each client's own.
+        constant_names: of the parameters that it leaves out and that are the same at all clients.
+        left_names: of other buffers and frozen parameters with entries that are not finite, such as attention masks of
+            -inf. Their averages would be NaN: the vector leaves them out, and they must stay as they are.
         num_parameters: the length of its first part, the parameters; the rest are buffers.
-        head: the :class:`Head`, or None where there is no linear layer.
+        head: the :class:`Head`, or None where there is no linear layer, or the vector does not hold its weights.
+        apart_head: the head's name, where the vector does not hold its weights.
 
     Raises:
         ConfigurationError: the head's name is unknown, or names a layer without a weight matrix; complex parameters.
@@ -70,11 +84,27 @@ class ParameterSpace:
         torch.Size([3, 5])
     """
 
-    def __init__(self, module: nn.Module, head: str | None = None, private: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        head: str | None = None,
+        private: Sequence[str] = (),
+        *,
+        kept: Collection[str] = (),
+        constant: Collection[str] = (),
+    ) -> None:
         everything = dict(_float_state(module))
-        self.private_names = tuple(n for n in everything if any(fnmatchcase(n, pattern) for pattern in private))
-        tensors = {name: tensor for name, tensor in everything.items() if name not in self.private_names}
-        if self.private_names and not tensors:
+        _check_values(everything)
+        self._floating = frozenset(everything)
+        matching = {n for n in everything if any(fnmatchcase(n, pattern) for pattern in private)}
+        self.private_names = tuple(n for n, _ in named_state(module) if n in matching or n in kept)
+        self.constant_names = tuple(n for n in everything if n in constant and n not in matching)
+        self._private, self._constant = frozenset(self.private_names), frozenset(self.constant_names)
+        rest = {n: t for n, t in everything.items() if n not in self._private and n not in self._constant}
+        self.left_names = tuple(n for n, t in rest.items() if not t.requires_grad and not t.isfinite().all())
+        self._apart = self._private.union(self._constant, self.left_names)
+        tensors = {name: tensor for name, tensor in everything.items() if name not in self._apart}
+        if self._apart and not tensors:
             raise ConfigurationError(f"private={list(private)} leaves nothing of the module to share.")
         for name, tensor in tensors.items():
             if tensor.is_complex():
@@ -91,6 +121,7 @@ class ParameterSpace:
         self.dtype = torch.float32
         for tensor in tensors.values():
             self.dtype = torch.promote_types(self.dtype, tensor.dtype)
+        self.apart_head: str | None = None
         self.head = self._locate_head(module, head)
 
     def read(self, module: nn.Module, out: Tensor | None = None) -> Tensor:
@@ -108,22 +139,51 @@ class ParameterSpace:
             raise ValueError(f"expected a vector of shape ({self.size},), got {tuple(vector.shape)}.")
         torch._foreach_copy_(self._shared(module), list(self._views(vector)))
 
+    def check(self, module: nn.Module) -> None:
+        """Whether the module still has what the space was made of.
+
+        Raises:
+            ConfigurationError: naming what has come or gone.
+        """
+        now = dict(_float_state(module))
+        known = self._floating
+        if now.keys() != known:
+            raise ConfigurationError(
+                f"the module's parameters and buffers have changed since the fit began: {sorted(now.keys() - known)} "
+                f"have come, {sorted(known - now.keys())} have gone. Vectors of the clients' models need the same all "
+                "along: change the module before the fit, for example in configure_model."
+            )
+
     def read_private(self, module: nn.Module) -> dict[str, Tensor]:
         """Copies of the module's private state, by name."""
         if not self.private_names:
             return {}
-        return {n: tensor.detach().clone() for n, tensor in _float_state(module) if n in self.private_names}
+        return {n: tensor.detach().clone() for n, tensor in named_state(module) if n in self._private}
 
     @torch.no_grad()
     def write_private(self, module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         """Copy private state into the module; names that are not given stay as they are."""
         if tensors:
-            for name, tensor in _float_state(module):
+            for name, tensor in named_state(module):
                 if name in tensors:
                     tensor.copy_(tensors[name])
 
+    def constants(self, module: nn.Module) -> dict[str, Tensor]:
+        """The module's own parameters that are taken to be constant, by name."""
+        if not self._constant:
+            return {}
+        return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
+
+    def described(self) -> dict[str, str]:
+        """What travels, what is each client's own and what is constant, in numbers and hashes."""
+        parts = {"shared": self.names, "private": self.private_names, "constant": self.constant_names}
+        return {
+            part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"
+            for part, names in parts.items()
+        }
+
     def _shared(self, module: nn.Module) -> list[Tensor]:
-        return [tensor for name, tensor in _float_state(module) if name not in self.private_names]
+        return [tensor for name, tensor in _float_state(module) if name not in self._apart]
 
     def unflatten(self, vector: Tensor) -> dict[str, Tensor]:
         """Named tensors ``[..., *shape]`` of vectors ``[..., P]``, or ``[..., num_parameters]``: views, not copies."""
@@ -139,72 +199,81 @@ class ParameterSpace:
         return (part.view(shape) for part, shape in zip(vector.split(self._sizes), self.shapes))
 
     def _locate_head(self, module: nn.Module, name: str | None) -> Head | None:
-        layers = dict(module.named_modules())
+        layers, asked = dict(module.named_modules()), name is not None
+        name = head_name(module, name)
         if name is None:
-            name = _default_head(module)
-            if name is None:
-                return None
-        elif name not in layers:
-            linear = [n for n, layer in layers.items() if isinstance(layer, nn.Linear)]
-            raise ConfigurationError(f"head={name!r} is not a layer of the module. Its linear layers: {linear}.")
+            return None
         known = {id(tensor): tensor_name for tensor_name, tensor in _float_state(module)}
         weight, bias = (known.get(id(getattr(layers[name], part, None))) for part in ("weight", "bias"))
+        if weight in self._apart:
+            self.apart_head = name
+            return None
         shapes = dict(zip(self.names, self.shapes))
         if weight is None or len(shapes[weight]) < 2:
+            if not asked:
+                return None  # its weight is made of others, as weight_norm makes it
             raise ConfigurationError(
                 f"head={name!r} ({type(layers[name]).__name__}) has no weight matrix with a row per class; "
                 "name the last linear layer of the classifier."
             )
         ends = torch.tensor(self._sizes).cumsum(0).tolist()
         place = {n: slice(end - size, end) for n, end, size in zip(self.names, ends, self._sizes)}
-        return Head(name, shapes[weight][0], place[weight], place[bias] if bias else None)
+        return Head(name, shapes[weight][0], place[weight], place.get(bias) if bias else None)
+
+
+def head_name(module: nn.Module, given: str | None = None) -> str | None:
+    """The classifier head's name: the given one, or timm's ``get_classifier()``, or the last ``nn.Linear``, if any.
+
+    Raises:
+        ConfigurationError: no layer has the given name.
+    """
+    if given is None:
+        return _default_head(module)
+    layers = dict(module.named_modules())
+    if given not in layers:
+        linear = [n for n, layer in layers.items() if isinstance(layer, nn.Linear)]
+        raise ConfigurationError(f"head={given!r} is not a layer of the module. Its linear layers: {linear}.")
+    return given
+
+
+def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters, persistent floating-point buffers, then other persistent buffers (counters), each tensor once."""
+    yield from _float_state(module)
+    yield from _buffers(module, floating=False)
 
 
 def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, then persistent floating-point buffers, each tensor once."""
     yield from module.named_parameters()
+    yield from _buffers(module, floating=True)
+
+
+def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
+    """The persistent ones, floating-point (or complex) or not."""
     seen = set()
     for prefix, layer in module.named_modules():
         for name, buffer in layer._buffers.items():
             if buffer is None or name in layer._non_persistent_buffers_set or id(buffer) in seen:
                 continue
-            if buffer.is_floating_point() or buffer.is_complex():
+            if (buffer.is_floating_point() or buffer.is_complex()) == floating:
                 seen.add(id(buffer))
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
-class Leftovers:
-    """Buffers of a module that no vector holds: integer ones (counters, masks) and non-persistent ones.
-
-    They are the round's: every client starts with them as they were when the round began.
-
-    Args:
-        module: whose they are, and remain.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._places = [
-            (layer, name)
-            for layer in module.modules()
-            for name, buffer in layer._buffers.items()
-            if name in layer._non_persistent_buffers_set
-            or (buffer is not None and not (buffer.is_floating_point() or buffer.is_complex()))
-        ]
-
-    def read(self) -> list[Tensor | None]:
-        """Copies, in a fixed order; None for a buffer that has not been made yet."""
-        buffers = [layer._buffers[name] for layer, name in self._places]
-        return [None if buffer is None else buffer.clone() for buffer in buffers]
-
-    @torch.no_grad()
-    def write(self, values: Sequence[Tensor | None]) -> None:
-        """Put copies back, in place where they still have the shape."""
-        for (layer, name), value in zip(self._places, values):
-            buffer = layer._buffers[name]
-            if buffer is None or value is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
-                layer._buffers[name] = None if value is None else value.clone()
-            else:
-                buffer.copy_(value)
+def _check_values(state: Mapping[str, Tensor]) -> None:
+    """Refuse what has no numbers yet, or none that training could start from."""
+    lazy = [name for name, tensor in state.items() if is_lazy(tensor)]
+    if lazy:
+        raise ConfigurationError(
+            f"{lazy} have no shape before the first batch (lazy layers), and a federation starts from the model that "
+            "all clients are sent. Give the layers their sizes, or run a batch through the module before the fit."
+        )
+    broken = [name for name, tensor in state.items() if tensor.requires_grad and not tensor.isfinite().all()]
+    if broken:
+        raise ConfigurationError(
+            f"the parameters {broken} hold NaN or infinite values before training starts: initialise them, or set "
+            "requires_grad=False where they are constants."
+        )
 
 
 def _default_head(module: nn.Module) -> str | None:
@@ -217,3 +286,53 @@ def _default_head(module: nn.Module) -> str | None:
                 return names[id(head)]
     linear = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
     return linear[-1] if linear else None
+
+
+def plain_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    """The tensors that a module keeps as plain attributes: name, layer, the attribute's name, tensor.
+
+    Not among them: tensors with a gradient (outputs), those that share their memory with a parameter or buffer, and the
+    states of torchmetrics.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> net.centre = torch.zeros(2)
+        >>> [name for name, *_ in plain_tensors(net)]
+        ['centre']
+    """
+    return (found for found in plain_state(module) if isinstance(found[3], Tensor))
+
+
+def plain_state(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
+    """:func:`plain_tensors`, tuples of such tensors (an LSTM's state) and of such tuples, and None: a tensor may take
+    its place."""
+    known: set[int] | None = None
+    skipped: set[int] = set()
+    for prefix, layer in module.named_modules():
+        if id(layer) in skipped or isinstance(layer, Metric):
+            skipped.update(map(id, layer.children()))
+            continue
+        for own, value in vars(layer).items():
+            if own in _LIGHTNINGS or not (value is None or isinstance(value, Tensor) or type(value) is tuple):
+                continue
+            tensors = leaves(value)
+            if tensors is None or any(tensor.requires_grad for tensor in tensors):
+                continue
+            if tensors and known is None:
+                known = {_memory(tensor) for tensor in (*module.parameters(), *module.buffers())}
+            if known is None or not any(_memory(tensor) in known for tensor in tensors):
+                yield f"{prefix}.{own}" if prefix else own, layer, own, value
+
+
+def leaves(value: Any) -> list[Tensor] | None:
+    """The tensors of a tensor, of a tuple of tensors or of such tuples, or of None; None of anything else."""
+    if value is None or isinstance(value, Tensor):
+        return [] if value is None else [value]
+    parts = [leaves(part) for part in value] if type(value) is tuple else []
+    if not parts or any(not part for part in parts):
+        return None
+    return [tensor for part in parts if part for tensor in part]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout == torch.strided else id(tensor)

@@ -34,6 +34,7 @@ class Federation:
         optimizers: the clients', as the module configures them.
         strategies: all that take part, by their roles: ``"aggregator"``, ``"personalizer"``, ``"sampler"``,
             ``"client_algorithm"``.
+        local_epochs: passes over a client's data per round.
     """
 
     global_vector: Tensor
@@ -44,6 +45,7 @@ class Federation:
     seed: int
     optimizers: Sequence[Optimizer] = ()
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
+    local_epochs: int = 1
 
 
 class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
@@ -67,6 +69,8 @@ class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
     """
 
     metric: str | None = None
+    #: Whether clients evaluate models for it: then it is tried before the first round whether the module can be copied.
+    evaluates: ClassVar[bool] = False
     metric_shape: ClassVar[tuple[str, ...] | None] = None
     sends: Sequence[str] = ()
     reports: Sequence[str] = ()

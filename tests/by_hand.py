@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import lightning as L
@@ -84,3 +84,75 @@ class Diverges(Plain):
 
 def loop_of(module: L.LightningModule) -> FederatedLoop:
     return next(each for each in module.trainer.callbacks if isinstance(each, FederatedLoop))
+
+
+Train = Callable[[nn.Module, list[list[Any]]], None]
+
+
+def sharing_by_hand(
+    net: nn.Module,
+    kept: Collection[str],
+    train: Train,
+    data: FederatedDataModule | None = None,
+    uniform: bool = False,
+    rounds: int = ROUNDS,
+) -> tuple[nn.Module, dict[int, dict[str, Tensor]]]:
+    """FedAvg by ``state_dict``s in which these names stay at their client.
+
+    Args:
+        net: the initial model.
+        kept: names.
+        train: trains a client's network on its batches, a list for every local epoch.
+        data: by default :func:`unequal_data`.
+        uniform: weights all equal, instead of by samples.
+        rounds: how many.
+
+    Returns:
+        The global model, and what every client keeps.
+    """
+    data, server = unequal_data() if data is None else data, copy.deepcopy(net)
+    own: dict[int, dict[str, Tensor]] = {}
+    for r in range(rounds):
+        states, sizes = [], []
+        for i in cohort(r):
+            client = copy.deepcopy(server).train()
+            client.load_state_dict({**client.state_dict(), **own.get(i, {})})
+            given = list(batches(data, r, i))
+            length = len(given) // LOCAL_EPOCHS
+            train(client, [given[e * length : (e + 1) * length] for e in range(LOCAL_EPOCHS)])
+            state = {name: value.clone() for name, value in client.state_dict().items()}
+            own[i] = {name: state[name] for name in kept}
+            states.append(state)
+            sizes.append(1.0 if uniform else float(data.num_samples[i]))
+        total = sum(sizes)
+        for name, value in server.state_dict().items():
+            if name not in kept and value.is_floating_point():
+                value.copy_(sum(size / total * state[name] for size, state in zip(sizes, states)))
+            elif name not in kept:
+                value.copy_(states[0][name])
+    return server, own
+
+
+def plain_sgd(lr: float = 0.1, momentum: float = 0.9) -> Train:
+    """A new optimizer, and all epochs with it."""
+
+    def train(client: nn.Module, epochs: list[list[Any]]) -> None:
+        optimizer = torch.optim.SGD(client.parameters(), lr=lr, momentum=momentum)
+        for features, labels in (batch for epoch in epochs for batch in epoch):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(client(features), labels).backward()
+            optimizer.step()
+
+    return train
+
+
+def assert_kept(loop: FederatedLoop, own: dict[int, dict[str, Tensor]], prefix: str = "net.") -> None:
+    """The clients' states hold this and nothing else, to 1e-6."""
+    states = loop.state_dict()["clients"]
+    assert {client for client, kept in own.items() if kept} == states.keys()
+    for client, kept in own.items():
+        if kept:
+            assert {f"module.{prefix}{name}" for name in kept} == states[client].keys()
+        for name, value in kept.items():
+            found = states[client][f"module.{prefix}{name}"]
+            torch.testing.assert_close(found, value, rtol=1e-6, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")

@@ -1,6 +1,7 @@
 """The configuration files: each one loads, each scenario deals out what it says, and the quick start runs."""
 
 import functools
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -126,10 +127,21 @@ def test_scenarios_run_on_the_quick_start(run, scenario):
     run(CONFIGS / "quickstart.yaml", SCENARIOS / f"{scenario}.yaml", arguments=quick)
 
 
-@pytest.mark.parametrize("algorithm", ["scaffold", "fednova", "feddyn"])
+PEFT = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
+RUN = ["scaffold", "fednova", "feddyn", "fedbn", "fedper", "fedrep", pytest.param("lora", marks=PEFT)]
+
+
+@pytest.mark.parametrize("algorithm", RUN)
 def test_algorithms_run_on_the_quick_start(run, algorithm):
     quick = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "2", "--federation.print_table", "false"]
     run(CONFIGS / "quickstart.yaml", CONFIGS / f"{algorithm}.yaml", arguments=quick)
+
+
+def test_what_is_shared_may_be_a_function(load, tmp_path):
+    (tmp_path / "share.yaml").write_text("federation: {share: {class_path: toys.OfShape, init_args: {dimensions: 2}}}")
+    _, _, loop = load(CONFIGS / "quickstart.yaml", tmp_path / "share.yaml")
+    assert loop.share.dimensions == 2
+    assert loop.share("weight", torch.zeros(3, 3))
 
 
 def test_scaffold_takes_the_momentum_out_and_nothing_else(load):

@@ -6,7 +6,7 @@ import torchvision
 from torch import nn
 
 from flsv.errors import ConfigurationError
-from flsv.parameters import Leftovers, ParameterSpace
+from flsv.parameters import ParameterSpace
 
 
 def network() -> nn.Module:
@@ -98,24 +98,6 @@ def test_tied_parameters_appear_once_and_non_persistent_buffers_not_at_all() -> 
     module.register_buffer("table", torch.ones(4), persistent=False)
     module.register_buffer("mean", torch.ones(2))
     assert ParameterSpace(module).size == 9 + 2
-
-
-def test_buffers_that_a_vector_leaves_out_are_kept_and_put_back() -> None:
-    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    module[0].register_buffer("bank", torch.zeros(2), persistent=False)
-    module[0].register_buffer("later", None, persistent=False)
-    leftovers = Leftovers(module)
-    before = leftovers.read()
-    assert [None if value is None else value.dtype for value in before] == [torch.float32, None, torch.int64]
-    counter = module[1].num_batches_tracked
-    counter += 5
-    module[0].bank = torch.ones(7)  # of another shape
-    module[0].later = torch.ones(1)
-    leftovers.write(before)
-    assert module[1].num_batches_tracked is counter
-    assert int(counter) == 0
-    assert module[0].bank.tolist() == [0.0, 0.0]
-    assert module[0].later is None
 
 
 def test_private_state_is_not_part_of_the_vector() -> None:

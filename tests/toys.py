@@ -89,6 +89,16 @@ class Plain(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
 
+class OfShape:
+    """Shares what has so many dimensions."""
+
+    def __init__(self, dimensions: int) -> None:
+        self.dimensions = dimensions
+
+    def __call__(self, name: str, tensor: Tensor) -> bool:
+        return tensor.ndim == self.dimensions
+
+
 def trainer_for(loop: FederatedLoop | None, folder: Path, rounds: int = 3, **kwargs: Any) -> L.Trainer:
     quiet: dict[str, Any] = {
         "logger": False,

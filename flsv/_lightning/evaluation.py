@@ -2,28 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
 
 from flsv.errors import ConfigurationError
 
 
-def on_device(trainer: L.Trainer, batches: Iterable[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches ``(x, y)`` as the trainer's module would get them: converted, transferred, through all hooks."""
+def on_device(trainer: L.Trainer, batches: Iterable[Any], dataloader_idx: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches ``(x, y)`` as the trainer's module would get them to validate on: converted, transferred, through all
+    hooks."""
     module = trainer.lightning_module
     for batch in batches:
-        batch = module._on_before_batch_transfer(trainer.strategy.precision_plugin.convert_input(batch))
-        batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        with validating(trainer):
+            batch = module._on_before_batch_transfer(
+                trainer.strategy.precision_plugin.convert_input(batch), dataloader_idx
+            )
+            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=dataloader_idx)
         if not isinstance(batch, (tuple, list)) or len(batch) != 2:
             what = f"{len(batch)} parts" if isinstance(batch, (tuple, list)) else type(batch).__name__
             raise ConfigurationError(f"models are evaluated on batches (x, y), and a batch is {what}.")
         x, y = batch
         yield x, y
+
+
+def all_on_device(trainer: L.Trainer, loaders: Any) -> Iterator[tuple[Tensor, Tensor]]:
+    """The same for one or several loaders, one after the other."""
+    for index, loader in enumerate(each_loader(loaders)):
+        yield from on_device(trainer, loader, index)
+
+
+def each_loader(loaders: Any) -> Sequence[Any]:
+    """The loaders in one or several, in Lightning's order."""
+    if isinstance(loaders, CombinedLoader) and loaders._mode != "sequential":
+        return [[batch for batch, _, _ in loaders]]  # batches of all of them at once
+    combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders, "sequential")
+    return combined.flattened
+
+
+@contextmanager
+def validating(trainer: L.Trainer) -> Iterator[None]:
+    """The trainer says that it validates: what hooks ask before they augment, a module's as well as a data module's."""
+    before = trainer.state.stage
+    trainer.state.stage = RunningStage.VALIDATING
+    try:
+        yield
+    finally:
+        trainer.state.stage = before
 
 
 @contextmanager

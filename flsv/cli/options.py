@@ -16,6 +16,7 @@ import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
+from flsv._lightning.old_package import old_class_named
 from flsv.errors import ConfigurationError
 
 #: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.
@@ -73,6 +74,9 @@ class _OneLine(ArgumentParser):
             super().error(message, ex)
         said = one_line(message)
         near = suggestion(message, sorted(option_names(self)))
+        other = old_class_named(said)
+        if other:  # all that jsonargparse says follows from it
+            said, near = f"{said.partition(': ')[0]}: {other}", None
         print(f"flsv: error: {said}{f' Did you mean {near}?' if near else ''}", file=sys.stderr)
         self.exit(2)
         raise AssertionError("exit returns")

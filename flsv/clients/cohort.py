@@ -8,15 +8,16 @@ from itertools import chain, islice
 from typing import Any
 
 from flsv.data import FederatedDataModule
-from flsv.seeding import generator_for, isolated_rngs
+from flsv.seeding import generator_for, isolated_rngs, seed_global_rngs
 
 
 @dataclass(frozen=True)
 class ClientBatches:
-    """One client's part of a round: ``batches`` batches in all its local epochs."""
+    """One client's part of a round: ``batches`` batches in all its local epochs, ``epoch`` in each."""
 
     client: int
     batches: int
+    epoch: int
 
 
 class CohortLoader(Iterable[Any]):
@@ -51,9 +52,9 @@ class CohortLoader(Iterable[Any]):
         for client in cohort:
             streams = [generator_for(seed, "shuffle", round_index, client, epoch) for epoch in range(local_epochs)]
             loaders = [data.client_loader(client, "train", generator=stream) for stream in streams]
-            batches = _limited(len(loaders[0]), limit)
+            batches = limited(len(loaders[0]), limit)
             self._epochs += [(client, loader, batches) for loader in loaders]
-            self.visits.append(ClientBatches(client, batches * local_epochs))
+            self.visits.append(ClientBatches(client, batches * local_epochs, batches))
 
     def __len__(self) -> int:
         return sum(visit.batches for visit in self.visits)
@@ -65,6 +66,9 @@ class CohortLoader(Iterable[Any]):
             with isolated_rngs(self._seed, "first batch", self.round_index, client, place % self._local_epochs):
                 iterator = iter(loader)
                 first = list(islice(iterator, 1))
+            if place % self._local_epochs == 0:
+                # Lightning passes it through the transfer hooks, which may augment it, before the client begins.
+                seed_global_rngs(self._seed, "transfer", self.round_index, client)
             given = 0
             for batch in chain(first, islice(iterator, batches - 1)):
                 given += 1
@@ -77,5 +81,6 @@ class CohortLoader(Iterable[Any]):
                 )
 
 
-def _limited(length: int, limit: float) -> int:
+def limited(length: int, limit: float) -> int:
+    """Batches of a local epoch of ``length`` under Lightning's ``limit_train_batches``."""
     return min(length, limit) if isinstance(limit, int) else max(1, int(length * limit))

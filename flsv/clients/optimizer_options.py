@@ -63,7 +63,9 @@ class OptimizerOptions:
         stuck = [
             type(config.scheduler).__name__
             for config in self._trainer.lr_scheduler_configs
-            if config.interval == "step" or isinstance(config.scheduler, ReduceLROnPlateau)
+            if config.interval == "step"
+            or isinstance(config.scheduler, ReduceLROnPlateau)
+            or not self._trainer.lightning_module.automatic_optimization
         ]
         if differ and stuck:
             raise ConfigurationError(

@@ -10,35 +10,50 @@ import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
+from flsv.clients.local_steps import LocalSteps
+from flsv.clients.schedules import SCHEDULED, Schedules, put, same
 from flsv.errors import ConfigurationError
+
+#: Per optimizer and parameter group, options by name.
+Options = list[list[dict[str, Any]]]
 
 
 class ClientOptimizers:
-    """Gives every client its own optimizer state and step-scheduler state.
+    """Gives every client its own optimizer state and schedules.
 
     - The optimizer's state (momentum buffers, Adam's moments) is emptied when a client starts (``policy="reset"``) or
-      is the one the client left in its last round (``"keep"``).
-    - A scheduler that steps per batch belongs to the client: it goes on where that client left it.
+      is the one the client left in its last round (``"keep"``). So is what it keeps in its parameter groups
+      (schedule-free optimizers count their steps there): whatever changes there while a client trains, but the
+      learning rate and the other options that schedulers write.
+    - A scheduler that steps while clients train belongs to the client, and so does a learning rate that changes then:
+      it goes on where that client left it, with either policy; see :mod:`flsv.clients.schedules`.
     - A scheduler that steps per epoch, that is per round, belongs to the federation and is left alone.
 
     What a client leaves behind counts from :meth:`commit` on, which the loop calls when the round is complete: until
     then ``state_dict`` is that of the round's start, so that an interrupted round can be run again from there.
+
+    Args:
+        trainer: with its optimizers set up.
+        policy: ``"reset"`` or ``"keep"``.
+        state: of a checkpoint.
+        steps: how many every client takes.
+
+    Raises:
+        ConfigurationError: an optimizer that cannot be shared, or trains what is no parameter of the module.
     """
 
     def __init__(
-        self, trainer: L.Trainer, policy: Literal["reset", "keep"], state: dict[str, Any] | None = None
+        self,
+        trainer: L.Trainer,
+        policy: Literal["reset", "keep"],
+        state: dict[str, Any] | None = None,
+        steps: LocalSteps | None = None,
     ) -> None:
         self.policy = policy
+        self._steps = steps
         self._optimizers = trainer.optimizers
-        self._schedulers = [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]
-        self._paced = [o for o in self._optimizers if any(s.optimizer is o for s in self._schedulers)]
-        for config in trainer.lr_scheduler_configs:
-            if config.interval == "epoch" and config.scheduler.optimizer in self._paced:
-                raise ConfigurationError(
-                    "one optimizer has a scheduler that steps per batch and one that steps per round: the learning "
-                    "rate would belong to the client and to the federation at once. Chain them in one scheduler "
-                    "(torch.optim.lr_scheduler.SequentialLR or ChainedScheduler)."
-                )
+        self._schedules = Schedules(trainer, steps)
+        _check_parameters(trainer)
         for optimizer in self._optimizers:
             if hasattr(optimizer, "upload_parameters") and (policy == "keep" or trainer.accumulate_grad_batches != 1):
                 raise ConfigurationError(
@@ -46,20 +61,30 @@ class ClientOptimizers:
                     'FederatedLoop(client_optimizer="reset") and Trainer(accumulate_grad_batches=1).'
                 )
         self._states: dict[int, list[Any]] = {}
-        self._paces: dict[int, Any] = {}
-        self._staged: list[tuple[int, list[Any], Any]] = []
-        self._fresh = self._pace()
+        self._paces: dict[int, dict[str, Any]] = {}
+        self._staged: list[tuple[int, list[Any], dict[str, Any]]] = []
+        self._federations: Options | None = None
         if state:
             self._load(state)
 
     def load(self, client: int) -> None:
         """Make the shared optimizers this client's own."""
+        if self._steps is not None:
+            self._steps.enter(client)
+        self._federations = self._options()
+        pace = self._paces.get(client, {})
+        self._schedules.load(client, pace.get("schedulers"))
+        self._kept: Options = pace.get("options", [])
+        self._put(self._kept)
+        self._begun = self._options()
         states = self._states.get(client)
         for i, optimizer in enumerate(self._optimizers):
             optimizer.state = defaultdict(dict) if states is None else _copy(states[i])
             optimizer.zero_grad()
-        if self._schedulers:
-            self._set_pace(self._paces.get(client, self._fresh))
+
+    def begin_batch(self, position: int) -> None:
+        """Before every batch of the client, counted from 0."""
+        self._schedules.begin_batch(position)
 
     def upload(self) -> bool:
         """Before a client leaves: an optimizer that uploads other weights than it trained puts them into its parameters
@@ -71,23 +96,55 @@ class ClientOptimizers:
 
     def save(self, client: int) -> None:
         """Take the client's own states out of the shared optimizers."""
+        options = self._options()
+        schedulers = self._schedules.leave()
+        pace = {"schedulers": schedulers, "options": self._own(options)}
         states = [optimizer.state for optimizer in self._optimizers] if self.policy == "keep" else []
-        self._staged.append((client, states, self._pace() if self._schedulers else None))
+        self._staged.append((client, states, pace))
+        self.leave()
+
+    def leave(self) -> None:
+        """The client has left, with or without its states: options and schedules are the federation's again."""
+        if self._federations is None:
+            return
+        self._schedules.leave()
+        for optimizer, groups in zip(self._optimizers, self._federations):
+            for group, options in zip(optimizer.param_groups, groups):
+                for name in group.keys() - options.keys() - {"params"}:
+                    del group[name]
+                by_round = SCHEDULED if self._schedules.is_federations(optimizer) else ()
+                put(group, {name: value for name, value in options.items() if name not in by_round})
+        self._federations = None
+        if self._steps is not None:
+            self._steps.enter(None)
 
     def commit(self) -> None:
         """The round is complete: what its clients left is their state from now on."""
         for client, states, pace in self._staged:
             if self.policy == "keep":
                 self._states[client] = states
-            if self._schedulers:
+            if pace["schedulers"] or any(any(groups) for groups in pace["options"]):
                 self._paces[client] = pace
         self.discard()
 
     def discard(self) -> None:
         """Forget what the round's clients left, and leave no client's state in the shared optimizers."""
+        self.leave()
         self._staged.clear()
         for optimizer in self._optimizers:
             optimizer.state = defaultdict(dict)
+
+    def rewind(self, checkpoint: dict[str, Any]) -> None:
+        """Turn a checkpoint that Lightning saves within a round into one without any client's state."""
+        for i, saved in enumerate(checkpoint.get("optimizer_states", [])):
+            saved["state"] = {}
+            if self._federations is not None:
+                saved["param_groups"] = [
+                    {**deepcopy(options), "params": group["params"]}
+                    for group, options in zip(saved["param_groups"], self._federations[i])
+                ]
+        if "lr_schedulers" in checkpoint:
+            self._schedules.rewind(checkpoint["lr_schedulers"])
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -95,7 +152,7 @@ class ClientOptimizers:
                 c: [_by_index(o, s) for o, s in zip(self._optimizers, all_)] for c, all_ in self._states.items()
             },
             "paces": self._paces,
-            "fresh": self._fresh,
+            "schedules": self._schedules.state_dict(),
         }
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -104,19 +161,56 @@ class ClientOptimizers:
                 optimizer.load_state_dict({"state": by_index, "param_groups": optimizer.state_dict()["param_groups"]})
             self._states[client] = [optimizer.state for optimizer in self._optimizers]
             self.discard()
-        self._paces, self._fresh = state["paces"], state["fresh"]
+        self._paces = state["paces"]
+        self._schedules.load_state_dict(state["schedules"])
 
-    def _pace(self) -> Any:
-        options = [[{k: v for k, v in g.items() if k != "params"} for g in o.param_groups] for o in self._paced]
-        return deepcopy({"schedulers": [s.state_dict() for s in self._schedulers], "options": options})
+    def _options(self) -> Options:
+        return [
+            [{k: _value(v) for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+            for optimizer in self._optimizers
+        ]
 
-    def _set_pace(self, pace: Any) -> None:
-        pace = deepcopy(pace)
-        for scheduler, state in zip(self._schedulers, pace["schedulers"]):
-            scheduler.load_state_dict(state)
-        for optimizer, groups in zip(self._paced, pace["options"]):
-            for group, options in zip(optimizer.param_groups, groups):
-                group.update(options)
+    def _put(self, options: Options) -> None:
+        for optimizer, groups in zip(self._optimizers, options):
+            for group, values in zip(optimizer.param_groups, groups):
+                put(group, values)
+
+    def _own(self, options: Options) -> Options:
+        """What of the options as the client leaves them is the client's."""
+        result: Options = []
+        for i, (optimizer, groups) in enumerate(zip(self._optimizers, options)):
+            may = set() if self._schedules.is_federations(optimizer) else SCHEDULED
+            result.append([])
+            for j, group in enumerate(groups):
+                begun = self._begun[i][j] if j < len(self._begun[i]) else {}
+                kept = self._kept[i][j] if i < len(self._kept) and j < len(self._kept[i]) else {}
+                result[-1].append(
+                    {
+                        name: value
+                        for name, value in group.items()
+                        if (name in may if name in SCHEDULED else self.policy == "keep")
+                        and (name in kept or name not in begun or not same(begun[name], value))
+                    }
+                )
+        return result
+
+
+def _check_parameters(trainer: L.Trainer) -> None:
+    known = {id(parameter) for parameter in trainer.lightning_module.parameters()}
+    for optimizer in trainer.optimizers:
+        for group in optimizer.param_groups if optimizer.state_dict() else []:  # Lightning's stand-in has none
+            strange = [list(tensor.shape) for tensor in group["params"] if id(tensor) not in known]
+            if strange:
+                raise ConfigurationError(
+                    f"{type(optimizer).__name__} trains tensors of shape {strange} that are no parameters of the "
+                    "module: they would pass from client to client. Make them nn.Parameter attributes of the module."
+                )
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    return value if isinstance(value, (int, float, str, tuple, type(None))) else deepcopy(value)
 
 
 def _copy(state: Any) -> Any:

@@ -10,13 +10,16 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flsv._lightning.evaluation import on_device
+from flsv._lightning.evaluation import all_on_device, on_device
+from flsv._lightning.validation import keep_batches
 from flsv.data import FederatedDataModule
-from flsv.games import ModelEvaluator
+from flsv.games import ModelEvaluator, Performance, ValidatedModels
+from flsv.games.evaluation.any_task import validated_models
 from flsv.games.evaluation.replica import Replica
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, ClientStates, LocalData, Split, at
 from flsv.participants.state import Prefixed
+from flsv.seeding import isolated_rngs
 
 Private = Callable[[], Mapping[str, Tensor]]
 
@@ -44,6 +47,7 @@ class Roster:
     ) -> None:
         self._trainer, self._data, self._space, self._states = trainer, data, space, states
         self._first: ModelEvaluator | None = None
+        self._any_task: dict[Performance, ValidatedModels] = {}
         self._replica: Replica | None = None
         self.channel = Channel()
         population = data.class_counts.sum(0)
@@ -56,6 +60,7 @@ class Roster:
                 partial(self.evaluator, private=partial(self._private, client)),
                 partial(self.module, private=partial(self._private, client)),
                 partial(states.of, client),
+                any_task=partial(self.any_task, client),
             )
             for client in range(data.num_clients)
         ]
@@ -91,11 +96,24 @@ class Roster:
             return self._first.on(None, private)
         return self._first.on(batches, private)
 
+    def any_task(self, client: int, split: Split, performance: Performance) -> ValidatedModels:
+        """An evaluator on a client's split by what is no classifier's score; the first of its kind is tried.
+
+        Raises:
+            ConfigurationError: the score cannot be had.
+        """
+        trainer, loader = self._trainer, self._data.client_loader(client, split, shuffle=False)
+        if performance not in self._any_task:
+            found = validated_models(trainer, self._space, loader, {"the personalizer": performance})
+            self._any_task[performance] = found[performance.evaluator]
+        private = partial(self._private, client) if self._space.private_names else None
+        return self._any_task[performance].on(keep_batches(trainer, loader), private)
+
     def module(self, vector: Tensor, private: Private | None = None) -> nn.Module:
         """A copy of the trainer's module with this vector ``[P]`` in it, in evaluation mode; always the same copy."""
         module = self._trainer.lightning_module
         if self._replica is None:
-            self._replica = Replica(module, self._space)
+            self._replica = self.tried()
         self._replica.follow(module, None if private is None else private())
 
         def build(index: int, out: Tensor) -> None:
@@ -104,6 +122,19 @@ class Roster:
         self._replica.load(build, 0)
         return self._replica.module
 
+    def tried(self) -> Replica:
+        """A copy of the trainer's module that was found to be one.
+
+        Raises:
+            ConfigurationError: see :func:`flsv.games.evaluation.copies.check_copies`.
+        """
+        replica = Replica(self._trainer.lightning_module, self._space)
+        with isolated_rngs(0, "trial"):
+            for x, _ in self._batches(0, "train"):
+                replica.check(self._trainer.lightning_module, x)
+                break
+        return replica
+
     def _private(self, client: int) -> Mapping[str, Tensor]:
         return Prefixed(self._states.peek(client), "module.") if self._space.private_names else {}
 
@@ -111,4 +142,4 @@ class Roster:
         return on_device(self._trainer, self._data.client_loader(client, split, shuffle=False))
 
     def _validation(self, split: Split) -> Iterable[Any]:
-        return on_device(self._trainer, self._data.val_dataloader()) if split == "val" else []
+        return all_on_device(self._trainer, self._data.val_dataloader()) if split == "val" else []

@@ -8,7 +8,7 @@ before it leaves.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from flsv._lightning.accumulation import AccumulationWindows
 from flsv.clients.algorithms import ClientAlgorithm, Visit
+from flsv.clients.leftovers import Leftovers, State
 from flsv.clients.optimizers import ClientOptimizers
+from flsv.errors import ConfigurationError
 from flsv.functional.distances import distances
-from flsv.parameters import Leftovers, ParameterSpace
+from flsv.parameters import ParameterSpace
 from flsv.participants import LocalData, at
 from flsv.personalization import Personalizer
 from flsv.round import ClientUpdate, Instruction
@@ -40,9 +42,11 @@ class LocalTraining:
         personalizer: says where a client starts from; None: from what it is sent.
         strategies: what else the clients report is up to these.
         uploads: what happens to their updates before they leave.
+        local_epochs: that a client's batches are the batches of.
 
     Attributes:
         local: the data of the client that trains now; None between two clients.
+        last_batch: whether the client's last batch is being trained; None between rounds.
     """
 
     def __init__(
@@ -56,24 +60,40 @@ class LocalTraining:
         personalizer: Personalizer | None = None,
         strategies: Sequence[Strategy] = (),
         uploads: Sequence[Upload] = (),
+        local_epochs: int = 1,
     ) -> None:
         self.module, self.space, self.optimizers, self.windows = module, space, optimizers, windows
         self._num_clients, self._algorithm, self._personalizer = num_clients, algorithm, personalizer
-        self._strategies, self._uploads = strategies, uploads
-        self._leftovers = Leftovers(module)
+        self._strategies, self._uploads, self._local_epochs = strategies, uploads, local_epochs
+        self._constants = space.constants(module)
+        self._constant = set(self._constants.values())
+        self._leftovers = Leftovers(module, space.left_names)
         self.local: LocalData | None = None
+        self.last_batch: bool | None = None
         self._within = False
+
+    @property
+    def position(self) -> int:
+        """How many batches the client has trained on in this round."""
+        return self._position
 
     def begin_round(self) -> None:
         """The module holds the global model."""
+        self.space.check(self.module)
         self.global_vector = self.space.read(self.module)
-        self._buffers, self._private = self._leftovers.read(), self.space.read_private(self.module)
-        self._next_buffers: list[Tensor | None] | None = None
+        self._before, self._private = self._leftovers.read(), self.space.read_private(self.module)
+        self._marks = _marks(self._constants.values())
+        # What is not saved is what clients start with: hooks at the start of an epoch may come after this.
+        self._buffers: State | None = None
+        self._next_buffers: State | None = None
+        self._saved = self._leftovers.read(changed=True)
         self._within = True
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, batches: int) -> None:
         """A client is about to train for so many batches."""
         self._instruction, self.local, self._samples, self._batches = instruction, local, num_samples, batches
+        if self._buffers is None:
+            self._buffers = self._leftovers.read()
         with at(local):
             start = instruction.start if self._personalizer is None else self._personalizer.receive(local, instruction)
             if start is None:
@@ -89,6 +109,8 @@ class LocalTraining:
 
     def begin_batch(self) -> None:
         """Before every batch."""
+        self.last_batch = self._position + 1 == self._batches
+        self.optimizers.begin_batch(self._position)
         if self.windows.active:
             self.windows.begin_batch(self._position, self._batches)
 
@@ -97,15 +119,21 @@ class LocalTraining:
         if self.local is None:
             return  # the module's own, between two clients
         self._visit.num_steps += 1
+        if self._constant:
+            self._check_frozen(optimizer)
         if self._algorithm is not None:
             self._visit.lr_sum += optimizer.param_groups[0]["lr"]
+            self._visit.epoch = self._position * self._local_epochs // self._batches
             held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            for parameter in self._algorithm.resting(self._visit, held):
+                parameter.grad = None
+            held = [p for p in held if p.grad is not None]
             parameters, gradients = self._visit.shared(held, [p.grad for p in held])
             self._algorithm.gradients(self._visit, parameters, gradients)
 
     def end_batch(self, loss: Tensor | None) -> bool:
         """After every batch, with its training loss if the module gives one. Whether it was the client's last."""
-        self._loss += float("nan") if loss is None else loss.detach()
+        self._loss += float("nan") if loss is None else loss.detach().to(self._loss).mean()
         self._position += 1
         return self._position == self._batches
 
@@ -123,10 +151,15 @@ class LocalTraining:
         client, self.local = instruction.client_id, None
         del self._visit  # it holds models
         with at(local):
+            self._leftovers.check()
             vector = trained = self.space.read(self.module, out=out)
+            private = self.space.read_private(self.module)
+            self._check_constant()
             if self.optimizers.upload():
                 trained = trained.clone()
                 self.space.read(self.module, out=vector)
+            # Nobody else must find one client's own state in the module: clients that have none yet, the server.
+            self.space.write_private(self.module, self._private)
             start = visit.start
             departure = Departure(
                 client,
@@ -141,7 +174,8 @@ class LocalTraining:
             if sent is not vector:
                 trained = trained.clone() if trained is vector else trained
                 vector.copy_(sent)
-            if not (vector.sum().isfinite() or vector.isfinite().all()):
+            if not (vector.sum().isfinite() or vector.isfinite().all()) or self._broken(private):
+                self.optimizers.leave()
                 return None
             local.visit(start, trained)
             cut = self.space.num_parameters
@@ -150,41 +184,74 @@ class LocalTraining:
                 self._next_buffers = self._leftovers.read()
             visit.trained, visit.sent = trained, vector
             loss, reports = (self._loss / self._position).item(), self._reports(local, visit)
-            local.private.update(self.space.read_private(self.module))
+            local.private.update(private)
             if self._personalizer is not None:
                 self._personalizer.keep(local)
         self.optimizers.save(client)
         return ClientUpdate(client, self._samples, vector, loss, visit.num_steps, norm, reports, traffic)
 
-    def buffers(self) -> list[Tensor | None]:
-        """The buffers that no vector holds, as they are between two rounds: within one, as they were before it."""
-        return self._buffers if self._within else self._leftovers.read()
+    def end_visits(self) -> None:
+        """The cohort has trained. What copies of the module take from it besides vectors is the round's own from here
+        on, and not what the last client has left."""
+        if self._buffers is not None:
+            self._leftovers.write(self._buffers)
 
-    def restore(self, buffers: Sequence[Tensor | None]) -> None:
-        """Put such buffers into the module."""
-        self._leftovers.write(buffers)
+    def buffers(self) -> State:
+        """What no vector holds, as it is between two rounds: within one, as it was before it."""
+        return self._saved if self._within else self._leftovers.read(changed=True)
+
+    def restore(self, buffers: State) -> None:
+        """Put into the module what a checkpoint holds of it."""
+        self._leftovers.resume(buffers)
 
     def end_round(self, vector: Tensor) -> None:
         """The round is complete: the module becomes the next global model."""
         self.optimizers.commit()
+        self.last_batch = None
         # Averages of counters mean nothing: the global model goes on with those of the cohort's first client.
-        self._write(vector, self._next_buffers or self._buffers, self._private)
+        self._write(vector, self._next_buffers or self._before, self._private)
         self._within = False
 
     def discard(self) -> None:
         """Forget an unfinished round: the module is the global model of its start again."""
         self.optimizers.discard()
-        self.local = None
-        self._write(self.global_vector, self._buffers, self._private)
+        self.local = self.last_batch = None
+        self._write(self.global_vector, self._before, self._private)
         self._within = False
 
     def global_state_dict(self) -> dict[str, Tensor]:
         """The module's ``state_dict`` as it was at the start of the round; the module keeps its client's."""
         now = self.space.read(self.module), self._leftovers.read(), self.space.read_private(self.module)
-        self._write(self.global_vector, self._buffers, self._private)
+        self._write(self.global_vector, self._before, self._private)
         state = {name: value.clone() for name, value in self.module.state_dict().items()}
         self._write(*now)
         return state
+
+    def _broken(self, private: Mapping[str, Tensor]) -> bool:
+        """Whether training has made something of the client's own not finite."""
+        return any(not t.isfinite().all() and bool(self._private[n].isfinite().all()) for n, t in private.items())
+
+    def _check_frozen(self, optimizer: Any) -> None:
+        for parameter in (p for group in optimizer.param_groups for p in group["params"] if p.grad is not None):
+            if parameter in self._constant:
+                name = next(name for name, each in self._constants.items() if each is parameter)
+                raise ConfigurationError(
+                    f"{name!r} required no gradient when the fit began, so that it is not shared, and now it is "
+                    "trained: what share says of what is trained holds for a whole fit. Share such parameters by "
+                    'patterns, FederatedLoop(share=["trainable", "name.*"]), or share all.'
+                )
+
+    def _check_constant(self) -> None:
+        differ = (_marks(self._constants.values()) != self._marks).any(0).tolist() if self._constants else []
+        changed = [name for name, other in zip(self._constants, differ) if other]
+        if changed:
+            more = ", ..." if len(changed) > 3 else ""
+            raise ConfigurationError(
+                f"{', '.join(map(repr, changed[:3]))}{more} require no gradient, so that they were taken to be the "
+                "same at all clients, and training changes them, as where one network follows another. Say what they "
+                'are: FederatedLoop(share=["trainable", "name.*"]) shares them, share=["trainable", "!name.*"] keeps '
+                "them at their client."
+            )
 
     def _reports(self, local: LocalData, visit: Visit) -> dict[str, Tensor]:
         told: dict[str, Tensor | float] = {}
@@ -201,10 +268,22 @@ class LocalTraining:
         }
 
     @torch.no_grad()
-    def _write(self, vector: Tensor, buffers: Sequence[Tensor | None], private: dict[str, Tensor]) -> None:
+    def _write(self, vector: Tensor, buffers: State, private: dict[str, Tensor]) -> None:
         self.space.write(self.module, vector)
         self._leftovers.write(buffers)
         self.space.write_private(self.module, private)
+
+
+@torch.no_grad()
+def _marks(tensors: Iterable[Tensor]) -> Tensor:
+    """float64 ``[2, n]``, by which to see that tensors have changed, without copies of them."""
+    floating = [
+        tensor if tensor.is_floating_point() else tensor.new_zeros(1, dtype=torch.float32) for tensor in tensors
+    ]
+    if not floating:
+        return torch.empty(2, 0)
+    norms = torch.stack([norm.double() for norm in torch._foreach_norm(floating)])
+    return torch.stack([norms, torch.stack([tensor.sum().double() for tensor in floating])]).nan_to_num()
 
 
 def train_client(

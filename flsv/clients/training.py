@@ -41,7 +41,7 @@ class CohortTraining:
         """
         self._visits, self._instructions, self._samples = loader.visits, instructions, num_samples
         self._matrix = self.local.global_vector.new_empty(len(self._visits), len(self.local.global_vector))
-        self.updates, self.broken, self._visited, self.active = [], [], 0, True
+        self.updates, self.broken, self._visited, self.active, self._discarded = [], [], 0, True, False
 
     @property
     def client(self) -> int | None:
@@ -52,6 +52,11 @@ class CohortTraining:
     def place(self) -> str:
         """``"3/10"``: the third of ten clients."""
         return f"{self._visited + 1}/{len(self._visits)}"
+
+    @property
+    def batch_idx(self) -> int:
+        """The place of the current batch in its client's local epoch."""
+        return self.local.position % self._visits[self._visited].epoch
 
     @property
     def matrix(self) -> Tensor:
@@ -92,12 +97,15 @@ class CohortTraining:
         self._forget()
         self.active = False
 
-    def discard(self) -> None:
-        """Forget an unfinished round: the module is the global model of its start again."""
-        if self.active:
-            self.local.discard()
-            self._forget()
-            # `active` stays: a checkpoint saved from here on is still one of the round's start.
+    def discard(self) -> bool:
+        """Forget an unfinished round: the module is the global model of its start again. Whether there was one."""
+        if not self.active or self._discarded:
+            return False
+        self.local.discard()
+        self._forget()
+        # `active` stays: a checkpoint saved from here on is still one of the round's start.
+        self._discarded = True
+        return True
 
     def _forget(self) -> None:
         for visit in self._visits:

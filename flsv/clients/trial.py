@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
 
-from flsv._lightning.evaluation import evaluating, on_device
+from flsv._lightning.evaluation import each_loader, evaluating, on_device
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 
@@ -18,7 +18,8 @@ from flsv.errors import ConfigurationError
 def try_evaluations(
     trainer: L.Trainer, data: FederatedDataModule, evaluate_clients_every: int, games: Sequence[str]
 ) -> None:
-    """Try whatever models will be evaluated for: on the clients' own test splits, and in these metrics' games.
+    """Try whatever models will be evaluated for as classifiers: on the clients' own test splits, and in these metrics'
+    games. What is measured by other means is tried by :func:`flsv.games.evaluation.any_task.validated_models`.
 
     Raises:
         ConfigurationError: see :func:`try_forward`.
@@ -27,7 +28,7 @@ def try_evaluations(
         asking = f"evaluate_clients_every={evaluate_clients_every}"
         try_forward(trainer, data.client_loader(0, "test", shuffle=False), data.num_classes, asking, or_more=True)
     if games:
-        try_forward(trainer, data.val_dataloader(), data.num_classes, f"metrics {games}")
+        try_forward(trainer, each_loader(data.val_dataloader())[0], data.num_classes, f"metrics {games}")
 
 
 @torch.no_grad()

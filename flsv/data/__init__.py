@@ -23,10 +23,12 @@ from flsv.data.partition import (
     partition_counts,
     plot_partition,
 )
-from flsv.data.sets import DATA_SETS, ImageData, load_image_data
+from flsv.data.sets import DATA_SETS, CharacterData, CSVData, ImageData, TableData, TextData, load_image_data
 
 __all__ = [
     "DATA_SETS",
+    "CSVData",
+    "CharacterData",
     "ClientChoice",
     "ClosedSetLabelNoise",
     "Corruption",
@@ -44,7 +46,9 @@ __all__ = [
     "ProportionPartitioner",
     "ShardPartitioner",
     "SizePartitioner",
+    "TableData",
     "TensorBatches",
+    "TextData",
     "load_image_data",
     "make_loader",
     "partition_counts",

@@ -21,6 +21,8 @@ from flsv.errors import ConfigurationError
 
 #: The name of the only class of data without classes.
 ONE_CLASS = ("samples",)
+#: From so many samples on, classes of fewer than two samples each are none.
+_MANY = 100
 
 
 @dataclass(frozen=True)
@@ -80,11 +82,16 @@ def find_classes(
         # Where the classes have names, an integer that is none of them is a mistake.
         seen, why = labels_or_why(train, strict=bool(class_names))
         if seen is not None and not class_names:
-            why = _too_large(seen)
+            why = _numbers(seen)
         if seen is None or why:
             return _one_class(train, why)
         found = seen
-    number = count_classes(found, class_names, held_out)
+    try:
+        number = count_classes(found, class_names, held_out)
+    except ConfigurationError as error:
+        if labels is not None or asking or class_names:
+            raise
+        raise ConfigurationError(f"{error} If these are numbers and no classes, say labels=False.") from error
     return Classes(found, tuple(class_names) if len(class_names) == number else tuple(map(str, range(number))))
 
 
@@ -111,11 +118,17 @@ def _one_class(train: Dataset, why: str, asking: Sequence[Any] = ()) -> Classes:
     return Classes(torch.zeros(len(train), dtype=torch.long), ONE_CLASS, why)  # type: ignore[arg-type]
 
 
-def _too_large(labels: Tensor) -> str:
+def _numbers(labels: Tensor) -> str:
     """Why these labels are numbers rather than classes, with a warning; empty if they may be classes."""
+    largest, distinct = int(labels.max()), len(labels.unique())
+    said = ""
+    if len(labels) >= _MANY and 2 * distinct > len(labels):
+        said = f"There are {distinct} different labels of {len(labels)} training samples, such as an index has."
     try:
-        check_largest("The training data", int(labels.max()), len(labels.unique()))
+        check_largest("The training data", largest, distinct)
     except ConfigurationError as error:
-        rank_zero_warn(f"{error} They are taken for numbers: nothing here asks for classes.")
-        return f"the labels are numbers up to {int(labels.max())}"
+        said = str(error)
+    if said:
+        rank_zero_warn(f"{said} They are taken for numbers: nothing here asks for classes.")
+        return f"the labels are {distinct} different numbers up to {largest}"
     return ""

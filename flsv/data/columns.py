@@ -13,7 +13,11 @@ from flsv.errors import ConfigurationError
 
 
 def attribute(dataset: Dataset, name: str) -> Sequence[Any] | Tensor | np.ndarray | None:
-    """A per-sample attribute, found through ``Subset`` and ``ConcatDataset``; None where there is none, or not of the data set's length."""
+    """A per-sample attribute, found through ``Subset`` and ``ConcatDataset``.
+
+    Returns:
+        None where there is none, or not of the data set's length.
+    """
     if isinstance(dataset, Subset) and not hasattr(dataset, name):
         whole = attribute(dataset.dataset, name)
         return None if whole is None else np.asarray(whole)[np.asarray(dataset.indices, dtype=np.int64)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 import torch
@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from flsv._lightning.old_package import check_package
 from flsv.data.corruption import Corruption
 from flsv.data.corruption.open_set import unknown_classes
 from flsv.data.federated_data import FederatedData, deal
@@ -53,13 +54,13 @@ class FederatedDataModule(L.LightningDataModule):
         client_val_fraction: share of each client's samples for its own validation set, at least one sample unless 0.
         client_test_fraction: the same for its own test set.
         max_samples: use a random subset of so many training samples (the server's included).
-        groups: natural group of each training sample, or the name of an attribute of the training data that has them;
-            or a field of its samples; by default its attribute ``groups``, if any. For
+        groups: natural group of each training sample, or the name of an attribute of the training data or of a field of
+            its samples that has them; by default the attribute ``groups``, if any. For
             :class:`~flsv.data.GroupPartitioner`.
-        labels: class of each training sample 0 .. M-1, or the name of an attribute of the training data or a field of
-            its samples that has them; False for data without classes. By default the integers that end each sample or
-            are called its label, if any. Classes are needed by those who ask for them only (partitioners by label,
-            label noise, metrics per class); data without them are of one class.
+        labels: class of each training sample, 0 .. M-1, or the name of an attribute of the training data or of a field
+            of its samples that has them; False for data without classes. By default the integers that end the samples
+            or are called their label, if any. Only those who ask for classes need them (partitioners by label, label
+            noise, metrics per class); data without them are of one class.
         corruptions: what is wrong with some clients' training data, in the order in which it happens, such as
             ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``preload`` for it. No
             validation or test sample changes, and the data set itself does not either.
@@ -105,7 +106,8 @@ class FederatedDataModule(L.LightningDataModule):
         client_test_fraction: float = 0.0,
         max_samples: int | None = None,
         groups: str | list[int] | list[str] | None = None,
-        labels: str | list[int] | bool | None = None,
+        # bool first: else the command line would take "false" for a name.
+        labels: bool | list[int] | str | None = None,
         corruptions: list[Corruption] | None = None,
         drop_flagged: bool | FedBary = False,
         # Not "-> Tensor": jsonargparse would take a class path for that of a Tensor.
@@ -118,12 +120,13 @@ class FederatedDataModule(L.LightningDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        for part in source if isinstance(source, list | tuple) else [source]:
+            check_package(part, "source")
         self.split_options = SplitOptions(
             server_val_fraction, client_val_fraction, client_test_fraction, max_samples, seed
         )
         for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            if size is not None and size < 1:
-                raise ConfigurationError(f"{name}={size}: it must be at least 1.")
+            _check_size(name, size)
         self.partitioner = IIDPartitioner(num_clients=5) if partitioner is None else partitioner
         if not isinstance(self.partitioner, Partitioner):
             raise ConfigurationError(
@@ -145,8 +148,7 @@ class FederatedDataModule(L.LightningDataModule):
             )
         self.detector = FedBary() if drop_flagged is True else drop_flagged or None
         self.source = source
-        self.batch_size = batch_size
-        self.eval_batch_size = eval_batch_size
+        self._batch_size, self._eval_batch_size = batch_size, eval_batch_size
         self.root = root
         self.download = download
         self.groups = groups
@@ -172,6 +174,16 @@ class FederatedDataModule(L.LightningDataModule):
                 if is_overridden(hook, self._module):
                     setattr(self, hook, getattr(self._module, hook))
 
+    if not TYPE_CHECKING:  # or every misspelt attribute would be one
+
+        def __getattr__(self, name: str) -> Any:
+            # Only what is not found here. The module itself is not there yet while a copy or a pickle is made, and
+            # what begins with an underscore is asked for by those who look whether this object has it.
+            module = self.__dict__.get("_module")
+            if module is None or name.startswith("_"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            return getattr(module, name)
+
     def __str__(self) -> str:
         # Lightning's own would open every loader and expects a DataLoader in each.
         return f"{type(self).__name__}(source={source_name(self.source)}, partitioner={self.partitioner!r})"
@@ -189,6 +201,14 @@ class FederatedDataModule(L.LightningDataModule):
     def setup(self, stage: str | None = None) -> None:
         """Load and deal out the data. Calling it again, for whatever stage, changes nothing."""
         if self._module is not None:
+            reload = getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0)
+            if reload and stage == "fit":
+                raise ConfigurationError(
+                    f"reload_dataloaders_every_n_epochs={reload}: the loaders "
+                    f"of {source_name(self.source)} are read once, when its samples are dealt to clients, and would "
+                    f"not be asked for again. Leave it at 0; let what changes from epoch to epoch happen in the data "
+                    f"set or in train_transform."
+                )
             self._module.trainer = self.trainer
             # Training data are always needed: who has what is known in every stage.
             for each in dict.fromkeys(("fit", str(getattr(stage, "value", stage or "fit")))):
@@ -205,8 +225,8 @@ class FederatedDataModule(L.LightningDataModule):
                 asking=[] if self.detector is None else [self.detector],
                 corruptions=self.corruptions,
                 preloaded=self.preload,
-                batch_size=self.batch_size,
-                eval_batch_size=self.eval_batch_size,
+                batch_size=self._batch_size,
+                eval_batch_size=self._eval_batch_size,
                 reading=self._reading,
             )
             self._eval_loaders.clear()
@@ -241,7 +261,8 @@ class FederatedDataModule(L.LightningDataModule):
             return self.round_loader()
         pooled = torch.cat([client["train"] for client in self._data.splits.clients])
         epoch = 0 if self.trainer is None else self.trainer.current_epoch
-        return self._data.train_loader(pooled, generator_for(self.seed, "pooled", epoch), self.train_transform)
+        generator = None if self._overfits else generator_for(self.seed, "pooled", epoch)
+        return self._data.train_loader(pooled, generator, self.train_transform)
 
     def val_dataloader(self) -> Any:
         """The server's validation set; an empty list if there is none."""
@@ -264,6 +285,49 @@ class FederatedDataModule(L.LightningDataModule):
         if self._module is not None and is_overridden("predict_dataloader", self._module):
             return self._module.predict_dataloader()
         return self.test_dataloader()
+
+    # What others may read, and tuners set
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples per training batch: as given, a wrapped data module's ``batch_size``, or, after ``setup``, as found.
+
+        It can be set at any time and holds for loaders made after that.
+        """
+        theirs = getattr(self._module, "batch_size", None)
+        found = None if self._dealt is None else self._dealt.train_options["batch_size"]
+        return next((size for size in (self._batch_size, found, theirs) if size is not None), None)
+
+    @batch_size.setter
+    def batch_size(self, size: int | None) -> None:
+        _check_size("batch_size", size)
+        if self.trainer is not None and self.trainer.evaluating:
+            raise ConfigurationError(
+                f"batch_size={size} set during an evaluation, whose batches have eval_batch_size samples: set that, or "
+                f'say batch_arg_name="eval_batch_size" to a BatchSizeFinder.'
+            )
+        if self._dealt is not None and size is not None:
+            self._dealt = self._dealt.in_batches_of(size)
+        self._batch_size = size
+
+    @property
+    def eval_batch_size(self) -> int | None:
+        """Samples per evaluation batch: as given, or, after ``setup``, as found. It can be set as ``batch_size``."""
+        found = None if self._dealt is None else self._dealt.eval_options["batch_size"]
+        return found if self._eval_batch_size is None else self._eval_batch_size
+
+    @eval_batch_size.setter
+    def eval_batch_size(self, size: int | None) -> None:
+        _check_size("eval_batch_size", size)
+        if self._dealt is not None and size is not None:
+            self._dealt = self._dealt.evaluated_in_batches_of(size)
+            self._eval_loaders.clear()
+        self._eval_batch_size = size
+
+    @property
+    def hparams(self) -> Any:
+        """A wrapped data module's hyper-parameters."""
+        return super().hparams if self._module is None else self._module.hparams
 
     # The federation's view
 
@@ -292,8 +356,8 @@ class FederatedDataModule(L.LightningDataModule):
     def num_classes(self) -> int:
         """Number of classes.
 
-        1 for data without classes, unless a wrapped data module has a ``num_classes`` of its own, which then is what its
-        users mean.
+        1 for data without classes, unless a wrapped data module has a ``num_classes`` of its own, which then is what
+        its users mean.
         """
         theirs = getattr(self._module, "num_classes", None) if self._data.no_classes else None
         return theirs if isinstance(theirs, int) else len(self._data.class_names)
@@ -361,7 +425,8 @@ class FederatedDataModule(L.LightningDataModule):
 
         Args:
             client: the client's number.
-            split: ``train`` is shuffled and transformed; ``val`` and ``test`` come in order.
+            split: ``train`` is shuffled (but for ``overfit_batches``) and transformed; ``val`` and ``test`` come in
+                order.
             generator: drives the shuffle, and nothing else does; by default one of this module's seed and the client.
             shuffle: False gives the training samples as the client has them: in order, not transformed.
         """
@@ -369,7 +434,7 @@ class FederatedDataModule(L.LightningDataModule):
         if split == "train" and not shuffle:
             return self._data.held_loader(indices)
         if split == "train":
-            generator = generator or generator_for(self.seed, "client", client)
+            generator = None if self._overfits else generator or generator_for(self.seed, "client", client)
             return self._data.train_loader(indices, generator, self.train_transform)
         return self._cached((client, split), lambda: self._data.eval_loader(self._data.train, indices))
 
@@ -399,6 +464,11 @@ class FederatedDataModule(L.LightningDataModule):
         return facts
 
     @property
+    def _overfits(self) -> bool:
+        """Whether the same first batches are wanted again and again, as Lightning does it: in order."""
+        return self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
+
+    @property
     def _data(self) -> FederatedData:
         if self._dealt is None:
             raise RuntimeError(
@@ -410,3 +480,8 @@ class FederatedDataModule(L.LightningDataModule):
         if key not in self._eval_loaders:
             self._eval_loaders[key] = make()
         return self._eval_loaders[key]
+
+
+def _check_size(name: str, size: int | None) -> None:
+    if size is not None and size < 1:
+        raise ConfigurationError(f"{name}={size}: it must be at least 1.")

@@ -40,6 +40,7 @@ class FederatedData:
         eval_options: the same for evaluation batches.
         corrupted: what the clients train on instead of ``train``, if any of them is corrupted.
         labels: of the training data as the clients have them, int64 ``[N]``; all 0 without classes.
+        val_data: what ``val`` reads, and which of its samples, where it is not the source's own loader.
         no_classes: why the samples have no classes; None where they have some.
     """
 
@@ -54,13 +55,14 @@ class FederatedData:
     corrupted: CorruptedData | None = None
     labels: Tensor | None = None
     no_classes: str | None = None
+    val_data: tuple[Dataset, Tensor | None] | None = None
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, found by reading one sample."""
         collate_fn = self.eval_options.get("collate_fn")
         one = make_loader(self.train, self.splits.clients[0]["train"][:1], batch_size=1, collate_fn=collate_fn)
-        batch = next(iter(one))
+        batch: Any = next(iter(one))
         fields = [batch]
         if isinstance(batch, Mapping | list | tuple):
             fields = list(batch.values()) if isinstance(batch, Mapping) else list(batch)
@@ -72,16 +74,21 @@ class FederatedData:
         return tuple(first.shape[1:])
 
     def train_loader(
-        self, indices: Tensor, generator: torch.Generator, transform: Callable[[Tensor], Tensor] | None
+        self, indices: Tensor, generator: torch.Generator | None, transform: Callable[[Tensor], Tensor] | None
     ) -> TensorBatches | DataLoader:
-        """Shuffled batches of some of the training data, as the clients have them."""
+        """Batches of some of the training data, as the clients have them; shuffled by the generator, if any."""
         if self.corrupted is not None and self.corrupted.differs[indices].any():
             size, drop_last = self.train_options["batch_size"], self.train_options["drop_last"]
             return self.corrupted.loader(
                 indices, batch_size=size, drop_last=drop_last, generator=generator, transform=transform
             )
         return make_loader(
-            self.train, indices, shuffle=True, generator=generator, transform=transform, **self.train_options
+            self.train,
+            indices,
+            shuffle=generator is not None,
+            generator=generator,
+            transform=transform,
+            **self.train_options,
         )
 
     def held_loader(self, indices: Tensor) -> TensorBatches | DataLoader:
@@ -89,6 +96,27 @@ class FederatedData:
         if self.corrupted is not None and self.corrupted.differs[indices].any():
             return self.corrupted.loader(indices, batch_size=self.eval_options["batch_size"], drop_last=False)
         return self.eval_loader(self.train, indices)
+
+    def in_batches_of(self, size: int) -> FederatedData:
+        """The same with other training batches."""
+        options = {**self.train_options, "batch_size": size}
+        check_full_batches(self.splits, options)
+        return replace(self, train_options=options)
+
+    def evaluated_in_batches_of(self, size: int) -> FederatedData:
+        """The same with other evaluation batches.
+
+        Raises:
+            ConfigurationError: a wrapped data module's own loaders make the validation batches.
+        """
+        options = {**self.eval_options, "batch_size": size}
+        if self.val is not None and self.val_data is None:
+            raise ConfigurationError(
+                f"eval_batch_size={size}: the validation batches are made by the wrapped data module's own loaders. "
+                f"Set the batch size there."
+            )
+        val = self.val if self.val_data is None else make_loader(*self.val_data, **options)
+        return replace(self, val=val, eval_options=options)
 
     def eval_loader(self, dataset: Dataset, indices: Tensor | None = None) -> TensorBatches | DataLoader:
         """Batches in order."""
@@ -131,7 +159,8 @@ def deal(
     if len(source.train) == 0:  # type: ignore[arg-type]
         raise ConfigurationError(f"The training data ({type(source.train).__name__}) are empty.")
     held_out = {"validation": source.val, "test": source.test}
-    asking = [part for part in (partitioner, *corruptions) if part.needs_classes] + list(asking)
+    dealing: list[Any] = [partitioner, *corruptions]
+    asking = [part for part in dealing if part.needs_classes] + list(asking)
     classes = find_classes(source.train, source.class_names, held_out, labels, asking)
     labels, num_classes = classes.labels, len(classes.names)
     has_val = source.val is not None or source.val_loaders is not None
@@ -164,10 +193,9 @@ def deal(
     eval_options["batch_size"] = eval_batch_size or eval_options.get("batch_size", usual)
     check_full_batches(splits, train_options)
 
-    if val is None and len(splits.server_val):
-        val_loader: Any = make_loader(train, splits.server_val, **eval_options)
-    else:
-        val_loader = source.val_loaders if val is None else make_loader(val, **eval_options)
+    own = (train, splits.server_val) if len(splits.server_val) else None
+    val_data: tuple[Dataset, Tensor | None] | None = own if val is None else (val, None)
+    val_loader: Any = source.val_loaders if val_data is None else make_loader(*val_data, **eval_options)
     if val is not None and len(val_loader) == 0:
         raise ConfigurationError("The source's validation set is empty. Give it samples, or leave it out altogether.")
     corrupted = None
@@ -190,6 +218,7 @@ def deal(
         corrupted,
         labels,
         classes.missing,
+        val_data,
     )
 
 

@@ -162,7 +162,8 @@ def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[
         rank_zero_warn(
             f"The labels are classes 0 .. {largest}, but no training sample is of class {in_words(absent.tolist())}: "
             f"the model has untrained outputs, and values per class, for what may not exist. Number the classes from 0 "
-            f"without gaps, or give the training data an attribute `classes` with the names of all."
+            f"without gaps, or give the training data an attribute `classes` with the names of all; labels=False says "
+            f"that they are numbers and no classes."
         )
     return largest + 1
 

@@ -124,8 +124,10 @@ def make_loader(
         return TensorBatches(
             tensors, rows, batch_size, shuffle=shuffle, drop_last=drop_last, generator=generator, transform=transform
         )
+    collate_fn = _default_collate if collate_fn in (None, default_collate) else collate_fn
     if transform is not None:
-        collate_fn = _CollateAndTransform(collate_fn or default_collate, transform)
+        assert collate_fn is not None
+        collate_fn = _CollateAndTransform(collate_fn, transform)
     subset = dataset if indices is None else Subset(dataset, indices.tolist())
     # A DataLoader draws its workers' seeds before its first order, and from the global generator if it is given none:
     # with a generator of its own it does neither.
@@ -170,6 +172,18 @@ class _Shuffled(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         yield from torch.randperm(self.length, generator=self.generator).tolist()
+
+
+def _default_collate(samples: list[Any]) -> Any:
+    """torch's, which has no words for what it cannot do."""
+    try:
+        return default_collate(samples)
+    except (TypeError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"samples of type {type(samples[0]).__name__} cannot be put into one batch: {str(error).splitlines()[0]} "
+            f"Give the data as a LightningDataModule whose loaders have a collate_fn that can (such as "
+            f"torch_geometric.loader.DataLoader for graphs)."
+        ) from error
 
 
 class _CollateAndTransform:

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.accumulation import AccumulationWindows
-from flsv._lightning.evaluation import on_device
+from flsv._lightning.evaluation import all_on_device
 from flsv.clients.cohort import CohortLoader
+from flsv.clients.local_steps import LocalSteps
 from flsv.clients.optimizer_options import OptimizerOptions
 from flsv.clients.optimizers import ClientOptimizers
 from flsv.clients.own_models import own_accuracy, received_models
@@ -23,9 +24,12 @@ from flsv.clients.train_client import LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.clients.trial import try_evaluations
 from flsv.data import FederatedDataModule
-from flsv.parameters import ParameterSpace
+from flsv.engines.vectors import shared_space
+from flsv.games import Performance
+from flsv.games.evaluation.any_task import validated_models
 from flsv.participants import ClientStates
 from flsv.participants.artifacts import write_artifacts
+from flsv.participants.sharing import warn_of_sharing
 from flsv.round import FederationState, Instruction, Round
 from flsv.seeding import generator_for
 from flsv.server import ContributionBoard, RoundServer
@@ -48,6 +52,7 @@ class OneProcess:
         strategies: by role.
         uploads: what happens to the clients' updates before they leave.
         arguments: of :class:`flsv.FederatedLoop`, by name.
+        steps: how many optimizer steps every client takes in the fit.
 
     Attributes:
         space: the map between the module and vectors.
@@ -69,15 +74,17 @@ class OneProcess:
         strategies: Mapping[str, Strategy],
         uploads: list[Upload],
         arguments: Mapping[str, Any],
+        steps: LocalSteps | None = None,
     ) -> None:
         module = trainer.lightning_module
         self._trainer, self._data, self._state, self._states = trainer, data, state, states
         self._strategies: dict[str, Any] = dict(strategies)
-        self._uploads, self._arguments = uploads, arguments
-        private = [pattern for strategy in strategies.values() for pattern in strategy.private]
-        self.space = ParameterSpace(module, arguments["head"], private)
+        self._uploads, self._arguments, self._steps = uploads, arguments, steps
+        self.space, shared = shared_space(module, arguments, strategies)
+        kept = [name for name in self.space.private_names if name in shared.kept]
         num_classes = data.num_classes if data.no_classes is None else None
-        check_space(self.space, board, uploads, arguments["head"], num_classes)
+        check_space(self.space, board, uploads, arguments["head"], num_classes, kept)
+        warn_of_sharing(kept, self.space, module, bool(arguments["evaluate_clients_every"]))
         for movable in (board, state, states):
             movable.to(module.device)
         self.options = OptimizerOptions(trainer)
@@ -132,14 +139,15 @@ class OneProcess:
         """Tell the strategies of the federation, before the first cohort is drawn."""
         state = self._state
         optimizers = self._trainer.optimizers
-        known = federation(state.model(), self.space, self._data, state.seed, optimizers, self._strategies)
+        epochs = self._arguments["local_epochs"]
+        known = federation(state.model(), self.space, self._data, state.seed, optimizers, self._strategies, epochs)
         for strategy in self._strategies.values():
             (strategy.resume if resumed else strategy.begin)(known)
         self._know_chances()
         if not state.cohort:  # a checkpoint holds the one that was drawn
             self.draw_cohort()
 
-    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: list[Tensor | None] | None) -> None:
+    def begin_training(self, optimizer_state: dict[str, Any] | None, buffers: dict[str, Any] | None) -> None:
         """The optimizers are as they will be used.
 
         Args:
@@ -147,20 +155,31 @@ class OneProcess:
             buffers: those that no vector holds, of a checkpoint.
         """
         trainer, board, arguments = self._trainer, self.server.board, self._arguments
+        measures, val = board.performances, self._data.val_dataloader()
+        games = [name for name, measure in measures.items() if not isinstance(measure, Performance)]
         every = arguments["evaluate_clients_every"] if self.clients_here else 0
-        try_evaluations(trainer, self._data, every, board.game_metrics)
-        if board.game_metrics:
-            self.server.play_on(self.roster.evaluator(on_device(trainer, self._data.val_dataloader())))
+        try_evaluations(trainer, self._data, every, games)
+        for strategy in self._strategies.values() if self.clients_here else ():
+            performance = getattr(strategy, "performance", None)
+            if isinstance(performance, Performance):
+                self.roster.any_task(0, "val", performance)
+            elif strategy.evaluates:
+                self.roster.tried()
+        if measures:
+            asking = {f"metric {name!r}": measure for name, measure in measures.items()}
+            validated = validated_models(trainer, self.space, val, asking, seed=self._state.seed)
+            self.server.play_on(self.roster.evaluator(all_on_device(trainer, val)) if games else None, validated)
         local = LocalTraining(
             trainer.lightning_module,
             self.space,
-            ClientOptimizers(trainer, arguments["client_optimizer"], optimizer_state),
+            ClientOptimizers(trainer, arguments["client_optimizer"], optimizer_state, self._steps),
             AccumulationWindows(trainer),
             self._state.num_clients,
             self._strategies.get("client_algorithm"),
             self._strategies.get("personalizer"),
             list(self._strategies.values()),
             self._uploads,
+            arguments["local_epochs"],
         )
         if buffers is not None:
             local.restore(buffers)
@@ -227,6 +246,7 @@ class OneProcess:
             evaluate: whether to evaluate the clients' own models, asked once the metrics are updated.
         """
         state, training = self._state, self.clients
+        training.local.end_visits()
         round = self.server.finish(
             self.server.collect(
                 training.updates,
@@ -267,10 +287,14 @@ class OneProcess:
         if not last:
             self.draw_cohort()
 
-    def discard(self) -> None:
-        """Forget an unfinished round."""
-        self.clients.discard()
+    def discard(self) -> bool:
+        """Forget an unfinished round. Whether there was one."""
         self._states.discard()
+        return self.clients.discard()
+
+    def within_round(self) -> dict[str, Tensor] | None:
+        """The global model's ``state_dict`` at the start of the round while the module is a client; else None."""
+        return self.clients.local.global_state_dict() if self.clients.active else None
 
     def received(self) -> dict[int, Tensor]:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""

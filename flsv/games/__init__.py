@@ -13,6 +13,9 @@ from flsv.games.coalition import (
     Weighting,
     validation_gradient_products,
 )
+from flsv.games.evaluation.metric_of_outputs import MetricOfOutputs
+from flsv.games.evaluation.validated import LoggedValues, ValidatedModels
+from flsv.games.performance import Performance, performance_of
 
 __all__ = [
     "METRICS",
@@ -20,10 +23,15 @@ __all__ = [
     "CoalitionTable",
     "CoalitionUtility",
     "GradientProducts",
+    "LoggedValues",
+    "MetricOfOutputs",
     "ModelEvaluator",
+    "Performance",
     "Renormalized",
     "Scores",
     "UtilityMetric",
+    "ValidatedModels",
     "Weighting",
+    "performance_of",
     "validation_gradient_products",
 ]

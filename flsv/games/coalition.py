@@ -12,7 +12,8 @@ et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Hashable, Mapping
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +25,8 @@ from flsv.games.evaluation.evaluator import ModelEvaluator
 from flsv.games.evaluation.gradients import GradientProducts, validation_gradient_products
 from flsv.games.evaluation.scores import METRICS, Scores, check_metric
 from flsv.games.evaluation.table import CoalitionTable
+from flsv.games.evaluation.validated import ValidatedModels
+from flsv.games.performance import Performance
 from flsv.round import Round
 
 __all__ = [
@@ -33,6 +36,7 @@ __all__ = [
     "CoalitionUtility",
     "GradientProducts",
     "ModelEvaluator",
+    "Performance",
     "Renormalized",
     "Scores",
     "validation_gradient_products",
@@ -55,9 +59,11 @@ class CoalitionUtility:
     Args:
         round: the players are its cohort, in the order of ``client_ids``.
         evaluator: evaluates models on the server's validation set.
-        metric: ``"accuracy"``, ``"balanced_accuracy"`` (mean over the classes with samples), ``"negative_loss"`` (minus
+        metric: what they are measured by, see :mod:`flsv.games.performance`. A :class:`ModelEvaluator` gives
+            ``"accuracy"``, ``"balanced_accuracy"`` (mean over the classes with samples), ``"negative_loss"`` (minus
             the mean cross-entropy, nats), ``"per_class_accuracy"`` (0 for classes without samples) or ``"custom"``, the
-            evaluator's torchmetrics metric (its sign turned where ``higher_is_better`` is False). More is better.
+            evaluator's torchmetrics metric (its sign turned where ``higher_is_better`` is False). More is better. The
+            other evaluators take a :class:`flsv.games.Performance`.
         weighting: w_i(S): ``"uniform"``, 1/|S|; ``"samples"``, n_i / sum_{j in S} n_j; or fixed weights ``[k]``, not
             renormalised inside S, or ``Renormalized(weights)``, w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
         server_lr: eta, the share of the way to the average that the coalition's model moves.
@@ -91,20 +97,25 @@ class CoalitionUtility:
     def __init__(
         self,
         round: Round,
-        evaluator: ModelEvaluator,
+        evaluator: ModelEvaluator | ValidatedModels,
         *,
-        metric: UtilityMetric = "accuracy",
+        metric: UtilityMetric | str | Performance = "accuracy",
         weighting: Weighting = "uniform",
         server_lr: float = 1.0,
         empty: float | Tensor | None = None,
         table: CoalitionTable | None = None,
     ) -> None:
-        check_metric(metric, evaluator.has_metric)
+        if isinstance(metric, Performance) != isinstance(evaluator, ValidatedModels):
+            raise ConfigurationError(
+                f"CoalitionUtility(metric={metric!r}): {type(evaluator).__name__} has no such score."
+            )
+        if isinstance(evaluator, ModelEvaluator):
+            check_metric(str(metric), evaluator.has_metric)
         check_number(self, "server_lr", server_lr, above=0)
         table = table or CoalitionTable(round, evaluator)
         if table.round is not round or table.evaluator is not evaluator:
             raise ConfigurationError("CoalitionUtility(table=...): the table is one of another round or evaluator.")
-        shape = (evaluator.num_classes,) if metric == "per_class_accuracy" else ()
+        shape = self._classes = (evaluator.num_classes,) if metric == "per_class_accuracy" else ()  # type: ignore[union-attr]
         self._empty = None if empty is None else torch.as_tensor(empty, dtype=torch.float64, device="cpu")
         if self._empty is not None and self._empty.shape not in ((), shape):
             raise ConfigurationError(
@@ -136,23 +147,30 @@ class CoalitionUtility:
                 f"expected masks bool [K, {self.num_players}], got {masks.dtype} {list(masks.shape)}: a row per "
                 "coalition, a column per player."
             )
-        classes = [self.table.evaluator.num_classes] if self.metric == "per_class_accuracy" else []
-        values = torch.empty(len(masks), *classes, dtype=torch.float64)
+        values = torch.empty(len(masks), *self._classes, dtype=torch.float64)
         masks = masks.cpu()
         asked = torch.ones(len(masks), dtype=torch.bool) if self._empty is None else masks.any(1)
         if self._empty is not None:
             values[~asked] = self._empty
         if asked.any():
-            values[asked] = self.table.scores(self._models, masks[asked]).value(self.metric)
+            values[asked] = utility_of(self.table.scores(self._models, masks[asked]), self.metric)
         return values
+
+
+def utility_of(scores: Any, metric: str | Performance) -> Tensor:
+    """More is better, float64 ``[K]`` or ``[K, M]``."""
+    if isinstance(metric, Performance):
+        return metric.utility(scores.value(metric.name))
+    return scores.value(metric)
 
 
 class CoalitionGames:
     """Makes the coalition games of every round of a fit.
 
     Args:
-        evaluator: evaluates models on the server's validation set.
+        evaluator: evaluates classifiers on the server's validation set; None where no game asks for that.
         server_lr: the share of the way to the average that a coalition's model moves.
+        validated: what evaluates models of any task, by :attr:`flsv.games.Performance.evaluator`.
 
     Example:
         >>> from torch import nn
@@ -170,49 +188,69 @@ class CoalitionGames:
         2
     """
 
-    def __init__(self, evaluator: ModelEvaluator, *, server_lr: float = 1.0) -> None:
+    def __init__(
+        self,
+        evaluator: ModelEvaluator | None,
+        *,
+        server_lr: float = 1.0,
+        validated: Mapping[Hashable, ValidatedModels] | None = None,
+    ) -> None:
         check_number(self, "server_lr", server_lr, above=0)
-        self.evaluator, self.server_lr = evaluator, server_lr
-        self._table: CoalitionTable | None = None
+        self.evaluator, self.server_lr, self._validated = evaluator, server_lr, dict(validated or {})
+        self._round: Round | None = None
+        self._tables: dict[Hashable, CoalitionTable] = {}
 
     @property
-    def table(self) -> CoalitionTable:
-        """The current round's."""
-        if self._table is None:
+    def round(self) -> Round:
+        """The current one."""
+        if self._round is None:
             raise RuntimeError("CoalitionGames: there is no round; call begin(round) first.")
-        return self._table
+        return self._round
 
     @property
     def evaluations(self) -> int:
-        """Distinct models evaluated in the current round."""
-        return self.table.evaluations
+        """Distinct models evaluated in the current round, counted for each evaluator that was asked for them."""
+        assert self.round is not None  # it raises without one
+        return sum(table.evaluations for table in self._tables.values())
 
     def begin(self, round: Round) -> None:
         """A new round: what was known of the one before is forgotten."""
-        self._table = CoalitionTable(round, self.evaluator)
+        self._round, self._tables = round, {}
 
     def end(self) -> None:
         """Forget the round, and let go of its vectors."""
-        self._table = None
+        self._round, self._tables = None, {}
+
+    def evaluator_of(self, metric: str | Performance) -> Any:
+        """What evaluates models by this."""
+        if isinstance(metric, Performance):
+            return self._validated[metric.evaluator]
+        if self.evaluator is None:
+            raise RuntimeError(f"CoalitionGames: nothing here evaluates classifiers, so there is no {metric!r}.")
+        return self.evaluator
 
     def utility(
         self,
-        metric: UtilityMetric = "accuracy",
+        metric: UtilityMetric | str | Performance = "accuracy",
         weighting: Weighting = "uniform",
         empty: float | Tensor | None = None,
     ) -> CoalitionUtility:
         """A game of the current round; games of one round never evaluate a model twice."""
+        key = metric.evaluator if isinstance(metric, Performance) else None
+        evaluator = self.evaluator_of(metric)
+        if key not in self._tables:
+            self._tables[key] = CoalitionTable(self.round, evaluator)
         return CoalitionUtility(
-            self.table.round,
-            self.evaluator,
+            self.round,
+            evaluator,
             metric=metric,
             weighting=weighting,
             server_lr=self.server_lr,
             empty=empty,
-            table=self.table,
+            table=self._tables[key],
         )
 
     def gradient_products(self, order: int = 1) -> GradientProducts:
         """Products of the current round's updates with the validation loss's gradient (and Hessian) at its start."""
-        round = self.table.round
-        return self.evaluator.gradient_products(round.global_vector, round.matrix, order)
+        evaluator: ModelEvaluator = self.evaluator_of("negative_loss")
+        return evaluator.gradient_products(self.round.global_vector, self.round.matrix, order)

@@ -15,12 +15,18 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
-from flsv._lightning.evaluation import on_device
+from flsv._lightning.evaluation import all_on_device
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
-from flsv.games import ModelEvaluator, Scores, UtilityMetric
-from flsv.games.evaluation.scores import check_metric
+from flsv.games.coalition import UtilityMetric, utility_of
+from flsv.games.evaluation.any_task import validated_models
+from flsv.games.evaluation.copies import copied
+from flsv.games.evaluation.evaluator import ModelEvaluator
+from flsv.games.evaluation.scores import METRICS, Scores, check_metric
+from flsv.games.evaluation.validated import NamedScores, ValidatedModels
+from flsv.games.performance import Mode, Performance, performance_of
 from flsv.parameters import ParameterSpace
 from flsv.sampling.fixed import FixedCohort
 
@@ -40,9 +46,11 @@ class RetrainedUtility:
         trainer: makes a new trainer for a cohort: ``FederatedLoop(sampler=cohort, seed=...)`` among its callbacks.
         module: trained in copies; it is not changed itself.
         data: the federation's data, with a validation set for the server.
-        metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"`` or ``"per_class_accuracy"`` (then the
-            utility is ``[K, M]``).
+        metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, ``"per_class_accuracy"`` (then the
+            utility is ``[K, M]``), a name that the module logs, or a torchmetrics metric; see
+            :mod:`flsv.games.performance`.
         max_clients: the most clients for which such a game may be begun.
+        mode: whether less or more of a logged value is better, likewise.
 
     Attributes:
         num_players: n.
@@ -75,10 +83,15 @@ class RetrainedUtility:
         trainer: Callable[[FixedCohort], L.Trainer],
         module: L.LightningModule,
         data: FederatedDataModule,
-        metric: UtilityMetric = "accuracy",
+        metric: UtilityMetric | str | Metric = "accuracy",
         max_clients: int = 8,
+        mode: Mode | None = None,
     ) -> None:
-        check_metric(metric, custom=False)
+        measure = (
+            metric if isinstance(metric, str) and metric in METRICS else performance_of(self, metric, mode, "metric")
+        )
+        if isinstance(measure, str):
+            check_metric(measure, custom=False)
         data.prepare_data()
         data.setup("fit")
         if data.num_clients > max_clients:
@@ -87,10 +100,10 @@ class RetrainedUtility:
                 f"the limit is max_clients={max_clients}. Raise it, or value the clients without retraining, as "
                 "flsv.metrics does."
             )
-        self._trainer, self._module, self._data, self.metric = trainer, copy.deepcopy(module), data, metric
+        self._trainer, self._module, self._data, self.metric = trainer, copied(module), data, measure
         self.num_players = data.num_clients
         self._initial: dict[str, Any] | None = None
-        self.scores: dict[Members, Scores] = {}
+        self.scores: dict[Members, Scores | NamedScores] = {}
         self.seconds: dict[Members, float] = {}
 
     def __call__(self, masks: Tensor) -> Tensor:
@@ -107,11 +120,11 @@ class RetrainedUtility:
                 self._train(members)
         if () in coalitions and () not in self.scores:
             self._train((0,))  # the empty coalition's model is what any training starts from
-        return torch.cat([self.scores[members].value(self.metric) for members in coalitions])
+        return torch.cat([utility_of(self.scores[members], self.metric) for members in coalitions])
 
     def _train(self, members: Members) -> None:
-        trainer, module = self._trainer(FixedCohort(members)), copy.deepcopy(self._module)
-        measured = _Measured(self._data, self._initial)
+        trainer, module = self._trainer(FixedCohort(members)), copied(self._module)
+        measured = _Measured(self._data, self.metric, self._initial)
         trainer.callbacks.insert(0, measured)  # type: ignore[attr-defined]
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if hasattr(callback, "write_csv"):
@@ -129,10 +142,10 @@ class _Measured(L.Callback):
     """Gives the module its initial weights, or remembers them; the server's scores of it before the first round and
     after the last, and how long they took."""
 
-    def __init__(self, data: FederatedDataModule, initial: dict[str, Any] | None) -> None:
-        self._data, self.initial = data, initial
-        self.before: Scores | None = None
-        self.after: Scores | None = None
+    def __init__(self, data: FederatedDataModule, measure: str | Performance, initial: dict[str, Any] | None) -> None:
+        self._data, self._measure, self.initial = data, measure, initial
+        self.before: Scores | NamedScores | None = None
+        self.after: Scores | NamedScores | None = None
         self.seconds = 0.0
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -143,16 +156,28 @@ class _Measured(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         start = time.perf_counter()
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if getattr(callback, "share", "all") != "all" and callback.space.private_names:
+                raise ConfigurationError(
+                    f"RetrainedUtility evaluates the global model, and with share={callback.share!r} a part of it "
+                    "stays at the clients. Share all of it."
+                )
         self._space = ParameterSpace(pl_module)
-        self._evaluate = ModelEvaluator(
-            pl_module,
+        self._evaluate = self._evaluator(trainer)
+        self.before = self._evaluate(self._space.read(pl_module)[None])
+        self.seconds += time.perf_counter() - start
+
+    def _evaluator(self, trainer: L.Trainer) -> ModelEvaluator | ValidatedModels:
+        measure, loader = self._measure, self._data.val_dataloader()
+        if isinstance(measure, Performance):
+            return validated_models(trainer, self._space, loader, {"the utility": measure})[measure.evaluator]
+        return ModelEvaluator(
+            trainer.lightning_module,
             self._space,
-            on_device(trainer, self._data.val_dataloader()),
+            all_on_device(trainer, loader),
             num_classes=self._data.num_classes,
             context=trainer.strategy.precision_plugin.forward_context,
         )
-        self.before = self._evaluate(self._space.read(pl_module)[None])
-        self.seconds += time.perf_counter() - start
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         start = time.perf_counter()

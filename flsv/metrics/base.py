@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +23,8 @@ class ContributionMetric(Metric):
     writes ``init_states`` (its ``add_state`` calls), ``update`` and ``compute``. The names of ``update``'s arguments
     are those of :class:`flsv.Round`: inside a :class:`flsv.FederatedLoop` the metric is handed what it names.
 
-    Its memory does not grow with the number of rounds: the running value is folded as rounds come in. A state's
+    Its memory does not grow with the number of rounds (but for a metric that says so): the running value is folded as
+    rounds come in. A state's
     reduction must therefore be a fold of two such states, the later one second (that is what ``forward``,
     ``merge_state`` and a sync between processes call).
 
@@ -107,6 +109,33 @@ class ContributionMetric(Metric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         """Declare the states with ``add_state``; called once, as soon as the sizes that are needed are known."""
 
+    if hasattr(Metric, "merge_state"):  # torchmetrics 1.5
+
+        def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+            """Take in the rounds of another metric, or of its state; they count as earlier than this one's.
+
+            Raises:
+                ConfigurationError: a metric of another size or with other settings.
+            """
+            self._check_merge(incoming_state)
+            super().merge_state(incoming_state)
+
+    def _check_merge(self, incoming: dict[str, Any] | Metric) -> None:
+        if not self._sized:
+            raise ConfigurationError(
+                f"{type(self).__name__} does not know how many clients and classes there are, so it has nothing to "
+                "merge into: pass num_clients and num_classes."
+            )
+        if not isinstance(incoming, type(self)):
+            return
+        mine, theirs = _settings(self), _settings(incoming)
+        differ = [f"{n}={mine[n]!r} and {theirs[n]!r}" for n in mine if n in theirs and mine[n] != theirs[n]]
+        if differ:
+            raise ConfigurationError(
+                f"{type(self).__name__} metrics with {', '.join(differ)} cannot be merged: their values do not mean "
+                "the same. Give both the same arguments."
+            )
+
     def diagnostics(self) -> dict[str, Tensor]:
         """What else to log after an update: scalars ``[]`` or one number per client ``[num_clients]``, by name."""
         return {}
@@ -158,3 +187,9 @@ class ContributionMetric(Metric):
             )
         if len(client_ids.unique()) != len(client_ids):
             raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")
+
+
+def _settings(metric: Metric) -> dict[str, Any]:
+    """The arguments that the metric was made with, where they are plain."""
+    values = {name: getattr(metric, name, None) for name in inspect.signature(type(metric)).parameters}
+    return {name: value for name, value in values.items() if isinstance(value, (int, float, str, dict, type(None)))}

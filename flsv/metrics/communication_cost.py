@@ -23,7 +23,8 @@ class CommunicationCost(ContributionMetric):
 
     As input to ``update``: ``client_ids [k]``, ``uploaded [k]`` and ``downloaded [k]``, numbers of parameters (entries
     of a model's vector, BatchNorm's statistics included, and of whatever else crosses), and, where they are known,
-    ``uploaded_bytes [k]`` and ``downloaded_bytes [k]``. A ``FederatedLoop`` counts both, with what compression saves.
+    ``uploaded_bytes [k]`` and ``downloaded_bytes [k]``. A ``FederatedLoop`` counts both, with what compression saves
+    and of the part of the model that it shares; the rest is taken to be at the clients before the first round.
     ``compute`` gives float64 ``[num_clients, 2]``, numbers sent and received, whole ones; NaN for clients never seen.
     ``diagnostics`` gives all clients' totals in parameters and bytes, and those of the last round.
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities import dim_zero_cat
 
 from flsv.arguments import check_number
 from flsv.functional.cosine_gradient_shapley import (
@@ -41,8 +43,10 @@ class CosineGradientShapley(ContributionMetric):
     Where the paper, with full participation, is silent: the cohort shares out anew what its members had together, so
     absent clients keep theirs; a client that joins late starts from the mean of the known ones.
 
-    A reputation depends on all rounds in their order, so two halves of a run cannot be merged: ``merge_state`` and a
-    sync between processes are not supported, and ``forward`` updates twice.
+    A reputation depends on all rounds in their order. So that two halves of a run can be merged, the rounds' cosines
+    are kept (20 bytes a client and round) and played again, the earlier half's first. Rounds weighed by the reputations
+    themselves, without ``aggregation_weights``, cannot follow others: their cosines depend on those. ``forward``
+    updates twice.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -52,7 +56,8 @@ class CosineGradientShapley(ContributionMetric):
 
     Raises:
         ConfigurationError: alpha outside [0, 1), floor not above 0.
-        ValueError: shapes that do not fit, unknown or repeated client ids.
+        ValueError: shapes that do not fit, unknown or repeated client ids; a merge of rounds that cannot
+            follow others.
 
     Example:
         >>> metric = CosineGradientShapley(num_clients=4, alpha=0.5)
@@ -68,6 +73,7 @@ class CosineGradientShapley(ContributionMetric):
 
     reputation: Tensor
     phi: Tensor
+    log: list[Tensor]
 
     def __init__(self, num_clients: int | None = None, alpha: float = 0.95, floor: float = 1e-3, **kwargs: Any) -> None:
         check_number(self, "alpha", alpha, least=0, below=1)
@@ -83,6 +89,9 @@ class CosineGradientShapley(ContributionMetric):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("reputation", torch.full((num_clients,), float("nan")), dist_reduce_fx=None)
         self.add_state("phi", torch.full((num_clients,), float("nan")), dist_reduce_fx=None)
+        # [k, 5] a round: its place among the rounds, k, and each client's number, samples and cosine. A place p is
+        # -1 - p where the reputations weighed.
+        self.add_state("log", [], dist_reduce_fx="cat")
 
     def update(
         self,
@@ -112,7 +121,49 @@ class CosineGradientShapley(ContributionMetric):
         # What the cohort has together stays the same; compute makes the whole sum to 1.
         self.reputation[client_ids] = (after * before.sum()).to(self.reputation)
         self.phi[client_ids] = phi.to(self.phi)
+        place = -1 - int(self.rounds) if aggregation_weights is None else int(self.rounds)
+        columns = torch.full_like(client_ids, place), torch.full_like(client_ids, len(client_ids)), client_ids, samples
+        self.log.append(torch.stack([*(column.to(self.phi) for column in columns), phi.to(self.phi)], dim=1))
         self.rounds += 1
+
+    def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
+        """Take in the rounds of another metric, or of its state; they count as earlier than this one's."""
+        self._check_merge(incoming_state)
+        earlier = incoming_state.metric_state if isinstance(incoming_state, Metric) else incoming_state
+        self._play([*earlier["log"], *self.log])
+
+    def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
+        mine = self.reputation, self.phi, self.log, self.rounds
+        self.log = self.log or [self.phi.new_zeros(0, 5)]
+        super()._sync_dist(*args, **kwargs)
+        log = dim_zero_cat(self.log)
+        self.reputation, self.phi, self.log, self.rounds = mine  # where they cannot be played, all stays as it was
+        self._play([log])
+
+    def _play(self, log: list[Tensor]) -> None:
+        """Set the state to what it is after these rounds."""
+        rows = torch.cat([self.phi.new_zeros(0, 5), *log])
+        reputation = torch.full((self.num_clients or 0,), float("nan"), dtype=self.phi.dtype, device=self.phi.device)
+        phi = reputation.clone()
+        rounds: list[Tensor] = []
+        while len(rows):
+            size, place = int(rows[0, 1]), int(rows[0, 0])
+            this, rows = rows[:size].clone(), rows[size:]
+            if place < 0 and -1 - place != len(rounds):
+                raise ValueError(
+                    "CosineGradientShapley: a round without aggregation_weights was weighed by the reputations before "
+                    "it, and in a merge these would be others. Pass aggregation_weights to update."
+                )
+            this[:, 0] = -1 - len(rounds) if place < 0 else len(rounds)
+            ids, samples, cosine = this[:, 2].long(), this[:, 3], this[:, 4]
+            before = cohort_reputation(reputation, ids, samples)
+            after = updated_reputation(before, cosine, alpha=self.alpha, floor=self.floor)
+            reputation[ids] = (after * before.sum()).to(reputation)
+            phi[ids] = cosine
+            rounds.append(this)
+        self.reputation, self.phi, self.log = reputation, phi, rounds
+        self.rounds = torch.full_like(self.rounds, len(rounds))
+        self._computed = None
 
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen."""

@@ -10,12 +10,14 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
 from flsv.functional.decayed_shapley import check_decay, round_factor, round_shares
 from flsv.functional.shapley import ShapleyEstimate, Utility
 from flsv.games import CoalitionUtility, Renormalized
-from flsv.metrics.federated_shapley import PartialFederatedShapley, Performance
+from flsv.games.performance import Mode
+from flsv.metrics.federated_shapley import PartialFederatedShapley
 from flsv.round import Round
 
 CoalitionWeights = Literal["renormalized", "fixed"]
@@ -47,9 +49,10 @@ class DecayedShapley(PartialFederatedShapley):
         estimator: as for :class:`PartialFederatedShapley`.
         estimator_args: likewise.
         normalize: divide each round's values by their sum; else the value is in the unit of the performance.
-        performance: what a coalition's model is measured by.
+        performance: what a coalition's model is measured by, see :mod:`flsv.games.performance`.
         coalition_weights: ``"renormalized"``, the aggregation's weights made to sum to 1 inside a coalition (eq. 4), or
             ``"fixed"``, as they are (Algorithm 1, line 12): a small coalition then makes a small step.
+        mode: as for :class:`PartialFederatedShapley`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -77,15 +80,16 @@ class DecayedShapley(PartialFederatedShapley):
         normalize: bool = True,
         estimator: str | Callable[..., ShapleyEstimate] = "auto",
         estimator_args: dict[str, Any] | None = None,
-        performance: Performance = "accuracy",
+        performance: str | Metric = "accuracy",
         coalition_weights: CoalitionWeights = "renormalized",
+        mode: Mode | None = None,
         **kwargs: Any,
     ) -> None:
         check_decay(type(self).__name__, decay, threshold)
         check_coalition_weights(type(self).__name__, coalition_weights)
         self.decay, self.threshold, self.normalize = decay, threshold, normalize
         self.coalition_weights = coalition_weights
-        super().__init__(num_clients, None, estimator, estimator_args, performance, **kwargs)
+        super().__init__(num_clients, None, estimator, estimator_args, performance, mode=mode, **kwargs)
 
     @property
     def round_fields(self) -> dict[str, Any]:

@@ -11,15 +11,17 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
 from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
 from flsv.functional.shapley import ESTIMATORS, ShapleyEstimate, Utility
+from flsv.games.performance import Mode, performance_of
 from flsv.metrics._estimator import check_estimator
 from flsv.metrics.base import ContributionMetric
 
 Weighting = Literal["uniform", "samples", "fixed"]
-Performance = Literal["accuracy", "balanced_accuracy", "negative_loss"]
 
 
 def latest(stretches: Tensor) -> Tensor:
@@ -49,17 +51,22 @@ class PartialFederatedShapley(ContributionMetric):
         estimator: a name in ``flsv.functional.shapley.ESTIMATORS``, a function of the same signature, or ``"auto"``:
             exact for up to 10 players, else ``"surrogate"`` with 20 evaluations per player.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
-        performance: what a coalition's model is measured by, where values are not per class.
+        performance: what a coalition's model is measured by, where values are not per class: ``"accuracy"``,
+            ``"balanced_accuracy"``, ``"negative_loss"``, any name that the module logs when it validates, or any
+            torchmetrics metric; see :mod:`flsv.games.performance`.
         weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
             counts 1/k, however many are in the coalition. Then an update of zero changes no coalition's model (without
             BatchNorm) and is worth exactly 0. In an average it draws the others' updates towards 0: where local
             training overshoots that is a gain, and a free rider is paid for it.
         momentum: mu in [0, 1) of a moving average over a client's rounds; 0: the last round's value.
         per_class: values per class, with the number of classes taken from the data.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better; of a torchmetrics metric where
+            it does not say so itself.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an unknown estimator or argument of one, momentum outside [0, 1).
+        ConfigurationError: an unknown estimator or argument of one, momentum outside [0, 1), a logged name without
+            ``mode``; before the first round, a name that the module does not log.
 
     Example:
         >>> metric = PartialFederatedShapley(num_clients=4, estimator="exact")
@@ -81,27 +88,38 @@ class PartialFederatedShapley(ContributionMetric):
         num_classes: int | None = None,
         estimator: str | Callable[..., ShapleyEstimate] = "auto",
         estimator_args: dict[str, Any] | None = None,
-        performance: Performance = "accuracy",
+        performance: str | Metric = "accuracy",
         weighting: Weighting = "uniform",
         momentum: float = 0.0,
         per_class: bool = False,
+        mode: Mode | None = None,
         **kwargs: Any,
     ) -> None:
         check_estimator(self, estimator, estimator_args or {})
         check_number(self, "momentum", momentum, least=0, below=1)
         self.estimator, self.estimator_args = estimator, dict(estimator_args or {})
-        self.performance, self.weighting, self.momentum = performance, weighting, momentum
+        self.performance = performance_of(self, performance, mode)
+        self.weighting, self.momentum = weighting, momentum
         self.per_class = per_class or num_classes is not None
+        if self.per_class and not isinstance(self.performance, str):
+            raise ConfigurationError(
+                f"{type(self).__name__}(performance={self.performance.of!r}): values per class are those of "
+                "the classes' accuracies. Leave performance out, or num_classes and per_class."
+            )
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``: in the round's coalition games."""
-        performance = "per_class_accuracy" if self.per_class else self.performance
         return {
-            "utility": lambda round: round.play(performance, _coalition_weights(self.weighting, len(round))),
+            "utility": lambda round: round.play(self.measured_by, _coalition_weights(self.weighting, len(round))),
             "generator": lambda round: round.generator(type(self).__name__),
         }
+
+    @property
+    def measured_by(self) -> Any:
+        """What a game's models are measured by, see :meth:`flsv.Round.play`."""
+        return "per_class_accuracy" if self.per_class else self.performance
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
@@ -169,12 +187,13 @@ class LeaveOneOut(PartialFederatedShapley):
         self,
         num_clients: int | None = None,
         num_classes: int | None = None,
-        performance: Performance = "accuracy",
+        performance: str | Metric = "accuracy",
         weighting: Weighting = "uniform",
         momentum: float = 0.0,
         per_class: bool = False,
+        mode: Mode | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            num_clients, num_classes, "leave_one_out", None, performance, weighting, momentum, per_class, **kwargs
+            num_clients, num_classes, "leave_one_out", None, performance, weighting, momentum, per_class, mode, **kwargs
         )

@@ -20,12 +20,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
 
 from flsv.arguments import check_number
 from flsv.functional.shapley import ShapleyEstimate, Utility
 from flsv.games import CoalitionUtility, Renormalized, Weighting
+from flsv.games.performance import Mode
 from flsv.metrics.decayed_shapley import CoalitionWeights, check_coalition_weights
-from flsv.metrics.federated_shapley import PartialFederatedShapley, Performance, latest
+from flsv.metrics.federated_shapley import PartialFederatedShapley, latest
 from flsv.round import Round
 
 Game = Callable[[Tensor, Tensor, Weighting], Utility]
@@ -37,7 +40,8 @@ class OneRoundShapley(PartialFederatedShapley):
 
     Coalition S is the initial model plus what its members have added to it in all rounds, along the path that all of
     them took together. Buffers (BatchNorm's statistics) are the global model's. Until the game is played everybody is
-    NaN. Memory: n + 1 vectors of the model's size, in checkpoints too.
+    NaN. Memory: n + 1 vectors of the model's size, in checkpoints too. The game needs all rounds in one place, so parts
+    of a run cannot be merged, nor two processes' rounds synchronised: that is refused.
 
     As input to ``update``: ``client_ids [k]``, ``round_index`` from 0 (the initial model is taken from round 0),
     ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a ``utility`` that makes a game (see
@@ -48,13 +52,14 @@ class OneRoundShapley(PartialFederatedShapley):
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         estimator: as for :class:`PartialFederatedShapley`.
         estimator_args: likewise.
-        performance: what a coalition's model is measured by.
+        performance: what a coalition's model is measured by, see :mod:`flsv.games.performance`.
         coalition_weights: as for :class:`DecayedShapley`. ``"fixed"`` is exact whatever the weights.
+        mode: as for :class:`PartialFederatedShapley`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: ``rounds`` below 1; an unknown estimator or kind of weights.
-        ValueError: the first round was not round 0.
+        ValueError: the first round was not round 0; in a merge, two metrics that have rounds.
 
     Example:
         >>> metric = OneRoundShapley(2, num_clients=2, coalition_weights="fixed")
@@ -80,14 +85,15 @@ class OneRoundShapley(PartialFederatedShapley):
         num_clients: int | None = None,
         estimator: str | Callable[..., ShapleyEstimate] = "auto",
         estimator_args: dict[str, Any] | None = None,
-        performance: Performance = "accuracy",
+        performance: str | Metric = "accuracy",
         coalition_weights: CoalitionWeights = "renormalized",
+        mode: Mode | None = None,
         **kwargs: Any,
     ) -> None:
         check_number(self, "rounds", rounds, least=1, whole=True)
         check_coalition_weights(type(self).__name__, coalition_weights)
         self.every, self.coalition_weights = rounds, coalition_weights
-        super().__init__(num_clients, None, estimator, estimator_args, performance, **kwargs)
+        super().__init__(num_clients, None, estimator, estimator_args, performance, mode=mode, **kwargs)
 
     @property
     def round_fields(self) -> dict[str, Any]:
@@ -135,6 +141,30 @@ class OneRoundShapley(PartialFederatedShapley):
         self.values = estimate.values.to(self.values).masked_fill(self.seen == 0, float("nan"))
         self.evaluations += estimate.evaluations
 
+    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
+        self._check_parts([int(self.rounds), int(incoming_state["rounds"])])
+        super()._reduce_states(incoming_state)
+
+    def _sync_dist(self, dist_sync_fn: Any = gather_all_tensors, process_group: Any | None = None) -> None:
+        group = process_group or self.process_group
+        self._check_parts([int(rounds) for rounds in dist_sync_fn(self.rounds, group=group)])
+        mine = torch.tensor([len(self.start), self.start.element_size()]).to(self.rounds)
+        length, bytes = torch.stack(dist_sync_fn(mine, group=group)).amax(0).tolist()
+        if len(self.start) != length:  # a process without rounds
+            dtype = torch.float64 if bytes == 8 else self.start.dtype
+            self.start = self.start.new_zeros(length, dtype=dtype)
+            self.updates = self.updates.new_zeros(len(self.updates), length, dtype=dtype)
+        super()._sync_dist(dist_sync_fn, process_group)
+
+    @staticmethod
+    def _check_parts(rounds: list[int]) -> None:
+        if sum(count > 0 for count in rounds) > 1:
+            raise ValueError(
+                f"OneRoundShapley plays one game on the updates of all rounds, and finds {rounds} of them in different "
+                "metrics or processes. Update one metric with every round, or use DecayedShapley(decay=1), which can "
+                "be merged."
+            )
+
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen and before the game is played."""
         return self.values
@@ -156,5 +186,5 @@ class OneRoundShapley(PartialFederatedShapley):
             models,
             round.space,
         )
-        evaluator, rate = round.games.evaluator, round.games.server_lr
+        evaluator, rate = round.games.evaluator_of(self.performance), round.games.server_lr
         return CoalitionUtility(whole, evaluator, metric=self.performance, weighting=weighting, server_lr=rate)

@@ -10,13 +10,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.momentum import momentum_value
 from flsv.functional.shapley import ShapleyEstimate, normalize_shapley
 from flsv.functional.shapley.normalize import Normalization
-from flsv.metrics.federated_shapley import PartialFederatedShapley, Performance, Weighting
+from flsv.games.performance import Mode
+from flsv.metrics.federated_shapley import PartialFederatedShapley, Weighting
 
 
 class SurrogateFederatedShapley(PartialFederatedShapley):
@@ -54,6 +56,7 @@ class SurrogateFederatedShapley(PartialFederatedShapley):
         weighting: likewise.
         normalize: ``"min-max"``, as above, or ``"positive"``: max(SV_i, 0) / max SV; see
             :func:`flsv.functional.normalize_shapley`.
+        mode: as for :class:`PartialFederatedShapley`.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -77,9 +80,10 @@ class SurrogateFederatedShapley(PartialFederatedShapley):
         init: float | None = 0.5,
         estimator: str | Callable[..., ShapleyEstimate] = "auto",
         estimator_args: dict[str, Any] | None = None,
-        performance: Performance = "accuracy",
+        performance: str | Metric = "accuracy",
         weighting: Weighting = "uniform",
         normalize: Normalization = "min-max",
+        mode: Mode | None = None,
         **kwargs: Any,
     ) -> None:
         check_number(self, "beta", beta, least=0, below=1)
@@ -90,7 +94,9 @@ class SurrogateFederatedShapley(PartialFederatedShapley):
                 f'{type(self).__name__}(normalize={normalize!r}): expected "min-max" or "positive".'
             )
         self.beta, self.init, self.normalize, self.prior = beta, init, normalize, init
-        super().__init__(num_clients, None, estimator, estimator_args, performance, weighting, momentum=beta, **kwargs)
+        super().__init__(
+            num_clients, None, estimator, estimator_args, performance, weighting, momentum=beta, mode=mode, **kwargs
+        )
 
     def compute(self) -> Tensor:
         """``[num_clients]`` in [0, 1], NaN for clients never seen."""

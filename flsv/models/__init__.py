@@ -1,13 +1,17 @@
 """The papers' small networks, and any timm or torchvision network by name.
 
-Every network takes ``num_classes`` and ``input_shape`` (one sample's shape, without the batch), returns logits
-``[B, num_classes]``, and has its classifier head as its last ``nn.Linear``.
+Every classifier takes ``num_classes`` and ``input_shape`` (one sample's shape, without the batch), returns logits
+``[B, num_classes]``, and has its head as its last ``nn.Linear``. :class:`RegressorClient` and :class:`CharacterModel`
+are whole LightningModules, for numbers and for running text.
 """
 
+from flsv.models.character_model import CharacterModel
 from flsv.models.factory import NETWORKS, build_network
+from flsv.models.fast_text import FastText
 from flsv.models.lenet import LeNet5
 from flsv.models.linear import MLP, SoftmaxRegression
 from flsv.models.mcmahan import McMahanCNN
+from flsv.models.regressor import RegressorClient
 from flsv.models.resnet import resnet34_small
 from flsv.models.shapfed import ShapFedCNN
 from flsv.models.shapley_fl import ShapleyFLCifarCNN, ShapleyFLFashionCNN
@@ -15,8 +19,11 @@ from flsv.models.shapley_fl import ShapleyFLCifarCNN, ShapleyFLFashionCNN
 __all__ = [
     "MLP",
     "NETWORKS",
+    "CharacterModel",
+    "FastText",
     "LeNet5",
     "McMahanCNN",
+    "RegressorClient",
     "ShapFedCNN",
     "ShapleyFLCifarCNN",
     "ShapleyFLFashionCNN",

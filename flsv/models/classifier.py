@@ -116,8 +116,8 @@ class ClassifierClient(L.LightningModule):
         if (missing := getattr(datamodule, "no_classes", None)) is not None:
             raise ConfigurationError(
                 f"ClassifierClient learns classes, and the training samples have none: {missing}. Give them one whole "
-                "number each, as an attribute `targets` of the data set or as FederatedDataModule(labels=...); or train "
-                "a LightningModule of your own."
+                "number each, as an attribute `targets` of the data set or as FederatedDataModule(labels=...); or "
+                "train a LightningModule of your own."
             )
         num_classes = _agreed("num_classes", self._num_classes, datamodule)
         input_shape = _agreed("input_shape", self._input_shape, datamodule)

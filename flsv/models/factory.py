@@ -11,6 +11,7 @@ import torchvision.models
 from torch import nn
 
 from flsv.errors import ConfigurationError
+from flsv.models.fast_text import FastText
 from flsv.models.lenet import LeNet5
 from flsv.models.linear import MLP, SoftmaxRegression
 from flsv.models.mcmahan import McMahanCNN
@@ -21,6 +22,7 @@ from flsv.models.shapley_fl import ShapleyFLCifarCNN, ShapleyFLFashionCNN
 
 #: The papers' networks by the name that configuration files use.
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "fast_text": FastText,
     "lenet5": LeNet5,
     "mcmahan_cnn": McMahanCNN,
     "mlp": MLP,

@@ -68,8 +68,8 @@ class MixtureClient(ClassifierClient):
 
     Example:
         >>> client = MixtureClient(num_components=2, network="mlp", num_classes=3, input_shape=(4,))
-        >>> client(torch.rand(5, 4)).exp().sum(1)
-        tensor([1.0000, 1.0000, 1.0000, 1.0000, 1.0000], grad_fn=<SumBackward1>)
+        >>> torch.allclose(client(torch.rand(5, 4)).exp().sum(1), torch.ones(5))
+        True
     """
 
     def __init__(self, num_components: int = 3, **kwargs: Any) -> None:

@@ -42,6 +42,11 @@ def no_model(_: Any) -> Any:
     )
 
 
+def no_task(split: Split, performance: Any) -> Any:
+    """In place of an evaluator for any task where there is none."""
+    raise ConfigurationError(f"models are not measured by {performance!r} here: only a client of a fit knows it.")
+
+
 class LocalData:
     """What one participant holds. A client's works only inside a question that this client is asked: a guard against
     mistakes, not against malice.
@@ -55,6 +60,7 @@ class LocalData:
         module: gives a copy of the module with a vector ``[P]`` in it.
         state: gives what it keeps between rounds; by default its own dictionary.
         guarded: False for the server's own validation set.
+        any_task: gives an evaluator of models on a split by what is no classifier's score.
     """
 
     def __init__(
@@ -67,11 +73,13 @@ class LocalData:
         module: Callable[[Tensor], nn.Module] = no_model,
         state: Callable[[], State] | None = None,
         guarded: bool = True,
+        any_task: Callable[[Split, Any], Evaluator] = no_task,
     ) -> None:
         self._name, self._batches = name, batches
         self._evaluator, self._module = evaluator, module
         self._class_counts, self._population, self._guarded = class_counts, population, guarded
-        self._evaluators: dict[Split, Evaluator] = {}
+        self._any_task = any_task
+        self._evaluators: dict[tuple[Split, Any], Evaluator] = {}
         own: State = {}
         self._state = state or (lambda: own)
         self._start: Tensor | None = None
@@ -140,9 +148,25 @@ class LocalData:
     def evaluate(self, vectors: Tensor, split: Split = "val") -> ModelScores:
         """The scores of the models ``[K, P]`` on this participant's samples; ``.value("accuracy")`` is ``[K]``."""
         self._check()
-        if split not in self._evaluators:
-            self._evaluators[split] = self._evaluator(self._batches(split))
-        return self._evaluators[split](vectors)
+        if (split, None) not in self._evaluators:
+            self._evaluators[split, None] = self._evaluator(self._batches(split))
+        return self._evaluators[split, None](vectors)
+
+    def utility(self, vectors: Tensor, performance: Any = "accuracy", split: Split = "val") -> Tensor:
+        """What the models ``[K, P]`` are worth on this participant's samples, float64 ``[K]``; more is better.
+
+        Args:
+            vectors: the models.
+            performance: a score of classifiers, or a :class:`flsv.games.Performance`.
+            split: of this participant's samples.
+        """
+        if isinstance(performance, str):
+            return self.evaluate(vectors, split).value(performance)
+        self._check()
+        key = (split, performance)
+        if key not in self._evaluators:
+            self._evaluators[key] = self._any_task(split, performance)
+        return performance.utility(self._evaluators[key](vectors).value(performance.name))
 
     def module(self, vector: Tensor) -> nn.Module:
         """A copy of the module with this vector ``[P]`` in it, in evaluation mode; valid until the next call."""

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flsv.arguments import check_number
+from flsv.functional.common_entries import keep_common
 from flsv.personalization.base import Personalizer
 from flsv.round import Round
 from flsv.strategy import Contributions, Federation
@@ -73,7 +74,7 @@ class FedAMP(Personalizer):
         self._uploads.update({client: vector.clone() for client, vector in cohort})
         vectors = torch.stack([upload.to(round.client_vectors) for upload in self._uploads.values()])
         weights = self.attention(vectors[:, : round.space.num_parameters])
-        return dict(zip(self._uploads, weights.to(vectors) @ vectors))
+        return dict(zip(self._uploads, keep_common(weights.to(vectors) @ vectors, vectors)))
 
     def state_dict(self) -> dict[str, Any]:
         return {"uploads": dict(self._uploads)}

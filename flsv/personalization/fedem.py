@@ -33,16 +33,21 @@ class FedEM(Personalizer):
     private = ("responsibility", "*.responsibility")
 
     def begin(self, federation: Federation) -> None:
-        if len(federation.space.private_names) != 1:
+        if sum(map(_is_weight, federation.space.private_names)) != 1:
             raise ConfigurationError(f"{self!r} needs a mixture of networks: train flsv.models.mixture.MixtureClient.")
 
     resume = begin
 
     def keep(self, local: LocalData) -> None:
         for name, counts in local.private.items():
-            local.private[name] = counts / counts.sum()
+            if _is_weight(name):
+                local.private[name] = counts / counts.sum()
 
     def personalize(
         self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
     ) -> Mapping[int, Tensor]:
         return {}
+
+
+def _is_weight(name: str) -> bool:
+    return name.rpartition(".")[2] == "responsibility"

@@ -14,13 +14,17 @@ Where the paper is silent, or we depart:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
+from flsv.functional.common_entries import keep_common
+from flsv.games.performance import Mode, Performance, performance_of
 from flsv.participants import LocalData
 from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer
 from flsv.round import FederationState, Round
@@ -45,22 +49,36 @@ class FedFomo(Personalizer):
         num_downloads: M, other clients' models that a client downloads per round.
         epsilon: chance that a download is a random one, in the first round.
         epsilon_decay: by how much ``epsilon`` falls per round.
+        performance: minus L_i: the cross-entropy's, or for other tasks a value that the module logs when it validates
+            (``"val_loss"``) or a torchmetrics metric; see :mod:`flsv.games.performance`.
+        mode: whether less (``"min"``) or more of a logged value is better.
 
     Raises:
-        ConfigurationError: a wrong argument; before training, a client without validation samples.
+        ConfigurationError: a wrong argument; before training, a client without validation samples, or a value that is
+            not logged.
 
     Example:
         >>> FedFomo(num_downloads=3)
-        FedFomo(num_downloads=3, epsilon=0.3, epsilon_decay=0.05)
+        FedFomo(num_downloads=3, epsilon=0.3, epsilon_decay=0.05, performance='negative_loss')
     """
 
     gives_peer_values = True
 
-    def __init__(self, num_downloads: int = 5, epsilon: float = 0.3, epsilon_decay: float = 0.05) -> None:
+    evaluates = True
+
+    def __init__(
+        self,
+        num_downloads: int = 5,
+        epsilon: float = 0.3,
+        epsilon_decay: float = 0.05,
+        performance: str | Metric = "negative_loss",
+        mode: Mode | None = None,
+    ) -> None:
         check_number(self, "num_downloads", num_downloads, least=1, whole=True)
         check_number(self, "epsilon", epsilon, least=0, most=1)
         check_number(self, "epsilon_decay", epsilon_decay, least=0)
         self.num_downloads, self.epsilon, self.epsilon_decay = num_downloads, epsilon, epsilon_decay
+        self.performance = performance_of(self, performance, mode)
         self._uploads: dict[int, Tensor] = {}
         self._affinity = torch.zeros(0, 0)
 
@@ -86,7 +104,7 @@ class FedFomo(Personalizer):
         for row, client in enumerate(round.clients):
             chosen = self._choose(client.id, round)
             others = [self._uploads[other].to(round.client_vectors) for other in chosen]
-            weights = client.ask(mix_models, others, round.space.num_parameters)
+            weights = client.ask(partial(mix_models, performance=self.performance), others, round.space.num_parameters)
             values[row, [client.id, *chosen]] = weights
             self._affinity[client.id, [client.id, *chosen]] += weights
         return Personalized(peer_values=values.to(round.client_ids.device))
@@ -111,17 +129,20 @@ class FedFomo(Personalizer):
         self._uploads, self._affinity = dict(state["uploads"]), state["affinity"].cpu().clone()
 
 
-def mix_models(local: LocalData, others: list[Tensor], num_parameters: int) -> Tensor:
+def mix_models(
+    local: LocalData, others: list[Tensor], num_parameters: int, performance: str | Performance = "negative_loss"
+) -> Tensor:
     """At the client: signed weights ``[1 + s]`` of its own and of the s others' models. It keeps its next model."""
     assert local.model is not None
     assert local.start is not None
     start = local.start
     models = torch.stack([local.model, *others])
-    losses = -local.evaluate(torch.cat([start[None], models])).value("negative_loss")
+    losses = -local.utility(torch.cat([start[None], models]), performance)
     distances = torch.linalg.vector_norm((models - start)[:, :num_parameters], dim=1)
     signed = first_order_weights(losses[0], losses[1:], distances.to(losses))
     weights = signed.clamp_min(0)
-    mixed = (weights / weights.sum()).to(models) @ models if weights.sum() > 0 else start.clone()
+    shares = (weights / weights.sum()).to(models)
+    mixed = keep_common(shares @ models, models) if weights.sum() > 0 else start.clone()
     local.state[OWN_MODEL] = mixed
     return signed / signed.abs().sum().clamp_min(torch.finfo(signed.dtype).tiny)
 

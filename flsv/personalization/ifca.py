@@ -49,6 +49,8 @@ class IFCA(Personalizer):
     sends = ("clusters",)
     reports = ("cluster",)
 
+    evaluates = True
+
     def __init__(self, num_clusters: int = 5, spread: float = 1.0) -> None:
         check_number(self, "num_clusters", num_clusters, least=1, whole=True)
         check_number(self, "spread", spread, above=0)

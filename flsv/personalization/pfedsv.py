@@ -24,6 +24,7 @@ from torch import Generator, Tensor
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
+from flsv.functional.common_entries import keep_common
 from flsv.functional.personalised_weights import SelfWeight, check_self_weight, personalised_weights
 from flsv.functional.shapley import permutation_shapley
 from flsv.functional.top_k_download import Explore, check_explore, top_k_download
@@ -76,6 +77,8 @@ classifier=None, safeguard=False)
     sends = ("extractor",)
 
     metric_shape = ("n", "n")
+
+    evaluates = True
 
     def __init__(
         self,
@@ -234,7 +237,7 @@ def collaborate(
     cut = num_parameters if personal is None else int(personal[:num_parameters].sum())
     distances = (models - models[0])[:, :cut].norm(dim=1)
     weights = personalised_weights(values, distances.to(values), own=0, self_weight=self_weight)
-    mixed = weights.to(models) @ models
+    mixed = keep_common(weights.to(models) @ models, models)
     if safeguard:
         candidates = placed(torch.stack([models[0], mixed]), base, personal)
         before, after = local.evaluate(candidates).value("accuracy").tolist()
@@ -271,7 +274,8 @@ def entries_of(space: ParameterSpace, layers: Sequence[str] | None = None) -> Te
     """
     if layers is None:
         if space.head is None:
-            raise ConfigurationError("the module has no linear layer for a classifier. Name it: classifier=[...].")
+            why = f"shares no {space.apart_head!r}" if space.apart_head else "has no linear layer"
+            raise ConfigurationError(f"the module {why} for a classifier. Name it: classifier=[...].")
         layers = [space.head.name]
     prefixes = tuple(f"{layer}." for layer in layers)
     missing = [prefix[:-1] for prefix in prefixes if not any(name.startswith(prefix) for name in space.names)]

@@ -137,6 +137,22 @@ class Reporter:
         if self.figures_due(round_index):
             self.figures(round_index, contributions)
 
+    def monitored(self, weights: Tensor, accuracy: Tensor | None) -> dict[str, Tensor]:
+        """What callbacks may monitor after :meth:`round`, by the names that the loggers have: every metric's value of
+        each client, what its diagnostics say of all, the round's weights ``[n]`` and the last known accuracies ``[n]``.
+        NaN is left out."""
+        scalars: dict[str, float] = {}
+        for name, value in self._written.items():
+            if value.ndim == 0:
+                scalars[f"contribution/{name}"] = value.item()
+            elif name in self._metrics:
+                scalars |= _by_client(f"contribution/{name}", value)
+        scalars |= _by_client("weight", weights)
+        if accuracy is not None:
+            scalars |= _by_client("client_accuracy", accuracy)
+            scalars["client_accuracy/mean"] = accuracy.mean().item()
+        return {name: torch.tensor(value) for name, value in scalars.items() if value == value}
+
     def figures_due(self, round_index: int) -> bool:
         """Whether this is a round for pictures."""
         last = round_index + 1 == self._trainer.max_epochs
@@ -223,6 +239,10 @@ class Reporter:
 
 
 PER_CLASS = " per class"
+
+
+def _by_client(name: str, values: Tensor) -> dict[str, float]:
+    return {f"{name}/client_{i}": value for i, value in enumerate(values.detach().double().tolist())}
 
 
 def _rows(round_index: int, metric: str, label: int | str, values: Tensor) -> list[Row]:

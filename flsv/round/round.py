@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
+from flsv.functional.common_entries import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData
 from flsv.round.matrix import ClientMatrix
@@ -27,6 +28,8 @@ class Games(Protocol):
 
     evaluator: Any
     server_lr: float
+
+    def evaluator_of(self, metric: Any) -> Any: ...
 
     def utility(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any: ...
 
@@ -141,7 +144,7 @@ class Round:
         """The coalition game of accuracy, with uniform averages inside a coalition."""
         return self._games.utility()
 
-    def play(self, metric: str = "accuracy", weighting: Any = "uniform") -> Any:
+    def play(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any:
         """Another coalition game of this round; all games of a round share their evaluations."""
         return self._games.utility(metric, weighting)
 
@@ -175,6 +178,8 @@ class Round:
     def head(self) -> Head:
         """Where the classifier head lies in a vector."""
         if self.space.head is None:
+            if self.space.apart_head is not None:
+                raise ConfigurationError(f"the classifier head {self.space.apart_head!r} is not shared.")
             raise ConfigurationError("the module has no linear layer, so it has no classifier head.")
         return self.space.head
 
@@ -182,7 +187,7 @@ class Round:
         """``[P]``: x + sum_i weights_i (x_i - x) for the parameters x, whatever the weights sum to.
 
         Buffers (BatchNorm's statistics) are averaged with the weights made to sum to 1: moving a running variance
-        beyond the clients' own can turn it negative.
+        beyond the clients' own can turn it negative. Where all clients' models agree, the result is exactly that.
         """
         weights = weights.to(self.client_vectors)
         total, cut = weights.sum(), self.space.num_parameters
@@ -190,6 +195,14 @@ class Round:
         result[:cut] += (1 - total) * self.global_vector[:cut]
         if cut < self.space.size and total != 1:
             result[cut:] = result[cut:] / total if total != 0 else self.global_vector[cut:]
+        # What nobody has changed must not drift by the rounding of the weights: frozen weights, constant buffers.
+        rounding = 8 * len(weights) * torch.finfo(weights.dtype).eps
+        for block, same in common_entries(self.client_vectors):
+            common, before = self.client_vectors[0, block], self.global_vector[block]
+            if abs(total.item() - 1) > rounding:  # parameters that all have moved, they move by another amount
+                same &= (common == before) | (torch.arange(block.start, block.stop, device=same.device) >= cut)
+                common = common if total != 0 else before
+            result[block] = common.where(same, result[block])
         return result
 
     def get(self, name: str) -> Any:

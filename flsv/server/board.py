@@ -60,6 +60,13 @@ class ContributionBoard:
         self._reported = set(reported)
         self.fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_fields"}  # functions, of the metrics
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
+
     @property
     def head_metrics(self) -> list[str]:
         """Names of the metrics that look at the classifier head."""
@@ -74,6 +81,12 @@ class ContributionBoard:
     def game_metrics(self) -> list[str]:
         """Names of the metrics that evaluate models on the server's validation set."""
         return [name for name, fields in self.fields.items() if GAME_ARGUMENTS & set(fields)]
+
+    @property
+    def performances(self) -> dict[str, Any]:
+        """What the models of each game metric are measured by, by the metric's name; see
+        :mod:`flsv.games.performance`. A metric that does not say plays for accuracy."""
+        return {name: getattr(self.metrics[name], "measured_by", "accuracy") for name in self.game_metrics}
 
     @property
     def update_metrics(self) -> list[str]:

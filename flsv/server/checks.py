@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, ModelPruning
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
+from flsv._lightning.old_package import check_package
 from flsv.arguments import check_number
 from flsv.data import FederatedDataModule
 from flsv.data.classes import need_classes
 from flsv.errors import ConfigurationError
+from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
+from flsv.participants.sharing import check_share
 from flsv.round import VOCABULARY
 from flsv.sampling import ClientSampler
 from flsv.server.board import ContributionBoard
@@ -38,6 +42,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             "FederatedLoop(exclude_outliers=True, outlier_threshold=None): there is no rule to exclude by; leave "
             "outlier_threshold out."
         )
+    check_share(arguments["share"])
     for name, words in (("client_optimizer", ("reset", "keep")), ("evaluate_models", ("received", "trained"))):
         if arguments[name] not in words:
             raise ConfigurationError(
@@ -100,10 +105,23 @@ def check_setup(
             f"FederatedLoop trains on a FederatedDataModule, and got {type(data).__name__}. Wrap what you have: "
             "trainer.fit(module, FederatedDataModule(my_datamodule, partitioner=IIDPartitioner(5)))."
         )
+    for finder in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(finder, BatchSizeFinder | LearningRateFinder):
+            raise ConfigurationError(
+                f"{type(finder).__name__} tries training out before it begins, which in a federation is no client's "
+                "training. Use it without the loop, on all clients' samples together: Tuner(Trainer()) and the same "
+                "module and FederatedDataModule; then fit with what it finds."
+            )
     if trainer.world_size > 1:
         raise ConfigurationError(
             f"the federation runs in one process on one device, and the trainer has {trainer.world_size}. "
             "Set Trainer(devices=1)."
+        )
+    if any(isinstance(callback, ModelPruning) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        raise ConfigurationError(
+            "ModelPruning changes the module's parameters between rounds, and the clients' models, optimizers and "
+            "contributions are vectors of the same parameters all along. Prune the module before the fit "
+            "(torch.nn.utils.prune): its masks then stay as they are in every round."
         )
     if trainer.limit_train_batches == 0:
         raise ConfigurationError(
@@ -143,10 +161,18 @@ def check_setup(
             f"metrics {games} evaluate models on the server's validation set, which is empty. Set "
             "FederatedDataModule(server_val_fraction=0.1), or leave those metrics out."
         )
-    if games and not is_overridden("forward", module, L.LightningModule):
+    logged = [name for name, measure in board.performances.items() if is_logged(measure)]
+    if logged and not is_overridden("validation_step", module, L.LightningModule):
         raise ConfigurationError(
-            f"metrics {games} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
-            "[B, M], or leave those metrics out."
+            f"metrics {logged} ask for what {type(module).__name__} logs in validation_step, which is not defined. "
+            "Define it, or measure by one of the others: performance='accuracy', or a torchmetrics metric."
+        )
+    called = [name for name in games if name not in logged]
+    if called and not is_overridden("forward", module, L.LightningModule):
+        raise ConfigurationError(
+            f"metrics {called} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
+            "[B, M], measure by what validation_step logs (performance='val_loss', mode='min'), or leave those metrics "
+            "out."
         )
     if evaluate_clients_every:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
@@ -161,6 +187,23 @@ def check_setup(
                 "is not defined. Let it return the logits [B, M], or set evaluate_clients_every=0."
             )
     return data
+
+
+def check_packages(trainer: L.Trainer, module: L.LightningModule) -> None:
+    """Check that all that takes part is of the package ``lightning``.
+
+    Raises:
+        ConfigurationError: what is of the package ``pytorch_lightning``.
+    """
+    check_package(trainer, "the trainer")
+    check_package(module, "the module")
+    # Lightning takes what is no data module of its own for a dataloader.
+    for data in (getattr(trainer, "datamodule", None), trainer.fit_loop._data_source.instance):
+        check_package(data, "the data module")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        check_package(callback, "a callback")
+    for logger in trainer.loggers:
+        check_package(logger, "a logger")
 
 
 def check_classes(data: FederatedDataModule, board: ContributionBoard, strategies: Mapping[str, Strategy]) -> None:
@@ -185,17 +228,39 @@ def check_space(
     uploads: Sequence[Upload],
     head: str | None,
     num_classes: int | None,
+    kept: Sequence[str] = (),
 ) -> None:
-    """Check what depends on the module's layers, once they exist; ``num_classes`` is None for data without classes."""
+    """Check what depends on the module's layers, once they exist.
+
+    Args:
+        space: the map between the module and vectors.
+        board: the metrics.
+        uploads: what happens to the clients' updates before they leave.
+        head: the loop's argument.
+        num_classes: of the data; None for data without classes.
+        kept: names of what stays at the clients, as the loop's ``share`` says.
+    """
     for upload in uploads:
         upload.check(space)
-    if not (board.head_metrics or head):
+    if kept and board.game_metrics:
+        raise ConfigurationError(
+            f"metrics {board.game_metrics} evaluate models on the server's validation set, and the server has no "
+            f"whole model: {kept[0]!r} and {len(kept) - 1} more tensors stay at their clients. Share them, or use "
+            "metrics of the clients' updates, such as flsv.metrics.CosineGradientShapley."
+        )
+    if not (board.head_metrics or head) or (space.apart_head and not board.head_metrics):
         return
+    if space.apart_head:
+        raise ConfigurationError(
+            f"metrics {board.head_metrics} compare the clients' classifier heads, and the head {space.apart_head!r} is "
+            "not shared. Share it, name another layer with FederatedLoop(head=...), or use metrics of the whole "
+            "update, such as flsv.metrics.CosineGradientShapley."
+        )
     asking = f"metrics {board.head_metrics}" if board.head_metrics else f"head={head!r}"
     if space.head is None:
         raise ConfigurationError(
-            f"{asking} need a classifier head, and the module has no nn.Linear layer. Name the last layer with "
-            "FederatedLoop(head=...), or leave those metrics out."
+            f"{asking} need a classifier head, and the module has no nn.Linear layer, or its last one no weight of its "
+            "own. Name the last layer with FederatedLoop(head=...), or leave those metrics out."
         )
     if num_classes is not None and space.head.num_classes != num_classes:
         raise ConfigurationError(

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from flsv.data import FederatedDataModule
 from flsv.parameters import ParameterSpace
+from flsv.server.fingerprint import described
 from flsv.strategy import Federation, Strategy
 
 
@@ -21,6 +22,7 @@ def federation(
     seed: int,
     optimizers: Sequence[Optimizer],
     strategies: Mapping[str, Strategy],
+    local_epochs: int = 1,
 ) -> Federation:
     """What strategies know before the first round."""
     clients = range(data.num_clients)
@@ -28,7 +30,8 @@ def federation(
         split: torch.tensor([len(data.client_indices(client, split)) for client in clients])
         for split in ("train", "val", "test")
     }
-    return Federation(global_vector, space, data.num_clients, data.num_classes, sizes, seed, optimizers, strategies)
+    counts = data.num_clients, data.num_classes
+    return Federation(global_vector, space, *counts, sizes, seed, optimizers, strategies, local_epochs)
 
 
 def settings(arguments: Mapping[str, Any], data: FederatedDataModule, seed: int) -> dict[str, Any]:
@@ -42,6 +45,7 @@ def settings(arguments: Mapping[str, Any], data: FederatedDataModule, seed: int)
     plain = ("local_epochs", "server_lr", "client_optimizer")
     result: dict[str, Any] = {name: arguments[name] for name in plain} | {"federation_seed": seed}
     objects = ("aggregator", "personalizer", "sampler", "client_algorithm", "attacks", "privacy", "uploads")
+    result |= {"share": described(arguments["share"])} if arguments["share"] != "all" else {}
     result |= {name: repr(arguments[name]) for name in objects if arguments[name]}
     result |= {f"metric/{name}": repr(metric) for name, metric in (arguments["metrics"] or {}).items()}
     return {**result, **{f"data/{name}": value for name, value in data.describe().items()}}

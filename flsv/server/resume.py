@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
@@ -93,6 +93,22 @@ def check_state(
         )
     if rounds == max_epochs:
         warnings.warn(f"all {rounds} rounds are run already: raise max_epochs to go on.", stacklevel=2)
+
+
+def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
+    """Whether the same part of the module travels as when the run was saved, see ``ParameterSpace.described``.
+
+    Raises:
+        ConfigurationError: it does not.
+    """
+    differ = [
+        f"{name}: {text}, and was {before[name]}" for name, text in now.items() if before and before[name] != text
+    ]
+    if differ:
+        raise ConfigurationError(
+            f"the run is resumed with another part of the module shared ({'; '.join(differ)}). What is frozen, and "
+            "what share says, must be what the run was started with."
+        )
 
 
 def check_module(module: L.LightningModule, checkpoint: dict[str, Any], path: Any) -> None:

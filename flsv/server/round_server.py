@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from flsv.aggregation import Aggregator
 from flsv.functional.distances import distances
-from flsv.games import CoalitionGames, ModelEvaluator
+from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, LocalData
 from flsv.personalization import Personalized, Personalizer
@@ -53,9 +53,11 @@ class RoundServer:
         if evaluator is not None:
             self.play_on(evaluator)
 
-    def play_on(self, evaluator: ModelEvaluator) -> None:
-        """Coalition games evaluate models with this."""
-        self.games = CoalitionGames(evaluator, server_lr=self.server_lr)
+    def play_on(
+        self, evaluator: ModelEvaluator | None, validated: Mapping[Hashable, ValidatedModels] | None = None
+    ) -> None:
+        """Coalition games evaluate models with these, see :class:`flsv.games.CoalitionGames`."""
+        self.games = CoalitionGames(evaluator, server_lr=self.server_lr, validated=validated)
 
     def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
         """What every client is told at the start of the round that ``state`` stands before."""

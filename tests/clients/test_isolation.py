@@ -68,7 +68,44 @@ class Keep(ContributionMetric):
         return torch.zeros(self.num_clients)
 
 
-@pytest.mark.parametrize(("module", "data"), [(MemoryBank, toy_data), (Plain, augmented)])
+def workers() -> FederatedDataModule:
+    train, test = toy_sets()
+    return FederatedDataModule(
+        (Augmented(train), test), SizePartitioner([4, 1, 2]), batch_size=8, client_test_fraction=0.2, num_workers=1
+    )
+
+
+class AugmentsOnTheDevice(Plain):
+    """Noise from the global random state, drawn batch by batch after the transfer, as Kornia's users do."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return (x + torch.randn_like(x), y) if self.trainer.training else batch
+
+
+class Attributes(Plain):
+    """As MemoryBank, but in plain attributes; one of them, and one buffer, are made by the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bank = torch.zeros(6)
+        self.constant = torch.ones(6)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        if not hasattr(self, "first"):
+            self.first = x[0]
+            self.register_buffer("queue", x[:2], persistent=False)
+        loss = nn.functional.cross_entropy(self(x + self.bank + self.first + self.queue.mean(0)), y)
+        self.bank += 0.1 * x.mean(0)
+        self.queue = torch.cat([self.queue[-4:], x[:1]])
+        return loss
+
+
+@pytest.mark.parametrize(
+    ("module", "data"),
+    [(MemoryBank, toy_data), (Plain, augmented), (AugmentsOnTheDevice, toy_data), (Attributes, toy_data)],
+)
 @pytest.mark.parametrize("local_epochs", [1, 2])
 def test_the_same_alone_and_after_another(tmp_path: Path, module: Any, data: Any, local_epochs: int) -> None:
     models = []
@@ -81,8 +118,28 @@ def test_the_same_alone_and_after_another(tmp_path: Path, module: Any, data: Any
     assert torch.equal(models[0], models[2])
 
 
-def test_what_no_checkpoint_of_a_module_holds_is_resumed(tmp_path: Path) -> None:
-    assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, module=MemoryBank)
+def test_workers_know_nothing_of_the_client_before(tmp_path: Path) -> None:
+    models = []
+    for cohort in ([2], [0, 2]):
+        keep = Keep()
+        loop = FederatedLoop(metrics={"keep": keep}, sampler=FixedCohort(cohort), seed=4)
+        fit(loop, tmp_path / str(len(cohort)), data=workers(), rounds=1)
+        models.append(keep.models[2])
+    assert torch.equal(models[0], models[1])
+
+
+@pytest.mark.parametrize("module", [MemoryBank, Attributes, AugmentsOnTheDevice])
+def test_what_no_checkpoint_of_a_module_holds_is_resumed(tmp_path: Path, module: Any) -> None:
+    assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, module=module)
+
+
+def test_tensors_that_training_leaves_alone_are_not_saved(tmp_path: Path) -> None:
+    loop = FederatedLoop(seed=1)
+    module = fit(loop, tmp_path, Attributes(), rounds=1)
+    saved = loop.state_dict()["buffers"]
+    assert sorted(saved["attributes"]) == ["bank", "first"]
+    assert sorted(saved["buffers"]) == ["net.1.num_batches_tracked", "queue"]
+    assert torch.equal(module.bank, saved["attributes"]["bank"])  # the cohort's first client's
 
 
 def test_a_checkpoint_between_two_clients_holds_the_rounds_own(tmp_path: Path) -> None:
@@ -91,7 +148,8 @@ def test_a_checkpoint_between_two_clients_holds_the_rounds_own(tmp_path: Path) -
     class Watch(L.Callback):
         def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
             loop = next(each for each in trainer.callbacks if isinstance(each, FederatedLoop))  # type: ignore[attr-defined]
-            seen.append(loop.state_dict()["buffers"][0].clone())  # before the loop's own hook: between two clients
+            buffers = loop.state_dict()["buffers"]["buffers"]  # before the loop's own hook: between two clients
+            seen.append(buffers["bank"].clone())
 
     fit(FederatedLoop(seed=1), tmp_path, MemoryBank(), rounds=1, callbacks=[Watch()])
     assert len(seen) > 5

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from lightning.pytorch.cli import LightningArgumentParser
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv.data import (
@@ -88,7 +89,9 @@ WITHOUT_CLASSES = {
 
 
 @pytest.mark.parametrize("kind", WITHOUT_CLASSES)
-@pytest.mark.parametrize("partitioner", [IIDPartitioner(3), SizePartitioner([1, 2, 3]), ProportionPartitioner([[0.4], [0.6]])])
+@pytest.mark.parametrize(
+    "partitioner", [IIDPartitioner(3), SizePartitioner([1, 2, 3]), ProportionPartitioner([[0.4], [0.6]])]
+)
 def test_data_without_classes_are_of_one_class(kind, partitioner, recwarn):
     data = FederatedDataModule(WITHOUT_CLASSES[kind], partitioner, server_val_fraction=0.2)
     data.prepare_data()
@@ -153,7 +156,9 @@ def test_whoever_needs_classes_says_so(arguments, kind):
     data = FederatedDataModule(WITHOUT_CLASSES[kind], **{"partitioner": IIDPartitioner(3), **arguments})
     (asking,) = arguments.values()
     name = "FedBary" if asking is True else type(asking[0] if isinstance(asking, list) else asking).__name__
-    with pytest.raises(ConfigurationError, match=rf"{name}\(.*\) needs each sample's class\. No class labels in .*labels=\["):
+    with pytest.raises(
+        ConfigurationError, match=rf"{name}\(.*\) needs each sample's class\. No class labels in .*labels=\["
+    ):
         data.setup("fit")
 
 
@@ -218,6 +223,26 @@ def test_integers_that_cannot_be_classes_are_numbers_unless_somebody_asks(labels
     assert data.num_classes == 1
     with pytest.raises(ConfigurationError):
         FederatedDataModule(source, DirichletPartitioner(2, 1.0)).setup("fit")
+
+
+def test_held_out_labels_that_are_none():
+    sets = (TensorDataset(X, torch.tensor(INTEGERS)), TensorDataset(X, torch.full((N,), -1)))
+    with pytest.raises(
+        ConfigurationError, match=r"such as -1 at 0.* If these are numbers and no classes, say labels=F"
+    ):
+        FederatedDataModule(sets, IIDPartitioner(2)).setup("fit")
+    FederatedDataModule(sets, IIDPartitioner(2), labels=False).setup("fit")
+
+
+def test_an_index_is_no_class():
+    source = TensorDataset(torch.rand(200, 3), torch.randperm(200))
+    data = FederatedDataModule(source, IIDPartitioner(2))
+    with pytest.warns(UserWarning, match="200 different labels of 200 training samples, such as an index has"):
+        data.setup("fit")
+    assert data.no_classes == "the labels are 200 different numbers up to 199"
+    pairs = FederatedDataModule(TensorDataset(torch.rand(200, 3), torch.arange(200) // 2), IIDPartitioner(2))
+    pairs.setup("fit")
+    assert pairs.num_classes == 100
 
 
 def test_where_the_classes_have_names_a_wrong_label_is_a_mistake(recwarn):
@@ -293,3 +318,29 @@ def test_the_number_of_classes_of_a_wrapped_module_is_its_own():
     data.setup("fit")
     assert data.num_classes == 21
     assert data.class_counts.shape == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("false", False), ("topic", "topic"), ("[0, 1, 1]", [0, 1, 1]), ("null", None)],
+)
+def test_labels_on_the_command_line(given, expected):
+    parser = LightningArgumentParser()
+    parser.add_lightning_class_args(FederatedDataModule, "data")
+    data = parser.instantiate_classes(parser.parse_args([f"--data.labels={given}"])).data
+    assert data.labels == expected
+    assert type(data.labels) is type(expected)
+
+
+def test_classification_in_batches_of_floats_is_told_what_to_do(tmp_path):
+    """The labels of a one-logit classifier are often floats: they are classes for a partitioner that asks."""
+    source = TensorDataset(X, torch.tensor(INTEGERS).clamp(max=1).float())
+    data = FederatedDataModule(source, DirichletPartitioner(2, alpha=1.0))
+    data.setup("fit")
+    assert data.num_classes == 2
+    data = FederatedDataModule(source, IIDPartitioner(2))
+    data.setup("fit")
+    assert data.no_classes == "the labels are float32 numbers"
+    data = FederatedDataModule(source, IIDPartitioner(2), labels=INTEGERS)
+    data.setup("fit")
+    assert data.num_classes == 3

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from flsv.data.groups import dataset_groups
 from flsv.errors import ConfigurationError
@@ -41,3 +41,26 @@ def test_groups_that_are_not_there():
         dataset_groups(Samples(PAIRS), "ward")
     with pytest.raises(ConfigurationError, match=r"one entry per training sample, \[3\]; got shape \[2\]"):
         dataset_groups(Samples(PAIRS), [1, 2])
+
+
+def test_groups_by_a_field_of_the_samples():
+    rows = [{"x": torch.zeros(2), "clinic": name, "ward": torch.tensor(ward)} for name, ward in zip("bab", (4, 9, 9))]
+    assert dataset_groups(Samples(rows), "clinic").tolist() == [1, 0, 1]
+    assert dataset_groups(Samples(rows), "ward").tolist() == [0, 1, 1]
+
+
+def test_groups_of_several_data_sets():
+    parts = [Samples(PAIRS, clinic=["a", "b", "a"]), Samples(PAIRS, clinic=["c", "c", "a"])]
+    assert dataset_groups(ConcatDataset(parts), "clinic").tolist() == [0, 1, 0, 2, 2, 0]
+    assert dataset_groups(ConcatDataset([*parts, TensorDataset(torch.zeros(2, 1))])) is None
+
+
+@pytest.mark.parametrize("gaps", [["a", None, "b"], [1.0, float("nan"), 2.0]])
+def test_samples_without_a_group(gaps):
+    with pytest.raises(ConfigurationError, match=r"groups: 1 of 3 training samples have none .*, such as sample 1\."):
+        dataset_groups(Samples(PAIRS), gaps)
+
+
+def test_groups_of_several_kinds():
+    with pytest.raises(ConfigurationError, match="groups mixes kinds of entries"):
+        dataset_groups(Samples(PAIRS), np.array(["a", 1, "b"], dtype=object))

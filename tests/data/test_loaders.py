@@ -164,3 +164,19 @@ def test_transform_of_a_dictionary_is_refused():
 
     with pytest.raises(ConfigurationError, match="a batch is a dict"):
         next(iter(make_loader(Records(), batch_size=2, transform=torch.neg)))
+
+
+def test_samples_that_make_no_batch_are_refused_in_words():
+    class Graphs(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return object() if index % 2 else torch.zeros(index + 1)
+
+    for rows, kind in (([1, 3], "object"), ([0, 2], "Tensor")):
+        loader = make_loader(Graphs(), torch.tensor(rows), batch_size=2)
+        with pytest.raises(
+            ConfigurationError, match=f"samples of type {kind} cannot be put into one batch: .*collate_fn"
+        ):
+            next(iter(loader))

@@ -770,7 +770,7 @@ def test_wrong_arguments_of_the_evaluator(change: dict[str, Any], message: str) 
 
 def test_a_module_that_cannot_be_copied() -> None:
     net = module()
-    net.cache = net.conv.weight * 2  # a tensor with a gradient
+    net.cache = (number for number in range(3))
     with pytest.raises(ConfigurationError, match="Net cannot be copied"):
         ModelEvaluator(net, ParameterSpace(net), batches(), num_classes=CLASSES)
 

@@ -123,10 +123,18 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="9 clients make 511 federations"):
         RetrainedUtility(trainers(tmp_path, []), Plain(), many)
     assert RetrainedUtility(trainers(tmp_path, []), Plain(), many, max_clients=9).num_players == 9
-    with pytest.raises(ConfigurationError, match="metric='f1'"):
-        RetrainedUtility(trainers(tmp_path, []), Plain(), data(), metric="f1")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"metric='f1'\): for a value that the module logs"):
+        RetrainedUtility(trainers(tmp_path, []), Plain(), data(), metric="f1")
     utility = RetrainedUtility(trainers(tmp_path, []), Plain(), toy_data(server_val_fraction=0.0))
     with pytest.raises(ConfigurationError, match="samples"):
         utility(masks((0,)))
     with pytest.raises(ValueError, match=r"masks bool \[K, 3\]"):
         utility(torch.ones(2, 3))
+
+
+def test_a_model_that_is_nowhere_whole_has_no_value(tmp_path: Path) -> None:
+    def trainer(cohort: FixedCohort) -> L.Trainer:
+        return trainer_for(FederatedLoop(sampler=cohort, share=["!head"], seed=5), tmp_path, 1, limit_val_batches=0)
+
+    with pytest.raises(ConfigurationError, match=r"RetrainedUtility .* share=\['!head'\] a part of it stays"):
+        RetrainedUtility(trainer, Plain(network()), data())(masks((1,)))

@@ -1,72 +1,73 @@
-"""Two processes, each with its own rounds, agree on the value of all of them."""
+"""Two processes, each with its own rounds, agree on the value of all of them: every metric of ``flsv.metrics``."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from metric_rounds import COHORTS, MAKERS, WHOLE, assert_same, fed, said
+from torchmetrics import Metric
 
-from flsv.metrics import (
-    ClassSpecificShapley,
-    CumulativeShapley,
-    DecayedShapley,
-    PartialFederatedShapley,
-    SurrogateFederatedShapley,
-)
+from flsv import metrics
 
-ROUNDS = [([0, 1, 2], 1), ([1, 3], 2), ([0, 2, 3], 3), ([0, 1], 4)]
+HALF = len(COHORTS) // 2
+EVERY = range(len(COHORTS))
 
 
-def metrics() -> dict[str, torch.nn.Module]:
-    return {
-        "cssv": ClassSpecificShapley(num_clients=4, num_classes=3, momentum=0.6),
-        "partial": PartialFederatedShapley(num_clients=4, estimator="exact", momentum=0.5),
-        "ssv": SurrogateFederatedShapley(num_clients=4, estimator="exact"),
-        "sum": CumulativeShapley(num_clients=4, estimator="exact"),
-        "decayed": DecayedShapley(num_clients=4, decay=0.7),
-    }
-
-
-def feed(metric: torch.nn.Module, ids: list[int], seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    clients = torch.tensor(ids)
-    if isinstance(metric, ClassSpecificShapley):
-        heads = torch.randn(len(ids), 3, 5, generator=generator)
-        metric.update(clients, heads, heads.mean(0))
-    else:
-        worth = torch.randn(len(ids), generator=generator)
-        index = (seed - 1,) if isinstance(metric, DecayedShapley) else ()
-        metric.update(clients, *index, lambda masks: masks.float() @ worth)
+def said_by_all(metric: Metric) -> dict[str, torch.Tensor]:
+    value = metric.compute()
+    with metric.sync_context():
+        return said(metric, value)
 
 
 def process(rank: int, folder: str) -> None:
     os.environ.update(GLOO_SOCKET_IFNAME="lo")
+    torch.set_num_threads(1)
     # They meet in a file: a store that the first process serves is gone when that one leaves, and the other may hang.
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    values = {}
-    for name, metric in metrics().items():
-        for ids, seed in ROUNDS[2 * rank : 2 * rank + 2]:
-            feed(metric, ids, seed)
-        values[name] = metric.compute()
-    torch.save(values, Path(folder) / f"{rank}.pt")
+    found: dict[str, Any] = {}
+    for name in MAKERS:
+        metric = fed(name, EVERY[rank * HALF :][:HALF] if name not in WHOLE else EVERY[:1])
+        mine = [state.clone() for state in metric.state_dict().values() if isinstance(state, torch.Tensor)]
+        try:
+            found[name] = said_by_all(metric)
+        except ValueError as error:
+            found[name] = str(error)
+        same = [state for state in metric.state_dict().values() if isinstance(state, torch.Tensor)]
+        assert all(torch.equal(a.nan_to_num(9), b.nan_to_num(9)) for a, b in zip(mine, same)), name
+        # One of them has no rounds: as after a start, or with more processes than clients.
+        idle = fed(name, EVERY if rank == 1 else [])
+        found[f"{name}, one idle"] = said_by_all(idle)
+    torch.save(found, Path(folder) / f"{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
 
 
-@pytest.mark.skipif(not dist.is_gloo_available(), reason="torch was built without gloo")
-def test_two_processes(tmp_path: Path) -> None:
-    mp.spawn(process, args=(str(tmp_path),), nprocs=2)
-    alone = metrics()
-    for metric in alone.values():
-        for ids, seed in ROUNDS:
-            feed(metric, ids, seed)
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    if not dist.is_gloo_available():
+        pytest.skip("torch was built without gloo")
+    folder = tmp_path_factory.mktemp("processes")
+    mp.spawn(process, args=(str(folder),), nprocs=2)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def test_all_metrics_are_here() -> None:
+    assert {*MAKERS, "ContributionMetric"} == set(metrics.__all__)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_two_processes(found: list[dict[str, Any]], name: str) -> None:
+    alone = said(fed(name, EVERY))
+    assert alone["value"].isfinite().any()
     for rank in range(2):
-        values = torch.load(tmp_path / f"{rank}.pt")
-        for name, metric in alone.items():
-            torch.testing.assert_close(
-                values[name], metric.compute(), equal_nan=True, msg=lambda m, n=name: f"{n}: {m}"
-            )
+        assert_same(found[rank][f"{name}, one idle"], alone)
+        if name in WHOLE:
+            assert "plays one game on the updates of all rounds, and finds [1, 1]" in found[rank][name]
+        else:
+            assert_same(found[rank][name], alone)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -83,7 +85,12 @@ def test_the_table_has_every_algorithm_once() -> None:
     assert [config for config, _ in documented()] == ALGORITHMS
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def installed(algorithm: str) -> Any:
+    missing = algorithm == "lora" and importlib.util.find_spec("peft") is None
+    return pytest.param(algorithm, marks=pytest.mark.skipif(missing, reason="peft is not installed"))
+
+
+@pytest.mark.parametrize("algorithm", map(installed, ALGORITHMS))
 def test_what_crosses_is_what_the_table_says(crossed, algorithm: str) -> None:
     assert crossed(algorithm, "--federation.metrics=null") == dict(documented())[algorithm]
 

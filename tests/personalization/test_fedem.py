@@ -113,3 +113,15 @@ def test_resumes(tmp_path: Path) -> None:
 def test_it_needs_a_mixture(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"train flsv\.models\.mixture\.MixtureClient"):
         fit(FederatedLoop(personalizer=FedEM()), tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
+def test_with_more_that_stays_at_its_client_only_the_weights_are_weights(tmp_path: Path) -> None:
+    loop = FederatedLoop(personalizer=FedEM(), share=["!*components.0.*"], evaluate_clients_every=2, seed=1)
+    module = fit(loop, tmp_path, mixture(), toy_data((2, 3)), rounds=2)
+    for state in loop.state_dict()["clients"].values():
+        assert float(state[f"module.{NAME}"].sum()) == pytest.approx(1)
+        weight = state["module.network.components.0.classifier.0.weight"]
+        start = module.network.components[0].classifier[0].weight  # the server's: as it began
+        assert weight.shape == start.shape
+        assert 1e-3 < (weight - start).abs().max() < 2

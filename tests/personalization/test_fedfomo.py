@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from resuming import assert_resumes
+from task_kinds import Glue
 from toys import Plain, fit, network, toy_data
 
+from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import FedFomo
@@ -97,12 +99,9 @@ class Local:
         self.start, self.model, self.losses = start, model, torch.tensor(losses, dtype=torch.float64)
         self.state: dict[str, torch.Tensor] = {}
 
-    def evaluate(self, vectors: torch.Tensor) -> Any:
+    def utility(self, vectors: torch.Tensor, performance: str) -> torch.Tensor:
         assert len(vectors) == len(self.losses)
-        return self
-
-    def value(self, metric: str) -> torch.Tensor:
-        assert metric == "negative_loss"
+        assert performance == "negative_loss"
         return -self.losses
 
 
@@ -169,3 +168,41 @@ def test_wrong_arguments(tmp_path: Path) -> None:
         FedFomo(epsilon=1.5)
     with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none"):
         fit(FederatedLoop(personalizer=FedFomo()), tmp_path, data=toy_data())
+
+
+class Logs(Plain):
+    """Its cross-entropy under a name of its own, on which it has a right."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("my/loss", torch.nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+
+def test_by_what_the_module_logs(tmp_path: Path) -> None:
+    runs = []
+    for measure in ({}, {"performance": "my/loss", "mode": "min"}):
+        personalizer = Watched(num_downloads=2, **measure)
+        fit(FederatedLoop(personalizer=personalizer, seed=3), tmp_path, Logs(), DATA(), rounds=2)
+        runs.append([round.peer_values for round, *_ in personalizer.seen])
+    for one, other in zip(*runs):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, equal_nan=True)
+
+
+def test_any_task(tmp_path: Path) -> None:
+    """Batches that are no pairs, and a loss that falls."""
+    data = FederatedDataModule(Glue.data(), SizePartitioner([2, 1]), client_val_fraction=0.4)
+    personalizer = Watched(num_downloads=1, performance="loss_all", mode="min")
+    fit(FederatedLoop(personalizer=personalizer, seed=3), tmp_path, Glue(), data, rounds=2)
+    assert all(round.peer_values.isfinite().all() for round, *_ in personalizer.seen)
+    assert personalizer.seen[-1][0].peer_values.abs().sum() > 0
+
+
+def test_a_name_that_nobody_logs_is_refused_before_the_first_round(tmp_path: Path) -> None:
+    class Never(Logs):
+        def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+            raise AssertionError("training had started")
+
+    loop = FederatedLoop(personalizer=FedFomo(performance="val_loss", mode="min"))
+    with pytest.raises(ConfigurationError, match=r"the personalizer: Never logs no 'val_loss' .* \['my/loss'\]"):
+        fit(loop, tmp_path, Never(), DATA())
+    with pytest.raises(ConfigurationError, match=r"FedFomo\(performance='val_loss'\)"):
+        FedFomo(performance="val_loss")

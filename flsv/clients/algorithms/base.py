@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ class Visit:
         start: ``[P]``, what it started from.
         num_steps: optimizer steps so far.
         lr_sum: the learning rates of these steps, added up.
+        epoch: the local epoch, from 0, that the present step belongs to.
         trained: ``[P]``, what it has made of it; None before the end.
         sent: ``[P]``, the model that leaves, after the uploads; None before the end. What a client reports follows from
             this one: from ``trained`` it would tell what noise hides, and differ from what the server sees.
@@ -30,7 +31,7 @@ class Visit:
         self, module: nn.Module, space: ParameterSpace, instruction: Instruction, state: State, start: Tensor
     ) -> None:
         self.instruction, self.state, self.start, self.space = instruction, state, start, space
-        self.num_steps, self.lr_sum = 0, 0.0
+        self.num_steps, self.lr_sum, self.epoch = 0, 0.0, 0
         self.trained: Tensor | None = None
         self.sent: Tensor | None = None
         self._names: dict[Tensor, str] = {
@@ -55,6 +56,10 @@ class Visit:
         views = self._views[id(vector)][1]
         return [views[self._names[parameter]].to(parameter.dtype) for parameter in parameters]
 
+    def is_shared(self, parameter: Tensor) -> bool:
+        """Whether a vector holds this parameter."""
+        return parameter in self._names
+
     def shared(self, parameters: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Those of the parameters that a vector holds, and their gradients."""
         pairs = [(p, g) for p, g in zip(parameters, gradients) if p in self._names]
@@ -71,6 +76,15 @@ class ClientAlgorithm(Strategy):
 
     def begin_client(self, visit: Visit) -> None:
         """A client is about to train."""
+
+    def resting(self, visit: Visit, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+        """Before every optimizer step: those of the parameters that it is to leave as they are.
+
+        Args:
+            visit: the client's.
+            parameters: all that have a gradient, whether they are shared or not.
+        """
+        return ()
 
     def gradients(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         """Before every optimizer step, and before gradient clipping: change the gradients, in place.

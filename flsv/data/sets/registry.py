@@ -6,6 +6,7 @@ import difflib
 import re
 from pathlib import Path
 
+from flsv._lightning.old_package import old_class_named
 from flsv.data.sets.base import ImageData
 from flsv.data.sets.digits import digits
 from flsv.data.sets.folder import folder
@@ -59,6 +60,8 @@ def load_image_data(name: str, root: str = "data", download: bool = False, image
     looked = " and ".join(str(place) for place in dict.fromkeys(place.absolute() for place in places))
     if name.endswith(".npz") or "/" in name:
         raise ConfigurationError(f"{name} was not found: looked at {looked}. Give root the folder that holds it.")
+    if (other := old_class_named(name)) is not None:
+        raise ConfigurationError(other)
     close = difflib.get_close_matches(_plain(name), known, n=1)
     hint = f" Did you mean {known[close[0]]!r}?" if close else ""
     raise ConfigurationError(

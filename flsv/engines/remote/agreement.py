@@ -9,8 +9,8 @@ from typing import Any
 
 import lightning as L
 
+from flsv.engines.vectors import shared_space
 from flsv.errors import ConfigurationError
-from flsv.parameters import ParameterSpace
 
 _ARGUMENTS = ("local_epochs", "client_optimizer", "head")
 
@@ -18,8 +18,7 @@ _ARGUMENTS = ("local_epochs", "client_optimizer", "head")
 def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
     """What one side has, in words: the version, the module's state and what happens at clients."""
     strategies = settings.strategies
-    private = [pattern for strategy in strategies.values() for pattern in strategy.private]
-    space = ParameterSpace(module, settings.arguments["head"], private)
+    space, _ = shared_space(module, settings.arguments, strategies)
     layout = hashlib.sha256(repr(list(zip(space.names, map(tuple, space.shapes)))).encode()).hexdigest()[:16]
     at_clients = [repr(strategies[role]) for role in ("client_algorithm", "personalizer") if role in strategies]
     return {

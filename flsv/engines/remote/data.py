@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import lightning as L
 import torch
@@ -58,8 +58,9 @@ class RemoteData(FederatedDataModule):
     def test_dataloader(self) -> Any:
         return [] if self._own is None else self._own.test_dataloader()
 
-    def client_loader(self, client: int, *args: Any, **kwargs: Any) -> Any:
-        raise PermissionError(f"the samples of client {client} are at its site, {self.names[client]!r}.")
+    def client_loader(self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any) -> Any:
+        """Nothing can be read of it. Its length is the number of samples: batches are the site's to choose."""
+        return _Elsewhere(self._sizes[client][split], f"client {client} are at its site, {self.names[client]!r}")
 
     def client_indices(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
         return torch.arange(self._sizes[client][split])
@@ -112,3 +113,14 @@ class RemoteData(FederatedDataModule):
 
     def __str__(self) -> str:
         return f"RemoteData({', '.join(self.names)})"
+
+
+class _Elsewhere:
+    def __init__(self, length: int, whose: str) -> None:
+        self._length, self._whose = length, whose
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> NoReturn:
+        raise PermissionError(f"the samples of {self._whose}.")

@@ -93,7 +93,7 @@ class RemoteFederation(OneProcess):
     """
 
     def __init__(self, directory: Directory, *options: Any) -> None:
-        trainer, _, state, *_, uploads, arguments = options
+        trainer, _, state, _, _, _, uploads, arguments, *_ = options
         if arguments["keep_trained"] or arguments["evaluate_models"] == "trained":
             raise ConfigurationError(
                 'models that sites have trained stay there: leave keep_trained and evaluate_models="trained" out.'

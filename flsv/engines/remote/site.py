@@ -19,6 +19,7 @@ from flsv.engines.remote.memory import Kept, SiteMemory
 from flsv.engines.remote.messages import GLOBAL, read_instruction, update_packet
 from flsv.engines.remote.visit import SiteVisit
 from flsv.engines.remote.wire import Packet, pack, unpack
+from flsv.engines.vectors import shared_space
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates, LocalData, at
@@ -116,10 +117,11 @@ class Site:
             self._settings.strategies,
             self._settings.uploads,
             self._settings.arguments,
+            self._limit,
             packet.tensors.get(GLOBAL),
         )
         trainer = self._trainer(instruction.round_index, packet.plain["rounds"], visit)
-        trainer.fit(self._make_module(), visit.loader(self._limit))
+        trainer.fit(self._make_module(), visit.loader())
         if visit.update is None:
             return Packet("broken")
         memory.write(instruction.round_index, visit.kept)
@@ -178,9 +180,7 @@ class Site:
     def _open(self, kept: Kept, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
         """What the site holds, with what it has kept."""
         module = trainer.lightning_module
-        strategies = self._settings.strategies.values()
-        private = [pattern for strategy in strategies for pattern in strategy.private]
-        space = ParameterSpace(module, self._settings.arguments["head"], private)
+        space, _ = shared_space(module, self._settings.arguments, self._settings.strategies)
         states = ClientStates()
         states.load_state_dict({0: kept.get("state", {})})
         states.to(module.device)
@@ -195,7 +195,6 @@ class Site:
             # Whoever asks for the epoch is told the round; this one is the only one here.
             progress = trainer.fit_loop.epoch_progress.current
             vars(progress).update(dict.fromkeys(vars(progress), round_index))
-            trainer.fit_loop.max_epochs = round_index + 1
         return trainer
 
     def _memory(self, packet: Packet) -> SiteMemory:

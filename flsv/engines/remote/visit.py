@@ -11,16 +11,19 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv._lightning.accumulation import AccumulationWindows
+from flsv._lightning.patches import PatchedAttributes
+from flsv._lightning.stepping import stepping
 from flsv.clients.cohort import CohortLoader
+from flsv.clients.local_steps import LocalSteps
 from flsv.clients.optimizers import ClientOptimizers
 from flsv.clients.roster import Roster
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.engines.remote.memory import Kept
+from flsv.engines.vectors import shared_space
 from flsv.errors import ConfigurationError
-from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates, at
-from flsv.round import ClientUpdate, Instruction
+from flsv.round import ClientUpdate, FederationState, Instruction
 from flsv.seeding import seed_global_rngs
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
@@ -32,14 +35,23 @@ class NumberedData:
     Args:
         data: of one client.
         client: its number.
+        num_clients: of the federation.
     """
 
-    def __init__(self, data: FederatedDataModule, client: int) -> None:
-        self._data, self._client = data, client
+    def __init__(self, data: FederatedDataModule, client: int, num_clients: int) -> None:
+        self._data, self._client, self.num_clients = data, client, num_clients
 
     def client_loader(self, client: int, *args: Any, **kwargs: Any) -> Any:
         assert client == self._client
         return self._data.client_loader(0, *args, **kwargs)
+
+
+class _OwnSteps(LocalSteps):
+    """A site knows of nobody's steps but its own."""
+
+    def most(self) -> float:
+        assert self._client is not None
+        return self.of(self._client)
 
 
 class SiteVisit(L.Callback):
@@ -53,6 +65,7 @@ class SiteVisit(L.Callback):
         strategies: of the federation, by role.
         uploads: what happens to the update before it leaves.
         arguments: of the federation's loop, by name.
+        limit: Lightning's ``limit_train_batches``, per local epoch.
         global_vector: ``[P]``, where uploads refer to it and the start point is another.
 
     Attributes:
@@ -69,30 +82,43 @@ class SiteVisit(L.Callback):
         strategies: Mapping[str, Strategy],
         uploads: Sequence[Upload],
         arguments: Mapping[str, Any],
+        limit: float = 1.0,
         global_vector: Tensor | None = None,
     ) -> None:
         self._instruction, self._num_clients, self._data = instruction, num_clients, data
         self._strategies: dict[str, Any] = dict(strategies)
         self._uploads, self._arguments, self._global = list(uploads), arguments, global_vector
-        self.kept = kept
+        self.kept, self._limit = kept, limit
         self.update: ClientUpdate | None = None
 
-    def loader(self, limit: float) -> CohortLoader:
+    def loader(self) -> CohortLoader:
         """The visit's batches."""
         client = self._instruction.client_id
         return CohortLoader(
-            NumberedData(self._data, client),  # type: ignore[arg-type]
+            NumberedData(self._data, client, self._num_clients),  # type: ignore[arg-type]
             [client],
             seed=self._instruction.seed,
             round_index=self._instruction.round_index,
             local_epochs=self._arguments["local_epochs"],
-            limit=limit,
+            limit=self._limit,
         )
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        told, client = self._instruction, self._instruction.client_id
+        state = FederationState(seed=told.seed, num_clients=self._num_clients)
+        data: Any = NumberedData(self._data, client, self._num_clients)
+        self._steps = _OwnSteps(
+            trainer, data, self._strategies["sampler"], state, self._arguments["local_epochs"], self._limit
+        )
+        self._steps.enter(client)
+        self._patches = PatchedAttributes(stepping(trainer, self._steps.answer, lambda: None))
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._patches.give_back()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._forward_schedules(trainer)
-        private = [pattern for strategy in self._strategies.values() for pattern in strategy.private]
-        self.space = space = ParameterSpace(pl_module, self._arguments["head"], private)
+        space, _ = shared_space(pl_module, self._arguments, self._strategies)
         for upload in self._uploads:
             upload.check(space)
         self._states = ClientStates()
@@ -103,13 +129,14 @@ class SiteVisit(L.Callback):
         self._local = LocalTraining(
             pl_module,
             space,
-            ClientOptimizers(trainer, self._arguments["client_optimizer"], self.kept.get("optimizers")),
+            ClientOptimizers(trainer, self._arguments["client_optimizer"], self.kept.get("optimizers"), self._steps),
             AccumulationWindows(trainer),
             self._num_clients,
             self._strategies.get("client_algorithm"),
             self._strategies.get("personalizer"),
             list(self._strategies.values()),
             self._uploads,
+            self._arguments["local_epochs"],
         )
         if self.kept.get("buffers") is not None:
             self._local.restore(self.kept["buffers"])
@@ -148,6 +175,7 @@ class SiteVisit(L.Callback):
             loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
         if self._local.end_batch(loss):
             self._leave()
+            trainer.should_stop = True  # the other rounds are other visits
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._local.windows.remove()

@@ -218,6 +218,7 @@ class ModelEvaluator:
         if isinstance(x, Tensor):
             x, y = x[:1], y[:1]
         self._replicas[0].logits(x, y, self.num_classes)
+        self._replicas[0].check(self._module, x)
         if self.device.type == "cpu" and self.backend != "vmap":
             twin = in_channels_last(self._replicas[0], self._batches)
             if twin is not None:

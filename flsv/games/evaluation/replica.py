@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 
+from flsv._lightning.evaluation import evaluating
 from flsv.errors import ConfigurationError
 from flsv.games.evaluation.batches import ValidationBatches
+from flsv.games.evaluation.copies import check_copies, copied, is_compiled
 from flsv.games.evaluation.scores import score_batch
-from flsv.parameters import ParameterSpace
+from flsv.parameters import ParameterSpace, plain_tensors
+from flsv.seeding import isolated_rngs
 
 #: Writes model i's vector into a tensor ``[P]``. It may be called from several threads, for different i.
 Build = Callable[[int, Tensor], None]
@@ -39,7 +40,7 @@ class Replica:
         self, module: nn.Module, space: ParameterSpace, metric: Metric | None = None, context: Context | None = None
     ) -> None:
         try:
-            self.module = _copied(module).eval().requires_grad_(False)
+            self.module = copied(module).eval().requires_grad_(False)
         except Exception as error:
             raise ConfigurationError(
                 f"{type(module).__name__} cannot be copied ({error}), and coalition models are evaluated in copies of "
@@ -49,6 +50,7 @@ class Replica:
         self.metric = None if metric is None else private_metric(metric)
         self.vector = torch.empty(space.size, dtype=space.dtype, device=module_device(module))
         self._pairs: tuple[list[Tensor], list[Tensor]] = ([], [])
+        self._constant = frozenset(space.constant_names)
 
     def twin(self) -> Replica:
         """Another copy, for another thread."""
@@ -57,12 +59,19 @@ class Replica:
     def follow(self, module: nn.Module, private: Mapping[str, Tensor] | None = None) -> None:
         """Take from ``module``, now and at every load, what a vector does not hold (counters, masks, private state), or
         from ``private`` what is there by its name."""
+        layers = dict(self.module.named_modules())
+        for name, _, own, value in plain_tensors(module):
+            layers[name.rpartition(".")[0]].__dict__[own] = value.clone()
         theirs = {n: tensor for n, tensor in _named_tensors(module) if n not in self.space.names}
         theirs |= {n: tensor for n, tensor in (private or {}).items() if n in theirs}
         mine = dict(_named_tensors(self.module))
         pairs = [(mine[n], b.detach()) for n, b in theirs.items() if n in mine and mine[n].shape == b.shape]
         self._pairs = ([m for m, _ in pairs], [t for _, t in pairs])
         self._copy_buffers()
+        # What no forward pass changes need not be copied for every model.
+        lasting = {id(mine[n]) for n in self._constant if n in mine}
+        changing = [(m, t) for m, t in zip(*self._pairs) if id(m) not in lasting]
+        self._pairs = ([m for m, _ in changing], [t for _, t in changing])
 
     def load(self, build: Build, index: int) -> None:
         """Become model ``index``."""
@@ -77,6 +86,31 @@ class Replica:
         with self.context():
             logits = self.module(x)
         return checked_logits(logits, y, classes)
+
+    @torch.inference_mode(False)
+    def check(self, module: nn.Module, x: Any) -> None:
+        """Whether this is a copy of ``module``, by its outputs for ``x``: see :func:`check_copies`.
+
+        Raises:
+            ConfigurationError: it is not.
+        """
+
+        def outputs(vector: Tensor) -> Any:
+            self.load(lambda _, out: _copy(vector, out), 0)
+            with isolated_rngs(0, "trial"), self.context():
+                return self.module(x)
+
+        def original(vector: Tensor) -> Any:
+            buffers = [(buffer, buffer._version, buffer.clone()) for buffer in module.buffers()]
+            with isolated_rngs(0, "trial"), evaluating(module), self.context():
+                result = module(x)
+            for buffer, version, before in buffers:
+                if buffer._version != version:
+                    buffer.copy_(before)
+            return result
+
+        # To run what is compiled here would compile it for this one batch.
+        check_copies(module, self.space, outputs, None if is_compiled(module) else original)
 
     def score(self, batches: ValidationBatches, positions: Iterable[int]) -> tuple[Tensor, list[Tensor]]:
         """Hits ``[M]`` over the batches at these positions and the loss sum of each; the metric is updated."""
@@ -141,14 +175,5 @@ def metric_value(metric: Metric) -> float:
     return float(value)
 
 
-def _copied(module: nn.Module) -> nn.Module:
-    """A deep copy that shares factories which cannot be copied, such as the command line's for the optimizer."""
-    memo: dict[int, Any] = {}
-    for layer in module.modules():
-        for value in vars(layer).values():
-            if isinstance(value, partial):
-                try:
-                    copy.deepcopy(value)
-                except TypeError:
-                    memo[id(value)] = value
-    return copy.deepcopy(module, memo)
+def _copy(vector: Tensor, out: Tensor) -> None:
+    out.copy_(vector)

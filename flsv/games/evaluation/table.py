@@ -10,6 +10,7 @@ from flsv.errors import ConfigurationError
 from flsv.games.evaluation.coalition_models import CoalitionModels
 from flsv.games.evaluation.evaluator import ModelEvaluator
 from flsv.games.evaluation.scores import Scores
+from flsv.games.evaluation.validated import NamedScores, ValidatedModels
 from flsv.round import Round
 
 
@@ -27,7 +28,7 @@ class CoalitionTable:
         evaluations: models evaluated so far.
     """
 
-    def __init__(self, round: Round, evaluator: ModelEvaluator) -> None:
+    def __init__(self, round: Round, evaluator: ModelEvaluator | ValidatedModels) -> None:
         if round.space.size != evaluator.space.size:
             raise ConfigurationError(
                 f"the round's models have {round.space.size} parameters, the evaluator's module has "
@@ -35,13 +36,13 @@ class CoalitionTable:
             )
         self.round, self.evaluator = round, evaluator
         self._rows: dict[tuple[object, bytes], int] = {}
-        self._scores: Scores | None = None
+        self._scores: Scores | NamedScores | None = None
 
     @property
     def evaluations(self) -> int:
         return len(self._rows)
 
-    def scores(self, models: CoalitionModels, masks: Tensor) -> Scores:
+    def scores(self, models: CoalitionModels, masks: Tensor) -> Scores | NamedScores:
         """The scores of the coalitions ``masks`` (bool ``[K, k]`` on the CPU), K at least 1; new ones are evaluated."""
         empty = ~masks.any(1)
         keys = [(None if nobody else models.key, mask) for mask, nobody in zip(_bitmasks(masks), empty.tolist())]
@@ -49,7 +50,7 @@ class CoalitionTable:
         order = sorted(new.values())
         if order:
             found = self.evaluator.evaluate(models.builder(masks[order]), len(order))
-            self._scores = found if self._scores is None else Scores.cat([self._scores, found])
+            self._scores = found if self._scores is None else type(found).cat([self._scores, found])  # type: ignore[list-item]
             # Only now: after an error the coalitions can be asked for again.
             for position in order:
                 self._rows[keys[position]] = len(self._rows)

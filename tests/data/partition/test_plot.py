@@ -37,3 +37,10 @@ def test_pyplot_is_not_touched():
     before = plt.get_fignums()
     plot_partition(torch.ones(3, 2, dtype=torch.long))
     assert plt.get_fignums() == before
+
+
+def test_data_without_classes_need_no_legend():
+    figure, axes = plot_partition(torch.tensor([[3], [5]]), ("samples",))
+    assert not figure.legends
+    assert len(figure.axes) == 1
+    assert axes.get_xlim()[1] > 5

@@ -110,7 +110,6 @@ def test_the_template_gives_what_one_process_gives(tmp_path: Path, monkeypatch: 
     }
     cssv = loop.contributions["cssv"]
     for client in range(3):
-        assert told[client, ""] == pytest.approx(cssv[client].mean().item(), abs=1e-6)
         for column in range(10):
             assert told[client, str(column)] == pytest.approx(cssv[client, column].item(), abs=1e-6)
 

@@ -110,6 +110,21 @@ def scheduled() -> Any:
     return Scheduled("mlp", num_classes=10, input_shape=(1, 8, 8))
 
 
+class Decaying(ClassifierClient):
+    """Ends at zero after the last of a client's steps."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        total = self.trainer.estimated_stepping_batches
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def decaying() -> Any:
+    torch.manual_seed(SEED)
+    return Decaying("mlp", num_classes=10, input_shape=(1, 8, 8))
+
+
 CASES: dict[str, tuple[Make, dict[str, Any]]] = {
     "cssv": (shapfed, {}),
     "kept momentum, two of three": (
@@ -117,6 +132,8 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
         {"make_module": momentum},
     ),
     "a schedule by rounds": (shapfed, {"make_module": scheduled}),
+    "a schedule by a client's own steps": (partial(shapfed, sampler=UniformSampler(2)), {"make_module": decaying}),
+    "local heads": (partial(shapfed, aggregator=FedAvg(), metrics={}, share=["!head"]), {}),
     "scaffold": (partial(shapfed, aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD()), {}),
     "privacy": (partial(shapfed, privacy=GaussianPrivacy(clip=1.0, noise_multiplier=0.1)), {}),
     "compression with memory": (partial(shapfed, uploads=[TopK(0.1)]), {}),

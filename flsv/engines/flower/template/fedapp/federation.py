@@ -28,8 +28,8 @@ class SiteData(L.LightningDataModule):
         self.part = SITES.index(node["site"])
 
     def train_dataloader(self) -> DataLoader:
-        digits = load_image_data("digits").train
-        return DataLoader(Subset(digits, range(self.part, len(digits), 3)), batch_size=16, shuffle=True)
+        digits = load_image_data("digits").train  # 1,437 images
+        return DataLoader(Subset(digits, range(self.part, 1437, 3)), batch_size=16, shuffle=True)
 
 
 def make_loop() -> FederatedLoop:

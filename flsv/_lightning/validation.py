@@ -1,0 +1,227 @@
+"""Lightning's own validation of a copy of the module, out of sight of the fit that it happens in.
+
+A module under validation reads its trainer, logs to it, and is handed batches by it. So a copy gets a stand-in for the
+trainer: a shallow copy with its own validation loop, results and strategy, without callbacks, and with loggers that log
+nothing. What is logged is then reduced as Lightning reduces it, because it is Lightning that does; and the fit's
+trainer, its loggers and its results see nothing of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch.loggers.logger import DummyLogger
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector, _DataLoaderSource
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor
+
+from flsv._lightning.evaluation import each_loader, validating
+from flsv.errors import ConfigurationError
+
+_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class KeptBatches:
+    """One validation loader's batches, read once; every pass is handed copies, which a step may change.
+
+    Example:
+        >>> kept = KeptBatches([{"x": torch.ones(1)}])
+        >>> next(iter(kept))["x"] += 1
+        >>> next(iter(kept))["x"], len(kept)
+        (tensor([1.]), 1)
+    """
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        # Clones: a slice of a data set would drag the whole of it into every copy.
+        self._batches = [apply_to_collection(batch, Tensor, torch.clone) for batch in batches]
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(_copied, self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    @property
+    def samples(self) -> int:
+        """As Lightning counts them: the first dimension of a batch's tensors."""
+        return sum(extract_batch_size(batch) for batch in self._batches)
+
+
+def _copied(batch: Any) -> Any:
+    """``copy.deepcopy``, faster for what most batches are made of."""
+    if type(batch) is Tensor:
+        return batch.clone()
+    if type(batch) in (list, tuple):
+        return type(batch)(map(_copied, batch))
+    if type(batch) is dict:
+        return {name: _copied(part) for name, part in batch.items()}
+    return copy.deepcopy(batch)
+
+
+@torch.inference_mode(False)
+def keep_batches(trainer: L.Trainer, loaders: Any) -> list[KeptBatches]:
+    """The batches of one or several validation loaders, on the module's device if nobody's hooks have a say in how they
+    get there; otherwise those hooks run at every pass, as in any validation. ``limit_val_batches`` holds only for a
+    loader that does not know its length.
+
+    Raises:
+        ConfigurationError: no batches, or some that cannot be copied.
+    """
+    module, data = trainer.lightning_module, getattr(trainer, "datamodule", None)
+    hooked = any(is_overridden(h, o) for h in _TRANSFER_HOOKS for o in (module, data) if o is not None)
+    kept = []
+    limit: Any = trainer.limit_val_batches
+    for loader in each_loader(loaders):
+        if isinstance(limit, int) and limit and sized_len(loader) is None:
+            loader = islice(loader, limit)  # it may have no end
+        batches: Iterable[Any] = loader if hooked else (move_data_to_device(batch, module.device) for batch in loader)
+        kept.append(KeptBatches(batches))
+    try:
+        for loader in kept:
+            next(iter(loader), None)
+    except Exception as error:
+        raise ConfigurationError(
+            f"a validation batch cannot be copied ({error}), and every model is evaluated on batches of its own, "
+            "because a step may change them. Keep tensors with gradients and open files out of batches."
+        ) from error
+    if not sum(map(len, kept)):
+        raise ConfigurationError("there are no validation batches: models cannot be evaluated on nothing.")
+    return kept
+
+
+class ValidationRun:
+    """One validation of one module, on batches that are kept.
+
+    Args:
+        trainer: of the fit; it is read.
+        module: a copy of its module, on its device, that nobody else uses.
+        loaders: from :func:`keep_batches`.
+    """
+
+    def __init__(self, trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]) -> None:
+        self._trainer, self.module, self._loaders = trainer, module, loaders
+        self._stand_in, self._loop = _stand_in(trainer, module, loaders)
+
+    def logged(self) -> dict[str, Tensor]:
+        """Name to value of all that the module logs, under the names of ``trainer.callback_metrics``.
+
+        With several loaders there is beside ``"name/dataloader_idx_0"`` and so on the plain ``"name"``, the mean over
+        the loaders, weighted by what Lightning weighs batches by (the batch size), or for what is no mean by samples.
+        """
+        with validating(self._trainer):
+            self._loop.run()
+        values = dict(self._stand_in._logger_connector._callback_metrics)
+        for name, parts in self._loop.parts.items():
+            if name not in values:
+                total = sum(weight for _, weight in parts)
+                values[name] = torch.stack([value * (weight / total) for value, weight in parts]).sum(0)
+        return values
+
+    def batches(self) -> Generator[Any, None, None]:
+        """All batches, as ``validation_step`` would be given them, within the context in which it would run."""
+        plugin = self._stand_in.precision_plugin
+        with validating(self._trainer), torch.no_grad():
+            for index, loader in enumerate(self._loaders):
+                for batch in loader:
+                    batch = self.module._on_before_batch_transfer(plugin.convert_input(batch), index)
+                    yield self._stand_in.strategy.batch_to_device(batch, dataloader_idx=index)
+
+
+class _Loop(_EvaluationLoop):
+    """Remembers what each of several loaders' values weighs."""
+
+    parts: dict[str, list[tuple[Tensor, float]]]
+
+    def __init__(self, trainer: L.Trainer, loaders: Sequence[KeptBatches], inference_mode: bool) -> None:
+        super().__init__(
+            trainer, TrainerFn.FITTING, RunningStage.VALIDATING, verbose=False, inference_mode=inference_mode
+        )
+        self._data_source = _DataLoaderSource(list(loaders), "")
+        self._results = _Results(training=False)
+        self._loaders, self.parts = loaders, {}
+        self._with_index: bool | None = None
+
+    def _build_step_args_from_hook_kwargs(self, hook_kwargs: Any, step_hook_name: str) -> tuple[Any, ...]:
+        # Lightning inspects the step's signature anew for every batch.
+        if self._with_index is None:
+            found = super()._build_step_args_from_hook_kwargs(hook_kwargs, step_hook_name)
+            self._with_index = len(found) == len(hook_kwargs)
+            return found
+        return tuple(part for name, part in hook_kwargs.items() if self._with_index or name != "batch_idx")
+
+    def _store_dataloader_outputs(self) -> None:
+        super()._store_dataloader_outputs()
+        for _, result in self._results.valid_items():
+            meta = result.meta
+            if meta.dataloader_idx is None or not meta.add_dataloader_idx or not meta.on_epoch:
+                continue
+            if result.is_tensor and meta.is_mean_reduction:
+                weight = float(result.cumulated_batch_size)
+            else:
+                weight = float(self._loaders[meta.dataloader_idx].samples)
+            for name in dict.fromkeys((meta.name, meta.forked_name(on_step=False))):
+                self.parts.setdefault(name, []).append((result.compute(), weight))
+
+
+class _Results(_ResultCollection):
+    """Moves a sum to the device once. Lightning looks through the whole of it, at every value that is logged: that is
+    more than half of the time that the validation of a small network takes."""
+
+    def __setitem__(self, key: str, result: _ResultMetric) -> None:
+        super().__setitem__(key, result)
+        if not result.is_tensor:
+            return
+        there: list[Any] = []
+
+        def to(device: Any) -> _ResultMetric:
+            if device not in there:
+                there[:] = [device]
+                _ResultMetric.to(result, device)
+            return result
+
+        result.to = to  # type: ignore[method-assign]
+
+
+def _stand_in(trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[KeptBatches]) -> tuple[L.Trainer, _Loop]:
+    """A trainer that the module may take for its own, and the loop that validates the module."""
+    own: Any = copy.copy(trainer)
+    own._accelerator_connector = copy.copy(own._accelerator_connector)
+    own._accelerator_connector.strategy = copy.copy(own._accelerator_connector.strategy)
+    own.strategy.connect(module)
+    own._data_connector = copy.copy(own._data_connector)
+    own._data_connector.trainer = own
+    own._data_connector._datahook_selector = _DataHookSelector(module, own.datamodule)
+    own._logger_connector = _LoggerConnector(own)
+    own.callbacks, own.loggers = [], [DummyLogger() for _ in trainer.loggers]
+    own.profiler = PassThroughProfiler()
+    own.limit_val_batches, own.overfit_batches = 1.0, 0.0
+    loop = _Loop(own, loaders, trainer.fit_loop.epoch_loop.val_loop.inference_mode)
+    own.fit_loop = copy.copy(own.fit_loop)
+    own.fit_loop.epoch_loop = copy.copy(own.fit_loop.epoch_loop)
+    own.fit_loop.trainer = own.fit_loop.epoch_loop.trainer = own
+    own.fit_loop.epoch_loop.val_loop = loop
+    module.trainer = own
+    module._metric_attributes = None  # by id: they are those of the module that this one is a copy of
+    return own, loop
+
+
+def number(name: str, logged: Mapping[str, Any]) -> float:
+    """The value logged under ``name``, if it is one number."""
+    value = torch.as_tensor(logged[name])
+    if value.numel() != 1:
+        raise ConfigurationError(f"{name!r} is logged as {list(value.shape)}, expected one number.")
+    return float(value)

@@ -1,0 +1,177 @@
+"""A module's tensors that no vector holds: counters, masks, memory banks.
+
+Every client starts with them as they are when the round's first client starts, and the global model goes on with those
+of the cohort's first client: averages of counters mean nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flsv.errors import ConfigurationError
+from flsv.parameters import leaves, plain_state
+
+#: ``{"buffers": ..., "attributes": ...}``, both by name.
+State = dict[str, dict[str, Any]]
+
+
+class Leftovers:
+    """Buffers that are integer (counters, masks) or not persistent (MoCo's queue), and tensors that a module keeps as
+    plain attributes, alone or in tuples (an LSTM's state). Whether they were there when training started, came later or
+    take the place of a None does not matter.
+
+    Not among them: a plain tensor that has a gradient (it is an output), one that shares its memory with a parameter
+    or buffer, and the states of torchmetrics, which count what the whole cohort does. Other attributes (numbers, lists
+    of outputs) are the module's: they pass from client to client.
+
+    Args:
+        module: whose they are, and remain.
+        constants: names of floating-point state with entries that are not finite, see
+            :attr:`flsv.parameters.ParameterSpace.left_names`.
+
+    Example:
+        >>> net = nn.BatchNorm1d(2)
+        >>> leftovers = Leftovers(net)
+        >>> before = leftovers.read()
+        >>> net.num_batches_tracked += 5
+        >>> leftovers.write(before)
+        >>> net.num_batches_tracked.item()
+        0
+    """
+
+    def __init__(self, module: nn.Module, constants: Collection[str] = ()) -> None:
+        self._module = module
+        state = dict([*module.named_parameters(), *module.named_buffers()])
+        self._constants = [(name, state[name], state[name].detach().clone()) for name in constants]
+        self._first = {name: (value, _versions(value)) for name, _, _, value in plain_state(module)}
+
+    def read(self, changed: bool = False) -> State:
+        """Copies: buffers by name (None for one that has not been made yet), and attributes by name.
+
+        Args:
+            changed: without attributes that are as they were when training started: for checkpoints.
+        """
+        return {
+            "buffers": {name: None if b is None else b.clone() for name, _, _, b in _buffers(self._module)},
+            "attributes": {
+                name: _each(value, torch.clone)
+                for name, _, _, value in plain_state(self._module)
+                if not changed or self._changed(name, value)
+            },
+        }
+
+    @torch.no_grad()
+    def write(self, state: State) -> None:
+        """Put copies back, buffers in place where they still have the shape; what has come since is taken away."""
+        self._write_buffers(state["buffers"])
+        for name, layer, own, value in list(plain_state(self._module)):
+            if name not in state["attributes"]:
+                if value is not None:
+                    delattr(layer, own)
+                continue
+            before = state["attributes"][name]
+            if not _same(value, before):
+                # Another object: what the old one is elsewhere, a batch of the data for example, stays as it is.
+                setattr(layer, own, _each(before, torch.clone))
+        self._add(state["attributes"])
+
+    @torch.no_grad()
+    def resume(self, state: State) -> None:
+        """Put back what a checkpoint holds of ``read(changed=True)``."""
+        self._write_buffers(state["buffers"])
+        for name, layer, own, value in list(plain_state(self._module)):
+            if name in state["attributes"]:
+                setattr(layer, own, self._here(state["attributes"][name]))
+        self._add(state["attributes"])
+
+    def check(self) -> None:
+        """Whether the constants are what they were.
+
+        Raises:
+            ConfigurationError: naming those that are not.
+        """
+        moved = [name for name, value, before in self._constants if not _equal(value, before)]
+        if moved:
+            raise ConfigurationError(
+                f"{moved} held infinite values or NaN when training started, and training has changed them: such "
+                "values cannot be averaged. Register the buffers with persistent=False, so that every client has its "
+                "own for a round, or start them from finite values."
+            )
+
+    def _write_buffers(self, state: Mapping[str, Tensor | None]) -> None:
+        layers = dict(self._module.named_modules())
+        for name, layer, own, buffer in list(_buffers(self._module)):
+            if name not in state:
+                delattr(layer, own)
+                continue
+            value = state[name]
+            if buffer is None or value is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
+                layer._buffers[own] = None if value is None else value.to(_device(self._module), copy=True)
+            else:
+                buffer.copy_(value)
+        for name, value in state.items():
+            prefix, _, own = name.rpartition(".")
+            if own not in layers[prefix]._buffers:  # made in training
+                value = None if value is None else value.to(_device(self._module), copy=True)
+                layers[prefix].register_buffer(own, value, persistent=False)
+
+    def _add(self, attributes: Mapping[str, Any]) -> None:
+        """Those that the module does not have."""
+        layers, there = dict(self._module.named_modules()), {name for name, *_ in plain_state(self._module)}
+        for name, value in attributes.items():
+            prefix, _, own = name.rpartition(".")
+            if name not in there and value is not None:
+                setattr(layers[prefix], own, self._here(value))
+
+    def _here(self, value: Any) -> Any:
+        device = _device(self._module)
+        return _each(value, lambda tensor: tensor.to(device, copy=True))
+
+    def _changed(self, name: str, value: Any) -> bool:
+        first, versions = self._first.get(name, (None, ()))
+        return value is not first or None in versions or _versions(value) != versions
+
+
+def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
+    for prefix, layer in module.named_modules():
+        for own, buffer in layer._buffers.items():
+            if own in layer._non_persistent_buffers_set or (
+                buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())
+            ):
+                yield f"{prefix}.{own}" if prefix else own, layer, own, buffer
+
+
+def _versions(value: Any) -> tuple[int | None, ...]:
+    return tuple(None if tensor.is_inference() else tensor._version for tensor in leaves(value) or ())
+
+
+def _each(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """``function`` of the tensors in a value of :func:`flsv.parameters.plain_state`."""
+    if value is None or isinstance(value, Tensor):
+        return None if value is None else function(value.detach())
+    return tuple(_each(part, function) for part in value)
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return a is b or (isinstance(a, Tensor) and isinstance(b, Tensor) and _equal(a, b))
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return (
+        a.shape == b.shape
+        and a.dtype == b.dtype
+        and a.layout == b.layout == torch.strided
+        and bool(((a == b.to(a.device)) | ((a != a) & (b != b).to(a.device))).all())
+    )
+
+
+def _device(module: nn.Module) -> torch.device:
+    for tensor in (*module.parameters(), *module.buffers()):
+        return tensor.device
+    return torch.device("cpu")

@@ -1,0 +1,181 @@
+"""How many optimizer steps a client will take in the whole fit.
+
+A schedule such as a linear decay is given its length when it is made, by ``trainer.estimated_stepping_batches`` in
+``configure_optimizers``. Here that number is one client's: the steps of the rounds that it takes part in, so that its
+schedule ends where it would end if the module were trained on this client's data alone, for as many epochs.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import lightning as L
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+
+from flsv.clients.cohort import limited
+from flsv.data import FederatedDataModule
+from flsv.round import FederationState
+from flsv.sampling import ClientSampler
+from flsv.seeding import generator_for
+from flsv.strategy import Strategy
+
+_CONFIGURE = "configure_optimizers"
+
+
+class LocalSteps:
+    """Counts the steps that every client will take.
+
+    Whom a sampler draws follows from the run's seed, so that the rounds of every client are known in advance. Of a
+    sampler that goes by what the clients contribute they are not: then a client's schedule is made for all rounds.
+
+    Args:
+        trainer: with its module.
+        data: dealt out.
+        sampler: draws the cohorts.
+        state: has the run's seed, and the number of clients.
+        local_epochs: passes over a client's data per round.
+        limit: Lightning's ``limit_train_batches``, per client and local epoch.
+
+    Attributes:
+        asked: whether ``configure_optimizers`` has asked, so that its schedules are different ones for clients with
+            different numbers of steps.
+    """
+
+    def __init__(
+        self,
+        trainer: L.Trainer,
+        data: FederatedDataModule,
+        sampler: ClientSampler,
+        state: FederationState,
+        local_epochs: int,
+        limit: float,
+    ) -> None:
+        self._trainer, self._data, self._sampler, self._state = trainer, data, sampler, state
+        self._local_epochs, self._limit = local_epochs, limit
+        self._client: int | None = None
+        self._known: dict[int, float] = {}
+        self._rounds: list[list[int]] | None = None
+        self.asked = self._warned = False
+
+    def of(self, client: int) -> float:
+        """One client's steps; infinite where there is no last round."""
+        if client not in self._known:
+            self._known[client] = self._count(client)
+        return self._known[client]
+
+    def most(self) -> float:
+        """The steps of the client that takes the most: for schedules that are no client's."""
+        return max(self.of(client) for client in range(self._data.num_clients))
+
+    @contextmanager
+    def at(self, client: int) -> Iterator[None]:
+        """Within it, :meth:`answer` is this client's."""
+        before, self._client = self._client, client
+        try:
+            yield
+        finally:
+            self._client = before
+
+    def enter(self, client: int | None) -> None:
+        """From now on, :meth:`answer` is this client's; None: the largest."""
+        self._client = client
+
+    @property
+    def configuring(self) -> bool:
+        """Whether ``configure_optimizers`` runs."""
+        return self._trainer.lightning_module._current_fx_name == _CONFIGURE
+
+    def batches(self) -> int:
+        """What ``len(trainer.datamodule.train_dataloader())`` is in ``configure_optimizers``: one client's batches in a
+        round; the largest number where no client trains."""
+        self.asked = self.asked or self.configuring
+        clients = range(self._data.num_clients) if self._client is None else [self._client]
+        return max(map(self._batches, clients))
+
+    def answer(self) -> float:
+        """What ``trainer.estimated_stepping_batches`` is."""
+        steps = self.most() if self._client is None else self.of(self._client)
+        hook = self._trainer.lightning_module._current_fx_name
+        if hook == _CONFIGURE:
+            self.asked = True
+        elif self._client is None and hook in ("setup", "configure_model") and not self._warned:
+            self._warned = True
+            least = min(self.of(client) for client in range(self._data.num_clients))
+            if least != steps:
+                warnings.warn(
+                    f"estimated_stepping_batches was read in {hook}, where no client trains: it is that of the client "
+                    f"with the most steps, {steps:g}, and others take as few as {least:g}. A schedule that is to end "
+                    f"with every client's last step must read it in {_CONFIGURE}.",
+                    stacklevel=2,
+                )
+        return steps
+
+    def _count(self, client: int) -> float:
+        trainer = self._trainer
+        if trainer.max_epochs in (None, -1):
+            return math.inf
+        batches = self._batches(client)
+        windows = next((c for c in trainer.callbacks if isinstance(c, GradientAccumulationScheduler)), None)  # type: ignore[attr-defined]
+
+        def steps(round_index: int) -> int:
+            window = trainer.accumulate_grad_batches
+            if windows is not None:
+                window = windows.get_accumulate_grad_batches(round_index)
+            return math.ceil(batches / window)
+
+        return sum(map(steps, self._rounds_of(client)))
+
+    def _batches(self, client: int) -> int:
+        return limited(len(self._data.client_loader(client, "train")), self._limit) * self._local_epochs
+
+    def _rounds_of(self, client: int) -> list[int]:
+        if self._rounds is None:
+            assert self._trainer.max_epochs is not None
+            rounds, clients = max(self._trainer.max_epochs, 1), self._data.num_clients
+            try:
+                cohorts = [self._cohort(index) for index in range(rounds)]
+            except _Asks:
+                cohorts = [list(range(clients))] * rounds
+            self._rounds = [[index for index, cohort in enumerate(cohorts) if i in cohort] for i in range(clients)]
+        return self._rounds[client]
+
+    def _cohort(self, round_index: int) -> list[int]:
+        kind: Any = type(self._sampler)
+        if any(getattr(kind, name) is not getattr(Strategy, name) for name in ("begin", "end_round", "state_dict")):
+            raise _Asks  # it goes by more than the round and the seed
+        draw = generator_for(self._state.seed, "cohort", round_index)
+        return self._sampler.sample(self._data.num_clients, _Unknown(), draw, round_index).tolist()
+
+
+class TrainLength:
+    """What stands for the train dataloader where only its length can be asked for.
+
+    Args:
+        batches: of a client in a round.
+    """
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return self._batches
+
+    def __iter__(self) -> Iterator[Any]:
+        raise RuntimeError("a round's batches are known from the start of the fit on; here they can be counted only.")
+
+
+class _Asks(Exception):
+    """A sampler wants to know what nobody can know yet."""
+
+
+class _Unknown(dict[str, Any]):
+    """The contributions of rounds to come."""
+
+    def get(self, *_: Any) -> NoReturn:
+        raise _Asks
+
+    __getitem__ = __contains__ = __iter__ = __len__ = items = values = keys = get  # type: ignore[assignment]

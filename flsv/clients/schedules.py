@@ -1,0 +1,232 @@
+"""Whose a learning-rate schedule is, and where in it a client stands.
+
+With automatic optimization the configuration says it: a scheduler with ``interval="step"`` is the client's, one with
+``interval="epoch"`` the federation's. With manual optimization it is seen: one that is stepped while a client trains is
+the client's, one that is stepped between rounds (``on_train_epoch_end``) the federation's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from copy import deepcopy
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import LRSchedulerTypeTuple
+from torch import Tensor
+from torch.optim import Optimizer
+
+from flsv._lightning.stepping import configured
+from flsv.clients.local_steps import LocalSteps
+from flsv.errors import ConfigurationError
+
+#: Options of a parameter group that schedulers write: torch's and timm's.
+SCHEDULED = frozenset(
+    {"lr", "initial_lr", "max_lr", "min_lr", "lr_scale", "weight_decay"}
+    | {"momentum", "base_momentum", "max_momentum", "betas"}
+)
+_NEVER = 2**62
+
+
+class Schedules:
+    """The schedulers of a fit, put in turn where each client has left them.
+
+    Between two clients, and between rounds, they are the federation's: as ``configure_optimizers`` gave them, but for
+    the steps that it takes itself.
+
+    Args:
+        trainer: with its optimizers set up.
+        steps: how many every client takes; None: as if it had not been asked.
+
+    Raises:
+        ConfigurationError: one optimizer has a client's and a federation's scheduler; the module keeps a scheduler
+            that it does not return from ``configure_optimizers``.
+    """
+
+    def __init__(self, trainer: L.Trainer, steps: LocalSteps | None = None) -> None:
+        self._trainer, self._steps = trainer, steps
+        self._manual = not trainer.lightning_module.automatic_optimization
+        configs = trainer.lr_scheduler_configs
+        tracked = [c for c in configs if self._manual or c.interval == "step"]
+        self.all: list[Any] = [config.scheduler for config in configs]
+        self._places = [configs.index(config) for config in tracked]
+        self._schedulers: list[Any] = [config.scheduler for config in tracked]
+        self.by_round = [config.scheduler for config in configs if config not in tracked]
+        self._inside, self._outside = [not self._manual] * len(tracked), [False] * len(tracked)
+        self._frequencies = [(c, c.frequency) for c in tracked if not self._manual and c.frequency > 1]
+        self._check(trainer)
+        self._families: dict[float, _Family] = {}
+        self._own = [vars(scheduler) for scheduler in self._schedulers]
+        self._federations: list[Any] | None = None
+        self._last: list[Any] | None = None
+
+    def is_federations(self, optimizer: Optimizer) -> bool:
+        """Whether an optimizer's learning rate follows the rounds, by a scheduler that is told to.
+
+        Lightning steps it just before the last client's last batch ends.
+        """
+        return any(scheduler.optimizer is optimizer for scheduler in self.by_round)
+
+    def load(self, client: int, states: dict[int, Any] | None) -> None:
+        """Put the schedulers where the client has left them; at their beginning where it comes for the first time."""
+        if not self._schedulers:
+            return
+        self._federations = self.states()
+        if self._manual and self._last is not None:
+            for i, (before, now) in enumerate(zip(self._last, self._federations)):
+                self._outside[i] |= not same(before, now)
+            self._check_owner()
+        if (family := self._family(client)) is not None:
+            family.enter(self._schedulers, self._outside)
+        for i, state in (states or {}).items():
+            self._schedulers[i].load_state_dict(deepcopy(state))
+        self._begun = self.states()
+
+    def begin_batch(self, position: int) -> None:
+        """Before a client's batch, counted from 0: a scheduler of ``frequency=k`` steps after every k-th of its own."""
+        for config, frequency in self._frequencies:
+            config.frequency = 1 if (position + 1) % frequency == 0 else _NEVER
+
+    def leave(self) -> dict[int, Any]:
+        """The states of the client's own schedulers; all of them are the federation's again."""
+        if self._federations is None:
+            return {}
+        now = self.states()
+        if self._manual:
+            for i, (before, after) in enumerate(zip(self._begun, now)):
+                self._inside[i] |= not same(before, after)
+            self._check_owner()
+        for scheduler, own, state in zip(self._schedulers, self._own, self._federations):
+            scheduler.__dict__ = own
+            scheduler.load_state_dict(deepcopy(state))
+        for config, frequency in self._frequencies:
+            config.frequency = frequency
+        self._last, self._federations = self._federations, None
+        return {i: state for i, state in enumerate(now) if self._inside[i]}
+
+    def states(self) -> list[Any]:
+        """Copies, in the order of the tracked schedulers."""
+        return [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
+
+    def rewind(self, saved: list[Any]) -> None:
+        """Put the federation's states into those of a checkpoint that is saved while a client trains."""
+        for place, state in zip(self._places, self._federations or []):
+            saved[place] = deepcopy(state)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"inside": list(self._inside), "outside": list(self._outside)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._inside, self._outside = list(state["inside"]), list(state["outside"])
+
+    def _family(self, client: int) -> _Family | None:
+        """The schedulers that ``configure_optimizers`` gives for a client with so many steps; None: those that are
+        there, or their like."""
+        if self._steps is None or not self._steps.asked:
+            return None
+        number = self._steps.of(client)
+        if number == self._steps.most():
+            return None
+        if number not in self._families:
+            with self._steps.at(client):
+                self._families[number] = _Family(self._trainer, self._places)
+        return self._families[number]
+
+    def _check(self, trainer: L.Trainer) -> None:
+        for scheduler in self._schedulers:
+            if self.is_federations(scheduler.optimizer):
+                raise ConfigurationError(
+                    "one optimizer has a scheduler that steps per batch and one that steps per round: the learning "
+                    "rate would belong to the client and to the federation at once. Chain them in one scheduler "
+                    "(torch.optim.lr_scheduler.SequentialLR or ChainedScheduler)."
+                )
+        known = {id(part) for scheduler in self.all for part in _parts(scheduler)}
+        for name, layer in trainer.lightning_module.named_modules():
+            for attribute, value in vars(layer).items():
+                if isinstance(value, LRSchedulerTypeTuple) and id(value) not in known:
+                    raise ConfigurationError(
+                        f"{f'{name}.{attribute}' if name else attribute} is a learning-rate scheduler that "
+                        "configure_optimizers does not return: its state would pass from client to client. Return it, "
+                        "and get it by self.lr_schedulers()."
+                    )
+
+    def _check_owner(self) -> None:
+        for scheduler, inside, outside in zip(self._schedulers, self._inside, self._outside):
+            rival = any(o and s.optimizer is scheduler.optimizer for s, o in zip(self._schedulers, self._outside))
+            if inside and (outside or rival):
+                raise ConfigurationError(
+                    f"{type(scheduler).__name__}: the learning rate of its optimizer is stepped both while clients "
+                    "train and between rounds, so that it would belong to the client and to the federation at once. "
+                    "Step it in training_step only, or in on_train_epoch_end only."
+                )
+
+
+class _Family:
+    """Schedulers made for another number of steps. They write into the parameter groups of the ones in use."""
+
+    def __init__(self, trainer: L.Trainer, places: list[int]) -> None:
+        self._optimizers, schedulers = configured(trainer)
+        self._used = trainer.optimizers
+        kinds = [type(config.scheduler) for config in trainer.lr_scheduler_configs]
+        if [type(scheduler) for scheduler in schedulers] != kinds or len(self._optimizers) != len(self._used):
+            raise ConfigurationError(
+                "configure_optimizers reads trainer.estimated_stepping_batches, and gives other optimizers or "
+                "schedulers for a client with fewer steps: it must give the same ones, of another length."
+            )
+        self._groups = [
+            [{k: deepcopy(v) for k, v in group.items() if k in SCHEDULED} for group in optimizer.param_groups]
+            for optimizer in self._optimizers
+        ]
+        self._schedulers = [schedulers[place] for place in places]
+        self._fresh = [deepcopy(scheduler.state_dict()) for scheduler in self._schedulers]
+        for optimizer in self._optimizers:
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
+
+    def enter(self, schedulers: list[Any], outside: list[bool]) -> None:
+        """Become these schedulers, but for the federation's: whoever holds one of them holds this one."""
+        federations = [scheduler.optimizer for scheduler, theirs in zip(schedulers, outside) if theirs]
+        for optimizer, used, fresh in zip(self._optimizers, self._used, self._groups):
+            if any(each is used for each in federations):
+                continue
+            optimizer.param_groups = used.param_groups
+            for group, options in zip(used.param_groups, fresh):
+                put(group, options)
+        for scheduler, mine, fresh_state, theirs in zip(schedulers, self._schedulers, self._fresh, outside):
+            if theirs:
+                continue
+            mine.load_state_dict(deepcopy(fresh_state))
+            optimizer = scheduler.optimizer
+            scheduler.__dict__ = vars(mine)
+            scheduler.optimizer = optimizer
+
+
+def put(group: dict[str, Any], options: dict[str, Any]) -> None:
+    """Write options into a parameter group; a tensor stays the object that it is."""
+    for name, value in options.items():
+        present = group.get(name)
+        if isinstance(present, Tensor) and isinstance(value, Tensor) and present.shape == value.shape:
+            if present is not value:
+                with torch.no_grad():
+                    present.copy_(value)
+        else:
+            group[name] = deepcopy(value)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two states are equal."""
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.shape == b.shape and bool((a == b).all())
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def _parts(scheduler: Any) -> Iterator[Any]:
+    yield scheduler
+    for value in vars(scheduler).values():
+        for part in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(part, LRSchedulerTypeTuple):
+                yield from _parts(part)

@@ -1,0 +1,233 @@
+"""Copies of a module, and whether they are copies.
+
+What a module keeps beside its layers survives ``copy.deepcopy`` bound to the original: a compiled ``forward``, a
+lambda, a hook that closes over ``self``. Every model that is loaded into such a copy would be evaluated as the
+original, and all coalitions would be worth the same. So a copy has nothing compiled in it, and before the first model
+is evaluated a copy is tried: it must answer to its own vector, and not to the original's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from types import FunctionType, MethodType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import OptimizedModule, external_utils
+from torch.utils._pytree import tree_leaves
+
+from flsv.errors import ConfigurationError
+from flsv.parameters import ParameterSpace
+
+#: Of what a change of all weights does to the outputs, how much rounding may do.
+_TOLERANCE = 1e-3
+
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
+
+#: Evaluates the model with a vector ``[P]`` in a copy: whatever it gives.
+Outputs = Callable[[Tensor], Any]
+
+
+def copied(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyModule:
+    """A deep copy that shares factories which cannot be copied, such as the command line's for the optimizer, and that
+    is not compiled.
+
+    Args:
+        module: what to copy.
+        instead: by their ``id``, objects of the module to what takes their place in the copy.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> net.compile()
+        >>> copied(net)._compiled_call_impl is None
+        True
+    """
+    memo: dict[int, Any] = {}
+    for layer in module.modules():
+        for value in vars(layer).values():
+            if isinstance(value, partial):
+                # The command line's holds its parser, which takes longer to copy than a small module does.
+                if any(type(held).__module__.startswith("jsonargparse.") for held in value.args):
+                    memo[id(value)] = value
+                    continue
+                try:
+                    copy.deepcopy(value)
+                except TypeError:
+                    memo[id(value)] = value
+            elif isinstance(value, Tensor) and not value.is_leaf:  # an output that is kept; a pruned layer's weight
+                memo[id(value)] = value.detach().clone()
+    memo.update(instead or {})
+    own = copy.deepcopy(module, memo)
+    for layer in module.modules():
+        _uncompile(layer, memo[id(layer)], memo)
+    return own
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether anything of a module is compiled."""
+    return any(
+        isinstance(layer, OptimizedModule)
+        or layer._compiled_call_impl is not None
+        or any(hasattr(value, "_torchdynamo_orig_callable") for value in vars(layer).values())
+        for layer in module.modules()
+    )
+
+
+def _uncompile(layer: nn.Module, own: nn.Module, memo: dict[int, Any]) -> None:
+    vars(own).pop("_compiled_call_impl", None)
+    if isinstance(own, OptimizedModule):
+        vars(own)["forward"] = own._orig_mod.__call__
+        return
+    if vars(own).get("_compiler_ctx") is not None:
+        vars(own)["_compiler_ctx"] = None  # Lightning's note that it is compiled
+    for name, value in vars(layer).items():
+        plain = getattr(value, "_torchdynamo_orig_callable", None)
+        if plain is not None and name in vars(own) and not isinstance(value, nn.Module):
+            if isinstance(plain, FunctionType) and plain.__code__.co_filename == external_utils.__file__:
+                plain = plain.__wrapped__  # type: ignore[attr-defined]  # a frame that dynamo puts around torch's own
+            vars(own)[name] = copy.deepcopy(plain, memo)  # a method is bound to the copy
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def check_copies(
+    module: nn.Module,
+    space: ParameterSpace,
+    outputs: Outputs,
+    original: Outputs | None = None,
+    sensitive: bool = True,
+) -> None:
+    """Whether models that are evaluated in copies of the module are the models that they are said to be.
+
+    Models of random weights, near the module's, are tried, so that a last layer of zeros hides nothing. The module's
+    tensors hold other memory meanwhile; what they held is not written.
+
+    Args:
+        module: the original.
+        space: the map between the module and vectors.
+        outputs: evaluates a model in a copy, from the same random state every time.
+        original: evaluates it in the module itself.
+        sensitive: whether outputs of two models must differ; accuracies of few samples need not.
+
+    Raises:
+        ConfigurationError: the outputs depend on the module's weights, or do not depend on the copy's; naming what is
+            bound to the module.
+    """
+    before = space.read(module)
+    for scale in (0.3, 0.03, 0.003):
+        first, second = (_near(space, before, scale, seed) for seed in (1, 2))
+        answer, other = _numbers(outputs(first)), _numbers(outputs(second))
+        with _holding(module, space, second):
+            again = _numbers(outputs(first))
+            expected = None if original is None else _numbers(original(second))
+        # NaN and infinity tell nothing: try weights that are nearer.
+        if all(each.isfinite().all() for each in (answer, other)):
+            break
+    else:
+        return
+    if not answer.numel():
+        return
+    moved = (answer - other).abs().max()
+    name, bound = type(module).__name__, ", ".join(bound_to(module)) or "something that it keeps or calls"
+    independent = answer.shape == again.shape and (answer - again).abs().max() <= _TOLERANCE * moved
+    if not independent:
+        raise ConfigurationError(
+            f"a copy of {name} with weights of its own gives other outputs when the weights of the original change: "
+            f"{bound} is bound to the original, so that models would be evaluated with the wrong weights. Make it a "
+            "method, as def f(self, x): return self.net(x), instead of a lambda or a function that holds the module."
+        )
+    if sensitive and moved == 0:
+        raise ConfigurationError(
+            f"{name} gives the same outputs whatever its weights are: no model that it is copied for could be told "
+            f"from another. Let its forward use its layers' weights as they are when it is called ({bound} may hold "
+            "others, as a traced or frozen network does)."
+        )
+    if expected is not None and moved > 0 and expected.shape == other.shape:
+        rounding = max(8 * torch.finfo(p.dtype).eps for p in module.parameters() if p.is_floating_point())
+        if (other - expected).abs().max() > max(_TOLERANCE, rounding) * moved and expected.isfinite().all():
+            raise ConfigurationError(
+                f"a copy of {name} gives other outputs than {name} itself with the same weights: {bound} is not "
+                "copied. Keep what forward needs in layers, buffers and plain attributes."
+            )
+
+
+@contextmanager
+def _holding(module: nn.Module, space: ParameterSpace, vector: Tensor) -> Iterator[None]:
+    """Within it, the module's tensors hold a vector, in other memory: whoever has a tensor sees it."""
+    values, named = space.unflatten(vector), dict([*module.named_parameters(), *module.named_buffers()])
+    before = {name: named[name].data for name in space.names}
+    try:
+        for name in space.names:
+            named[name].data = values[name].to(named[name].dtype, copy=True)
+        yield
+    finally:
+        for name, data in before.items():
+            named[name].data = data
+
+
+def _near(space: ParameterSpace, vector: Tensor, scale: float, seed: int) -> Tensor:
+    """Every parameter moves by a share of its tensor's size; buffers stay positive where they are, as variances do."""
+    generator = torch.Generator(vector.device).manual_seed(seed)
+    noise = torch.randn(vector.shape, generator=generator, dtype=vector.dtype, device=vector.device)
+    cut = space.num_parameters
+    noise[cut:] = noise[cut:].abs().clamp(max=3) * (vector[cut:].abs() + 0.1)
+    parameters = space.unflatten(vector[:cut]) if cut else {}
+    for name, part in space.unflatten(noise[:cut]).items() if cut else ():
+        part *= parameters[name].square().mean().sqrt().clamp(min=0.1)
+    return vector + scale * noise
+
+
+def _numbers(outputs: Any) -> Tensor:
+    parts = [torch.as_tensor(leaf) for leaf in tree_leaves(outputs) if isinstance(leaf, (Tensor, int, float))]
+    kept = [part.detach().double().flatten().cpu() for part in parts if not part.is_complex()]
+    return torch.cat(kept) if kept else torch.zeros(0, dtype=torch.float64)
+
+
+def bound_to(module: nn.Module) -> list[str]:
+    """Functions among a module's attributes and hooks that hold the module, or layers of it.
+
+    Example:
+        >>> net = nn.Linear(2, 1)
+        >>> net.f = lambda x, net=net: net(x)
+        >>> bound_to(net)
+        ['Linear.f (a lambda)']
+    """
+    parts = {id(part) for part in (*module.modules(), *module.parameters(), *module.buffers())}
+    found = []
+    for prefix, layer in module.named_modules():
+        place = f"{type(module).__name__}.{prefix}." if prefix else f"{type(module).__name__}."
+        for name, value in vars(layer).items():
+            if name in ("_modules", "_parameters", "_buffers"):
+                continue
+            if any(_holds(function, parts) for function in _functions(value)):
+                kind = "a hook" if "hook" in name else "a lambda" if "<lambda>" in repr(value) else "a function"
+                found.append(f"{place}{name} ({kind})")
+    return found
+
+
+def _functions(value: Any) -> Iterator[FunctionType]:
+    if isinstance(value, FunctionType):
+        yield value
+    elif isinstance(value, partial):
+        yield from _functions(value.func)
+    elif isinstance(value, (list, tuple, dict)):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _functions(part)
+
+
+def _holds(function: FunctionType, parts: set[int], depth: int = 3) -> bool:
+    cells = []
+    for cell in function.__closure__ or ():
+        try:
+            cells.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            continue
+    for held in (*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
+        held = held.__self__ if isinstance(held, MethodType) else held
+        if id(held) in parts or (depth and isinstance(held, FunctionType) and _holds(held, parts, depth - 1)):
+            return True
+    return False

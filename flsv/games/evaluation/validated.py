@@ -1,0 +1,185 @@
+"""Models of any task, evaluated one by one in copies of their own: here by what their own ``validation_step`` logs."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from flsv._lightning.validation import KeptBatches, ValidationRun, number
+from flsv.errors import ConfigurationError
+from flsv.games.evaluation.copies import check_copies
+from flsv.games.evaluation.fresh import FreshCopies
+from flsv.games.evaluation.replica import Build
+from flsv.parameters import ParameterSpace
+from flsv.seeding import isolated_rngs
+
+
+@dataclass(frozen=True, eq=False)
+class NamedScores:
+    """Numbers of K models by name; on the CPU.
+
+    Attributes:
+        values: name to float64 ``[K]``.
+
+    Example:
+        >>> NamedScores.cat([NamedScores({"a": torch.tensor([1.0])}), NamedScores({"a": torch.tensor([2.0])})])[
+        ...     torch.tensor([1])
+        ... ].value("a")
+        tensor([2.])
+    """
+
+    values: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        """K."""
+        return len(next(iter(self.values.values())))
+
+    def value(self, metric: str) -> Tensor:
+        """float64 ``[K]``."""
+        return self.values[metric]
+
+    def __getitem__(self, rows: Tensor) -> NamedScores:
+        """The scores of some of the models."""
+        return NamedScores({name: value[rows] for name, value in self.values.items()})
+
+    @staticmethod
+    def cat(parts: Sequence[NamedScores]) -> NamedScores:
+        """The models of several evaluations, one after the other."""
+        return NamedScores({name: torch.cat([part.values[name] for part in parts]) for name in parts[0].values})
+
+
+class ValidatedModels(ABC):
+    """Evaluates models of one structure one after the other, each in a copy of the module of its own.
+
+    What a model scores is a function of its vector and of the fit's module: Python's, NumPy's and torch's global
+    generators are at the same place at the start of every model, and are put back afterwards. The module, its trainer
+    and its loggers stay as they are.
+
+    Args:
+        trainer: of the fit, with its module on its device.
+        space: the map between the module and vectors ``[P]``.
+        loaders: the validation batches, see :func:`flsv._lightning.validation.keep_batches`.
+        seed: of what a validation draws.
+
+    Attributes:
+        names: of the scores.
+    """
+
+    names: Sequence[str]
+
+    def __init__(
+        self, trainer: L.Trainer, space: ParameterSpace, loaders: Sequence[KeptBatches], *, seed: int = 0
+    ) -> None:
+        self.space = space
+        self._trainer, self._loaders, self._seed = trainer, loaders, seed
+        self._copies = FreshCopies(trainer.lightning_module, space)
+        self._private: Callable[[], Mapping[str, Tensor]] | None = None
+
+    def on(
+        self, loaders: Sequence[KeptBatches], private: Callable[[], Mapping[str, Tensor]] | None = None
+    ) -> ValidatedModels:
+        """The same on other batches. It shares this one's memory for models, so the two must not evaluate at the same
+        time.
+
+        Args:
+            loaders: from :func:`flsv._lightning.validation.keep_batches`.
+            private: gives state of the module that is not in the vectors, by its names; None: the module's own.
+        """
+        other = copy(self)
+        other._loaders, other._private = loaders, private
+        return other
+
+    def __call__(self, vectors: Tensor) -> NamedScores:
+        """The scores of the models in the rows of ``vectors [K, P]``."""
+        if vectors.ndim != 2 or vectors.shape[1] != self.space.size:
+            raise ValueError(f"expected vectors [K, {self.space.size}], got {list(vectors.shape)}.")
+
+        def build(index: int, out: Tensor) -> None:
+            out.copy_(vectors[index])
+
+        return self.evaluate(build, len(vectors))
+
+    @torch.no_grad()
+    def evaluate(self, build: Build, count: int) -> NamedScores:
+        """The scores of ``count`` models; ``build(i, out)`` writes model i's vector into ``out [P]``."""
+        rows: list[Mapping[str, float]] = []
+        private = None if self._private is None else self._private()
+        for index in range(count):
+            with (
+                isolated_rngs(self._seed, "utility"),
+                torch.inference_mode(False),
+                torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
+            ):
+                run = ValidationRun(self._trainer, self._copies.copy(build, index, private), self._loaders)
+                rows.append(self._score(run))
+        return NamedScores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self.names})
+
+    def attempt(self) -> None:
+        """Evaluate the fit's module as it is.
+
+        Raises:
+            ConfigurationError: what is asked for cannot be had, or the module cannot be copied.
+        """
+        module = self._trainer.lightning_module
+        self(self.space.read(module)[None])
+        first = [KeptBatches(islice(loader, 1)) for loader in self._loaders]
+
+        def outputs(vector: Tensor) -> Any:
+            with isolated_rngs(self._seed, "utility"):
+                own = self._copies.copy(lambda _, out: _copy(vector, out), 0)
+                return dict(self._evidence(ValidationRun(self._trainer, own, first)))
+
+        check_copies(module, self.space, outputs, sensitive=False)
+
+    def _evidence(self, run: ValidationRun) -> Mapping[str, Any]:
+        """Whatever shows which model it is."""
+        return self._score(run)
+
+    @abstractmethod
+    def _score(self, run: ValidationRun) -> Mapping[str, float]:
+        """One model's."""
+
+
+class LoggedValues(ValidatedModels):
+    """Scores models by what they log themselves: ``validation_step`` and the validation hooks around it are run.
+
+    Args:
+        names: what is asked for, among the names of ``trainer.callback_metrics`` after a validation.
+        asking: who asks for each of them, for messages.
+
+    Raises:
+        ConfigurationError: while evaluating, a name that is not logged, or not as one number.
+    """
+
+    def __init__(
+        self, *args: Any, names: Sequence[str], asking: Mapping[str, str] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.names, self._asking = list(dict.fromkeys(names)), asking or {}
+
+    def _evidence(self, run: ValidationRun) -> Mapping[str, Any]:
+        return run.logged()
+
+    def _score(self, run: ValidationRun) -> Mapping[str, float]:
+        logged = run.logged()
+        for name in self.names:
+            if name not in logged:
+                who, module = self._asking.get(name, "a utility"), type(self._trainer.lightning_module).__name__
+                raise ConfigurationError(
+                    f"{who}: {module} logs no {name!r} when it validates. It logs {sorted(logged)}. Log it in "
+                    f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
+                    "count."
+                )
+        return {name: number(name, logged) for name in self.names}
+
+
+def _copy(vector: Tensor, out: Tensor) -> None:
+    out.copy_(vector)

@@ -1,0 +1,164 @@
+"""What a model is measured by in a coalition game: the one place that says what ``performance`` and ``mode`` mean.
+
+====================================== ============================================================================
+``performance``                        the utility of a model on the server's validation set
+====================================== ============================================================================
+``"accuracy"``                         share of samples whose largest logit is the label's
+``"balanced_accuracy"``                mean over the classes that occur of their accuracies
+``"negative_loss"``                    minus the mean cross-entropy, nats
+any other name, with ``mode``          what the module itself logs under it in ``validation_step`` or in the validation
+                                       hooks around it: ``"val_loss"`` with ``mode="min"`` (minus the value),
+                                       ``"val_f1"`` with ``mode="max"``
+a torchmetrics metric                  its value for ``forward(x)`` and ``y`` over all batches ``(x, y)``; where its
+                                       ``higher_is_better`` is False, or with ``mode="min"``, minus that
+====================================== ============================================================================
+
+The first three are for classifiers: ``forward`` gives logits ``[B, M]``, labels are integers ``[B]``; many models are
+evaluated at once. The others are for any task: batches of any kind, several validation loaders, and what a Trainer does
+when it validates. They are evaluated one model at a time, each in a fresh copy of the module, with the same random
+numbers for every model: for a vector they give what ``trainer.validate`` would log on the whole validation set
+(``limit_val_batches`` matters only to loaders without a length). With several loaders ``"val_loss/dataloader_idx_1"``
+is one loader's value, and ``"val_loss"`` the mean, weighted by size. In YAML a metric is a class path::
+
+    performance:
+      class_path: torchmetrics.F1Score
+      init_args: {task: multiclass, num_classes: 10, average: macro}
+
+An autoencoder's clients, by its own validation loss:
+
+>>> import tempfile
+>>> import lightning as L
+>>> import torch
+>>> from flsv import FederatedDataModule, FederatedLoop
+>>> from flsv.data import IIDPartitioner
+>>> from flsv.metrics import PartialFederatedShapley
+>>> class Autoencoder(L.LightningModule):
+...     def __init__(self):
+...         super().__init__()
+...         self.net = torch.nn.Sequential(torch.nn.Linear(64, 8), torch.nn.Linear(8, 64))
+...     def training_step(self, batch, batch_idx):
+...         x = batch[0].flatten(1)
+...         return torch.nn.functional.mse_loss(self.net(x), x)
+...     def validation_step(self, batch, batch_idx):
+...         self.log("val_loss", self.training_step(batch, batch_idx))
+...     def configure_optimizers(self):
+...         return torch.optim.Adam(self.parameters())
+>>> loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(performance="val_loss", mode="min")}, print_table=False)
+>>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+>>> trainer = L.Trainer(max_epochs=1, callbacks=[loop], default_root_dir=tempfile.mkdtemp(), **quiet)
+>>> trainer.fit(Autoencoder(), FederatedDataModule("digits", IIDPartitioner(num_clients=3), max_samples=300))
+>>> loop.contributions["sv"].shape, bool(loop.contributions["sv"].isfinite().all())
+(torch.Size([3]), True)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.errors import ConfigurationError
+
+Mode = Literal["min", "max"]
+#: Of classifiers, evaluated from logits.
+CLASSIFICATION = ("accuracy", "balanced_accuracy", "negative_loss")
+
+
+@dataclass(frozen=True, eq=False)
+class Performance:
+    """A value that the module logs, or a torchmetrics metric.
+
+    Args:
+        of: the name, or the metric.
+        mode: whether less (``"min"``) or more is better.
+
+    Example:
+        >>> Performance("val_loss", "min")
+        Performance(of='val_loss', mode='min')
+    """
+
+    of: str | Metric
+    mode: Mode
+
+    @property
+    def name(self) -> str:
+        """Under which an evaluator's scores have it."""
+        return self.of if isinstance(self.of, str) else "metric"
+
+    @property
+    def evaluator(self) -> Hashable:
+        """What evaluates it: one evaluator for all logged values, one for each metric."""
+        return "logged" if isinstance(self.of, str) else self
+
+    def utility(self, values: Tensor) -> Tensor:
+        """More is better."""
+        return -values if self.mode == "min" else values
+
+
+def is_logged(measure: Any) -> bool:
+    """Whether it is a value that the module logs."""
+    return isinstance(measure, Performance) and isinstance(measure.of, str)
+
+
+def performance_of(
+    owner: Any, performance: str | Metric, mode: Mode | None, argument: str = "performance"
+) -> str | Performance:
+    """Check what a metric is given.
+
+    Args:
+        owner: whose argument it is, for messages: an object, or its name.
+        performance: see above.
+        mode: likewise.
+        argument: its name.
+
+    Returns:
+        One of the names in ``CLASSIFICATION``, or what else is measured.
+
+    Raises:
+        ConfigurationError: an unknown mode; a logged name without one; a mode against a classifier's measure; a metric
+            that does not say which direction is better, without a mode.
+
+    Example:
+        >>> performance_of("FedSV", "val_loss", None)
+        Traceback (most recent call last):
+        ...
+        flsv.errors.ConfigurationError: FedSV(performance='val_loss'): for a value that the module logs in \
+validation_step say also mode="min" or mode="max". Without one, expected one of ('accuracy', 'balanced_accuracy', \
+'negative_loss'), or a torchmetrics metric (in YAML: class_path).
+    """
+    who = owner if isinstance(owner, str) else type(owner).__name__
+    if mode not in (None, "min", "max"):
+        raise ConfigurationError(f'{who}(mode={mode!r}): expected "min" or "max".')
+    if isinstance(performance, Performance):  # made before, by another one's arguments
+        return performance
+    if isinstance(performance, Metric):
+        better = performance.higher_is_better
+        if mode is None and better is None:
+            raise ConfigurationError(
+                f"{who}({argument}={type(performance).__name__}()): the metric does not say whether more of it is "
+                'better. Say mode="min" or mode="max".'
+            )
+        return Performance(copy.deepcopy(performance), mode or ("max" if better else "min"))
+    if not isinstance(performance, str):
+        raise ConfigurationError(
+            f"{who}({argument}={performance!r}): expected one of {CLASSIFICATION}, a name that the module logs, or a "
+            "torchmetrics metric."
+        )
+    if performance in CLASSIFICATION:
+        if mode == "min":
+            raise ConfigurationError(
+                f'{who}({argument}={performance!r}, mode="min"): more of it is better. Leave mode out. (A value of '
+                "this name that the module logs needs another name.)"
+            )
+        return performance
+    if mode is None:
+        raise ConfigurationError(
+            f"{who}({argument}={performance!r}): for a value that the module logs in validation_step say also "
+            f'mode="min" or mode="max". Without one, expected one of {CLASSIFICATION}, or a torchmetrics metric (in '
+            "YAML: class_path)."
+        )
+    return Performance(performance, mode)

@@ -1,0 +1,127 @@
+"""LoRA adapters in a federation: a frozen network, and small trained matrices that travel.
+
+Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022: a layer's weight W is frozen, and its step
+is (alpha / r) B A with A ``[r, in]`` drawn at random and B ``[out, r]`` zero at first. The layers are ``peft``'s.
+
+Clients' adapters averaged one by one give (sum_i w_i B_i) (sum_i w_i A_i), which is not the average of what they have
+learnt, sum_i w_i B_i A_i. With one A at all clients, never trained, the two are equal, for any weights: FFA-LoRA (Sun
+et al., "Improving LoRA in Privacy-preserving Federated Learning", ICLR 2024). That is the default here, so that
+averages, coalitions and contributions are exact, and half as much travels. The other exact way, FedEx-LoRA (Singhal et
+al., ACL 2025), adds what is missing to W, which then has to travel; it is not offered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from flsv.errors import ConfigurationError
+from flsv.models.classifier import ClassifierClient
+from flsv.parameters import head_name
+
+
+def freeze_a(module: nn.Module) -> int:
+    """Freeze the matrices A of all LoRA layers of a module, of ``peft``'s names (``lora_A``, ``lora_embedding_A``).
+
+    Returns:
+        How many they are.
+
+    Raises:
+        ConfigurationError: there are none.
+
+    Example:
+        >>> layer = nn.ModuleDict({"lora_A": nn.Linear(4, 2, bias=False), "lora_B": nn.Linear(2, 4, bias=False)})
+        >>> freeze_a(layer)
+        1
+        >>> [name for name, parameter in layer.named_parameters() if parameter.requires_grad]
+        ['lora_B.weight']
+    """
+    found = [
+        parameter
+        for name, parameter in module.named_parameters()
+        if {"lora_A", "lora_embedding_A"} & set(name.split("."))
+    ]
+    if not found:
+        raise ConfigurationError(f"{type(module).__name__} has no LoRA layer: no parameter of it is named lora_A.")
+    for parameter in found:
+        parameter.requires_grad_(False)
+    return len(found)
+
+
+def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str] | str, **kwargs: Any) -> nn.Module:
+    """Put ``peft``'s LoRA layers into a network, in place; all else is frozen.
+
+    Args:
+        network: any.
+        rank: r.
+        alpha: the step's factor is alpha / r.
+        targets: names of linear or convolutional layers or how they end; ``"all-linear"`` for all linear layers.
+        kwargs: of ``peft.LoraConfig``.
+
+    Raises:
+        ConfigurationError: ``peft`` is not installed, or finds no such layers.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError as error:
+        raise ConfigurationError("LoRA layers are peft's, which is not installed: pip install 'flsv[lora]'.") from error
+    if targets == "all-linear":  # peft's own word is for transformers only
+        targets = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
+    try:
+        config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, **kwargs)  # type: ignore[arg-type]
+        return inject_adapter_in_model(config, network)
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"peft cannot put LoRA into {type(network).__name__}: {error}") from error
+
+
+class LoRAClient(ClassifierClient):
+    """:class:`flsv.ClassifierClient` whose network is frozen but for LoRA layers and its classifier head.
+
+    With ``FederatedLoop(share="trainable")`` only these travel. The frozen network must be the same everywhere before
+    the first round, and is not counted as crossing: a pretrained one (``network_args: {pretrained: true}``), or one
+    that follows from the seed.
+
+    Args:
+        rank: r.
+        alpha: the step's factor is alpha / r.
+        targets: see :func:`add_lora`; the head is trained whole, and has no adapter.
+        exact: freeze A (FFA-LoRA), so that the average of adapters is the average of what they do. False: A and B are
+            trained, and averaged one by one.
+        kwargs: as for :class:`flsv.ClassifierClient`.
+
+    Raises:
+        ConfigurationError: as ``ClassifierClient``; ``peft`` is not installed; no layer to adapt.
+    """
+
+    def __init__(
+        self,
+        rank: int = 4,
+        alpha: float = 8.0,
+        targets: list[str] | str = "all-linear",
+        exact: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self.rank, self.alpha, self.targets, self.exact = rank, alpha, targets, exact
+        super().__init__(**kwargs)
+
+    def _build(self, num_classes: int, input_shape: tuple[int, ...] | None) -> None:
+        super()._build(num_classes, input_shape)
+        if any(name.endswith("lora_A") for name, _ in self.network.named_modules()):
+            return  # classes and shape have become known of a network that was there before
+        head = head_name(self.network)
+        linear = [n for n, layer in self.network.named_modules() if isinstance(layer, nn.Linear) and n != head]
+        targets = linear if self.targets == "all-linear" else self.targets
+        if not targets:
+            raise ConfigurationError(
+                f"LoRAClient: {type(self.network).__name__} has no linear layer beside its head {head!r}. Name layers "
+                "with targets=[...], or take a deeper network."
+            )
+        with torch.device("cpu"):  # as ClassifierClient does
+            self.network = add_lora(self.network, self.rank, self.alpha, targets)
+        if head is not None:
+            self.network.get_submodule(head).requires_grad_(True)
+        if self.exact:
+            freeze_a(self.network)

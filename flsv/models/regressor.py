@@ -1,0 +1,127 @@
+"""The ready-made client for numbers: a LightningModule that learns to predict one number per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+from flsv.errors import ConfigurationError
+from flsv.models.layers import dense_stack
+from flsv.models.shapes import flat_size
+
+
+class RegressorClient(L.LightningModule):
+    """Linear regression or a multi-layer perceptron with squared error, optimizer and scheduler.
+
+    Batches are ``(x [B, *input_shape], y [B])``. ``training_step`` returns the mean squared error; validation and test
+    log ``val_loss`` (the same) and ``val_mae`` (the mean absolute error, in the target's unit), or ``test_...``.
+    ``predict_step`` returns ``[B]``.
+
+    The network is built at construction when the shape is known, otherwise in ``configure_model``, from the data
+    module's ``input_shape``; that is saved with the hyper-parameters, so ``load_from_checkpoint(path)`` needs no data
+    module. An optimizer or a scheduler is not saved.
+
+    Args:
+        hidden: width of each hidden layer; empty for linear regression.
+        input_shape: one sample's shape without the batch. None: the data module's.
+        optimizer: from the parameters to an optimizer. In YAML, ``class_path`` and ``init_args``.
+        scheduler: from the optimizer to a learning-rate scheduler, stepped once an epoch. None: constant rate.
+
+    Raises:
+        ConfigurationError: a shape that nobody gives or that contradicts the data module, or no valid one; a batch
+            whose targets are not one number per sample.
+
+    Example:
+        >>> client = RegressorClient([16], input_shape=(5,))
+        >>> client(torch.rand(3, 5)).shape
+        torch.Size([3])
+    """
+
+    def __init__(
+        self,
+        hidden: list[int] | None = None,
+        input_shape: tuple[int, ...] | None = None,
+        optimizer: OptimizerCallable = lambda params: torch.optim.SGD(params, lr=0.01),
+        scheduler: LRSchedulerCallable | None = None,
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters("hidden", "input_shape")
+        if min(hidden or [1]) < 1:
+            raise ConfigurationError(f"RegressorClient(hidden={hidden}): widths of layers are at least 1.")
+        self._hidden = list(hidden or [])
+        self._make_optimizer, self._make_scheduler = optimizer, scheduler
+        self.network: nn.Module | None = None
+        if input_shape is not None:
+            self._build(input_shape)
+
+    def configure_model(self) -> None:
+        """Build the network if that is still to do, and check its shape against the data module's."""
+        try:
+            theirs = getattr(getattr(self.trainer, "datamodule", None), "input_shape", None)
+        except RuntimeError:  # no trainer: load_from_checkpoint calls this hook too
+            theirs = None
+        if self.network is None and theirs is not None:
+            self._build(theirs)
+        elif self.network is None:
+            raise ConfigurationError(
+                "RegressorClient: input_shape is not known. Give it (such as input_shape=(12,)), or train with a data "
+                "module that has the attribute input_shape after its setup()."
+            )
+        elif theirs is not None and tuple(theirs) != tuple(self.hparams["input_shape"]):
+            raise ConfigurationError(
+                f"The model has input_shape={tuple(self.hparams['input_shape'])}, but the data have {tuple(theirs)}. "
+                "Leave the model's out: then it is taken from the data."
+            )
+
+    def _build(self, input_shape: Sequence[int]) -> None:
+        # On the CPU whatever Lightning prepares, so that a seed gives the same weights everywhere.
+        with torch.device("cpu"):
+            self.network = dense_stack([flat_size("RegressorClient", input_shape), *self._hidden, 1])
+        self.hparams["input_shape"] = [int(size) for size in input_shape]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Predictions ``[B]`` of a batch ``[B, *input_shape]``."""
+        if self.network is None:
+            raise ConfigurationError("RegressorClient has no network yet: give input_shape, or train it first.")
+        return self.network(x.flatten(1)).squeeze(1)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        """Mean squared error of the batch, a scalar."""
+        return F.mse_loss(*self._compared(batch))
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Log ``val_loss`` and ``val_mae``."""
+        self._log_errors("val", batch)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int, dataloader_idx: int = 0) -> None:
+        """Log ``test_loss`` and ``test_mae``."""
+        self._log_errors("test", batch)
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:
+        """Predictions ``[B]``; targets in the batch, if there are any, are not looked at."""
+        return self(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer over all parameters and, if there is one, the scheduler."""
+        optimizer = self._make_optimizer(self.parameters())
+        return optimizer if self._make_scheduler is None else ([optimizer], [self._make_scheduler(optimizer)])
+
+    def _compared(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        predicted, y = self(batch[0]), batch[1]
+        if y.shape != predicted.shape:  # would be broadcast to [B, B]
+            raise ConfigurationError(
+                f"RegressorClient: targets have shape {list(y.shape)}, but one number per sample was expected, "
+                f"{list(predicted.shape)}."
+            )
+        return predicted, y.to(predicted.dtype)
+
+    def _log_errors(self, stage: str, batch: tuple[Tensor, Tensor]) -> None:
+        predicted, y = self._compared(batch)
+        values = {f"{stage}_loss": F.mse_loss(predicted, y), f"{stage}_mae": F.l1_loss(predicted, y)}
+        self.log_dict(values, batch_size=len(y))

@@ -1,0 +1,101 @@
+"""A module's own hooks count and see the client, not the cohort."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from toys import Plain, fit, toy_data, vector
+
+from flsv.aggregation import FedAvg
+from flsv.loop import FederatedLoop
+
+LOCAL_EPOCHS = 2
+
+
+class Counts(Plain):
+    """Notes what its hooks are told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: dict[str, list[int]] = {}
+
+    def _note(self, hook: str, batch_idx: int) -> None:
+        self.told.setdefault(hook, []).append(batch_idx)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._note("start", batch_idx)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self._note("step", batch_idx)
+        return super().training_step(batch, batch_idx)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        self._note("optimizer", batch_idx)
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        assert outputs["loss"].isfinite()
+        self._note("end", batch_idx)
+
+
+def test_batches_are_counted_in_the_clients_local_epoch(tmp_path: Path) -> None:
+    module, data = Counts(), toy_data()
+    fit(FederatedLoop(seed=1, local_epochs=LOCAL_EPOCHS), tmp_path, module, data, rounds=2)
+    lengths = [len(data.client_loader(client, generator=torch.Generator())) for client in range(3)]
+    expected = [i for _ in range(2) for n in lengths for _ in range(LOCAL_EPOCHS) for i in range(n)]
+    assert module.told == {hook: expected for hook in ("start", "step", "optimizer", "end")}
+
+
+def test_other_modules_train_as_before(tmp_path: Path) -> None:
+    counted = vector(fit(FederatedLoop(seed=1), tmp_path, Counts()))
+    assert torch.equal(counted, vector(fit(FederatedLoop(seed=1), tmp_path)))
+
+
+class Fails(Counts):
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        raise ZeroDivisionError("mine")
+
+
+@pytest.mark.parametrize("kind", [Counts, Fails])
+def test_the_module_gets_its_hooks_back(tmp_path: Path, kind: type[Counts]) -> None:
+    module = kind()
+    given = module.on_train_batch_start = lambda batch, batch_idx: None  # type: ignore[method-assign]
+    try:
+        fit(FederatedLoop(seed=1), tmp_path, module, rounds=1)
+    except ZeroDivisionError:
+        assert kind is Fails
+    assert module.__dict__["on_train_batch_start"] is given
+    assert not {"on_train_batch_end", "optimizer_step"} & module.__dict__.keys()
+    assert "_build_kwargs" not in module.trainer.fit_loop.epoch_loop.__dict__
+
+
+class Follows(Plain):
+    """A slow copy of the network follows when a batch has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = torch.nn.Parameter(self.net[0].weight.detach().clone(), requires_grad=False)
+
+    @torch.no_grad()
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.slow.copy_(self.net[0].weight)
+
+
+class Rows(FedAvg):
+    """Keeps what the clients of the last round sent."""
+
+    def weights(self, round: Any, contributions: Any) -> Tensor:
+        self.rows = round.client_vectors.clone()
+        return super().weights(round, contributions)
+
+
+def test_what_a_module_does_after_a_batch_leaves_with_the_client(tmp_path: Path) -> None:
+    aggregator = Rows()
+    loop = FederatedLoop(aggregator, seed=1)
+    fit(loop, tmp_path, Follows(), rounds=1)
+    sent = loop.space.unflatten(aggregator.rows)
+    assert torch.equal(sent["slow"], sent["net.0.weight"])

@@ -1,0 +1,227 @@
+"""Modules whose state is of an unusual kind."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelPruning
+from resuming import assert_resumes
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
+
+from flsv.aggregation import FedAdam, FedAvg, GeometricMedian
+from flsv.clients.leftovers import Leftovers
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import PartialFederatedShapley
+from flsv.personalization import FedAMP
+from flsv.sampling import UniformSampler
+from flsv.seeding import isolated_rngs
+
+
+class OneElementLoss(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx).reshape(1)
+
+
+def test_a_loss_of_shape_1_is_a_loss(tmp_path: Path) -> None:
+    runs = [fit(FederatedLoop(seed=1), tmp_path, module()) for module in (Plain, OneElementLoss)]
+    assert torch.equal(vector(runs[0]), vector(runs[1]))
+
+
+class Masked(Plain):
+    """Adds -inf to what it must not look at, from buffers and from a frozen parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mask", torch.full((FEATURES, FEATURES), -torch.inf).triu(1))
+        self.frozen = nn.Parameter(torch.tensor([0.0, -torch.inf]), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        attention = (x[:, :, None] * x[:, None, :] + self.mask).softmax(-1)
+        return self.net((attention @ x[:, :, None])[..., 0] + self.frozen.exp().sum() - 1)
+
+
+class MaskedByHand(Masked):
+    """The same without anything infinite in its state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.frozen
+        self.frozen = torch.tensor([0.0, -torch.inf])
+        self.register_buffer("mask", self.mask, persistent=False)
+
+
+@pytest.mark.parametrize("sampler", [None, UniformSampler(2)])
+def test_infinite_constants_are_kept_exactly(tmp_path: Path, sampler: Any) -> None:
+    def loop() -> FederatedLoop:
+        return FederatedLoop(metrics={"sv": PartialFederatedShapley()}, sampler=sampler, seed=1)
+
+    loops, data = [loop(), loop()], {"server_val_fraction": 0.2}
+    modules: list[Any] = [Masked(), MaskedByHand()]
+    for each, module in zip(loops, modules):
+        fit(each, tmp_path, module, toy_data(**data))
+    assert torch.equal(modules[0].mask, Masked().mask)
+    assert torch.equal(modules[0].frozen, Masked().frozen)
+    assert all(torch.equal(a, b) for a, b in zip(modules[0].net.parameters(), modules[1].net.parameters()))
+    torch.testing.assert_close(loops[0].contributions["sv"], loops[1].contributions["sv"], rtol=0, atol=0)
+    assert modules[0].net[0].weight.isfinite().all()
+
+
+def test_infinite_constants_are_resumed(tmp_path: Path) -> None:
+    assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, module=Masked)
+
+
+class Observer(Plain):
+    """Its buffer starts at -inf and does not stay there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.tensor([-torch.inf, 0.0]))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.largest[0] = torch.maximum(self.largest[0], batch[0].max())
+        return super().training_step(batch, batch_idx)
+
+
+def broken() -> Plain:
+    module = Plain()
+    with torch.no_grad():
+        module.net[0].weight[0, 0] = torch.nan
+    return module
+
+
+class Grows(Plain):
+    def on_train_epoch_end(self) -> None:
+        if not hasattr(self, "more"):
+            self.more = nn.Linear(1, 1)
+
+
+@pytest.mark.parametrize(
+    ("module", "kwargs", "message"),
+    [
+        (Observer, {}, r"\['largest'\] held infinite values or NaN when training started, and training has changed"),
+        (broken, {}, r"the parameters \['net.0.weight'\] hold NaN or infinite values before training starts"),
+        (Grows, {}, r"have changed since the fit began: \['more.bias', 'more.weight'\] have come"),
+        (Plain, {"callbacks": [ModelPruning("l1_unstructured", amount=0.5)]}, "ModelPruning changes the module's para"),
+    ],
+)
+def test_state_that_cannot_be_averaged_is_refused(tmp_path: Path, module: Any, kwargs: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        fit(FederatedLoop(seed=1), tmp_path, module(), **kwargs)
+
+
+class Frozen(Plain):
+    """A trained head on a frozen body, with constants."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.net[0].requires_grad_(False)
+        self.register_buffer("mean", torch.linspace(0.1, 0.7, FEATURES))
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x - self.mean)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen.fill_(0.1 * (1 + self.trainer.current_epoch))  # the same at everybody
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"aggregator": FedAvg()},
+        {"aggregator": FedAvg("uniform"), "server_lr": 0.7},
+        {"aggregator": FedAdam()},
+        {"aggregator": GeometricMedian()},
+        {"aggregator": FedAvg(), "sampler": UniformSampler(2)},
+        {"personalizer": FedAMP()},
+    ],
+    ids=str,
+)
+def test_what_nobody_changes_stays_as_it_is(tmp_path: Path, arguments: Any) -> None:
+    module = Frozen()
+    before = copy.deepcopy(module.state_dict())
+    loop = FederatedLoop(**arguments, seed=1)
+    fit(loop, tmp_path, module, toy_data((4, 1, 2, 3, 3)), rounds=12)
+    for name in ("net.0.weight", "net.0.bias", "mean"):
+        assert torch.equal(module.state_dict()[name], before[name]), name
+    assert torch.equal(module.seen, torch.full((1,), 0.1 * 12))
+    assert not torch.equal(module.net[4].weight, before["net.4.weight"])
+
+
+def lazy() -> Plain:
+    return Plain(nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.ReLU(), nn.LazyLinear(CLASSES)))
+
+
+def test_lazy_layers_are_initialised_before_the_first_round(tmp_path: Path) -> None:
+    module = lazy()
+    fit(FederatedLoop(seed=1), tmp_path, module)
+    with isolated_rngs(1, "lazy layers"):
+        first = nn.Linear(FEATURES, 8)
+        plain = Plain(nn.Sequential(first, nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES)))
+    fit(FederatedLoop(seed=1), tmp_path, plain)
+    assert torch.equal(vector(module), vector(plain))
+
+
+def test_lazy_layers_are_resumed(tmp_path: Path) -> None:
+    assert_resumes(lambda: FederatedLoop(seed=1), tmp_path, module=lazy)
+
+
+def test_lazy_layers_that_forward_does_not_reach_are_refused(tmp_path: Path) -> None:
+    module = Plain()
+    module.unused = nn.LazyLinear(2)
+    with pytest.raises(ConfigurationError, match=r"\['unused.weight', 'unused.bias'\] have no shape before the first"):
+        fit(FederatedLoop(seed=1), tmp_path, module)
+
+
+def test_a_module_that_was_pruned_before_keeps_its_masks(tmp_path: Path) -> None:
+    module = Plain(network(batch_norm=False))
+    prune.l1_unstructured(module.net[0], "weight", 0.5)
+    mask = module.net[0].weight_mask.clone()
+    loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()}, seed=1)
+    fit(loop, tmp_path, module, toy_data(server_val_fraction=0.2))
+    assert torch.equal(module.net[0].weight_mask, mask)
+    assert (module.net[0].weight[mask == 0] == 0).all()
+    assert loop.contributions["sv"].abs().max() > 0
+
+
+def test_leftovers_are_read_and_put_back() -> None:
+    module = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    module[0].register_buffer("bank", torch.zeros(2), persistent=False)
+    module[0].register_buffer("later", None, persistent=False)
+    module.plain, module.batch = torch.zeros(2), torch.ones(2)
+    module.view, module.output = module[0].weight.data[0], module[0].weight.sum()
+    leftovers = Leftovers(module)
+    before = leftovers.read()
+    assert list(before["buffers"]) == ["0.bank", "0.later", "1.num_batches_tracked"]
+    assert list(before["attributes"]) == ["plain", "batch"]
+    assert leftovers.read(changed=True)["attributes"] == {}
+    counter, batch = module[1].num_batches_tracked, module.batch
+    counter += 5
+    module[0].bank = torch.ones(7)  # of another shape
+    module[0].later = torch.ones(1)
+    module.plain += 1
+    module.batch *= 3
+    module.new = torch.ones(1)
+    module.register_buffer("new_buffer", torch.ones(1), persistent=False)
+    changed = leftovers.read(changed=True)
+    assert list(changed["attributes"]) == ["plain", "batch", "new"]
+    leftovers.write(before)
+    assert module[1].num_batches_tracked is counter
+    assert int(counter) == 0
+    assert module[0].bank.tolist() == module.plain.tolist() == [0.0, 0.0]
+    assert module[0].later is None
+    assert module.batch.tolist() == [1.0, 1.0]
+    assert batch.tolist() == [3.0, 3.0]  # what others hold is not written
+    assert not hasattr(module, "new")
+    assert not hasattr(module, "new_buffer")
+    leftovers.resume(changed)
+    assert module.new.tolist() == [1.0]
+    assert dict(module.named_buffers())["new_buffer"].tolist() == [1.0]

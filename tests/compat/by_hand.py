@@ -1,0 +1,202 @@
+"""Federated averaging written by hand: a Lightning Trainer per client and round, and a mean of state dicts.
+
+It shares with flsv the order of the clients' batches and the seeds, and nothing else. Every visit resumes the client's
+own checkpoint of its last one, with the federation's weights in it and without the optimizer's state: what else goes on
+from round to round (epochs, schedules, callbacks) is Lightning's to say.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+
+from flsv.data import FederatedDataModule
+from flsv.seeding import generator_for, isolated_rngs, seed_global_rngs
+
+SEED = 5
+
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+    "num_sanity_val_steps": 0,
+}
+
+
+@dataclass(frozen=True)
+class HandRound:
+    """The model at the start of a round, and what every client has made of it."""
+
+    start: L.LightningModule
+    clients: list[L.LightningModule]
+    sizes: list[float]
+
+
+class ClientBatches:
+    """A client's batches of one local epoch, in a federation's order and with its random state."""
+
+    def __init__(self, data: FederatedDataModule, round_index: int, client: int) -> None:
+        stream = generator_for(SEED, "shuffle", round_index, client, 0)
+        self._loader = data.client_loader(client, "train", generator=stream)
+        self._place = (round_index, client, 0)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        with isolated_rngs(SEED, "first batch", *self._place):
+            batches = iter(self._loader)
+            first = next(batches)
+        # What the transfer hooks draw for the first batch comes before the training's own.
+        seed_global_rngs(SEED, "transfer", *self._place[:2])
+        yield first
+        yield from batches
+
+
+class Batches:
+    """What Lightning takes for a loader: a list of batches, but no list."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
+
+
+class OneRound(L.Callback):
+    """Seeds the client's training, and ends the fit after one epoch of the many that the schedules are made for."""
+
+    def __init__(self, round_index: int, client: int) -> None:
+        self.round_index, self.client, self._begun = round_index, client, False
+
+    def on_train_batch_start(self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        if not self._begun:
+            seed_global_rngs(SEED, "train", self.round_index, self.client)
+        self._begun = True
+
+    def on_train_epoch_end(self, trainer: L.Trainer, module: Any) -> None:
+        trainer.should_stop = True
+
+
+def fedavg(
+    module: L.LightningModule,
+    source: L.LightningDataModule,
+    data: FederatedDataModule,
+    folder: Path,
+    rounds: int,
+    callbacks: Callable[[], Sequence[L.Callback]] = list,
+    **trainer: Any,
+) -> tuple[L.LightningModule, list[HandRound]]:
+    """Every client takes part in every round.
+
+    Args:
+        module: stays as it is.
+        source: the project's own data module, of which copies give a client's batches in place of all.
+        data: who has which samples.
+        folder: for the clients' checkpoints.
+        rounds: how many.
+        callbacks: makes the project's own.
+        trainer: the Trainer's arguments.
+
+    Returns:
+        The global model after the last round, and the rounds.
+    """
+    data.setup("fit")
+    server, history = copy.deepcopy(module), []
+    for r in range(rounds):
+        trained = []
+        for client in range(data.num_clients):
+            model, path = copy.deepcopy(server), folder / f"by_hand_{client}.ckpt"
+            if r:
+                checkpoint = torch.load(path, weights_only=False)
+                checkpoint["state_dict"] = server.state_dict()
+                for state in checkpoint["optimizer_states"]:
+                    state["state"] = {}
+                torch.save(checkpoint, path)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                own = L.Trainer(
+                    **{**QUIET, "max_epochs": rounds, "limit_val_batches": 0, **trainer},
+                    callbacks=[OneRound(r, client), *callbacks()],
+                    default_root_dir=folder,
+                )
+                given = copy.copy(source)
+                given.train_dataloader = partial(ClientBatches, data, r, client)
+                own.fit(model, datamodule=given, ckpt_path=path if r else None, weights_only=False)
+            own.save_checkpoint(path)
+            model.trainer = None
+            trained.append(model)
+        sizes = [float(n) for n in data.num_samples]
+        history.append(HandRound(server, trained, sizes))
+        server = average(trained, sizes)
+    return server, history
+
+
+@torch.no_grad()
+def average(models: Sequence[L.LightningModule], sizes: Sequence[float]) -> L.LightningModule:
+    """Weighted means of parameters and persistent floating-point buffers; everything else is the first model's."""
+    mean = copy.deepcopy(models[0])
+    states = [model.state_dict() for model in models]
+    for name, value in mean.state_dict().items():
+        if value.is_floating_point():
+            value.copy_(sum(n * state[name].double() for n, state in zip(sizes, states)) / sum(sizes))
+    return mean
+
+
+def coalition_values(
+    round: HandRound, measure: Callable[[L.LightningModule], float], weights: Sequence[float]
+) -> Tensor:
+    """The Shapley values of a round's clients: all coalitions, each a model that ``measure`` is asked about.
+
+    Args:
+        round: by hand.
+        measure: of a model, more is better.
+        weights: of the clients inside a coalition, up to a factor.
+    """
+    players = range(len(round.clients))
+    worth = {}
+    for size in range(len(players) + 1):
+        for members in itertools.combinations(players, size):
+            model = copy.deepcopy(round.start)
+            if members:
+                # Counters and what is not saved are the round's own in every coalition.
+                chosen = [round.clients[i] for i in members]
+                mean = average(chosen, [weights[i] for i in members]).state_dict()
+                kept = {name: v for name, v in model.state_dict().items() if not v.is_floating_point()}
+                model.load_state_dict({**mean, **kept})
+            worth[frozenset(members)] = measure(model)
+    values = torch.zeros(len(players), dtype=torch.float64)
+    for order in itertools.permutations(players):
+        for place, player in enumerate(order):
+            before = frozenset(order[:place])
+            values[player] += worth[before | {player}] - worth[before]
+    return values / math.factorial(len(players))
+
+
+def validated(module: L.LightningModule, source: L.LightningDataModule, name: str, **trainer: Any) -> float:
+    """What the module logs under ``name`` when a Trainer validates it, from the random state of every such model."""
+    given, loaders = copy.copy(source), source.val_dataloader()
+    # Lists of batches: a DataLoader draws from the global generator when it starts.
+    batches = [list(loader) for loader in (loaders if isinstance(loaders, list) else [loaders])]
+    given.val_dataloader = lambda: [Batches(each) for each in batches]
+    with warnings.catch_warnings(), isolated_rngs(SEED, "utility"):
+        warnings.simplefilter("ignore")
+        own = L.Trainer(**{**QUIET, **trainer})
+        results = own.validate(module, datamodule=given, verbose=False)
+    return next(result[name] for result in results if name in result)

@@ -1,0 +1,284 @@
+"""What a Trainer's user expects of a data module, of the one that is wrapped and of the one around it."""
+
+import copy
+import pickle
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
+from lightning.pytorch.tuner import Tuner
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from toys import trainer_for
+
+from flsv import FederatedLoop
+from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner
+from flsv.data.federated_data import FederatedData
+from flsv.errors import ConfigurationError
+
+X = torch.randn(120, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(120) % 5
+DATA = TensorDataset(X, Y)
+
+
+class Tokenizer(L.LightningDataModule):
+    """A data module with what modules ask it for."""
+
+    def __init__(self, vocabulary: int = 30, batch_size: int = 7):
+        super().__init__()
+        self.save_hyperparameters()
+        self.vocabulary, self.batch_size = vocabulary, batch_size
+        self.seed = 5
+
+    def decode(self, token):
+        return f"<{token}>"
+
+    def train_dataloader(self):
+        return DataLoader(DATA, batch_size=self.batch_size, shuffle=True)
+
+
+class Slow(Dataset):
+    """Not held as tensors."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, index):
+        return X[index], int(Y[index])
+
+
+class Net(L.LightningModule):
+    """Notes which samples it sees and what it is told."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 5)
+        self.lr, self.seen, self.sizes, self.told = 0.1, [], [], {}
+
+    def forward(self, x):
+        return self.layer(x)
+
+    def training_step(self, batch):
+        x, y = batch
+        self.seen.append(x.clone())
+        self.sizes.append(len(x))
+        return nn.functional.cross_entropy(self(x), y)
+
+    def validation_step(self, batch):
+        pass
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
+def wrapped(**kwargs):
+    return FederatedDataModule(Tokenizer(), IIDPartitioner(3), **kwargs)
+
+
+def plain(rounds=2, **kwargs):
+    return trainer_for(None, kwargs.pop("folder", "."), rounds, **kwargs)
+
+
+# Attributes
+
+
+def test_attributes_of_the_wrapped_module_are_reached():
+    data = wrapped()
+    assert data.vocabulary == 30
+    assert data.decode(3) == "<3>"
+    assert data.batch_size == 7
+    assert data.hparams.vocabulary == 30
+    assert hasattr(data, "vocabulary")
+    data.source.vocabulary = 31
+    assert data.vocabulary == 31
+
+
+def test_ones_own_attributes_come_first():
+    data = wrapped(seed=1)
+    assert data.seed == 1
+    assert data.source.seed == 5
+    assert FederatedDataModule(Tokenizer(), IIDPartitioner(3), batch_size=9).batch_size == 9
+
+
+@pytest.mark.parametrize("data", [wrapped(), FederatedDataModule("digits")], ids=["wrapped", "by name"])
+def test_attributes_that_nobody_has(data):
+    for name in ("misspelt", "_hidden", "__wrapped__"):
+        assert not hasattr(data, name)
+        with pytest.raises(AttributeError, match=name):
+            getattr(data, name)
+    assert getattr(data, "misspelt", 3) == 3
+
+
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
+def test_copies_and_pickles(twin):
+    data = wrapped()
+    data.setup("fit")
+    other = twin(data)
+    assert other.vocabulary == 30
+    assert torch.equal(other.client_indices(1), data.client_indices(1))
+    empty = FederatedDataModule.__new__(FederatedDataModule)
+    assert not hasattr(empty, "vocabulary")  # and no endless search
+
+
+def test_the_module_reaches_it_while_it_trains(tmp_path):
+    class Asks(Net):
+        def training_step(self, batch):
+            self.told["vocabulary"] = self.trainer.datamodule.vocabulary
+            return super().training_step(batch)
+
+    module = Asks()
+    trainer_for(FederatedLoop(seed=0), tmp_path, 1).fit(module, wrapped())
+    assert module.told["vocabulary"] == 30
+
+
+def test_hyperparameters_of_the_wrapped_module_stay_out_of_checkpoints(tmp_path):
+    trainer = trainer_for(FederatedLoop(seed=0), tmp_path, 1)
+    trainer.fit(Net(), wrapped())
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert "datamodule_hyper_parameters" not in torch.load(tmp_path / "last.ckpt")
+
+
+# Batch sizes
+
+
+def test_batch_size_before_and_after_setup():
+    data = FederatedDataModule(DATA, IIDPartitioner(3))
+    assert data.batch_size is None
+    data.setup("fit")
+    assert (data.batch_size, data.eval_batch_size) == (32, 256)
+    data.batch_size = 5
+    assert len(next(iter(data.client_loader(0)))[1]) == 5
+    assert len(next(iter(data.val_dataloader()))[1]) == 12
+    data.eval_batch_size = 4
+    assert len(next(iter(data.val_dataloader()))[1]) == 4
+    data.setup("fit")
+    assert (data.batch_size, data.eval_batch_size) == (5, 4)
+    assert wrapped().batch_size == 7
+
+
+def test_a_batch_size_that_cannot_be():
+    data = FederatedDataModule(DATA, IIDPartitioner(3), drop_last=True)
+    data.setup("fit")
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        data.batch_size = 0
+    with pytest.raises(ConfigurationError, match="drop_last=True it would never train"):
+        data.batch_size = 100
+    assert data.batch_size == 32
+
+
+def test_validation_batches_that_others_make_keep_their_size():
+    class Two(Tokenizer):
+        def val_dataloader(self):
+            return [DataLoader(DATA), DataLoader(DATA)]
+
+    data = FederatedDataModule(Two(), IIDPartitioner(3))
+    data.setup("fit")
+    with pytest.raises(ConfigurationError, match="made by the wrapped data module's own loaders"):
+        data.eval_batch_size = 3
+
+
+@pytest.mark.parametrize("source", [lambda: DATA, Tokenizer], ids=["tensors", "wrapped"])
+def test_the_batch_size_finder_without_the_loop(source, tmp_path):
+    data, module = FederatedDataModule(source(), IIDPartitioner(3)), Net()
+    trainer = plain(folder=tmp_path, enable_checkpointing=True)
+    found = Tuner(trainer).scale_batch_size(module, datamodule=data, max_trials=2, steps_per_trial=1)
+    assert found == data.batch_size == 4
+    assert 4 in module.sizes
+    module.sizes.clear()
+    trainer_for(FederatedLoop(seed=0), tmp_path, 1).fit(module, data)
+    assert max(module.sizes) == 4
+
+
+def test_the_finder_of_evaluation_batches(tmp_path):
+    data = FederatedDataModule(DATA, IIDPartitioner(3))
+    tuner = Tuner(plain(folder=tmp_path))
+    with pytest.raises(ConfigurationError, match='batch_arg_name="eval_batch_size"'):
+        tuner.scale_batch_size(Net(), datamodule=data, method="validate", max_trials=2)
+    tuner = Tuner(plain(folder=tmp_path))
+    arguments = {"method": "validate", "max_trials": 2, "batch_arg_name": "eval_batch_size"}
+    assert tuner.scale_batch_size(Net(), datamodule=data, **arguments) == data.eval_batch_size == 4
+
+
+def test_the_learning_rate_finder_without_the_loop(tmp_path):
+    module = Net()
+    found = Tuner(plain(folder=tmp_path)).lr_find(module, datamodule=wrapped(), num_training=10, max_lr=1.0)
+    assert len(found.results["lr"]) == 10
+
+
+@pytest.mark.parametrize("finder", [BatchSizeFinder(), LearningRateFinder()])
+@pytest.mark.parametrize("first", [True, False])
+def test_finders_are_refused_with_the_loop(finder, first, tmp_path):
+    loop, module = FederatedLoop(), Net()
+    callbacks = [finder, loop] if first else [loop, finder]
+    with pytest.raises(ConfigurationError, match=f"{type(finder).__name__} .*Tuner"):
+        trainer_for(None, tmp_path, 1, callbacks=callbacks).fit(module, wrapped())
+    assert not module.seen
+
+
+def test_tuners_are_refused_with_the_loop(tmp_path):
+    tuner = Tuner(trainer_for(FederatedLoop(), tmp_path, 1))
+    with pytest.raises(ConfigurationError, match="BatchSizeFinder .*Tuner"):
+        tuner.scale_batch_size(Net(), datamodule=wrapped())
+
+
+# The same batches again and again
+
+
+@pytest.mark.parametrize("source", [DATA, Slow()], ids=["tensors", "read"])
+def test_overfit_batches_are_the_same_in_every_round(source, tmp_path):
+    def scale(x):
+        return x * 2
+
+    data, module = FederatedDataModule(source, SizePartitioner([1, 2]), batch_size=4, train_transform=scale), Net()
+    loop = FederatedLoop(local_epochs=2, seed=0)
+    trainer_for(loop, tmp_path, 3, overfit_batches=2).fit(module, data)
+    first = [2 * X[data.client_indices(client)[:8]] for client in (0, 1) for _ in range(2)]
+    expected = torch.cat([torch.cat(first)] * 3)
+    assert torch.equal(torch.cat(module.seen), expected)
+
+
+def test_without_overfit_batches_every_round_is_shuffled_anew(tmp_path):
+    module = Net()
+    data = FederatedDataModule(DATA, IIDPartitioner(2), batch_size=100)
+    trainer_for(FederatedLoop(seed=0), tmp_path, 2).fit(module, data)
+    assert not torch.equal(module.seen[0], module.seen[2])
+
+
+def test_overfit_batches_without_the_loop(tmp_path):
+    module = Net()
+    plain(3, folder=tmp_path, overfit_batches=2).fit(module, FederatedDataModule(DATA, IIDPartitioner(2)))
+    assert len(module.seen) == 6
+    assert all(torch.equal(module.seen[i], module.seen[i % 2]) for i in range(6))
+
+
+# Loaders that others make anew
+
+
+@pytest.mark.parametrize("loops", [[], [FederatedLoop(seed=0)]], ids=["alone", "with the loop"])
+def test_reloading_the_wrapped_loaders_is_refused(loops, tmp_path):
+    trainer = trainer_for(None, tmp_path, 2, callbacks=loops, reload_dataloaders_every_n_epochs=1)
+    module = Net()
+    with pytest.raises(ConfigurationError, match="reload_dataloaders_every_n_epochs=1: the loaders of Tokenizer"):
+        trainer.fit(module, wrapped())
+    assert not module.seen
+
+
+def test_reloading_ones_own_changes_nothing(tmp_path):
+    seen = []
+    for every in (0, 1):
+        torch.manual_seed(0)
+        module = Net()
+        trainer = trainer_for(FederatedLoop(seed=0), tmp_path / str(every), 2, reload_dataloaders_every_n_epochs=every)
+        trainer.fit(module, FederatedDataModule(DATA, IIDPartitioner(2)))
+        seen.append(torch.cat(module.seen))
+    assert torch.equal(*seen)
+
+
+def test_evaluation_batches_stay_where_they_are():
+    data = FederatedDataModule((DATA, DATA), IIDPartitioner(2), server_val_fraction=0.0)
+    data.setup("fit")
+    data.eval_batch_size = 6
+    assert data.val_dataloader() == []
+    assert len(next(iter(data.test_dataloader()))[1]) == 6
+    assert isinstance(data._data, FederatedData)

@@ -1,0 +1,228 @@
+"""Copies of modules that keep functions, compiled or not, beside their layers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.nn.utils.parametrizations import weight_norm
+from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
+
+from flsv.errors import ConfigurationError
+from flsv.games import ModelEvaluator
+from flsv.games.evaluation.copies import bound_to, copied
+from flsv.loop import FederatedLoop
+from flsv.metrics import PartialFederatedShapley
+from flsv.parameters import ParameterSpace
+from flsv.personalization import FedFomo
+
+eager = partial(torch.compile, backend="eager")
+
+
+class Kept(Plain):
+    """Calls its network by something that it keeps."""
+
+    def __init__(self, keep: Callable[[Kept], Any] | None = None) -> None:
+        super().__init__(network(batch_norm=False))
+        self.f = None if keep is None else keep(self)
+        self.may_train = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x) if self.f is None else self.f(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        assert self.may_train
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self(batch[0]).square().mean())
+
+
+class LastLayer(Kept):
+    """Only its last layer, whose weights are zero at first, is its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.f = lambda x: self.net(x)
+        self.head = nn.Linear(CLASSES, CLASSES)
+        nn.init.zeros_(self.head.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.f(x))
+
+
+def compiled_network() -> Kept:
+    module = Kept()
+    module.net = eager(module.net)
+    return module
+
+
+def in_place(part: str) -> Kept:
+    module = Kept()
+    (module if part == "whole" else module.net).compile(backend="eager")
+    return module
+
+
+def compiled_forward() -> Kept:
+    module = Kept()
+    module.forward = eager(module.forward)  # type: ignore[method-assign]
+    return module
+
+
+def own_forward() -> Kept:
+    module = Kept()
+    module.forward = lambda x: module.net(x)  # type: ignore[method-assign]
+    return module
+
+
+def hooked() -> Kept:
+    module = Kept()
+    module.net[0].register_forward_hook(lambda layer, args, output: output + module.net[4].weight.sum())
+    return module
+
+
+def normed() -> Kept:
+    module = Kept()
+    weight_norm(module.net[0])
+    module.cache = module.net[0].weight * 2  # in the middle of a graph
+    return module
+
+
+def pruned() -> Kept:
+    module = Kept()
+    prune.random_unstructured(module.net[0], "weight", 0.5)
+    return module
+
+
+def frozen(module: Kept) -> Any:
+    """Its weights as they are now, as a trace may hold them."""
+    net = copy.deepcopy(module.net)
+    return lambda x: net(x)
+
+
+RIGHT: dict[str, Callable[[], Any]] = {
+    "torch.compile(module)": lambda: eager(Kept()),
+    "module.compile()": lambda: in_place("whole"),
+    "net.compile()": lambda: in_place("net"),
+    "torch.compile(net)": compiled_network,
+    "torch.compile(forward)": compiled_forward,
+    "compiled function of a layer": lambda: Kept(lambda module: eager(module.net.forward)),
+    "partial": lambda: Kept(lambda module: partial(module.net)),
+    "bound method": lambda: Kept(lambda module: module.net.forward),
+    "weight norm": normed,
+    "pruned": pruned,
+}
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "lambda": (lambda: Kept(lambda module: lambda x: module.net(x)), r"Kept\.f \(a lambda\) is bound to the original"),
+    "partial of a lambda": (
+        lambda: Kept(lambda module: partial(lambda net, x: module.net(x), None)),
+        r"Kept\.f \(a lambda\) is bound to the original",
+    ),
+    "compiled lambda": (lambda: Kept(lambda module: eager(lambda x: module.net(x))), "is bound to the original"),
+    "forward": (own_forward, r"Kept\.forward \(a lambda\) is bound to the original"),
+    "hook": (hooked, r"Kept\.net\.0\._forward_hooks \(a hook\) is bound to the original"),
+    "under a head of zeros": (LastLayer, r"LastLayer\.f \(a lambda\) is bound to the original"),
+    "frozen": (lambda: Kept(frozen), "the same outputs whatever its weights are"),
+}
+
+
+def original(module: Any) -> nn.Module:
+    return getattr(module, "_orig_mod", module)
+
+
+@pytest.mark.parametrize("kind", RIGHT)
+@pytest.mark.parametrize("lightning", [False, True])
+def test_a_copy_has_weights_of_its_own(kind: str, lightning: bool) -> None:
+    module = RIGHT[kind]()
+    if lightning and isinstance(module, torch._dynamo.OptimizedModule):
+        from lightning.pytorch.utilities.compile import from_compiled
+
+        module = from_compiled(module)
+    x = torch.randn(4, FEATURES)
+    module(x)
+    own = copied(module)
+    assert [n for n, _ in own.named_parameters()] == [n for n, _ in module.named_parameters()]
+    assert torch.equal(own(x), module(x))
+    before = module(x)
+    with torch.no_grad():
+        for parameter in own.parameters():
+            parameter += 0.1
+    assert torch.equal(module(x), before)
+    assert not torch.allclose(own(x), before)
+    assert not any(layer._compiled_call_impl for layer in own.modules())
+
+
+@pytest.mark.parametrize("kind", ["torch.compile(module)", "net.compile()", "torch.compile(forward)", "partial"])
+def test_games_and_exchanges_are_those_of_the_plain_module(tmp_path: Path, kind: str) -> None:
+    found = []
+    for make in (Kept, RIGHT[kind]):
+        loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()}, personalizer=FedFomo(), seed=2)
+        module = make()
+        fit(loop, tmp_path / str(len(found)), module, toy_data(server_val_fraction=0.2, client_val_fraction=0.2), 2)
+        starts = torch.stack([start for _, start in sorted(loop.received().items())])
+        found.append((loop.contributions["sv"], starts, vector(original(module))))
+    for plain, other in zip(*found):
+        torch.testing.assert_close(other, plain, rtol=0, atol=0)
+    assert found[0][0].abs().max() > 0
+    assert not torch.equal(found[0][1][0], found[0][1][1])
+
+
+@pytest.mark.parametrize("kind", WRONG)
+@pytest.mark.parametrize("asks", ["game", "logged", "personalizer"])
+def test_what_is_bound_to_the_original_is_refused_before_training(tmp_path: Path, kind: str, asks: str) -> None:
+    if (kind, asks) == ("frozen", "logged"):
+        pytest.skip("accuracies of two models may be the same")
+    make, message = WRONG[kind]
+    arguments: dict[str, Any] = {
+        "game": {"metrics": {"sv": PartialFederatedShapley()}},
+        "logged": {"metrics": {"sv": PartialFederatedShapley(performance="val_loss", mode="min")}},
+        "personalizer": {"personalizer": FedFomo()},
+    }
+    module = make()
+    module.may_train = False
+    data = toy_data(server_val_fraction=0.2, client_val_fraction=0.2)
+    with pytest.raises(ConfigurationError, match=message):
+        fit(FederatedLoop(**arguments[asks], seed=2), tmp_path, module, data)
+
+
+def test_who_copies_nothing_is_let_train(tmp_path: Path) -> None:
+    make, _ = WRONG["lambda"]
+    plain = fit(FederatedLoop(seed=2), tmp_path, Kept(), rounds=1)
+    assert torch.equal(vector(fit(FederatedLoop(seed=2), tmp_path, make(), rounds=1)), vector(plain))
+
+
+def test_the_trial_leaves_the_module_and_random_numbers_alone() -> None:
+    module = network()
+    module[1].running_var.fill_(2.0)
+    before, state = copy.deepcopy(module.state_dict()), torch.get_rng_state()
+    batches = [(torch.randn(5, FEATURES, generator=torch.Generator().manual_seed(0)), torch.zeros(5).long())]
+    ModelEvaluator(module, ParameterSpace(module), batches, num_classes=CLASSES)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert module.training
+
+
+def test_a_plain_tensor_is_as_it_is_in_the_module() -> None:
+    module = nn.Sequential(nn.Linear(FEATURES, CLASSES))
+    module.register_forward_hook(lambda layer, args, output: output + layer.centre)
+    module.centre = torch.zeros(CLASSES)
+    batches = [(torch.zeros(3, FEATURES), torch.zeros(3, dtype=torch.long))]
+    space = ParameterSpace(module)
+    evaluate = ModelEvaluator(module, space, batches, num_classes=CLASSES)
+    zeros = torch.zeros(1, space.size)
+    assert evaluate(zeros).value("negative_loss").item() == pytest.approx(-torch.tensor(3.0).log().item())
+    module.centre = torch.tensor([20.0, 0.0, 0.0])
+    assert evaluate(zeros).value("negative_loss").item() == pytest.approx(0, abs=1e-6)
+
+
+def test_what_holds_a_layer_is_named() -> None:
+    assert bound_to(Kept()) == []
+    assert bound_to(Kept(lambda module: module.net.forward)) == []  # copied with the module
+    assert bound_to(hooked()) == ["Kept.net.0._forward_hooks (a hook)"]

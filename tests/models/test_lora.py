@@ -1,0 +1,181 @@
+"""LoRA in a federation: small transformers and networks, randomly initialised, with peft's layers."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from by_hand import LOCAL_EPOCHS, SEED, assert_same, sharing_by_hand
+from resuming import assert_resumes
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from toys import fit, toy_data, vector
+
+from flsv.aggregation import FedAvg
+from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, PartialFederatedShapley
+from flsv.models.lora import LoRAClient, freeze_a
+from flsv.sampling import UniformSampler
+
+peft = pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
+TOKENS, LENGTH = 12, 6
+
+
+def sentences() -> FederatedDataModule:
+    """The class is what the first token is, by thirds."""
+    x = torch.randint(0, TOKENS, (170, LENGTH), generator=torch.Generator().manual_seed(0))
+    whole = TensorDataset(x, x[:, 0] // 4)
+    train, test = (TensorDataset(*whole[part]) for part in (slice(0, 130), slice(130, None)))
+    data = FederatedDataModule((train, test), SizePartitioner([7, 2, 5, 2, 1]), batch_size=16, client_test_fraction=0.2)
+    data.setup("fit")
+    return data
+
+
+class Transformer(L.LightningModule):
+    """A user's own module around a Hugging Face model with peft's adapters."""
+
+    def __init__(self, exact: bool = False) -> None:
+        super().__init__()
+        transformers = pytest.importorskip("transformers")
+        torch.manual_seed(0)
+        config = transformers.BertConfig(
+            vocab_size=TOKENS,
+            hidden_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=LENGTH,
+            num_labels=3,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+        )
+        lora = peft.LoraConfig(task_type="SEQ_CLS", r=2, lora_alpha=4, target_modules=["query", "value"])
+        self.net = peft.get_peft_model(transformers.BertForSequenceClassification(config), lora)
+        if exact:
+            freeze_a(self.net)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(input_ids=x).logits
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_acc", (self(x).argmax(-1) == y).float().mean())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.02)
+
+
+class Watches(FedAvg):
+    """Remembers a round's models, and what became of them."""
+
+    def end_round(self, round: Any) -> None:
+        self.seen = round.client_vectors.clone(), round.aggregation_weights.clone(), round.server_vector.clone()
+
+
+def federated(**kwargs: Any) -> FederatedLoop:
+    options: dict[str, Any] = {"sampler": UniformSampler(3), "local_epochs": LOCAL_EPOCHS, "seed": SEED, **kwargs}
+    return FederatedLoop(share="trainable", **options)
+
+
+def train(client: nn.Module, epochs: list[list[Any]]) -> None:
+    optimizer = torch.optim.Adam([p for p in client.parameters() if p.requires_grad], lr=0.02)
+    for features, labels in (batch for epoch in epochs for batch in epoch):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(client(input_ids=features).logits, labels).backward()
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:LoRA's A and B are averaged")
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_transformers_adapters_travel_and_nothing_else(tmp_path: Path, exact: bool) -> None:
+    module, data = Transformer(exact), sentences()
+    expected, _ = sharing_by_hand(module.net, [], train, sentences(), rounds=2)
+    before = copy.deepcopy(module.net)
+    games = {"sv": PartialFederatedShapley(), "cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
+    loop = federated(metrics=games, evaluate_clients_every=2)
+    fit(loop, tmp_path, module, data, rounds=2)
+    assert_same(module.net, expected)
+    trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    assert set(loop.space.names) == set(trained)
+    assert loop.space.size == sum(p.numel() for p in trained.values()) < sum(p.numel() for p in module.parameters()) / 8
+    frozen = {name: p for name, p in module.net.named_parameters() if not p.requires_grad}
+    assert all(torch.equal(p, dict(before.named_parameters())[name]) for name, p in frozen.items())
+    cost = loop.contributions["cost"]
+    assert torch.equal(cost[:, 0].nan_to_num(), loop.participations * float(loop.space.size))
+    assert loop.contributions["sv"].isfinite().any()
+    assert loop.contributions["cssv"].shape == (5, 3)
+    assert loop.state_dict()["clients"] == {}
+
+
+def products(space: Any, module: nn.Module, models: Tensor) -> Tensor:
+    """B A of every adapter, ``[..., number]``: what the adapters do. What models do not hold is the module's."""
+    parts = {**dict(module.named_parameters()), **space.unflatten(models)}
+    pairs = [(parts[name], parts[name.replace("lora_B", "lora_A")]) for name in parts if "lora_B" in name]
+    return torch.cat([(b @ a).flatten(-2).detach() for b, a in pairs], dim=-1)
+
+
+@pytest.mark.filterwarnings("ignore:LoRA's A and B are averaged")
+def test_with_a_frozen_the_average_of_adapters_is_the_average_of_what_they_do(tmp_path: Path) -> None:
+    missed = {}
+    for exact in (False, True):
+        aggregator, module = Watches(), Transformer(exact)
+        loop = federated(aggregator=aggregator)
+        fit(loop, tmp_path, module, sentences(), rounds=2)
+        models, weights, server = aggregator.seen
+        right = weights.double() @ products(loop.space, module, models).double()
+        found = products(loop.space, module, server).double()
+        assert right.abs().max() > 1e-2
+        missed[exact] = float((found - right).abs().max())
+    assert missed[True] < 1e-6
+    assert missed[False] > 1e-3
+
+
+def test_averaging_both_is_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"LoRA's A and B are averaged one by one .* flsv\.models\.lora\.freeze_a"):
+        fit(federated(), tmp_path, Transformer(), sentences(), rounds=1)
+
+
+def small(exact: bool = True, **kwargs: Any) -> LoRAClient:
+    torch.manual_seed(0)
+    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    options: dict[str, Any] = {"network": "mlp", "network_args": {"hidden": [8, 8]}, "optimizer": optimizer, **kwargs}
+    return LoRAClient(rank=2, exact=exact, **options)
+
+
+def test_the_ready_made_client(tmp_path: Path) -> None:
+    loop = federated()
+    module = fit(loop, tmp_path, small(), toy_data())
+    assert isinstance(module, LoRAClient)
+    assert loop.space.size == 2 * (8 * 2) + 8 * 3 + 3  # B of two layers, and the head
+    assert {name.split(".")[-3] for name in loop.space.names if "lora" in name} == {"lora_B"}
+    with torch.no_grad():
+        path = tmp_path / "saved.ckpt"
+        module.trainer.save_checkpoint(path)
+        again = LoRAClient.load_from_checkpoint(path, weights_only=False)
+    assert torch.equal(vector(again), vector(module))
+    x = torch.rand(5, 6)
+    assert torch.equal(again.eval()(x), module.eval()(x))
+
+
+def test_resumes(tmp_path: Path) -> None:
+    assert_resumes(federated, tmp_path, module=small, data=toy_data)
+
+
+def test_what_cannot_work_is_said() -> None:
+    with pytest.raises(ConfigurationError, match="SoftmaxRegression has no linear layer beside its head"):
+        LoRAClient(network="softmax", num_classes=3, input_shape=(4,))
+    with pytest.raises(ConfigurationError, match=r"peft cannot put LoRA into MLP: Target modules .* not found"):
+        LoRAClient(network="mlp", num_classes=3, input_shape=(4,), targets=["attention"])
+    with pytest.raises(ConfigurationError, match="Linear has no LoRA layer"):
+        freeze_a(nn.Linear(2, 2))

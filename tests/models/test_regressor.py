@@ -1,0 +1,110 @@
+"""RegressorClient alone, against scikit-learn and sums by hand."""
+
+from functools import partial
+
+import lightning as L
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression
+from torch.utils.data import DataLoader, TensorDataset
+
+from flsv.errors import ConfigurationError
+from flsv.models import RegressorClient
+
+OPTIONS = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+}
+
+
+class Lines(L.LightningDataModule):
+    """y = x w + 3 and noise; 37 samples, so that the last batch is smaller."""
+
+    def __init__(self, shape=(4,)):
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(37, 4, generator=generator)
+        self.x, self.y = x, x @ torch.arange(4.0) + 3 + 0.1 * torch.randn(37, generator=generator)
+        self.input_shape = shape
+
+    def train_dataloader(self):
+        return DataLoader(TensorDataset(self.x, self.y), batch_size=10)
+
+    val_dataloader = test_dataloader = predict_dataloader = train_dataloader
+
+
+@pytest.fixture
+def fitted(tmp_path):
+    def command(epochs=1, data=None, **options):
+        L.seed_everything(0)
+        model = RegressorClient(**{"optimizer": partial(torch.optim.SGD, lr=0.05), **options})
+        trainer = L.Trainer(max_epochs=epochs, default_root_dir=tmp_path, **OPTIONS)
+        trainer.fit(model, data or Lines())
+        return trainer, model
+
+    return command
+
+
+def test_linear_regression_finds_the_least_squares(fitted):
+    trainer, model = fitted(epochs=60)
+    data = Lines()
+    reference = LinearRegression().fit(data.x.numpy(), data.y.numpy())
+    (layer,) = model.network
+    torch.testing.assert_close(
+        layer.weight.detach()[0].double(), torch.tensor(reference.coef_).double(), atol=0.02, rtol=0
+    )
+    assert layer.bias.item() == pytest.approx(reference.intercept_, abs=0.02)
+
+
+def test_losses_are_means_over_samples(fitted):
+    data = Lines()
+    trainer, model = fitted()
+    with torch.no_grad():
+        error = (model(data.x) - data.y).double()
+    logged = trainer.callback_metrics
+    assert logged["val_loss"].item() == pytest.approx(error.square().mean().item(), rel=1e-5)
+    assert logged["val_mae"].item() == pytest.approx(error.abs().mean().item(), rel=1e-5)
+    (tested,) = trainer.test(model, data, verbose=False)
+    assert tested == pytest.approx({"test_loss": logged["val_loss"].item(), "test_mae": logged["val_mae"].item()})
+    predicted = torch.cat(trainer.predict(model, data))
+    torch.testing.assert_close(predicted, model(data.x).detach())
+
+
+def test_several_validation_loaders(tmp_path):
+    data = Lines()
+    parts = [DataLoader(TensorDataset(data.x[part], data.y[part]), batch_size=4) for part in (slice(5), slice(5, 37))]
+    model = RegressorClient(input_shape=(4,))
+    trainer = L.Trainer(default_root_dir=tmp_path, **OPTIONS)
+    trainer.validate(model, parts, verbose=False)
+    with torch.no_grad():
+        errors = (model(data.x) - data.y).square()
+    for index, part in enumerate((errors[:5], errors[5:])):
+        logged = trainer.callback_metrics[f"val_loss/dataloader_idx_{index}"]
+        assert logged.item() == pytest.approx(part.mean().item(), rel=1e-5)
+
+
+def test_a_checkpoint_needs_no_data_module(fitted, tmp_path):
+    trainer, model = fitted(hidden=[7], scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.5))
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.025
+    trainer.save_checkpoint(tmp_path / "it.ckpt")
+    again = RegressorClient.load_from_checkpoint(tmp_path / "it.ckpt")
+    x = torch.randn(3, 4)
+    assert torch.equal(again(x), model(x))
+
+
+def test_refused(fitted):
+    with pytest.raises(ConfigurationError, match=r"input_shape=\(3,\), but the data have \(4,\)"):
+        fitted(input_shape=(3,))
+    with pytest.raises(ConfigurationError, match="input_shape is not known"):
+        fitted(data=Lines(shape=None))
+    with pytest.raises(ConfigurationError, match="has no network yet"):
+        RegressorClient()(torch.rand(3, 4))
+    with pytest.raises(ConfigurationError, match="at least 1"):
+        RegressorClient([0])
+    model = RegressorClient(input_shape=(4,))
+    for y in (torch.rand(3, 1), torch.rand(1)):  # would be broadcast
+        with pytest.raises(ConfigurationError, match=r"one number per sample was expected, \[3\]"):
+            model.training_step((torch.rand(3, 4), y), 0)

@@ -1,0 +1,316 @@
+"""Small modules of many kinds, as users write them, with data to validate them on. None of them knows flsv."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import lightning as L
+import torch
+import torch.nn.functional as F
+import torchmetrics
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+SAMPLES, HELD_OUT = 36, 11
+
+
+class Items(Dataset[Any]):
+    """Whatever ``item(index)`` gives, with a class each for those who ask."""
+
+    def __init__(self, item: Callable[[int], Any], indices: Sequence[int]) -> None:
+        self.item, self.indices = item, indices
+        self.targets = torch.tensor(indices) % 2
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.item(self.indices[index])
+
+
+class Data(L.LightningDataModule):
+    """Training items, and one or several validation sets whose last batch is not full."""
+
+    def __init__(self, item: Callable[[int], Any], sizes: Sequence[int] = (HELD_OUT,), collate: Any = None) -> None:
+        super().__init__()
+        self.item, self.sizes, self.collate = item, sizes, collate
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Items(self.item, range(SAMPLES)), 6, shuffle=True, collate_fn=self.collate)
+
+    def val_dataloader(self) -> Any:
+        loaders, start = [], SAMPLES
+        for size in self.sizes:
+            loaders.append(DataLoader(Items(self.item, range(start, start + size)), 4, collate_fn=self.collate))
+            start += size
+        return loaders if len(loaders) > 1 else loaders[0]
+
+
+def numbers(index: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(index))
+
+
+class Kind(L.LightningModule):
+    """What all have in common: one loss for training and validation."""
+
+    def loss(self, batch: Any) -> Tensor:
+        raise NotImplementedError
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.3)
+
+
+class Autoencoder(Kind):
+    data = staticmethod(lambda: Data(lambda i: (numbers(i, 5), i % 2)))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Sequential(nn.Linear(5, 3), nn.BatchNorm1d(3)), nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.decoder(self.encoder(x))
+
+    def loss(self, batch: Any) -> Tensor:
+        return F.mse_loss(self(batch[0]), batch[0])
+
+
+class Careless(Autoencoder):
+    """Changes the batch that it is given, in place."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+        batch[0].add_(1)
+
+
+class VAE(Kind):
+    data = Autoencoder.data
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = nn.Linear(5, 4), nn.Linear(2, 5)
+
+    def loss(self, batch: Any) -> Tensor:
+        mean, log_scale = self.encoder(batch[0]).chunk(2, -1)
+        code = mean + log_scale.exp() * torch.randn_like(mean)
+        prior = 0.5 * (mean**2 + (2 * log_scale).exp() - 1 - 2 * log_scale).sum(-1).mean()
+        return F.mse_loss(self.decoder(code), batch[0]) + 0.1 * prior
+
+
+class LanguageModel(Kind):
+    """The next of 7 characters; targets [B, T]. Perplexity is a metric object, made from all batches."""
+
+    data = staticmethod(lambda: Data(lambda i: ((t := (torch.arange(9) * (1 + i % 3) + i) % 7)[:-1], t[1:])))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.rnn, self.head = nn.Embedding(7, 6), nn.GRU(6, 6, batch_first=True), nn.Linear(6, 7)
+        self.perplexity = torchmetrics.text.Perplexity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(self.embedding(x))[0])
+
+    def loss(self, batch: Any) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self(x).flatten(0, 1), y.flatten())
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+        self.perplexity(self(batch[0]), batch[1])
+        self.log("val/perplexity", self.perplexity, on_epoch=True)
+
+
+class Segmentation(Kind):
+    data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 1, 4, 4)), (x[0] > 0).long())))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Conv2d(1, 2, 3, padding=1)
+        self.iou = torchmetrics.JaccardIndex(task="multiclass", num_classes=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def loss(self, batch: Any) -> Tensor:
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.iou.update(self(batch[0]), batch[1])
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val_iou", self.iou.compute())
+        self.iou.reset()
+
+
+class Regression(Kind):
+    data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), x.sum() + 1)))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def loss(self, batch: Any) -> Tensor:
+        return F.mse_loss(self(batch[0]).squeeze(-1), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        error = (self(batch[0]).squeeze(-1) - batch[1]).abs()
+        self.log_dict({"val_loss": self.loss(batch), "val_mean": error.mean()})
+        self.log("val_worst", error.max(), reduce_fx="max")
+        self.log("val_best", error.min(), reduce_fx="min")
+        self.log("val_total", error.sum(), reduce_fx="sum")
+        self.log("val_odd", error.mean(), batch_size=batch_idx + 1)
+
+
+class OneLogit(Kind):
+    data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), (x.sum() > 0.5).long())))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 1)
+        self.f1 = torchmetrics.F1Score(task="binary")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def loss(self, batch: Any) -> Tensor:
+        return F.binary_cross_entropy_with_logits(self(batch[0]).squeeze(-1), batch[1].float())
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.f1(self(batch[0]).squeeze(-1), batch[1])
+        self.log("val_f1", self.f1)
+        self.log("val_loss", self.loss(batch))
+
+
+class Multilabel(Kind):
+    data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), (x > 0).long())))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def loss(self, batch: Any) -> Tensor:
+        return F.binary_cross_entropy_with_logits(self(batch[0]), batch[1].float())
+
+
+class Glue(Kind):
+    """Batches are dictionaries, which the step takes apart; outputs are collected until the end of the epoch."""
+
+    data = staticmethod(
+        lambda: Data(
+            lambda i: {
+                "input": {"ids": (torch.arange(6) * i) % 11, "mask": torch.arange(6) < 3 + i % 4},
+                "labels": torch.tensor(i % 2),
+            }
+        )
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(11, 8), nn.Linear(8, 2)
+        self.outputs: list[Any] = []
+
+    def loss(self, batch: Any) -> Tensor:
+        labels, mask = batch.pop("labels"), batch["input"]["mask"][..., None]
+        words = self.embedding(batch["input"]["ids"]) * mask
+        self.logits = self.head(words.sum(1) / mask.sum(1))
+        return F.cross_entropy(self.logits, labels)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        labels = batch["labels"]
+        loss = self.loss(batch)
+        self.outputs.append((self.logits.argmax(-1) == labels, loss))
+
+    def on_validation_epoch_end(self) -> None:
+        hits, losses = zip(*self.outputs)
+        self.log_dict({"accuracy_all": torch.cat(hits).float().mean(), "loss_all": torch.stack(losses).mean()})
+        self.outputs.clear()
+
+
+class Graphs:
+    """A batch of graphs, as PyTorch Geometric's: one tensor of nodes, one of edges."""
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        nodes, edges, self.y = zip(*items)
+        starts = torch.tensor([0, *map(len, nodes)]).cumsum(0)
+        self.x, self.y = torch.cat(nodes), torch.stack(self.y)
+        self.edges = torch.cat([e + s for e, s in zip(edges, starts.tolist())], 1)
+        self.graph = torch.repeat_interleave(torch.arange(len(nodes)), starts.diff())
+
+    def to(self, device: Any, **_: Any) -> Graphs:
+        for name in ("x", "y", "edges", "graph"):
+            setattr(self, name, getattr(self, name).to(device))
+        return self
+
+
+class GraphNet(Kind):
+    data = staticmethod(
+        lambda: Data(
+            lambda i: (numbers(i, 3 + i % 3, 4), torch.tensor([[0, 1, 2], [1, 2, 0]]), torch.tensor(i % 2)),
+            collate=Graphs,
+        )
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def loss(self, batch: Any) -> Tensor:
+        hidden = self.first(batch.x).relu()
+        hidden = hidden.index_add(0, batch.edges[1], hidden[batch.edges[0]])
+        graphs = len(batch.y)
+        return F.cross_entropy(self.second(torch.zeros(graphs, 6).index_add(0, batch.graph, hidden)), batch.y)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch), batch_size=len(batch.y))
+
+
+class SeveralLoaders(Regression):
+    data = staticmethod(lambda: Data(lambda i: ((x := numbers(i, 3)), x.sum() + i / 30), sizes=(HELD_OUT, 5)))
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:  # type: ignore[override]
+        self.log("val_loss", self.loss(batch))
+        self.log(f"own_{dataloader_idx}", self.loss(batch), add_dataloader_idx=False)
+
+
+class Hooked(Autoencoder):
+    """Scales its batches when they are on the device, augments them when it trains, and keeps its best value so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.best = torchmetrics.MinMetric()
+        self.validations, self.modes = 0, set()
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return x * (9.0 if self.trainer.training else 0.5), y
+
+    def on_validation_epoch_start(self) -> None:
+        self.validations += 1
+        self.sum = torch.zeros(())
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        assert self.trainer.validating
+        assert not self.training
+        loss = self.loss(batch)
+        batch[0].mul_(100)
+        self.sum += loss
+        self.log("val_loss", loss, on_step=True, on_epoch=True)
+        if self.logger is not None:
+            self.logger.experiment.add_scalar("by_hand", loss)  # type: ignore[attr-defined]
+
+    def on_validation_epoch_end(self) -> None:
+        self.best.update(self.sum)
+        self.log("best", self.best.compute())
+        self.log("validations", float(self.validations))

@@ -1,0 +1,117 @@
+"""A loop and its metrics can be copied and pickled, before a fit, within one and after."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback
+from resuming import _same as same
+from toys import Plain, fit, network, toy_data, vector
+
+from flsv.aggregation import FedAdam, ShapFedWA
+from flsv.attacks import SignFlip
+from flsv.clients.algorithms import SCAFFOLD, FedDyn, FedDynServer
+from flsv.loop import FederatedLoop
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CommunicationCost,
+    CosineGradientShapley,
+    DecayedShapley,
+    GradientShapley,
+    OneRoundShapley,
+    PartialFederatedShapley,
+    WassersteinContribution,
+)
+from flsv.personalization import IFCA, Standalone
+from flsv.privacy import GaussianPrivacy
+from flsv.sampling import UniformSampler
+
+COPIES = {"pickle": lambda loop: pickle.loads(pickle.dumps(loop)), "deepcopy": copy.deepcopy}
+
+LOOPS: dict[str, Callable[[], FederatedLoop]] = {
+    "metrics": lambda: FederatedLoop(
+        ShapFedWA("cssv"),
+        {
+            "cssv": ClassSpecificShapley(),
+            "cgsv": CosineGradientShapley(),
+            "cost": CommunicationCost(),
+            "decayed": DecayedShapley(),
+            "gradient": GradientShapley(order=2),
+            "partial": PartialFederatedShapley(),
+            "once": OneRoundShapley(2),
+            "wasserstein": WassersteinContribution(features="pixels", support=2, iterations=1),
+        },
+        evaluate_clients_every=1,
+        seed=1,
+    ),
+    "own models": lambda: FederatedLoop(personalizer=Standalone(), client_optimizer="keep", keep_trained=True, seed=1),
+    "clusters": lambda: FederatedLoop(personalizer=IFCA(2), sampler=UniformSampler(2), seed=1),
+    "two sides": lambda: FederatedLoop(FedDynServer(), client_algorithm=FedDyn(0.1), seed=1),
+    "variates": lambda: FederatedLoop(client_algorithm=SCAFFOLD(), seed=1),
+    "server optimizer": lambda: FederatedLoop(FedAdam(), attacks=[SignFlip(clients=[1])], seed=1),
+    "privacy": lambda: FederatedLoop(privacy=GaussianPrivacy(1.0, 1.0), seed=1),
+}
+
+
+def data() -> Any:
+    return toy_data(server_val_fraction=0.3)
+
+
+def run(loop: FederatedLoop, folder: Path, **kwargs: Any) -> torch.Tensor:
+    module = Plain(network(batch_norm=False), partial(torch.optim.SGD, lr=0.1))
+    return vector(fit(loop, folder, module, data(), rounds=2, **kwargs))
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.filterwarnings("ignore:.*holds rounds of an earlier run")
+def test_before_and_after_a_fit(tmp_path: Path, name: str, how: str) -> None:
+    loop = LOOPS[name]()
+    before = COPIES[how](loop)
+    expected = run(loop, tmp_path)
+    after = COPIES[how](loop)
+    assert same(after.state_dict(), loop.state_dict())
+    assert same(after.contributions, loop.contributions)
+    for metric, live in after.metrics.items():
+        assert same(live.compute(), loop.metrics[metric].compute())
+    assert all(after.metrics[key] is metric for key, metric in (after._arguments["metrics"] or {}).items())
+    with pytest.raises(RuntimeError, match=r"call trainer\.fit first"):
+        print(after.clients)
+    # Either copy can be fitted, and does what the original did.
+    for each in (before, after):
+        assert torch.equal(run(each, tmp_path), expected)
+        assert same(each.contributions, loop.contributions)
+        assert same(each.state.state_dict(), loop.state.state_dict())
+    assert after.metrics.keys() == loop.metrics.keys()
+
+
+def test_within_a_round_it_is_what_stands_between_two(tmp_path: Path) -> None:
+    copies: list[FederatedLoop] = []
+    states: list[dict[str, Any]] = []
+
+    class Copies(Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+            if trainer.global_step == 20:
+                copies.append(COPIES["pickle"](loop))
+                states.append(copy.deepcopy(loop.state_dict()))
+
+    loop = LOOPS["own models"]()
+    expected = run(loop, tmp_path, callbacks=[Copies()])
+    assert same(copies[0].state_dict(), states[0])
+    assert copies[0].round_index == 1
+    assert torch.equal(run(LOOPS["own models"](), tmp_path), expected)
+
+
+def test_a_copy_holds_neither_the_data_nor_the_trainer(tmp_path: Path) -> None:
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
+    fit(loop, tmp_path)
+    assert len(pickle.dumps(loop)) < 20_000
+    assert not {"_data", "_reporter", "_boundary"} & vars(copy.deepcopy(loop)).keys()

@@ -1,0 +1,434 @@
+"""FederatedLoop(share=...) against the same loop written by hand over state_dicts."""
+
+from __future__ import annotations
+
+import copy
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from by_hand import (
+    LOCAL_EPOCHS,
+    PROPORTIONS,
+    ROUNDS,
+    SEED,
+    assert_kept,
+    assert_same,
+    cohort,
+    plain_sgd,
+    sharing_by_hand,
+    unequal_data,
+)
+from lightning.pytorch.callbacks import BaseFinetuning
+from resuming import assert_resumes
+from torch import Tensor, nn
+from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
+
+from flsv.aggregation import FedAvg
+from flsv.attacks import SignFlip
+from flsv.cli.own_models import OwnModels
+from flsv.clients.algorithms import MoreauSGD
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CommunicationCost,
+    ContributionMetric,
+    CosineGradientShapley,
+    DomainRelevance,
+    PartialFederatedShapley,
+)
+from flsv.personalization import PFedSV
+from flsv.privacy import GaussianPrivacy
+from flsv.sampling import FixedCohort, UniformSampler
+from flsv.uploads import TopK
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
+NORM, HEAD = ["1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"], ["4.weight", "4.bias"]
+
+
+def loop(**kwargs: Any) -> FederatedLoop:
+    options: dict[str, Any] = {"sampler": UniformSampler(3), "local_epochs": LOCAL_EPOCHS, "seed": SEED, **kwargs}
+    return FederatedLoop(**options)
+
+
+def test_all_is_what_it_was(tmp_path: Path) -> None:
+    first, second, third = (
+        fit(loop(**o), tmp_path, data=unequal_data()) for o in ({}, {"share": "all"}, {"share": ["*"]})
+    )
+    assert torch.equal(vector(first), vector(second))
+    assert torch.equal(vector(first), vector(third))
+
+
+@pytest.mark.parametrize(
+    ("share", "kept"),
+    [
+        (["!norm"], NORM),  # FedBN
+        (["!head"], HEAD),  # FedPer
+        (["net.0.*", "net.4.weight"], ["4.bias", *NORM]),
+        (lambda name, tensor: tensor.ndim == 2, ["0.bias", "4.bias", *NORM]),
+    ],
+)
+def test_same_models_and_private_parts_as_by_hand(tmp_path: Path, share: Any, kept: list[str]) -> None:
+    net = network()
+    kept = [name for name in kept if name in net.state_dict()]
+    expected, own = sharing_by_hand(net, kept, plain_sgd())
+    federated, module = loop(share=share, evaluate_clients_every=ROUNDS), Plain(copy.deepcopy(net))
+    data = unequal_data()
+    fit(federated, tmp_path, module, data, rounds=ROUNDS)
+    assert_same(module.net, expected)
+    assert_kept(federated, own)
+    for name in kept:  # the global model has what it began with
+        assert torch.equal(module.net.state_dict()[name], net.state_dict()[name])
+    drift = {name: max((own[i][name] - net.state_dict()[name]).abs().max() for i in own) for name in kept}
+    assert all(value > 1e-3 for value in drift.values())
+    assert_evaluated(federated, expected, own, data)
+
+
+def assert_evaluated(federated: FederatedLoop, expected: nn.Module, own: dict[int, Any], data: Any) -> None:
+    """Every client with its own part; who was in no cohort with the initial one."""
+    assert len(own) < len(PROPORTIONS) or set(own) == set(range(len(PROPORTIONS)))
+    for client in range(len(PROPORTIONS)):
+        model = copy.deepcopy(expected).eval()
+        model.load_state_dict({**model.state_dict(), **own.get(client, {})})
+        hits = [(model(x).argmax(-1) == y).float() for x, y in data.client_loader(client, "test")]
+        assert federated.client_accuracy is not None
+        assert federated.client_accuracy[client] == pytest.approx(float(torch.cat(hits).mean()))
+
+
+class ShiftStays(FedAvg):
+    """A strategy may say so, too."""
+
+    private = ("shift",)
+
+
+class Shifted(Plain):
+    """Whoever trains comes to see nothing but its own class."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.shift = nn.Parameter(torch.zeros(CLASSES), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + (0 if self.training else self.shift)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        with torch.no_grad():
+            self.shift[loop_of(self).current_client] = 100.0
+        return super().training_step(batch, batch_idx)
+
+
+def loop_of(module: L.LightningModule) -> FederatedLoop:
+    return next(each for each in module.trainer.callbacks if isinstance(each, FederatedLoop))
+
+
+def test_nobody_is_evaluated_with_another_clients_part(tmp_path: Path) -> None:
+    """The last client of the cohort is still in the module when clients and games are evaluated."""
+    seen: list[Tensor] = []
+
+    class Looks(ShiftStays):
+        def end_round(self, round: Any) -> None:
+            assert round.server_data is not None
+            seen.append(round.server_data.module(round.global_vector).shift.clone())
+
+    federated = FederatedLoop(Looks(), sampler=FixedCohort([0, 2]), evaluate_clients_every=1, seed=1)
+    data, module = toy_data((2, 3, 2)), Shifted()
+    fit(federated, tmp_path, module, data, rounds=1)
+    assert federated.client_accuracy is not None
+    shares = [float((data.client_labels(client, "test") == client).float().mean()) for client in (0, 2)]
+    assert federated.client_accuracy[[0, 2]].tolist() == pytest.approx(shares)
+    labels = data.client_labels(1, "test")
+    assert federated.client_accuracy[1] > 0.2 + max((labels == leaked).float().mean() for leaked in range(CLASSES))
+    assert seen[0].tolist() == module.shift.tolist() == [0.0] * CLASSES
+
+
+# ---- what is trained
+
+
+def frozen(batch_norm: bool = True) -> nn.Module:
+    net = network(batch_norm)
+    net[:2].requires_grad_(False)
+    return net
+
+
+def test_trainable_is_the_same_federation_with_less_traffic(tmp_path: Path) -> None:
+    games = {"sv": PartialFederatedShapley(), "cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
+
+    def run(share: str) -> tuple[FederatedLoop, L.LightningModule]:
+        federated = loop(share=share, metrics=copy.deepcopy(games), evaluate_clients_every=ROUNDS)
+        return federated, fit(federated, tmp_path / share, Plain(frozen()), unequal_data(), rounds=ROUNDS)
+
+    (whole, one), (part, other) = run("all"), run("trainable")
+    torch.testing.assert_close(vector(one), vector(other), rtol=1e-6, atol=1e-6)
+    for name in ("sv", "cssv"):
+        torch.testing.assert_close(whole.contributions[name], part.contributions[name], rtol=1e-5, atol=1e-5)
+    assert torch.equal(whole.client_accuracy, part.client_accuracy)
+    trained = 8 * CLASSES + CLASSES
+    # BatchNorm's statistics travel, though its layer is frozen: they move in training.
+    assert (part.space.num_parameters, part.space.size, whole.space.size) == (trained, trained + 16, trained + 32 + 48)
+    rounds = part.participations.double()
+    expected = torch.stack([rounds, rounds], 1) * part.space.size
+    torch.testing.assert_close(
+        part.contributions["cost"], expected.masked_fill(rounds[:, None] == 0, float("nan")), equal_nan=True
+    )
+    # Nobody keeps, and no checkpoint holds, a copy of what is the same everywhere.
+    assert part.state_dict()["clients"] == {}
+    assert part.space.private_names == ()
+
+
+def test_a_frozen_head_is_said_where_it_is_asked_for(tmp_path: Path) -> None:
+    net = network()
+    net[4].requires_grad_(False)
+    with pytest.raises(ConfigurationError, match=r"metrics \['m'\] compare .* the head 'net.4' is not shared"):
+        fit(loop(share="trainable", metrics={"m": ClassSpecificShapley()}), tmp_path, Plain(net))
+    fit(loop(share="trainable", head="net.4", metrics={"n": CosineGradientShapley()}), tmp_path, Plain(net), rounds=1)
+
+
+class Follows(Plain):
+    """A target network that requires no gradient, and follows another."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.target = nn.Linear(8, CLASSES).requires_grad_(False)
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        for mine, other in zip(self.target.parameters(), self.net[4].parameters()):
+            mine.data = 0.9 * mine.data + 0.1 * other.data
+
+
+def test_frozen_parameters_that_change_are_refused_or_kept(tmp_path: Path) -> None:
+    said = r"'target.weight', 'target.bias' require no gradient, .* and training changes them"
+    with pytest.raises(ConfigurationError, match=said):
+        fit(loop(share="trainable"), tmp_path, Follows(), unequal_data())
+    federated = loop(share=["trainable", "!target.*"])
+    module = fit(federated, tmp_path, Follows(), unequal_data(), rounds=2)
+    states = federated.state_dict()["clients"]
+    assert states.keys() == set(cohort(0)) | set(cohort(1))
+    assert all(state.keys() == {"module.target.weight", "module.target.bias"} for state in states.values())
+    assert not any(torch.equal(state["module.target.weight"], module.target.weight) for state in states.values())
+    both = loop(share=["trainable", "target.*"])
+    alone = fit(both, tmp_path, Follows(), unequal_data(), rounds=2)
+    assert torch.equal(vector(alone), vector(fit(loop(), tmp_path, Follows(), unequal_data(), rounds=2)))
+
+
+class Unfreezes(BaseFinetuning):
+    def freeze_before_training(self, module: Any) -> None:
+        self.freeze(module.net[:2], train_bn=False)
+
+    def finetune_function(self, module: Any, epoch: int, optimizer: Any) -> None:
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(module.net[0], optimizer)
+
+
+def test_what_is_unfrozen_later_is_refused_by_name(tmp_path: Path) -> None:
+    module = Plain(optimizer=lambda ps: torch.optim.SGD([p for p in ps if p.requires_grad], lr=0.1))
+    with pytest.raises(ConfigurationError, match=r"'net.0.weight' required no gradient when the fit began"):
+        fit(loop(share="trainable"), tmp_path, module, callbacks=[Unfreezes()])
+
+
+# ---- with the rest
+
+
+def everything(**changes: Any) -> FederatedLoop:
+    options: dict[str, Any] = {
+        "share": ["!norm"],
+        "metrics": {"cssv": ClassSpecificShapley(), "cos": CosineGradientShapley()},
+        "attacks": [SignFlip(clients=[1])],
+        "privacy": GaussianPrivacy(clip=1.0, noise_multiplier=0.01),
+        "uploads": [TopK(share=0.5)],
+        "client_optimizer": "keep",
+        "evaluate_clients_every": 2,
+        "evaluate_models": "trained",
+    }
+    return loop(**{**options, **changes})
+
+
+def test_resumes(tmp_path: Path) -> None:
+    federated = assert_resumes(everything, tmp_path, data=unequal_data)
+    assert all(f"module.net.{name}" in state for state in federated.state_dict()["clients"].values() for name in NORM)
+
+
+def test_resumes_with_a_personaliser(tmp_path: Path) -> None:
+    data = partial(toy_data, (4, 3, 2), client_val_fraction=0.2)
+
+    def make() -> FederatedLoop:
+        return FederatedLoop(
+            share=["!head"], personalizer=PFedSV(k=2), metrics={"relevance": DomainRelevance()}, seed=1
+        )
+
+    assert_resumes(make, tmp_path, data=data)
+
+
+class Saves(L.Callback):
+    """A checkpoint in the middle of a round, while a client is in the module."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+        if trainer.current_epoch == 2 and args[-1] == 7:
+            trainer.save_checkpoint(self.path)
+
+
+def test_a_checkpoint_in_the_middle_of_a_round_is_that_rounds_start(tmp_path: Path) -> None:
+    path = tmp_path / "middle.ckpt"
+    whole, again = loop(share=["!norm"]), loop(share=["!norm"])
+    expected = fit(
+        whole, tmp_path / "a", data=unequal_data(), rounds=4, callbacks=[Saves(path)], enable_checkpointing=True
+    )
+    saved = torch.load(path, weights_only=True)["state_dict"]
+    assert torch.equal(saved["net.1.running_mean"], torch.zeros(8))
+    resumed = fit(again, tmp_path / "b", data=unequal_data(), rounds=4, ckpt_path=path, enable_checkpointing=True)
+    assert torch.equal(vector(expected), vector(resumed))
+    assert_kept(again, {c: {n[11:]: v for n, v in s.items()} for c, s in whole.state_dict()["clients"].items()})
+
+
+@pytest.mark.parametrize("share", ["all", ["!head"], ["!net.1.*"]])
+def test_another_share_is_refused_on_resume(tmp_path: Path, share: Any) -> None:
+    path = tmp_path / "saved.ckpt"
+    fit(loop(share=["!norm"]), tmp_path, data=unequal_data(), rounds=1, callbacks=[SavesAtEnd(path)])
+    said = f"federation.share is {'None' if share == 'all' else share} and was ['!norm']"
+    with pytest.raises(ConfigurationError, match=re.escape(said)):
+        fit(loop(share=share), tmp_path, data=unequal_data(), ckpt_path=path)
+
+
+class SavesAtEnd(L.Callback):
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        trainer.save_checkpoint(self.path)
+
+
+def test_other_frozen_layers_are_refused_on_resume(tmp_path: Path) -> None:
+    path = tmp_path / "saved.ckpt"
+    optimizer = lambda ps: torch.optim.SGD(list(ps), lr=0.1)  # noqa: E731
+    saving = [SavesAtEnd(path)]
+    fit(loop(share="trainable"), tmp_path, Plain(frozen(), optimizer), unequal_data(), rounds=1, callbacks=saving)
+    with pytest.raises(
+        ConfigurationError, match=r"another part of the module shared \(shared: 7 tensors .*was 4 tensors"
+    ):
+        fit(loop(share="trainable"), tmp_path, Plain(network(), optimizer), unequal_data(), ckpt_path=path)
+
+
+def test_noise_and_attacks_touch_what_is_shared_only(tmp_path: Path) -> None:
+    """After one round the private parts are those of a run without: training has not seen the noise yet."""
+    noised = loop(
+        share=["!norm"], privacy=GaussianPrivacy(clip=0.01, noise_multiplier=1.0), attacks=[SignFlip(clients=[0])]
+    )
+    plain = loop(share=["!norm"])
+    for federated, name in ((noised, "a"), (plain, "b")):
+        fit(federated, tmp_path / name, data=unequal_data(), rounds=1)
+    before, after = plain.state_dict()["clients"], noised.state_dict()["clients"]
+    assert all(torch.equal(before[c][n], after[c][n]) for c in before for n in before[c])
+    # BatchNorm's statistics are not shared, so that all that is bears the noise; with them it is refused.
+    assert noised.space.size == noised.space.num_parameters
+    with pytest.raises(ConfigurationError, match="running variance turns negative"):
+        fit(
+            loop(share=["!head"], privacy=GaussianPrivacy(clip=0.01, noise_multiplier=1.0)),
+            tmp_path,
+            data=unequal_data(),
+        )
+
+
+def test_the_clip_is_of_the_shared_part(tmp_path: Path) -> None:
+    norms: list[Tensor] = []
+
+    class Norms(FedAvg):
+        def end_round(self, round: Any) -> None:
+            norms.append(round.client_updates.double().norm(dim=1))
+
+    federated = loop(aggregator=Norms(), share=["!head"], privacy=GaussianPrivacy(clip=0.05, noise_multiplier=0.0))
+    fit(federated, tmp_path, Plain(network(batch_norm=False)), unequal_data(), rounds=1)
+    torch.testing.assert_close(norms[0], torch.full((3,), 0.05, dtype=torch.float64), rtol=1e-5, atol=0)
+
+
+class Scaled(Plain):
+    """A parameter of no use, that one client makes infinite."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.scale = nn.Parameter(torch.ones(2))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        if loop_of(self).current_client == 2 and loop_of(self).round_index == 1:
+            with torch.no_grad():
+                self.scale.fill_(float("inf"))
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_client_whose_own_part_is_not_finite_leaves_no_trace(tmp_path: Path) -> None:
+    federated = FederatedLoop(share=["!scale"], seed=1)
+    with pytest.warns(UserWarning, match="client 2 returned a model with NaN or infinite entries in round 1"):
+        module = fit(federated, tmp_path, Scaled(), rounds=2)
+    assert federated.participations.tolist() == [2, 2, 1]
+    assert torch.equal(module.scale, torch.ones(2))
+    assert all(state["module.scale"].tolist() == [1, 1] for state in federated.state_dict()["clients"].values())
+
+
+def test_own_models_are_whole(tmp_path: Path) -> None:
+    federated = loop(share=["!head"], evaluate_clients_every=2, keep_trained=True)
+    own = OwnModels(federated, tests="own")
+    fit(federated, tmp_path, data=unequal_data(), rounds=2, callbacks=[own])
+    torch.testing.assert_close(own.scores["received"]["accuracy"].float(), federated.client_accuracy)
+
+
+@pytest.mark.parametrize("share", [["!head"], ["!norm"]])
+def test_games_on_a_model_that_is_nowhere_whole_are_refused(tmp_path: Path, share: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's .* stay at their"):
+        fit(loop(share=share, metrics={"sv": PartialFederatedShapley()}), tmp_path)
+
+
+@pytest.mark.filterwarnings("default:.*tensors stay at their clients.*")
+def test_it_is_said_that_the_global_model_is_not_whole(tmp_path: Path) -> None:
+    with pytest.warns(
+        UserWarning, match=r"2 tensors stay at their clients \('net.4.weight', 'net.4.bias'\).*evaluate_cl"
+    ):
+        fit(loop(share=["!head"]), tmp_path, rounds=1)
+
+
+class Heads(ContributionMetric):
+    """What ``client_heads`` are under this sharing."""
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.add_state("shape", torch.zeros(3, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(self, client_ids: Tensor, client_heads: Tensor) -> None:
+        self.shape += torch.tensor(client_heads.shape)
+
+    def compute(self) -> Tensor:
+        return torch.zeros(self.num_clients)
+
+
+def test_a_head_without_its_bias(tmp_path: Path) -> None:
+    metric = Heads()
+    fit(FederatedLoop(share=["!*4.bias"], metrics={"heads": metric}, seed=1), tmp_path, rounds=1)
+    assert metric.shape.tolist() == [3, CLASSES, 8]
+    assert FEATURES == 6
+
+
+def test_what_stays_of_a_client_that_uploads_another_model_is_what_it_trained(tmp_path: Path) -> None:
+    """pFedMe's clients train theta and upload w: the head that stays is theta's."""
+    heads: dict[int, Tensor] = {}
+
+    class Thetas(Plain):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            client = loop_of(self).current_client
+            loss = super().training_step(batch, batch_idx)
+            loss.register_hook(lambda _: heads.update({client: self.net[4].weight.detach().clone()}))
+            return loss
+
+    federated = FederatedLoop(share=["!head"], evaluate_models="trained", evaluate_clients_every=1, seed=1)
+    options: dict[str, Any] = {"lr": 0.001, "outer_lr": 1e-4, "lamda": 15.0, "inner_steps": 1}
+    module = Thetas(network(batch_norm=False), lambda ps: MoreauSGD(ps, **options))
+    start = module.net[4].weight.detach().clone()
+    fit(federated, tmp_path, module, rounds=1)
+    for client, state in federated.state_dict()["clients"].items():
+        theta = state["module.net.4.weight"]
+        # One inner step beyond the last gradient, while w has moved a thousandth of the way.
+        assert (theta - heads[client]).abs().max() < (theta - start).abs().max()
+        assert (theta - start).abs().max() > 1e-3
