@@ -37,6 +37,7 @@ from flsv.clients.lazy_layers import initialise_lazy_layers
 from flsv.clients.local_steps import LocalSteps, TrainLength
 from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
+from flsv.engines.vmap import VmapProcess
 from flsv.errors import ConfigurationError
 from flsv.functional.update_outliers import THRESHOLD
 from flsv.metrics import ContributionMetric, PrivacyLoss
@@ -63,6 +64,7 @@ from flsv.uploads import Upload
 
 #: What a loop has from the start of a fit on and does not take with it when it is copied or pickled.
 _OF_A_FIT = ("_data", "_reporter", "_boundary", "_steps")
+_ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
 
 
 class FederatedLoop(L.Callback):
@@ -122,7 +124,9 @@ class FederatedLoop(L.Callback):
         figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
         print_table: print a table of the clients at the end.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
-        engine: where clients run, see ``flsv.engines``. Default: in this process, one after the other.
+        engine: how clients run: ``"sequential"``, in this process, one after the other; ``"vmap"``, in this process,
+            many small ones at once, equal to rounding, for plain modules, see :class:`flsv.engines.vmap.VmapProcess`; or
+            in Python whatever makes an engine, see ``flsv.engines``. A resumed run may change it.
 
     Attributes:
         state: what stands between two rounds; the properties below read it.
@@ -188,7 +192,7 @@ class FederatedLoop(L.Callback):
         figures_every: int = 10,
         print_table: bool = True,
         seed: int | None = None,
-        engine: Callable[..., OneProcess] = OneProcess,
+        engine: Literal["sequential", "vmap"] | Callable[..., OneProcess] = "sequential",
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_arguments(self._arguments)
@@ -216,7 +220,8 @@ class FederatedLoop(L.Callback):
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
-        self.seed, self._engine = seed, engine
+        self.seed = seed
+        self._engine = _ENGINES[engine] if isinstance(engine, str) else engine
         self.write_csv = True
         made = {**self._arguments, **self.strategies, "metrics": self.metrics, "attacks": self.attacks}
         self._made = {**made, "keep_trained": self.keep_trained}

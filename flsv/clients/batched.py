@@ -7,15 +7,17 @@ to training one after the other up to rounding, since batched kernels sum in ano
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from flsv.clients.stacked_batches import ManyBatches
 from flsv.errors import ConfigurationError
 
 State = dict[str, Tensor]
@@ -23,18 +25,32 @@ State = dict[str, Tensor]
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 
 
+class BatchIndex:
+    """Stands for ``batch_idx``: clients are at different batches of their epochs at the same time."""
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise ConfigurationError(
+            "training_step looks at batch_idx, and clients that train at once are at different batches of their epochs."
+        )
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __int__ = __float__ = __index__ = _refuse  # type: ignore[assignment]
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __truediv__ = _refuse
+    __hash__ = __str__ = __format__ = _refuse  # type: ignore[assignment]
+
+
 class _Loss(nn.Module):
-    """The loss of a batch, and what the buffers are after it."""
+    """The loss of a batch."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
 
-    def forward(self, batch: Any, batch_idx: int) -> Tensor:
-        outputs = self.module.training_step(batch, batch_idx)  # type: ignore[operator]
-        loss = outputs["loss"] if isinstance(outputs, Mapping) else outputs
+    def forward(self, batch: Any) -> Tensor:
+        outputs = self.module.training_step(batch, BatchIndex())  # type: ignore[operator]
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         if not isinstance(loss, Tensor) or loss.numel() != 1:
-            raise ConfigurationError(f"training_step gives {type(outputs).__name__}, expected a loss.")
+            what = list(loss.shape) if isinstance(loss, Tensor) else type(outputs).__name__
+            raise ConfigurationError(f"training_step gives {what}, and a loss, one number, was expected for every batch.")
         return loss.reshape(())
 
 
@@ -45,11 +61,14 @@ class BatchedTraining:
         module: whose ``training_step`` gives the loss; it is called under ``torch.func``, so it has to be pure: no random
             numbers, no values read off tensors, nothing kept but buffers.
         optimizer: of the module's parameters; its class and options are used, its state is not touched.
+        clip_norm: the largest norm of a client's gradient, a longer one is shortened; None: as it is.
+        unused: names of parameters without a gradient: they stay as they are.
 
     Raises:
         ConfigurationError: an optimizer whose steps are not known to work entry by entry.
 
     Example:
+        >>> from flsv.clients.stacked_batches import GivenBatches
         >>> class Line(nn.Linear):
         ...     def training_step(self, batch, batch_idx):
         ...         x, y = batch
@@ -57,118 +76,113 @@ class BatchedTraining:
         >>> line = Line(1, 1, bias=False)
         >>> many = BatchedTraining(line, torch.optim.SGD(line.parameters(), lr=0.5))
         >>> x = torch.ones(2, 1)
-        >>> models, losses = many.train({"weight": torch.zeros(2, 1, 1)}, [[(x, x)], [(x, 3 * x), (x, 3 * x)]])
+        >>> batches = GivenBatches([[(x, x)], [(x, 3 * x), (x, 3 * x)]])
+        >>> models, losses = many.train({"weight": torch.zeros(2, 1, 1)}, batches)
         >>> models["weight"].flatten().tolist(), losses.tolist()
         ([1.0, 3.0], [1.0, 4.5])
     """
 
-    def __init__(self, module: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        clip_norm: float | None = None,
+        unused: Collection[str] = (),
+    ) -> None:
         if type(optimizer).__name__ not in ELEMENTWISE or not type(optimizer).__module__.startswith("torch.optim"):
             raise ConfigurationError(
                 f'engine="vmap" steps on the parameters of many clients at once, which {type(optimizer).__name__} is not '
-                f"known to allow. Use one of {', '.join(ELEMENTWISE)}, or leave engine out."
+                f'known to allow. Use one of torch\'s {", ".join(ELEMENTWISE)}, or engine="sequential".'
             )
-        self._loss, self._optimizer = _Loss(module), optimizer
-        by_id = {id(parameter): name for name, parameter in module.named_parameters()}
-        self._groups = [[by_id[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
-        self._trained = {
-            name for name, parameter in module.named_parameters() if parameter.requires_grad and id(parameter) in by_id
-        }
-        self._trained &= {name for names in self._groups for name in names}
-        one = vmap(grad_and_value(self._of_one, has_aux=True), in_dims=(0, 0, 0, None), randomness="error")
-        self._gradients: Callable[..., Any] = one
+        self._loss, self._optimizer, self._clip_norm = _Loss(module), optimizer, clip_norm
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        trained = {p for p in names if p.requires_grad and names[p] not in unused}
+        self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
+        self._trained = {name for group in self._groups for name in group}
+        gradients = vmap(grad_and_value(self._of_one, has_aux=True), randomness="error")
+        self._gradients: Callable[..., Any] = gradients
 
-    def train(self, states: State, batches: Sequence[Sequence[Any]] | Sequence[Iterator[Any]]) -> tuple[State, Tensor]:
+    def train(self, states: State, batches: ManyBatches) -> tuple[State, Tensor]:
         """Train every model on its own batches, one after the other.
 
         Args:
-            states: parameters and buffers by name, ``[k, ...]``. They are trained in place.
-            batches: of each model, ``k`` sequences.
+            states: parameters and buffers by name, ``[k, ...]``; the module's own stand for what is not among them, and
+                nothing may write into these.
+            batches: of each model, in the order of the states.
 
         Returns:
-            The states, and the mean losses ``[k]``.
+            The states after it, and the mean losses ``[k]``. What was given stays as it is.
         """
-        given = [list(each) for each in batches]
-        k = len(given)
+        first = next(iter(states.values()))
         # The longest first: who is done leaves a prefix.
-        order = sorted(range(k), key=lambda i: -len(given[i]))
-        rows = torch.tensor(order, device=next(iter(states.values())).device)
+        order = sorted(range(len(first)), key=lambda i: -batches.lengths[i])
+        lengths = [batches.lengths[i] for i in order]
+        rows = torch.tensor(order, device=first.device)
         stacked = {name: tensor.index_select(0, rows) for name, tensor in states.items()}
-        lengths = [len(given[i]) for i in order]
-        losses = torch.zeros(k, device=rows.device)
-        optimizer = _Stacked(self._optimizer, self._groups, stacked, self._trained)
-        for step in range(lengths[0] if lengths else 0):
+        losses = torch.zeros(len(order), device=first.device)
+        optimizer = StackedOptimizer(self._optimizer, self._groups, stacked)
+        for step in range(lengths[0]):
             active = sum(length > step for length in lengths)
-            now = [given[i][step] for i in order[:active]]
-            gradients, loss = self._step({n: t[:active] for n, t in stacked.items()}, now, step)
-            losses[:active] += loss
+            now = {name: tensor[:active] for name, tensor in stacked.items()}
+            gradients = None
+            for places, batch in batches.at(order[:active], step):
+                if len(places) == active:
+                    gradients, loss = self._same_size(now, batch)
+                    losses[:active] += loss
+                    continue
+                index = torch.tensor(places, device=first.device)
+                part = {name: tensor.index_select(0, index) for name, tensor in now.items()}
+                found, loss = self._same_size(part, batch)
+                losses.index_add_(0, index, loss.to(losses))
+                gradients = gradients or {name: torch.empty_like(now[name]) for name in self._trained}
+                for name, gradient in found.items():
+                    gradients[name][index] = gradient
+                for name in now.keys() - self._trained:
+                    now[name][index] = part[name]
+            assert gradients is not None
+            if self._clip_norm is not None:
+                _clip(gradients, self._clip_norm)
             optimizer.step(active, gradients)
-        for name, tensor in stacked.items():
-            states[name][rows] = tensor
-        means = torch.empty_like(losses)
-        means[rows] = losses / torch.tensor(lengths, device=losses.device).clamp_min(1)
-        return states, means
+        back = rows.argsort()
+        losses /= torch.tensor(lengths, device=losses.device)
+        return {name: tensor.index_select(0, back) for name, tensor in stacked.items()}, losses[back]
 
-    def _step(self, states: State, batches: list[Any], step: int) -> tuple[State, Tensor]:
-        """Gradients by name ``[m, ...]`` and losses ``[m]``; buffers of ``states`` are updated."""
-        shapes = [tuple(part.shape for part in _tensors(batch)) for batch in batches]
-        if len(set(shapes)) == 1:
-            return self._same_size(states, batches, step)
-        # Last batches are smaller, and a mean over padding would be another loss: those of one size together.
-        gradients: State = {name: torch.empty_like(states[name]) for name in self._trained}
-        losses = next(iter(states.values())).new_empty(len(batches))
-        for shape in dict.fromkeys(shapes):
-            rows = [i for i, each in enumerate(shapes) if each == shape]
-            index = torch.tensor(rows, device=losses.device)
-            part = {name: tensor.index_select(0, index) for name, tensor in states.items()}
-            found, loss = self._same_size(part, [batches[i] for i in rows], step)
-            for name, gradient in found.items():
-                gradients[name][index] = gradient
-            for name in states.keys() - self._trained:
-                states[name][index] = part[name]
-            losses[index] = loss
-        return gradients, losses
-
-    def _same_size(self, states: State, batches: list[Any], step: int) -> tuple[State, Tensor]:
+    def _same_size(self, states: State, batch: Any) -> tuple[State, Tensor]:
+        """Gradients by name ``[m, ...]`` and losses ``[m]``; the buffers in ``states`` are updated."""
         trained = {name: states[name] for name in self._trained}
         rest = {name: tensor for name, tensor in states.items() if name not in self._trained}
-        gradients, (losses, after) = self._gradients(trained, rest, _stack(batches), step)
+        gradients, (losses, after) = self._gradients(trained, rest, batch)
         for name, tensor in after.items():
             rest[name].copy_(tensor)
         return gradients, losses
 
-    def _of_one(self, trained: State, rest: State, batch: Any, step: int) -> tuple[Tensor, State]:
+    def _of_one(self, trained: State, rest: State, batch: Any) -> tuple[Tensor, State]:
         # What is written in place within a transformation must be of it.
         rest = {name: tensor.clone() for name, tensor in rest.items()}
         named = {f"module.{name}": tensor for name, tensor in (*trained.items(), *rest.items())}
-        loss = functional_call(self._loss, named, (batch, step))
-        return loss, rest
+        return functional_call(self._loss, named, (batch,)), rest
 
 
-class _Stacked:
+class StackedOptimizer:
     """The optimizer of the first so many of stacked models.
 
     Args:
         like: its class and options.
-        groups: names of its parameters, by group.
-        stacked: the models.
-        trained: names of the parameters that have gradients.
+        groups: names of the parameters with gradients, by its groups.
+        stacked: the models, which are stepped in place.
     """
 
-    def __init__(self, like: Optimizer, groups: list[list[str]], stacked: State, trained: set[str]) -> None:
-        self._stacked, self._names = stacked, [[name for name in names if name in trained] for names in groups]
+    def __init__(self, like: Optimizer, groups: list[list[str]], stacked: State) -> None:
+        self._stacked, self._groups = stacked, groups
         self._active = len(next(iter(stacked.values())))
         self._views = self._of(self._active)
-        options = [{k: v for k, v in group.items() if k != "params"} for group in like.param_groups]
-        self._optimizer = type(like)(  # type: ignore[call-arg]
-            [
-                {**option, "params": [self._views[name] for name in names]}
-                for option, names in zip(options, self._names)
-                if names
-            ],
-            **like.defaults,
-        )
+        self._optimizer = copy.copy(like)
+        self._optimizer.state = defaultdict(dict)
+        self._optimizer.param_groups = [
+            {**group, "params": [self._views[name] for name in names]} for group, names in zip(like.param_groups, groups)
+        ]
 
+    @torch.no_grad()
     def step(self, active: int, gradients: State) -> None:
         """One step of the first ``active`` models; the others have ended and stay as they are."""
         if active != self._active:
@@ -178,34 +192,23 @@ class _Stacked:
         self._optimizer.step()
 
     def _of(self, active: int) -> State:
-        return {name: self._stacked[name][:active] for names in self._names for name in names}
+        return {name: self._stacked[name][:active] for names in self._groups for name in names}
 
     def _narrow(self, active: int) -> None:
-        views = self._of(active)
-        for group, names in zip(self._optimizer.param_groups, [names for names in self._names if names]):
+        views, states = self._of(active), self._optimizer.state
+        for group, names in zip(self._optimizer.param_groups, self._groups):
             group["params"] = [views[name] for name in names]
         for name, before in self._views.items():
-            kept = self._optimizer.state.pop(before, None)
-            if kept is not None:
-                self._optimizer.state[views[name]] = {
-                    key: value[:active] if isinstance(value, Tensor) and value.shape == before.shape else value
-                    for key, value in kept.items()
-                }
+            states[views[name]] = {
+                key: value[:active] if isinstance(value, Tensor) and value.shape == before.shape else value
+                for key, value in states.pop(before, {}).items()
+            }
         self._views, self._active = views, active
 
 
-def _tensors(batch: Any) -> list[Tensor]:
-    return [part for part in tree_flatten(batch)[0] if isinstance(part, Tensor)]
-
-
-def _stack(batches: list[Any]) -> Any:
-    """Batches of one structure as one, ``[m, B, ...]``."""
-    flat = [tree_flatten(batch) for batch in batches]
-    leaves = []
-    for parts in zip(*(parts for parts, _ in flat)):
-        if not all(isinstance(part, Tensor) for part in parts):
-            raise ConfigurationError(
-                f'engine="vmap" stacks batches of tensors, and they hold {type(parts[0]).__name__}. Leave engine out.'
-            )
-        leaves.append(torch.stack(parts))
-    return tree_unflatten(leaves, flat[0][1])
+def _clip(gradients: State, norm: float) -> None:
+    """As ``torch.nn.utils.clip_grad_norm_`` does it, for every model."""
+    squares = torch.stack([g.flatten(1).norm(dim=1) if g.ndim > 1 else g.abs() for g in gradients.values()])
+    factors = (norm / (squares.norm(dim=0) + 1e-6)).clamp(max=1.0)
+    for gradient in gradients.values():
+        gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))
