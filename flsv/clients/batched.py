@@ -106,19 +106,19 @@ class BatchedTraining:
         """Train every model on its own batches, one after the other.
 
         Args:
-            states: parameters and buffers by name, ``[k, ...]``; the module's own stand for what is not among them, and
-                nothing may write into these.
+            states: parameters and buffers by name, ``[k, ...]``, which are used up; the module's own stand for what is
+                not among them, and nothing may write into these.
             batches: of each model, in the order of the states.
 
         Returns:
-            The states after it, and the mean losses ``[k]``. What was given stays as it is.
+            The states after it, and the mean losses ``[k]``.
         """
         first = next(iter(states.values()))
         # The longest first: who is done leaves a prefix.
         order = sorted(range(len(first)), key=lambda i: -batches.lengths[i])
         lengths = [batches.lengths[i] for i in order]
-        rows = torch.tensor(order, device=first.device)
-        stacked = {name: tensor.index_select(0, rows) for name, tensor in states.items()}
+        rows = None if order == sorted(order) else torch.tensor(order, device=first.device)
+        stacked = states if rows is None else {name: tensor.index_select(0, rows) for name, tensor in states.items()}
         losses = torch.zeros(len(order), device=first.device)
         optimizer = StackedOptimizer(self._optimizer, self._groups, stacked)
         for step in range(lengths[0]):
@@ -143,8 +143,10 @@ class BatchedTraining:
             if self._clip_norm is not None:
                 _clip(gradients, self._clip_norm)
             optimizer.step(active, gradients)
-        back = rows.argsort()
         losses /= torch.tensor(lengths, device=losses.device)
+        if rows is None:
+            return stacked, losses
+        back = rows.argsort()
         return {name: tensor.index_select(0, back) for name, tensor in stacked.items()}, losses[back]
 
     def _same_size(self, states: State, batch: Any) -> tuple[State, Tensor]:

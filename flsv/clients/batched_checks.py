@@ -66,8 +66,8 @@ def _why_not(trainer: L.Trainer, arguments: Mapping[str, Any]) -> str | None:
     windows = any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks)  # type: ignore[attr-defined]
     if trainer.accumulate_grad_batches != 1 or windows:
         return "gradients are accumulated over batches. Leave accumulate_grad_batches at 1,"
-    if trainer.gradient_clip_val is not None and str(trainer.gradient_clip_algorithm or "norm") not in ("norm",):
-        return "gradient_clip_algorithm is not 'norm'. Clip by norm,"
+    if trainer.gradient_clip_val is not None and trainer.gradient_clip_algorithm == "value":
+        return "gradient_clip_algorithm='value' clips within a step. Clip by norm,"
     if trainer.precision not in ("32-true", "64-true"):
         return f"precision={trainer.precision!r} scales or casts within a step. Use 32-true or 64-true,"
     stepped = [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]
@@ -78,6 +78,7 @@ def _why_not(trainer: L.Trainer, arguments: Mapping[str, Any]) -> str | None:
         return f"{name} defines {', '.join(hooks)}, which would see no client's batches or steps. Leave it out,"
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         hooks = [hook for hook in HOOKS_OF_A_STEP if is_overridden(hook, callback, L.Callback)]
-        if hooks and not type(callback).__module__.startswith("flsv."):
+        hooks = [hook for hook in hooks if not getattr(callback, hook).__module__.startswith("flsv.")]
+        if hooks:
             return f"{type(callback).__name__} defines {', '.join(hooks)}, which would see no step. Leave it out,"
     return None

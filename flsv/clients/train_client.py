@@ -136,21 +136,17 @@ class LocalTraining:
         self.optimizers.leave()
         return turn
 
-    def resume(self, turn: Turn, state: Mapping[str, Tensor], loss: Tensor) -> None:
-        """A client comes back from where it has trained, one step a batch.
+    def resume(self, turn: Turn, loss: Tensor) -> None:
+        """A client comes back from where it has trained, one step a batch. The module holds what came of it.
 
         Args:
             turn: its own, from :meth:`suspend`.
-            state: what its training has made of the module's parameters and buffers, by name.
             loss: the mean over its batches.
         """
         instruction = turn.instruction
         self.optimizers.load(instruction.client_id)
         # What is drawn when it leaves must depend on nobody else.
         seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
-        own = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
-        with torch.no_grad():
-            torch._foreach_copy_([own[name] for name in state], list(state.values()))
         turn.position = turn.visit.num_steps = turn.batches
         turn.loss = loss * turn.batches
         self._turn = turn

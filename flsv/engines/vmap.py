@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import lightning as L
@@ -80,6 +80,8 @@ class VmapCohort(CohortTraining):
         self._loader, self._now = loader, None
         self._tensors = None if self._transfers else loader.tensors
         self._batches = iter(loader)
+        named = (*self._module.named_parameters(), *self._module.named_buffers())
+        self._own = {name: tensor.detach() for name, tensor in named if name not in self._apart}
 
     @property
     def client(self) -> int | None:
@@ -120,7 +122,7 @@ class VmapCohort(CohortTraining):
             given = [self._move(next(self._batches))]
             self.local.begin(*told, visit.batches)
             given += [self._move(next(self._batches)) for _ in range(visit.batches - 1)]
-        state = {name: tensor.detach().clone() for name, tensor in self._own()}
+        state = {name: tensor.clone() for name, tensor in self._own.items()}
         if self._training is None:
             self._training = self._try(self._stacked([given]))
         turn = self.local.suspend()
@@ -147,7 +149,8 @@ class VmapCohort(CohortTraining):
             return
         for row, each in enumerate(begun):
             self._now = self._visits[self._visited].client
-            self.local.resume(each.turn, {name: tensor[row] for name, tensor in trained.items()}, losses[row])
+            torch._foreach_copy_(list(self._own.values()), [trained[name][row] for name in self._own])
+            self.local.resume(each.turn, losses[row])
             self._end_client()
         self._now = None
 
@@ -171,10 +174,6 @@ class VmapCohort(CohortTraining):
         batch = self._trainer.precision_plugin.convert_input(batch)
         batch = self._module._on_before_batch_transfer(batch, dataloader_idx=0)
         return self._trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-
-    def _own(self) -> Iterator[tuple[str, Tensor]]:
-        named = (*self._module.named_parameters(), *self._module.named_buffers())
-        return ((name, tensor) for name, tensor in named if name not in self._apart)
 
 
 class VmapProcess(OneProcess):
