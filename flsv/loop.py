@@ -124,9 +124,9 @@ class FederatedLoop(L.Callback):
         figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
         print_table: print a table of the clients at the end.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
-        engine: how clients run: ``"sequential"``, in this process, one after the other; ``"vmap"``, in this process,
-            many small ones at once, equal to rounding, for plain modules, see :class:`flsv.engines.vmap.VmapProcess`; or
-            in Python whatever makes an engine, see ``flsv.engines``. A resumed run may change it.
+        engine: how clients run, in this process: ``"sequential"``, one after the other; ``"vmap"``, many small ones at
+            once, for plain modules, equal to rounding, see :class:`flsv.engines.vmap.VmapProcess`. In Python also
+            whatever makes an engine, see ``flsv.engines``. A resumed run may change it.
 
     Attributes:
         state: what stands between two rounds; the properties below read it.

@@ -3,9 +3,9 @@
     python tools/bench_vmap.py [--repeats 3] [--networks mlp softmax lenet] [--chunks 10 25 50 100]
 
 Clients x 600 Fashion-MNIST-like images, batch 32, SGD, one thread. A plain PyTorch loop over the clients (the same
-batches gathered, nothing of Lightning), the sequential engine, and the batched one with so many clients at once, turn by
-turn in one process: a round's local training with the engines, without the server. CPU seconds and wall, the least over
-the rounds, so that a busy machine disturbs less; the ratio is to the plain loop's.
+batches gathered, nothing of Lightning), the sequential engine, and the batched one with so many clients at once, turn
+by turn in one process: a round's local training, without the server. CPU seconds and wall, the least over the rounds,
+so that a busy machine disturbs less; the ratio is to the plain loop's.
 """
 
 from __future__ import annotations
@@ -101,9 +101,7 @@ def measure(name: str, chunks: list[int], repeats: int) -> list[list[str]]:
     torch.manual_seed(0)
     network = make()
     x, y = torch.rand(clients * IMAGES, *SHAPE), torch.randint(CLASSES, (clients * IMAGES,))
-    data = FederatedDataModule(
-        TensorDataset(x, y), IIDPartitioner(clients), batch_size=BATCH, server_val_fraction=0
-    )
+    data = FederatedDataModule(TensorDataset(x, y), IIDPartitioner(clients), batch_size=BATCH, server_val_fraction=0)
     ways: dict[str, Callable[[], list[Seconds]]] = {
         "plain loop": lambda: plain(network, x, y, clients),
         'engine="sequential"': lambda: federated(network, data, "sequential"),

@@ -24,7 +24,9 @@ class _ManyClients:
 
     def __getattr__(self, name: str) -> Any:
         if name in _OF_ONE_CLIENT:
-            raise ConfigurationError(f"training_step asks for trainer.{name}, which of clients that train at once is not one.")
+            raise ConfigurationError(
+                f"training_step asks for trainer.{name}, which of clients that train at once is not one."
+            )
         return getattr(self._trainer, name)
 
 
@@ -32,14 +34,15 @@ class _ManyClients:
 def pure_step(module: L.LightningModule) -> Iterator[None]:
     """Within it, what ``training_step`` logs is left out, and asking the trainer for what belongs to one client raises
     a ConfigurationError."""
-    own = vars(module)
-    before = {name: own[name] for name in ("_trainer", "log", "log_dict") if name in own}
+    own: dict[str, Any] = vars(module)
+    names = ("_trainer", "log", "log_dict")
+    before = {name: own[name] for name in names if name in own}
     own["_trainer"] = _ManyClients(module.trainer)
     own["log"] = own["log_dict"] = _nothing
     try:
         yield
     finally:
-        for name in ("_trainer", "log", "log_dict"):
+        for name in names:
             own.pop(name, None)
         own.update(before)
 

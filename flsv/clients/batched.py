@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NoReturn
 
 import torch
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.optim import Optimizer
@@ -46,20 +47,35 @@ class _Loss(nn.Module):
         self.module = module
 
     def forward(self, batch: Any) -> Tensor:
-        outputs = self.module.training_step(batch, BatchIndex())  # type: ignore[operator]
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            what = list(loss.shape) if isinstance(loss, Tensor) else type(outputs).__name__
-            raise ConfigurationError(f"training_step gives {what}, and a loss, one number, was expected for every batch.")
-        return loss.reshape(())
+        arguments = step_arguments(self.module, batch, BatchIndex())
+        return loss_of(self.module.training_step(*arguments))  # type: ignore[operator]
+
+
+def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, ...]:
+    """What ``training_step`` is called with: ``batch_idx`` only where it takes it, as Lightning does it."""
+    takes = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)  # type: ignore[arg-type]
+    return (batch, batch_idx) if takes else (batch,)
+
+
+def loss_of(outputs: Any) -> Tensor:
+    """The loss in what ``training_step`` gives, a scalar.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(outputs).__name__
+        raise ConfigurationError(f"training_step gives {what}, and a loss, one number, is needed for every batch.")
+    return loss.reshape(())
 
 
 class BatchedTraining:
     """Trains models of one structure side by side.
 
     Args:
-        module: whose ``training_step`` gives the loss; it is called under ``torch.func``, so it has to be pure: no random
-            numbers, no values read off tensors, nothing kept but buffers.
+        module: whose ``training_step`` gives the loss; it is called under ``torch.func``, so it has to be pure: no
+            random numbers, no values read off tensors, nothing kept but buffers.
         optimizer: of the module's parameters; its class and options are used, its state is not touched.
         clip_norm: the largest norm of a client's gradient, a longer one is shortened; None: as it is.
         unused: names of parameters without a gradient: they stay as they are.
@@ -91,8 +107,8 @@ class BatchedTraining:
     ) -> None:
         if type(optimizer).__name__ not in ELEMENTWISE or not type(optimizer).__module__.startswith("torch.optim"):
             raise ConfigurationError(
-                f'engine="vmap" steps on the parameters of many clients at once, which {type(optimizer).__name__} is not '
-                f'known to allow. Use one of torch\'s {", ".join(ELEMENTWISE)}, or engine="sequential".'
+                f'engine="vmap" steps on the parameters of many clients at once, which {type(optimizer).__name__} is '
+                f'not known to allow. Use one of torch\'s {", ".join(ELEMENTWISE)}, or engine="sequential".'
             )
         self._loss, self._optimizer, self._clip_norm = _Loss(module), optimizer, clip_norm
         names = {parameter: name for name, parameter in module.named_parameters()}
@@ -181,7 +197,8 @@ class StackedOptimizer:
         self._optimizer = copy.copy(like)
         self._optimizer.state = defaultdict(dict)
         self._optimizer.param_groups = [
-            {**group, "params": [self._views[name] for name in names]} for group, names in zip(like.param_groups, groups)
+            {**group, "params": [self._views[name] for name in names]}
+            for group, names in zip(like.param_groups, groups)
         ]
 
     @torch.no_grad()

@@ -43,7 +43,9 @@ def check_batched(trainer: L.Trainer, arguments: Mapping[str, Any]) -> None:
     """
     why = _why_not(trainer, arguments)
     if why:
-        raise ConfigurationError(f'engine="vmap" trains many clients as one batched model, and {why} or engine="sequential".')
+        raise ConfigurationError(
+            f'engine="vmap" trains many clients as one batched model, and {why} or engine="sequential".'
+        )
     BatchedTraining(trainer.lightning_module, trainer.optimizers[0])
 
 

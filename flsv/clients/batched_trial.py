@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.utilities.memory import is_oom_error
 from torch import Tensor, nn
 
 from flsv._lightning.pure_step import pure_step
-from flsv.clients.batched import BatchedTraining, State
+from flsv.clients.batched import BatchedTraining, State, loss_of, step_arguments
 from flsv.clients.stacked_batches import GivenBatches, ManyBatches
 from flsv.errors import ConfigurationError
 
@@ -22,8 +24,8 @@ TOLERANCE = 1e-5
 #: What torch.func says, and what it means.
 _WORDS = (
     ("random operation", "it draws random numbers, as dropout does"),
-    ("data-dependent control flow", "what it does depends on the values of tensors, as in `if loss > 1:`"),
-    (".item()", "it reads a number off a tensor, as .item() and float(...) do"),
+    (".item()", "it reads values off tensors, as .item(), float(...) and `if loss > 1:` do"),
+    ("data-dependent control flow", "it reads values off tensors, as .item(), float(...) and `if loss > 1:` do"),
     ("inplace", "it writes into a tensor that it keeps, as metrics do"),
     ("in-place", "it writes into a tensor that it keeps, as metrics do"),
     ("dynamic", "it makes a tensor whose shape depends on values, as x[mask] and nonzero do"),
@@ -32,7 +34,9 @@ _WORDS = (
 _LIGHTNINGS = frozenset({"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"})
 
 
-def try_batched(trainer: L.Trainer, batches: ManyBatches, clip_norm: float | None) -> set[str]:
+def try_batched(
+    trainer: L.Trainer, batches: ManyBatches, clip_norm: float | None, apart: Collection[str] = ()
+) -> set[str]:
     """Train the model that is in a trainer's module on the first, second and last batch of the first of these clients,
     with ``training_step`` and its optimizer one after the other, and as two models at once.
 
@@ -42,6 +46,7 @@ def try_batched(trainer: L.Trainer, batches: ManyBatches, clip_norm: float | Non
         trainer: with its optimizers set up.
         batches: of one client or more.
         clip_norm: see :class:`BatchedTraining`.
+        apart: names of what is the same at all clients, and not stacked.
 
     Returns:
         Names of the parameters that have no gradient.
@@ -57,68 +62,79 @@ def try_batched(trainer: L.Trainer, batches: ManyBatches, clip_norm: float | Non
     losses: list[Tensor] = []
     models: list[State] = []
     gradients: set[frozenset[str]] = set()
-    with pure_step(module):
-        for step, batch in zip(steps, given):
-            optimizer.zero_grad()
-            outputs = trainer.strategy.training_step(batch, step)
-            loss = outputs if isinstance(outputs, Tensor) else (outputs or {}).get("loss")
-            if not isinstance(loss, Tensor):
-                raise _refusal(module, "it gives no loss for some batches")
-            loss.backward()
-            gradients.add(frozenset(name for name, p in module.named_parameters() if p.grad is None))
-            if clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], clip_norm)
-            optimizer.step()
-            losses.append(loss.detach())
-            models.append({name: tensor.detach().clone() for name, tensor in _own(module)})
+    for step, batch in zip(steps, given):
+        optimizer.zero_grad()
+        with _refusing(module), pure_step(module):
+            loss = loss_of(trainer.strategy.training_step(*step_arguments(module, batch, step)))
+        loss.backward()
+        gradients.add(frozenset(name for name, p in module.named_parameters() if p.grad is None))
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], clip_norm)
+        optimizer.step()
+        losses.append(loss.detach())
+        models.append({name: tensor.detach().clone() for name, tensor in _own(module)})
     optimizer.state = defaultdict(dict)
     optimizer.zero_grad()
     _put(module, start)
+    _check_pure(module, kept, drawn)
+    if len(gradients) != 1:
+        raise _refusal(module, "which parameters have gradients differs from batch to batch")
+    unused = set[str]().union(*gradients)
+    both = {name: torch.stack([tensor, tensor]) for name, tensor in start.items() if name not in apart}
+    training = BatchedTraining(module, optimizer, clip_norm, unused)
+    # The batches have gone through it one by one: whatever it raises now, it raises of many.
+    with _refusing(module, (Exception,)):
+        trained, means = at_once(trainer, training, both, GivenBatches([given, given[:1]]))
+    for row, (model, mean) in enumerate(((models[-1], torch.stack(losses).mean()), (models[0], losses[0]))):
+        _compare(module, "the loss", means[row], mean.to(means))
+        for name, tensor in trained.items():
+            _compare(module, name, tensor[row], model[name])
+    return unused
+
+
+def at_once(trainer: L.Trainer, training: BatchedTraining, states: State, batches: ManyBatches) -> tuple[State, Tensor]:
+    """``training.train`` in a fit: in its precision, with its trainer out of reach.
+
+    Raises:
+        ConfigurationError: a batch is another than those that were tried; with the reason.
+    """
+    module = trainer.lightning_module
+    with _refusing(module), pure_step(module), trainer.precision_plugin.train_step_context():
+        return training.train(states, batches)
+
+
+@contextmanager
+def _refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Within it, what torch.func cannot do is a refusal, and so is each of these errors."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error) or type(error).__name__
+        reason = next((means for words, means in _WORDS if words in said and "vmap" in said), None)
+        if said.startswith('engine="vmap" trains') or is_oom_error(error):
+            raise
+        if reason is None and not isinstance(error, (ConfigurationError, *errors)):
+            raise
+        if reason is None:
+            reason = said.splitlines()[0].rstrip(".")
+        raise _refusal(module, reason) from error
+
+
+def _check_pure(module: nn.Module, kept: dict[str, tuple[Any, Any]], drawn: tuple[Any, ...]) -> None:
+    """Raise if training steps have drawn, or changed what the module keeps."""
     if drawn != _random_state():
         raise _refusal(module, _WORDS[0][1])
     now = dict(_kept(module))
     changed = sorted(name for name in kept.keys() | now.keys() if not _same(kept.get(name), now.get(name)))
     if changed:
-        raise _refusal(module, f"it changes what the module keeps beside parameters and buffers: {', '.join(changed[:3])}")
-    if len(gradients) != 1:
-        raise _refusal(module, "which parameters have gradients differs from batch to batch")
-    unused = set(*gradients)
-    both = {name: torch.stack([tensor, tensor]) for name, tensor in start.items()}
-    training = BatchedTraining(module, optimizer, clip_norm, unused)
-    trained, means = at_once(trainer, training, both, GivenBatches([given, given[:1]]))
-    for row, (model, mean) in enumerate(((models[-1], torch.stack(losses).mean()), (models[0], losses[0]))):
-        _compare(module, "the loss", means[row], mean.to(means))
-        for name, tensor in model.items():
-            _compare(module, name, trained[name][row], tensor)
-    return unused
-
-
-def at_once(
-    trainer: L.Trainer, training: BatchedTraining, states: State, batches: ManyBatches
-) -> tuple[State, Tensor]:
-    """``training.train`` in a fit: in its precision, with its trainer out of reach.
-
-    Raises:
-        ConfigurationError: the module cannot be trained so; with the reason.
-    """
-    module = trainer.lightning_module
-    try:
-        with pure_step(module), trainer.precision_plugin.train_step_context():
-            return training.train(states, batches)
-    except ConfigurationError as error:
-        raise _refusal(module, str(error).rstrip(".")) from error
-    except (RuntimeError, TypeError, ValueError, NotImplementedError) as error:
-        said = str(error)
-        reason = next((means for words, means in _WORDS if words in said), None)
-        if reason is None and not isinstance(error, NotImplementedError) and "vmap" not in said and "func" not in said:
-            raise
-        raise _refusal(module, reason or f"{type(error).__name__}: {said.splitlines()[0]}") from error
+        names = ", ".join(changed[:3])
+        raise _refusal(module, f"it changes what the module keeps beside parameters and buffers: {names}")
 
 
 def _refusal(module: nn.Module, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f'engine="vmap" trains many clients as one batched model, and training_step of {type(module).__name__} does not '
-        f'allow it: {reason}. Use engine="sequential", or change that.'
+        f'engine="vmap" trains many clients as one batched model, and training_step of {type(module).__name__} does '
+        f'not allow it: {reason}. Use engine="sequential", or change that.'
     )
 
 
@@ -129,9 +145,9 @@ def _compare(module: nn.Module, name: str, batched: Tensor, ordinary: Tensor) ->
     raise _refusal(
         module,
         f"after at most three batches of the cohort's first client, {name!r} differs by {far:.2g} from what the same "
-        f"batches make of it one after the other, where {TOLERANCE} is allowed (an optimizer that divides by a gradient's "
-        "size makes rounding errors of gradients that ought to be 0 as large as others; such are those of a bias before "
-        "batch normalisation)",
+        f"batches make of it one after the other, where {TOLERANCE} is allowed (an optimizer that divides by a "
+        "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "
+        "before batch normalisation)",
     )
 
 
@@ -155,8 +171,8 @@ def _kept(module: nn.Module) -> Iterator[tuple[str, tuple[Any, Any]]]:
             mark: Any = None
             if isinstance(value, Tensor) and not value.is_inference():
                 mark = value._version
-            elif name == "_buffers":
-                value, mark = None, {key: id(buffer) for key, buffer in value.items()}
+            elif name == "_buffers" and isinstance(value, dict):
+                mark = {key: id(buffer) for key, buffer in value.items()}
             elif isinstance(value, (list, dict, set, tuple)):
                 mark = len(value)
             yield f"{prefix}.{name}" if prefix else name, (value, mark)

@@ -100,6 +100,6 @@ def _shape(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
         raise ConfigurationError(
             f'engine="vmap" stacks the clients\' batches, which have to hold tensors only, and one holds a '
-            f"{type(leaf).__name__}. Let the data set give tensors, or train with engine=\"sequential\"."
+            f'{type(leaf).__name__}. Let the data set give tensors, or train with engine="sequential".'
         )
     return leaf.shape

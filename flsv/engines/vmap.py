@@ -159,7 +159,7 @@ class VmapCohort(CohortTraining):
         memory = CudaMemory(self._module.device) if self._module.device.type == "cuda" else None
         if memory is not None:
             memory.start()
-        unused = try_batched(trainer, batches, clip)
+        unused = try_batched(trainer, batches, clip, self._apart)
         if memory is not None and self._chunk is None:
             fitting = int(_SHARE_OF_FREE * (memory.free() or 0) / max(memory.peak() / 2, 1))
             # A power of two, so that a little more or less free memory does not change the rounding.
