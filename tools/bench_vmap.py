@@ -3,9 +3,9 @@
     python tools/bench_vmap.py [--repeats 3] [--networks mlp softmax lenet] [--chunks 10 25 50 100]
 
 Clients x 600 Fashion-MNIST-like images, batch 32, SGD, one thread. A plain PyTorch loop over the clients (the same
-batches gathered, nothing of Lightning), the sequential engine, and the batched one with so many clients at once, turn
-by turn in one process: a round's local training, without the server. CPU seconds and wall, the least over the rounds,
-so that a busy machine disturbs less; the ratio is to the plain loop's.
+batches gathered, nothing of Lightning), the batched computation alone, the sequential engine, and the batched one with
+so many clients at once, turn by turn in one process: a round's local training, without the server. CPU seconds and
+wall, the least over the rounds, so that a busy machine disturbs less; the ratio is to the plain loop's.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv.clients.batched import BatchedTraining
+from flsv.clients.stacked_batches import GatheredBatches
 from flsv.data import IIDPartitioner
-from flsv.engines.vmap import VmapProcess
+from flsv.engines.vmap import ON_CPU, VmapProcess
 
 IMAGES, BATCH, CLASSES, SHAPE, ROUNDS = 600, 32, 10, (1, 28, 28), 2
 Seconds = tuple[float, float]
@@ -86,6 +88,20 @@ def plain(network: nn.Module, x: torch.Tensor, y: torch.Tensor, clients: int) ->
     return [_since(start)]
 
 
+def computation(network: nn.Module, x: torch.Tensor, y: torch.Tensor, clients: int) -> list[Seconds]:
+    """What ``engine="vmap"`` trains with, without clients that begin and end."""
+    start = time.process_time(), time.perf_counter()
+    module = ClassifierClient(network, num_classes=CLASSES, input_shape=SHAPE)
+    names = dict(module.named_parameters())
+    for first in range(0, clients, ON_CPU):
+        chunk = range(first, min(first + ON_CPU, clients))
+        states = {name: p.detach().expand(len(chunk), *p.shape).clone() for name, p in names.items()}
+        rows = [(client * IMAGES + torch.randperm(IMAGES)).split(BATCH) for client in chunk]
+        training = BatchedTraining(module, torch.optim.SGD(module.parameters(), lr=0.05))
+        training.train(states, GatheredBatches((x, y), rows))
+    return [_since(start)]
+
+
 def federated(network: nn.Module, data: FederatedDataModule, engine: Any) -> list[Seconds]:
     module = ClassifierClient(
         copy.deepcopy(network), optimizer=partial(torch.optim.SGD, lr=0.05), num_classes=CLASSES, input_shape=SHAPE
@@ -104,6 +120,7 @@ def measure(name: str, chunks: list[int], repeats: int) -> list[list[str]]:
     data = FederatedDataModule(TensorDataset(x, y), IIDPartitioner(clients), batch_size=BATCH, server_val_fraction=0)
     ways: dict[str, Callable[[], list[Seconds]]] = {
         "plain loop": lambda: plain(network, x, y, clients),
+        f"batched computation alone, {min(ON_CPU, clients)} at once": lambda: computation(network, x, y, clients),
         'engine="sequential"': lambda: federated(network, data, "sequential"),
     }
     for chunk in sorted({min(chunk, clients) for chunk in chunks}):
