@@ -124,9 +124,9 @@ class FederatedLoop(L.Callback):
         figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
         print_table: print a table of the clients at the end.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
-        engine: how clients run, in this process: ``"sequential"``, one after the other; ``"vmap"``, many small ones at
-            once, for plain modules, equal to rounding, see :class:`flsv.engines.vmap.VmapProcess`. In Python also
-            whatever makes an engine, see ``flsv.engines``. A resumed run may change it.
+        engine: how clients run. ``"sequential"``: in this process, one after the other. ``"vmap"``: in this process,
+            many small ones at once, for plain modules, equal to rounding, see :class:`flsv.engines.vmap.VmapProcess`. In
+            Python, also what makes another engine, such as :class:`flsv.engines.remote.RemoteFederation`.
 
     Attributes:
         state: what stands between two rounds; the properties below read it.
@@ -192,7 +192,7 @@ class FederatedLoop(L.Callback):
         figures_every: int = 10,
         print_table: bool = True,
         seed: int | None = None,
-        engine: Literal["sequential", "vmap"] | Callable[..., OneProcess] = "sequential",
+        engine: str | Callable[..., Any] = "sequential",
     ) -> None:
         self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
         check_arguments(self._arguments)
@@ -220,8 +220,7 @@ class FederatedLoop(L.Callback):
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
-        self.seed = seed
-        self._engine = _ENGINES[engine] if isinstance(engine, str) else engine
+        self.seed, self.engine = seed, engine
         self.write_csv = True
         made = {**self._arguments, **self.strategies, "metrics": self.metrics, "attacks": self.attacks}
         self._made = {**made, "keep_trained": self.keep_trained}
@@ -369,7 +368,8 @@ class FederatedLoop(L.Callback):
         self._thawing = Thawing(trainer)
         self._thawing.restore(pl_module, self._thawed)
         initialise_lazy_layers(trainer, data, self.state.seed)
-        self._fit = fit = self._engine(
+        make = _ENGINES[self.engine] if isinstance(self.engine, str) else self.engine
+        self._fit = fit = make(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )
         if self._asked is not None:
@@ -388,7 +388,7 @@ class FederatedLoop(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         fit = self._running
-        self._hooks = ClientHooks(trainer, lambda: fit.clients.batch_idx)
+        self._hooks = None if fit.idle else ClientHooks(trainer, lambda: fit.clients.batch_idx)
         if self._asked is not None:
             fit.options.apply(self._asked)
             self._asked = None
@@ -428,8 +428,8 @@ class FederatedLoop(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        assert self._hooks is not None
-        self._hooks.end_batch(outputs, batch)
+        if self._hooks is not None:
+            self._hooks.end_batch(outputs, batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor):
             loss = None
@@ -560,7 +560,7 @@ class FederatedLoop(L.Callback):
             "_optimizer_state": trained["optimizers"],
             "_buffers": trained["buffers"],
             "_shared": trained["shared"],
-            **{"_fit": None, "_fitting": False, "_patches": [], "_lock": None, "_progress": None},
+            **{"_fit": None, "_fitting": False, "_patches": [], "_hooks": None, "_lock": None, "_progress": None},
             **{"_average": RoundAverage(), "_thawing": Thawing()},
         }
 

@@ -21,7 +21,6 @@ from lightning.pytorch.callbacks import (
     EarlyStopping,
     GradientAccumulationScheduler,
     LambdaCallback,
-    LearningRateFinder,
     LearningRateMonitor,
     ModelCheckpoint,
     ModelSummary,
@@ -402,11 +401,6 @@ def test_finetuning_thaws_by_rounds(tmp_path: Path, first: bool) -> None:
     torch.testing.assert_close(vector(module), vector(server), rtol=1e-4, atol=1e-5)
     for path in sorted((tmp_path / "c").iterdir()):
         assert torch.equal(vector(run(ckpt_path=path)), vector(module)), path
-
-
-def test_a_learning_rate_finder_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"LearningRateFinder trains one model .* Tuner\(Trainer\(\)\)"):
-        fit(FederatedLoop(), tmp_path, callbacks=[LearningRateFinder()])
 
 
 # ---- callbacks that only look

@@ -30,6 +30,9 @@ PACKAGES = (
 )
 #: What a class cannot be made without, beside the numbers that are tested.
 NEEDED: dict[str, dict[str, Any]] = {
+    "CharacterData": {"path": "tales.csv"},
+    "TableData": {"path": "table.csv", "target": "y"},
+    "TextData": {"path": "news.csv"},
     "BernoulliSampler": {"expected_cohort": 2},
     "DirichletPartitioner": {"num_clients": 3, "alpha": 1.0},
     "GaussianPrivacy": {"clip": 1.0, "noise_multiplier": 2.0},
@@ -42,7 +45,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "TransportServer": {"x2": torch.zeros(2, 1)},
 }
 #: Made by the package itself, with numbers that it has worked out.
-RECORDS = {"ClientUpdate"}
+RECORDS = {"ClientUpdate", "CSVData"}  # the latter is a base class
 
 
 def float_arguments(function: Any) -> list[str]:

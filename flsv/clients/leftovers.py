@@ -83,7 +83,7 @@ class Leftovers:
     def resume(self, state: State) -> None:
         """Put back what a checkpoint holds of ``read(changed=True)``."""
         self._write_buffers(state["buffers"])
-        for name, layer, own, value in list(plain_state(self._module)):
+        for name, layer, own, _value in list(plain_state(self._module)):
             if name in state["attributes"]:
                 setattr(layer, own, self._here(state["attributes"][name]))
         self._add(state["attributes"])

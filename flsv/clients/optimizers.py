@@ -10,6 +10,7 @@ import lightning as L
 from torch import Tensor
 from torch.optim import Optimizer
 
+from flsv._lightning.loss_scale import LossScale
 from flsv.clients.local_steps import LocalSteps
 from flsv.clients.schedules import SCHEDULED, Schedules, put, same
 from flsv.errors import ConfigurationError
@@ -28,6 +29,7 @@ class ClientOptimizers:
     - A scheduler that steps while clients train belongs to the client, and so does a learning rate that changes then:
       it goes on where that client left it, with either policy; see :mod:`flsv.clients.schedules`.
     - A scheduler that steps per epoch, that is per round, belongs to the federation and is left alone.
+    - The scale of the loss in half precision is the client's, see :mod:`flsv._lightning.loss_scale`.
 
     What a client leaves behind counts from :meth:`commit` on, which the loop calls when the round is complete: until
     then ``state_dict`` is that of the round's start, so that an interrupted round can be run again from there.
@@ -53,6 +55,7 @@ class ClientOptimizers:
         self._steps = steps
         self._optimizers = trainer.optimizers
         self._schedules = Schedules(trainer, steps)
+        self._scale = LossScale(trainer)
         _check_parameters(trainer)
         for optimizer in self._optimizers:
             if hasattr(optimizer, "upload_parameters") and (policy == "keep" or trainer.accumulate_grad_batches != 1):
@@ -73,6 +76,7 @@ class ClientOptimizers:
             self._steps.enter(client)
         self._federations = self._options()
         pace = self._paces.get(client, {})
+        self._scale.load(pace.get("scale"))
         self._schedules.load(client, pace.get("schedulers"))
         self._kept: Options = pace.get("options", [])
         self._put(self._kept)
@@ -99,6 +103,8 @@ class ClientOptimizers:
         options = self._options()
         schedulers = self._schedules.leave()
         pace = {"schedulers": schedulers, "options": self._own(options)}
+        if scale := self._scale.read():
+            pace["scale"] = scale
         states = [optimizer.state for optimizer in self._optimizers] if self.policy == "keep" else []
         self._staged.append((client, states, pace))
         self.leave()
@@ -108,6 +114,7 @@ class ClientOptimizers:
         if self._federations is None:
             return
         self._schedules.leave()
+        self._scale.load(None)
         for optimizer, groups in zip(self._optimizers, self._federations):
             for group, options in zip(optimizer.param_groups, groups):
                 for name in group.keys() - options.keys() - {"params"}:
@@ -123,7 +130,7 @@ class ClientOptimizers:
         for client, states, pace in self._staged:
             if self.policy == "keep":
                 self._states[client] = states
-            if pace["schedulers"] or any(any(groups) for groups in pace["options"]):
+            if pace["schedulers"] or "scale" in pace or any(any(groups) for groups in pace["options"]):
                 self._paces[client] = pace
         self.discard()
 
@@ -153,6 +160,7 @@ class ClientOptimizers:
             },
             "paces": self._paces,
             "schedules": self._schedules.state_dict(),
+            "scale": self._scale.state_dict(),
         }
 
     def _load(self, state: dict[str, Any]) -> None:
@@ -163,6 +171,7 @@ class ClientOptimizers:
             self.discard()
         self._paces = state["paces"]
         self._schedules.load_state_dict(state["schedules"])
+        self._scale.load_state_dict(state.get("scale"))
 
     def _options(self) -> Options:
         return [

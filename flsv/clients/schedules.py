@@ -52,7 +52,6 @@ class Schedules:
         self.all: list[Any] = [config.scheduler for config in configs]
         self._places = [configs.index(config) for config in tracked]
         self._schedulers: list[Any] = [config.scheduler for config in tracked]
-        self.by_round = [config.scheduler for config in configs if config not in tracked]
         self._inside, self._outside = [not self._manual] * len(tracked), [False] * len(tracked)
         self._frequencies = [(c, c.frequency) for c in tracked if not self._manual and c.frequency > 1]
         self._check(trainer)
@@ -66,17 +65,24 @@ class Schedules:
 
         Lightning steps it just before the last client's last batch ends.
         """
-        return any(scheduler.optimizer is optimizer for scheduler in self.by_round)
+        # As they are now: StochasticWeightAveraging brings its own when its time comes.
+        known = {id(scheduler) for scheduler in self._schedulers}
+        by_round = [
+            config.scheduler for config in self._trainer.lr_scheduler_configs if id(config.scheduler) not in known
+        ]
+        return any(scheduler.optimizer is optimizer for scheduler in by_round)
 
     def load(self, client: int, states: dict[int, Any] | None) -> None:
         """Put the schedulers where the client has left them; at their beginning where it comes for the first time."""
         if not self._schedulers:
             return
-        self._federations = self.states()
+        states_now = self.states()
         if self._manual and self._last is not None:
-            for i, (before, now) in enumerate(zip(self._last, self._federations)):
+            for i, (before, now) in enumerate(zip(self._last, states_now)):
                 self._outside[i] |= not same(before, now)
             self._check_owner()
+        self._federations = states_now
+        self._begun = states_now
         if (family := self._family(client)) is not None:
             family.enter(self._schedulers, self._outside)
         for i, state in (states or {}).items():
@@ -96,13 +102,13 @@ class Schedules:
         if self._manual:
             for i, (before, after) in enumerate(zip(self._begun, now)):
                 self._inside[i] |= not same(before, after)
-            self._check_owner()
         for scheduler, own, state in zip(self._schedulers, self._own, self._federations):
             scheduler.__dict__ = own
             scheduler.load_state_dict(deepcopy(state))
         for config, frequency in self._frequencies:
             config.frequency = frequency
         self._last, self._federations = self._federations, None
+        self._check_owner()  # last: what comes after an error finds the federation's
         return {i: state for i, state in enumerate(now) if self._inside[i]}
 
     def states(self) -> list[Any]:

@@ -21,6 +21,7 @@ class IdleLoader:
 
     def __init__(self, round_index: int) -> None:
         self.round_index = round_index
+        self.visits: list[Any] = []
 
     def __len__(self) -> int:
         return 1

@@ -111,6 +111,9 @@ class OneProcess:
     #: Whether the clients' data can be read in this process.
     clients_here = True
 
+    #: Whether the Trainer's own batches are idle ones: the cohort trains elsewhere, all within the one of a round.
+    idle = False
+
     def patches(self) -> list[tuple[Any, str, Any]]:
         """Attributes of the trainer and its module that are others for the length of the fit: owner, name, value."""
         return []

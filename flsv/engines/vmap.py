@@ -92,10 +92,6 @@ class VmapCohort(CohortTraining):
     def place(self) -> str:
         return f"{len(self._visits)} at once"
 
-    @property
-    def batch_idx(self) -> int:
-        return 0
-
     def begin_batch(self) -> bool:
         """The whole cohort trains."""
         while self._visited < len(self._visits):
@@ -211,6 +207,8 @@ class VmapProcess(OneProcess):
         check_batched(trainer, arguments)
         self._chunk, self._limit = chunk, 1.0
         super().__init__(*options)
+
+    idle = True
 
     def patches(self) -> list[tuple[Any, str, Any]]:
         return idle_patches(self._trainer)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
-_BLOCK = 2**20
+#: Columns that fit a core's cache; on other devices a block is a launch of kernels.
+_BLOCK = 2**16
+_DEVICE_BLOCK = 2**22
 
 
 def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -23,18 +26,20 @@ def common_entries(rows: Tensor) -> Iterator[tuple[slice, Tensor]]:
         rows: ``[k, P]``, k at least 1.
 
     Yields:
-        A slice of at most 2^20 columns, and bool ``[width]``.
+        A slice of columns, and bool ``[width]``.
 
     Example:
-        >>> import torch
         >>> [(block, same.tolist()) for block, same in common_entries(torch.tensor([[1.0, 2.0], [1.0, 3.0]]))]
         [(slice(0, 2, None), [True, False])]
     """
-    for begin in range(0, rows.shape[1], _BLOCK):
-        block = slice(begin, min(begin + _BLOCK, rows.shape[1]))
+    width = _BLOCK if rows.device.type == "cpu" else _DEVICE_BLOCK
+    for begin in range(0, rows.shape[1], width):
+        block = slice(begin, min(begin + width, rows.shape[1]))
         first = rows[0, block]
         same = first == first  # all but NaN
         for row in rows[1:]:
+            if torch.equal(row[block], first):
+                continue
             same &= row[block] == first
             if not same.any():
                 break
@@ -47,7 +52,6 @@ def keep_common(average: Tensor, rows: Tensor) -> Tensor:
     """Averages ``[..., P]`` of the rows ``[k, P]``, changed in place: where all rows agree they are what those are.
 
     Example:
-        >>> import torch
         >>> rows = torch.tensor([[0.1], [0.1]])
         >>> keep_common(torch.tensor([0.1000001]), rows).equal(rows[0])
         True

@@ -61,11 +61,11 @@ class ContributionBoard:
         self.fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_fields"}  # functions, of the metrics
+        return {name: value for name, value in vars(self).items() if name != "fields"}  # functions, of the metrics
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
+        self.fields = {name: _fields(name, metric, self._reported) for name, metric in self.metrics.items()}
 
     @property
     def head_metrics(self) -> list[str]:

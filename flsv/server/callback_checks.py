@@ -10,7 +10,6 @@ import lightning as L
 from lightning.pytorch.callbacks import (
     BaseFinetuning,
     EarlyStopping,
-    LearningRateFinder,
     ModelCheckpoint,
     StochasticWeightAveraging,
 )
@@ -41,12 +40,6 @@ def check_callbacks(
     """
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
-        if isinstance(callback, LearningRateFinder):
-            raise ConfigurationError(
-                f"{type(callback).__name__} trains one model for some batches before the federation's first round, "
-                "and there is no such model here. Find the rate without the federation, on the wrapped data module: "
-                "Tuner(Trainer()).lr_find(module, datamodule=my_datamodule), then fit with it."
-            )
         if isinstance(callback, (EarlyStopping, ModelCheckpoint)):
             _check_monitor(callback, set(metrics), num_clients, evaluate_clients_every)
     averaging = [c for c in callbacks if isinstance(c, (WeightAveraging, StochasticWeightAveraging))]

@@ -219,8 +219,10 @@ class Foreign(Plain):
     ],
 )
 def test_what_would_pass_from_client_to_client_is_refused(tmp_path: Path, module: Any, message: str) -> None:
+    before = L.Trainer.is_last_batch, L.Trainer.estimated_stepping_batches
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(seed=SEED), tmp_path, module(), rounds=3)
+    assert before == (L.Trainer.is_last_batch, L.Trainer.estimated_stepping_batches)
 
 
 class ReadsInSetup(Scheduled):

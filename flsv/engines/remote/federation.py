@@ -48,9 +48,7 @@ class RemoteCohort(CohortTraining):
         self._remote, self._send, self._count = remote, send, count
 
     def begin_round(self, loader: Any, instructions: Mapping[int, Instruction], num_samples: Tensor) -> None:
-        self._visits, self._instructions = [], instructions
-        self.updates, self.broken, self._visited, self.active = [], [], 0, True
-        self._matrix = self.local.global_vector.new_empty(0, len(self.local.global_vector))
+        super().begin_round(loader, instructions, num_samples)
 
     @property
     def place(self) -> str:
@@ -110,6 +108,7 @@ class RemoteFederation(OneProcess):
                 )
 
     clients_here = False
+    idle = True
 
     def patches(self) -> list[tuple[Any, str, Any]]:
         return idle_patches(self._trainer)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv._lightning.accumulation import AccumulationWindows
+from flsv._lightning.client_hooks import ClientHooks
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.stepping import stepping
 from flsv.clients.cohort import CohortLoader
@@ -146,6 +147,8 @@ class SiteVisit(L.Callback):
         seed_global_rngs(self._instruction.seed, "round", self._instruction.round_index)
         self._local.begin_round()
         batches = len(trainer.train_dataloader)  # type: ignore[arg-type]
+        epoch = batches // self._arguments["local_epochs"]
+        self._hooks = ClientHooks(trainer, lambda: self._local.position % epoch)
         moved = {name: tensor.to(pl_module.device) for name, tensor in self._instruction.tensors.items()}
         start = self._instruction.start
         told = Instruction(
@@ -168,6 +171,7 @@ class SiteVisit(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._hooks.end_batch(outputs, batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor):
             loss = None
@@ -179,6 +183,7 @@ class SiteVisit(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._local.windows.remove()
+        self._hooks.remove()
 
     def _leave(self) -> None:
         self.update = self._local.end()

@@ -33,8 +33,10 @@ Outputs = Callable[[Tensor], Any]
 
 
 def copied(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyModule:
-    """A deep copy that shares factories which cannot be copied, such as the command line's for the optimizer, and that
-    is not compiled.
+    """A deep copy that shares factories which cannot be copied, and those of the command line, and is not compiled.
+
+    What the command line makes optimizers with holds its parser, which takes longer to copy than a small module does,
+    and nothing of the module.
 
     Args:
         module: what to copy.
@@ -49,11 +51,9 @@ def copied(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyMo
     memo: dict[int, Any] = {}
     for layer in module.modules():
         for value in vars(layer).values():
-            if isinstance(value, partial):
-                # The command line's holds its parser, which takes longer to copy than a small module does.
-                if any(type(held).__module__.startswith("jsonargparse.") for held in value.args):
-                    memo[id(value)] = value
-                    continue
+            if isinstance(value, partial) and _from_command_line(value):
+                memo[id(value)] = value
+            elif isinstance(value, partial):
                 try:
                     copy.deepcopy(value)
                 except TypeError:
@@ -65,6 +65,10 @@ def copied(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyMo
     for layer in module.modules():
         _uncompile(layer, memo[id(layer)], memo)
     return own
+
+
+def _from_command_line(factory: partial) -> bool:
+    return any(type(held).__module__.startswith("jsonargparse.") for held in factory.args)
 
 
 def is_compiled(module: nn.Module) -> bool:

@@ -107,7 +107,7 @@ def test_same_models_and_variates_as_by_hand(tmp_path: Path, batch_norm: bool, s
 
 
 def test_the_servers_variate_is_the_mean_of_the_clients(tmp_path: Path) -> None:
-    loop = scaffold(uploads=[GaussianPrivacy(clip=0.1, noise_multiplier=0.5)])
+    loop = scaffold(privacy=GaussianPrivacy(clip=0.1, noise_multiplier=0.5))
     fit(loop, tmp_path, Plain(network(batch_norm=False), sgd), unequal_data(), rounds=ROUNDS)
     state = loop.state_dict()
     own = [client["control_variate"] for client in state["clients"].values()]
@@ -121,7 +121,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients(tmp_path: Path) -> None:
 
 def test_what_is_reported_tells_no_more_than_the_upload(tmp_path: Path) -> None:
     """Clipped to next to nothing, the upload is the start point, and the change -c."""
-    loop = scaffold(uploads=[GaussianPrivacy(clip=1e-9, noise_multiplier=0.0)])
+    loop = scaffold(privacy=GaussianPrivacy(clip=1e-9, noise_multiplier=0.0))
     fit(loop, tmp_path, Plain(network(batch_norm=False), sgd), unequal_data(), rounds=2)
     assert loop.state_dict()["strategies"]["client_algorithm"]["variate"].abs().max() < 1e-6
 

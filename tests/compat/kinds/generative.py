@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import lightning as L
@@ -15,7 +16,7 @@ PIXELS, LATENT = 64, 4
 
 def _mlp(*widths: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:]):
+    for a, b in itertools.pairwise(widths):
         layers += [nn.Linear(a, b), nn.LeakyReLU(0.2)]
     return nn.Sequential(*layers[:-1])
 
@@ -138,10 +139,10 @@ def sngan() -> GAN:
 
 
 KINDS = {
-    "autoencoder": Kind(AutoEncoder, lambda: images(labels=False)),
+    "autoencoder": Kind(AutoEncoder, lambda: images(labels=False), tolerance=5e-6),
     "vae": Kind(VAE, lambda: images(labels=False)),
     "gan": Kind(GAN, images),
-    "spectral-norm-gan": Kind(sngan, images),
+    "spectral-norm-gan": Kind(sngan, images, tolerance=5e-6),
     # 4 and 2 batches, with a step of the generator after every third: the client's own third.
     "wgan": Kind(lambda: GAN(critic_steps=3), images, clients=(3, 2)),
 }

@@ -1,0 +1,51 @@
+"""A GradScaler whose scale is so high that the first steps are left out, as on a GPU in half precision."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+from resume_run import checkpoints
+from toys import fit, vector
+
+from flsv.aggregation import FedAvg
+from flsv.loop import FederatedLoop
+from flsv.sampling import FixedCohort
+
+
+def half() -> dict[str, Any]:
+    return {"plugins": MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**19))}
+
+
+class Rows(FedAvg):
+    def weights(self, round: Any, contributions: Any) -> torch.Tensor:
+        self.rows = dict(zip(round.client_ids.tolist(), round.client_vectors.clone()))
+        return super().weights(round, contributions)
+
+
+def test_a_client_finds_its_own_scale(tmp_path: Path) -> None:
+    everyone, alone = Rows(), Rows()
+    fit(FederatedLoop(everyone, seed=1), tmp_path, rounds=1, **half())
+    fit(FederatedLoop(alone, sampler=FixedCohort([1]), seed=1), tmp_path, rounds=1, **half())
+    assert torch.equal(everyone.rows[1], alone.rows[1])
+
+
+def test_it_goes_on_with_it_when_it_comes_back(tmp_path: Path) -> None:
+    loop = FederatedLoop(seed=1)
+    trainer = fit(loop, tmp_path, rounds=2, **half()).trainer
+    paces = loop.state_dict()["optimizers"]["paces"]
+    assert set(paces) == {0, 1, 2}
+    assert all(0 < pace["scale"]["scale"] < 2.0**19 for pace in paces.values())
+    assert trainer.precision_plugin.scaler.get_scale() == 2.0**19  # nobody's
+
+
+def test_resumes_to_the_bit(tmp_path: Path) -> None:
+    whole = vector(fit(FederatedLoop(seed=1), tmp_path / "whole", rounds=4, **half()))
+    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}
+    fit(FederatedLoop(seed=1), tmp_path, rounds=2, **half(), **saving)
+    saving["callbacks"] = [checkpoints(tmp_path / "resumed")]
+    path = tmp_path / "checkpoints/last.ckpt"
+    resumed = fit(FederatedLoop(seed=1), tmp_path, rounds=4, ckpt_path=path, **half(), **saving)
+    assert torch.equal(vector(resumed), whole)

@@ -1,0 +1,39 @@
+"""Kinds of modules whose state lies in odd places: a run that is stopped and resumed is the one that is not."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from compat.kinds import contrastive, generative, hooks, sequences, supervised, transfer
+from compat.kinds.base import Kind, federated
+from compat.runs import SEED
+from resuming import assert_resumes
+
+from flsv import FederatedLoop
+from flsv.metrics import PartialFederatedShapley
+
+KINDS: dict[str, Kind] = {
+    name: kinds[name]
+    for kinds, names in (
+        (generative.KINDS, ["wgan", "spectral-norm-gan"]),
+        (contrastive.KINDS, ["byol", "moco-non-persistent", "rotations"]),
+        (transfer.KINDS, ["frozen-backbone"]),
+        (supervised.KINDS, ["manual-accumulation"]),
+        (sequences.KINDS, ["carried-lstm-state", "carried-gru-state"]),
+        (hooks.KINDS, ["hooks"]),
+    )
+    for name in names
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
+    kind = KINDS[name]
+
+    def loop() -> FederatedLoop:
+        value = PartialFederatedShapley(performance=kind.logged, mode="min")
+        return FederatedLoop(metrics={"value": value}, client_optimizer="keep", seed=SEED, print_table=False)
+
+    assert_resumes(loop, tmp_path, kind.module, partial(federated, kind))
