@@ -125,7 +125,7 @@ class FederatedLoop(L.Callback):
         print_table: print a table of the clients at the end.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
         engine: how clients run. ``"sequential"``: in this process, one after the other. ``"vmap"``: in this process,
-            many small ones at once, for plain modules, equal to rounding, see :class:`flsv.engines.vmap.VmapProcess`. In
+            many small ones at once, for plain modules, equal to rounding: :class:`flsv.engines.vmap.VmapProcess`. In
             Python, also what makes another engine, such as :class:`flsv.engines.remote.RemoteFederation`.
 
     Attributes:

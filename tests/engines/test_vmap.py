@@ -525,6 +525,20 @@ def test_wrong_words_are_refused() -> None:
 
 
 def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flsv.engines import vmap
+
+    attempt = vmap.try_batched
+
+    def watched(trainer: L.Trainer, *rest: Any) -> set[str]:
+        before, drawn = vector(trainer.lightning_module), torch.get_rng_state()
+        unused = attempt(trainer, *rest)
+        assert torch.equal(vector(trainer.lightning_module), before)
+        assert torch.equal(torch.get_rng_state(), drawn)
+        assert not trainer.optimizers[0].state
+        assert all(parameter.grad is None for parameter in trainer.lightning_module.parameters())
+        return unused
+
+    monkeypatch.setattr(vmap, "try_batched", watched)
     with_trial = fit(loop("vmap"), tmp_path / "1", Plainest(), toy_data(SIZES), 2)
     monkeypatch.setattr("flsv.engines.vmap.try_batched", lambda *_: set())
     without = fit(loop("vmap"), tmp_path / "2", Plainest(), toy_data(SIZES), 2)
