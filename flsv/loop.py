@@ -38,6 +38,7 @@ from flsv.clients.local_steps import LocalSteps, TrainLength
 from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
+from flsv.engines.vmap import VmapProcess
 from flsv.errors import ConfigurationError
 from flsv.functional.update_outliers import THRESHOLD
 from flsv.metrics import ContributionMetric, PrivacyLoss
@@ -64,6 +65,7 @@ from flsv.uploads import Upload
 
 #: What a loop has from the start of a fit on and does not take with it when it is copied or pickled.
 _OF_A_FIT = ("_data", "_reporter", "_boundary", "_steps")
+_ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
 
 
 class FederatedLoop(L.Callback):
@@ -124,8 +126,9 @@ class FederatedLoop(L.Callback):
         figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
         print_table: print a table of the clients at the end.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
-        engine: where clients run. ``"sequential"``: in this process, one after the other; in Python, also what makes
-            another engine, such as :class:`flsv.engines.remote.RemoteFederation`.
+        engine: how clients run. ``"sequential"``: in this process, one after the other. ``"vmap"``: in this process,
+            many small ones at once, for plain modules, equal to rounding: :class:`flsv.engines.vmap.VmapProcess`. In
+            Python, also what makes another engine, such as :class:`flsv.engines.remote.RemoteFederation`.
 
     Attributes:
         state: what stands between two rounds; the properties below read it.
@@ -369,11 +372,9 @@ class FederatedLoop(L.Callback):
         self._thawing = Thawing(trainer)
         self._thawing.restore(pl_module, self._thawed)
         initialise_lazy_layers(trainer, data, self.state.seed)
-        make = (
-            (OneProcess if ranks_of(trainer).size == 1 else SeveralRanks)
-            if isinstance(self.engine, str)
-            else self.engine
-        )
+        make = _ENGINES[self.engine] if isinstance(self.engine, str) else self.engine
+        if make is OneProcess and ranks_of(trainer).size > 1:
+            make = SeveralRanks
         self._fit = fit = make(
             trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
         )

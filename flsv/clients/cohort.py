@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
+from torch import Tensor
+
 from flsv.data import FederatedDataModule
+from flsv.data.loaders import TensorBatches
 from flsv.seeding import generator_for, isolated_rngs, seed_global_rngs
 
 
@@ -47,7 +50,7 @@ class CohortLoader(Iterable[Any]):
         limit: float = 1.0,
     ) -> None:
         self.round_index, self._seed, self._local_epochs = round_index, seed, local_epochs
-        self._epochs = []
+        self._epochs: list[tuple[int, Any, int]] = []
         self.visits = []
         for client in cohort:
             streams = [generator_for(seed, "shuffle", round_index, client, epoch) for epoch in range(local_epochs)]
@@ -55,6 +58,28 @@ class CohortLoader(Iterable[Any]):
             batches = limited(len(loaders[0]), limit)
             self._epochs += [(client, loader, batches) for loader in loaders]
             self.visits.append(ClientBatches(client, batches * local_epochs, batches))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...] | None:
+        """What all batches are rows of; None where they are made otherwise, or transformed."""
+        loaders = [loader for _, loader, _ in self._epochs]
+        first = loaders[0]
+        if not isinstance(first, TensorBatches):
+            return None
+        alike = all(
+            isinstance(loader, TensorBatches) and loader.tensors is first.tensors and loader.transform is None
+            for loader in loaders
+        )
+        return first.tensors if alike else None
+
+    def rows(self, place: int) -> list[Tensor]:
+        """Which rows of :attr:`tensors` the batches of the client at this place of the cohort are, in their order."""
+        given: list[Tensor] = []
+        for client, loader, batches in self._epochs[place * self._local_epochs : (place + 1) * self._local_epochs]:
+            rows = loader.rows()[:batches]
+            self._check_given(client, len(rows), batches)
+            given += rows
+        return given
 
     def __len__(self) -> int:
         return sum(visit.batches for visit in self.visits)
@@ -74,11 +99,14 @@ class CohortLoader(Iterable[Any]):
                 given += 1
                 yield batch
             # Else the next client's batches would be taken for this one's.
-            if given < batches:
-                raise RuntimeError(
-                    f"client {client} gave {given} of {batches} batches in round {self.round_index}: its data set "
-                    "raised StopIteration, or is shorter than its length."
-                )
+            self._check_given(client, given, batches)
+
+    def _check_given(self, client: int, given: int, batches: int) -> None:
+        if given < batches:
+            raise RuntimeError(
+                f"client {client} gave {given} of {batches} batches in round {self.round_index}: its data set "
+                "raised StopIteration, or is shorter than its length."
+            )
 
 
 def limited(length: int, limit: float) -> int:

@@ -121,6 +121,8 @@ class Leftovers:
 
     def _add(self, attributes: Mapping[str, Any]) -> None:
         """Those that the module does not have."""
+        if not attributes:
+            return
         layers, there = dict(self._module.named_modules()), {name for name, *_ in plain_state(self._module)}
         for name, value in attributes.items():
             prefix, _, own = name.rpartition(".")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,19 @@ from flsv.strategy import Strategy
 from flsv.uploads import Departure, Upload, upload
 
 
+@dataclass
+class Turn:
+    """A client that has begun to train and not ended: what it was told, what it holds, and how far it is."""
+
+    instruction: Instruction
+    local: LocalData
+    samples: int
+    batches: int
+    visit: Visit
+    loss: Tensor
+    position: int = 0
+
+
 class LocalTraining:
     """Makes a module the clients of a round, one after the other.
 
@@ -46,7 +60,6 @@ class LocalTraining:
         local_epochs: that a client's batches are the batches of.
 
     Attributes:
-        local: the data of the client that trains now; None between two clients.
         last_batch: whether the client's last batch is being trained; None between rounds.
         next_buffers: what the round's first client whose model is finite leaves beside vectors: see :meth:`end_round`.
     """
@@ -70,14 +83,25 @@ class LocalTraining:
         self._constants = space.constants(module)
         self._constant = set(self._constants.values())
         self._leftovers = Leftovers(module, space.left_names)
-        self.local: LocalData | None = None
+        self._turn: Turn | None = None
         self.last_batch: bool | None = None
         self._within = False
 
     @property
+    def local(self) -> LocalData | None:
+        """The data of the client that trains now; None between two clients."""
+        return None if self._turn is None else self._turn.local
+
+    @property
+    def turn(self) -> Turn:
+        """Of the client that trains now."""
+        assert self._turn is not None
+        return self._turn
+
+    @property
     def position(self) -> int:
         """How many batches the client has trained on in this round."""
-        return self._position
+        return self.turn.position
 
     def begin_round(self) -> None:
         """The module holds the global model."""
@@ -98,7 +122,6 @@ class LocalTraining:
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, batches: int) -> None:
         """A client is about to train for so many batches."""
-        self._instruction, self.local, self._samples, self._batches = instruction, local, num_samples, batches
         self.begin_visits()
         assert self._buffers is not None
         with at(local):
@@ -109,40 +132,64 @@ class LocalTraining:
             self._write(start, self._buffers, {**self._private, **local.private})
             self.optimizers.load(instruction.client_id)
             seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
-            self._visit = Visit(self.module, self.space, instruction, local.state, start)
+            visit = Visit(self.module, self.space, instruction, local.state, start)
             if self._algorithm is not None:
-                self._algorithm.begin_client(self._visit)
-        self._loss, self._position = self.global_vector.new_zeros(()), 0
+                self._algorithm.begin_client(visit)
+        self._turn = Turn(instruction, local, num_samples, batches, visit, self.global_vector.new_zeros(()))
+
+    def suspend(self) -> Turn:
+        """The client that has begun trains elsewhere, and the module may become another."""
+        turn, self._turn = self.turn, None
+        self.optimizers.leave()
+        return turn
+
+    def resume(self, turn: Turn, loss: Tensor) -> None:
+        """A client comes back from where it has trained, one step a batch. The module holds what came of it.
+
+        Args:
+            turn: its own, from :meth:`suspend`.
+            loss: the mean over its batches.
+        """
+        instruction = turn.instruction
+        self.optimizers.load(instruction.client_id)
+        # What is drawn when it leaves must depend on nobody else.
+        seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
+        turn.position = turn.visit.num_steps = turn.batches
+        turn.loss = loss * turn.batches
+        self._turn = turn
 
     def begin_batch(self) -> None:
         """Before every batch."""
-        self.last_batch = self._position + 1 == self._batches
-        self.optimizers.begin_batch(self._position)
+        turn = self.turn
+        self.last_batch = turn.position + 1 == turn.batches
+        self.optimizers.begin_batch(turn.position)
         if self.windows.active:
-            self.windows.begin_batch(self._position, self._batches)
+            self.windows.begin_batch(turn.position, turn.batches)
 
     def begin_step(self, optimizer: Any) -> None:
         """Before every step of an optimizer: the gradients are there."""
-        if self.local is None:
+        if self._turn is None:
             return  # the module's own, between two clients
-        self._visit.num_steps += 1
+        turn, visit = self._turn, self._turn.visit
+        visit.num_steps += 1
         if self._constant:
             self._check_frozen(optimizer)
         if self._algorithm is not None:
-            self._visit.lr_sum += optimizer.param_groups[0]["lr"]
-            self._visit.epoch = self._position * self._local_epochs // self._batches
+            visit.lr_sum += optimizer.param_groups[0]["lr"]
+            visit.epoch = turn.position * self._local_epochs // turn.batches
             held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            for parameter in self._algorithm.resting(self._visit, held):
+            for parameter in self._algorithm.resting(visit, held):
                 parameter.grad = None
             held = [p for p in held if p.grad is not None]
-            parameters, gradients = self._visit.shared(held, [p.grad for p in held])
-            self._algorithm.gradients(self._visit, parameters, gradients)
+            parameters, gradients = visit.shared(held, [p.grad for p in held])
+            self._algorithm.gradients(visit, parameters, gradients)
 
     def end_batch(self, loss: Tensor | None) -> bool:
         """After every batch, with its training loss if the module gives one. Whether it was the client's last."""
-        self._loss += float("nan") if loss is None else loss.detach().to(self._loss).mean()
-        self._position += 1
-        return self._position == self._batches
+        turn = self.turn
+        turn.loss += float("nan") if loss is None else loss.detach().to(turn.loss).mean()
+        turn.position += 1
+        return turn.position == turn.batches
 
     def end(self, out: Tensor | None = None) -> ClientUpdate | None:
         """The client has trained.
@@ -153,10 +200,9 @@ class LocalTraining:
         Returns:
             What it sends; None where its model is not finite: then it is as if it had not taken part.
         """
-        local, instruction, visit = self.local, self._instruction, self._visit
-        assert local is not None
-        client, self.local = instruction.client_id, None
-        del self._visit  # it holds models
+        turn, self._turn = self.turn, None
+        local, instruction, visit = turn.local, turn.instruction, turn.visit
+        client = instruction.client_id
         with at(local):
             self._leftovers.check()
             vector = trained = self.space.read(self.module, out=out)
@@ -183,7 +229,7 @@ class LocalTraining:
                 vector.copy_(sent)
             cut = self.space.num_parameters
             # All numbers at once: every look at one is a wait for the device.
-            numbers = [vector.sum(), distances(vector[None, :cut], start[:cut])[0], self._loss / self._position]
+            numbers = [vector.sum(), distances(vector[None, :cut], start[:cut])[0], turn.loss / turn.position]
             total, norm, loss = torch.stack([number.double() for number in numbers]).tolist()
             if not (math.isfinite(total) or vector.isfinite().all()) or self._broken(private):
                 self.optimizers.leave()
@@ -197,7 +243,7 @@ class LocalTraining:
             if self._personalizer is not None:
                 self._personalizer.keep(local)
         self.optimizers.save(client)
-        return ClientUpdate(client, self._samples, vector, loss, visit.num_steps, norm, reports, traffic)
+        return ClientUpdate(client, turn.samples, vector, loss, visit.num_steps, norm, reports, traffic)
 
     def end_visits(self) -> None:
         """The cohort has trained. What copies of the module take from it besides vectors is the round's own from here
@@ -224,7 +270,7 @@ class LocalTraining:
     def discard(self) -> None:
         """Forget an unfinished round: the module is the global model of its start again."""
         self.optimizers.discard()
-        self.local = self.last_batch = None
+        self._turn = self.last_batch = None
         self._write(self.global_vector, self._before, self._private)
         self._within = False
 

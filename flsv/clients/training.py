@@ -80,16 +80,20 @@ class CohortTraining:
     def end_batch(self, loss: Tensor | None) -> bool:
         """After every batch, with its training loss if there is one. Whether it was the cohort's last."""
         if self.local.end_batch(loss):
-            visit = self._visits[self._visited]
-            # The rows of the clients that are kept lie together.
-            update = self.local.end(out=self._matrix[len(self.updates)])
-            if update is None:
-                self.broken.append(visit.client)
-                self._roster.forget(visit.client)
-            else:
-                self.updates.append(update)
-            self._visited += 1
+            self._end_client()
         return self._visited == len(self._visits)
+
+    def _end_client(self) -> None:
+        """The client whose turn it is has trained."""
+        client = self._visits[self._visited].client
+        # The rows of the clients that are kept lie together.
+        update = self.local.end(out=self._matrix[len(self.updates)])
+        if update is None:
+            self.broken.append(client)
+            self._roster.forget(client)
+        else:
+            self.updates.append(update)
+        self._visited += 1
 
     def end_round(self, vector: Tensor) -> None:
         """The round is complete: the module becomes the next global model."""

@@ -63,13 +63,16 @@ class TensorBatches:
         full, rest = divmod(len(self.indices), self.batch_size)
         return full + (rest > 0 and not self.drop_last)
 
-    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+    def rows(self) -> Sequence[Tensor]:
+        """Of a pass: which rows of the tensors every batch has. Draws its order, as the iteration does by this."""
         order = self.indices
         if self.shuffle:
             order = order[torch.randperm(len(order), generator=self.generator)]
+        return order.to(self.tensors[0].device).split(self.batch_size)[: len(self)]
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         tensors, transform = self.tensors, self.transform
-        order = order.to(tensors[0].device)
-        for rows in order.split(self.batch_size)[: len(self)]:
+        for rows in self.rows():
             batch = [tensor.index_select(0, rows) for tensor in tensors]
             if transform is not None:
                 batch[0] = transform(batch[0])

@@ -48,6 +48,11 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             raise ConfigurationError(
                 f'FederatedLoop({name}={arguments[name]!r}): expected "{words[0]}" or "{words[1]}".'
             )
+    engine = arguments["engine"]
+    if not callable(engine) and engine not in ("sequential", "vmap"):
+        raise ConfigurationError(
+            f'FederatedLoop(engine={engine!r}): expected "sequential" or "vmap", or in Python what makes an engine.'
+        )
 
 
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:

@@ -1,0 +1,233 @@
+"""Many small clients trained at once: their models stacked, one step of all of them as one batched computation.
+
+``torch.func.vmap`` over the clients gives every client's gradient in one call; the module's own optimizer then steps on
+the stacked parameters, which for an optimizer that works entry by entry is the same as one optimizer per client. Equal
+to training one after the other up to rounding, since batched kernels sum in another order.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NoReturn
+
+import torch
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+from torch.optim import Optimizer
+
+from flsv.clients.stacked_batches import ManyBatches
+from flsv.errors import ConfigurationError
+
+State = dict[str, Tensor]
+#: Their steps work entry by entry, so that of stacked parameters they are every client's own.
+ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
+
+
+class BatchIndex:
+    """Stands for ``batch_idx``: clients are at different batches of their epochs at the same time."""
+
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise ConfigurationError(
+            "training_step looks at batch_idx, and clients that train at once are at different batches of their epochs."
+        )
+
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __int__ = __float__ = __index__ = _refuse  # type: ignore[assignment]
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __truediv__ = _refuse
+    __hash__ = __str__ = __format__ = _refuse  # type: ignore[assignment]
+
+
+class _Loss(nn.Module):
+    """The loss of a batch."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, batch: Any) -> Tensor:
+        arguments = step_arguments(self.module, batch, BatchIndex())
+        return loss_of(self.module.training_step(*arguments))  # type: ignore[operator]
+
+
+def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, ...]:
+    """What ``training_step`` is called with: ``batch_idx`` only where it takes it, as Lightning does it."""
+    takes = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)  # type: ignore[arg-type]
+    return (batch, batch_idx) if takes else (batch,)
+
+
+def loss_of(outputs: Any) -> Tensor:
+    """The loss in what ``training_step`` gives, a scalar.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(outputs).__name__
+        raise ConfigurationError(f"training_step gives {what}, and a loss, one number, is needed for every batch.")
+    return loss.reshape(())
+
+
+class BatchedTraining:
+    """Trains models of one structure side by side.
+
+    Args:
+        module: whose ``training_step`` gives the loss; it is called under ``torch.func``, so it has to be pure: no
+            random numbers, no values read off tensors, nothing kept but buffers.
+        optimizer: of the module's parameters; its class and options are used, its state is not touched.
+        clip_norm: the largest norm of a client's gradient, a longer one is shortened; None: as it is.
+        unused: names of parameters without a gradient: they stay as they are.
+
+    Raises:
+        ConfigurationError: an optimizer whose steps are not known to work entry by entry.
+
+    Example:
+        >>> from flsv.clients.stacked_batches import GivenBatches
+        >>> class Line(nn.Linear):
+        ...     def training_step(self, batch, batch_idx):
+        ...         x, y = batch
+        ...         return nn.functional.mse_loss(self(x), y)
+        >>> line = Line(1, 1, bias=False)
+        >>> many = BatchedTraining(line, torch.optim.SGD(line.parameters(), lr=0.5))
+        >>> x = torch.ones(2, 1)
+        >>> batches = GivenBatches([[(x, x)], [(x, 3 * x), (x, 3 * x)]])
+        >>> models, losses = many.train({"weight": torch.zeros(2, 1, 1)}, batches)
+        >>> models["weight"].flatten().tolist(), losses.tolist()
+        ([1.0, 3.0], [1.0, 4.5])
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        clip_norm: float | None = None,
+        unused: Collection[str] = (),
+    ) -> None:
+        if type(optimizer).__name__ not in ELEMENTWISE or not type(optimizer).__module__.startswith("torch.optim"):
+            raise ConfigurationError(
+                f'engine="vmap" steps on the parameters of many clients at once, which {type(optimizer).__name__} is '
+                f'not known to allow. Use one of torch\'s {", ".join(ELEMENTWISE)}, or engine="sequential".'
+            )
+        self._loss, self._optimizer, self._clip_norm = _Loss(module), optimizer, clip_norm
+        names = {parameter: name for name, parameter in module.named_parameters()}
+        trained = {p for p in names if p.requires_grad and names[p] not in unused}
+        self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
+        self._trained = {name for group in self._groups for name in group}
+        gradients = vmap(grad_and_value(self._of_one, has_aux=True), randomness="error")
+        self._gradients: Callable[..., Any] = gradients
+
+    def train(self, states: State, batches: ManyBatches) -> tuple[State, Tensor]:
+        """Train every model on its own batches, one after the other.
+
+        Args:
+            states: parameters and buffers by name, ``[k, ...]``, which are used up; the module's own stand for what is
+                not among them, and nothing may write into these.
+            batches: of each model, in the order of the states.
+
+        Returns:
+            The states after it, and the mean losses ``[k]``.
+        """
+        first = next(iter(states.values()))
+        # The longest first: who is done leaves a prefix.
+        order = sorted(range(len(first)), key=lambda i: -batches.lengths[i])
+        lengths = [batches.lengths[i] for i in order]
+        rows = None if order == sorted(order) else torch.tensor(order, device=first.device)
+        stacked = states if rows is None else {name: tensor.index_select(0, rows) for name, tensor in states.items()}
+        losses = torch.zeros(len(order), device=first.device)
+        optimizer = StackedOptimizer(self._optimizer, self._groups, stacked)
+        for step in range(lengths[0]):
+            active = sum(length > step for length in lengths)
+            now = {name: tensor[:active] for name, tensor in stacked.items()}
+            gradients = None
+            for places, batch in batches.at(order[:active], step):
+                if len(places) == active:
+                    gradients, loss = self._same_size(now, batch)
+                    losses[:active] += loss
+                    continue
+                index = torch.tensor(places, device=first.device)
+                part = {name: tensor.index_select(0, index) for name, tensor in now.items()}
+                found, loss = self._same_size(part, batch)
+                losses.index_add_(0, index, loss.to(losses))
+                gradients = gradients or {name: torch.empty_like(now[name]) for name in self._trained}
+                for name, gradient in found.items():
+                    gradients[name][index] = gradient
+                for name in now.keys() - self._trained:
+                    now[name][index] = part[name]
+            assert gradients is not None
+            if self._clip_norm is not None:
+                _clip(gradients, self._clip_norm)
+            optimizer.step(active, gradients)
+        losses /= torch.tensor(lengths, device=losses.device)
+        if rows is None:
+            return stacked, losses
+        back = rows.argsort()
+        return {name: tensor.index_select(0, back) for name, tensor in stacked.items()}, losses[back]
+
+    def _same_size(self, states: State, batch: Any) -> tuple[State, Tensor]:
+        """Gradients by name ``[m, ...]`` and losses ``[m]``; the buffers in ``states`` are updated."""
+        trained = {name: states[name] for name in self._trained}
+        rest = {name: tensor for name, tensor in states.items() if name not in self._trained}
+        gradients, (losses, after) = self._gradients(trained, rest, batch)
+        for name, tensor in after.items():
+            rest[name].copy_(tensor)
+        return gradients, losses
+
+    def _of_one(self, trained: State, rest: State, batch: Any) -> tuple[Tensor, State]:
+        # What is written in place within a transformation must be of it.
+        rest = {name: tensor.clone() for name, tensor in rest.items()}
+        named = {f"module.{name}": tensor for name, tensor in (*trained.items(), *rest.items())}
+        return functional_call(self._loss, named, (batch,)), rest
+
+
+class StackedOptimizer:
+    """The optimizer of the first so many of stacked models.
+
+    Args:
+        like: its class and options.
+        groups: names of the parameters with gradients, by its groups.
+        stacked: the models, which are stepped in place.
+    """
+
+    def __init__(self, like: Optimizer, groups: list[list[str]], stacked: State) -> None:
+        self._stacked, self._groups = stacked, groups
+        self._active = len(next(iter(stacked.values())))
+        self._views = self._of(self._active)
+        self._optimizer = copy.copy(like)
+        self._optimizer.state = defaultdict(dict)
+        self._optimizer.param_groups = [
+            {**group, "params": [self._views[name] for name in names]}
+            for group, names in zip(like.param_groups, groups)
+        ]
+
+    @torch.no_grad()
+    def step(self, active: int, gradients: State) -> None:
+        """One step of the first ``active`` models; the others have ended and stay as they are."""
+        if active != self._active:
+            self._narrow(active)
+        for name, view in self._views.items():
+            view.grad = gradients[name]
+        self._optimizer.step()
+
+    def _of(self, active: int) -> State:
+        return {name: self._stacked[name][:active] for names in self._groups for name in names}
+
+    def _narrow(self, active: int) -> None:
+        views, states = self._of(active), self._optimizer.state
+        for group, names in zip(self._optimizer.param_groups, self._groups):
+            group["params"] = [views[name] for name in names]
+        for name, before in self._views.items():
+            states[views[name]] = {
+                key: value[:active] if isinstance(value, Tensor) and value.shape == before.shape else value
+                for key, value in states.pop(before, {}).items()
+            }
+        self._views, self._active = views, active
+
+
+def _clip(gradients: State, norm: float) -> None:
+    """As ``torch.nn.utils.clip_grad_norm_`` does it, for every model."""
+    squares = torch.stack([g.flatten(1).norm(dim=1) if g.ndim > 1 else g.abs() for g in gradients.values()])
+    factors = (norm / (squares.norm(dim=0) + 1e-6)).clamp(max=1.0)
+    for gradient in gradients.values():
+        gradient.mul_(factors.view(-1, *[1] * (gradient.ndim - 1)))

@@ -1,0 +1,105 @@
+"""Batches of many clients as one, ``[m, B, ...]``, for models that are trained side by side."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from flsv.errors import ConfigurationError
+
+
+class ManyBatches(ABC):
+    """What several clients train on, batch by batch.
+
+    Attributes:
+        lengths: every client's number of batches.
+    """
+
+    lengths: list[int]
+
+    @abstractmethod
+    def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
+        """The ``step``-th batches of some clients. Those of one size come together, since a mean over padding would be
+        another loss: places among ``clients``, and their batches stacked."""
+
+    def one(self, client: int, step: int) -> Any:
+        """One batch as it is."""
+        ((_, stacked),) = self.at([client], step)
+        return tree_map_only(Tensor, lambda tensor: tensor[0], stacked)
+
+
+class GivenBatches(ManyBatches):
+    """Stacks batches that are there.
+
+    Args:
+        given: of every client.
+
+    Raises:
+        ConfigurationError: from :meth:`at`, batches that hold something else than tensors.
+
+    Example:
+        >>> many = GivenBatches([[torch.zeros(4, 2)], [torch.ones(4, 2), torch.ones(1, 2)], [torch.ones(3, 2)]])
+        >>> [(places, list(batch.shape)) for places, batch in many.at([0, 1, 2], 0)]
+        [([0, 1], [2, 4, 2]), ([2], [1, 3, 2])]
+    """
+
+    def __init__(self, given: Sequence[Sequence[Any]]) -> None:
+        self._given, self.lengths = given, [len(batches) for batches in given]
+
+    def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
+        flat = [tree_flatten(self._given[client][step]) for client in clients]
+        for places in _alike([tuple(map(_shape, leaves)) for leaves, _ in flat]):
+            leaves = [torch.stack(parts) for parts in zip(*(flat[place][0] for place in places))]
+            yield places, tree_unflatten(leaves, flat[places[0]][1])
+
+
+class GatheredBatches(ManyBatches):
+    """Gathers the batches of many clients out of the same tensors, one ``index_select`` for all of them.
+
+    Args:
+        tensors: ``[N, ...]`` each.
+        rows: which of their rows, int64 ``[B]`` for every client's every batch.
+        move: to where the batches are needed.
+
+    Example:
+        >>> many = GatheredBatches([torch.arange(5)], [[torch.tensor([4, 0])], [torch.tensor([1, 2])]])
+        >>> list(many.at([0, 1], 0))
+        [([0, 1], (tensor([[4, 0],
+                [1, 2]]),))]
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[Tensor],
+        rows: Sequence[Sequence[Tensor]],
+        move: Callable[[Any], Any] = lambda batch: batch,
+    ) -> None:
+        self._tensors, self._rows, self._move = tensors, rows, move
+        self.lengths = [len(each) for each in rows]
+
+    def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
+        rows = [self._rows[client][step] for client in clients]
+        for places in _alike([len(each) for each in rows]):
+            index = torch.stack([rows[place] for place in places])
+            flat, shape = index.flatten(), index.shape
+            yield places, self._move(tuple(t.index_select(0, flat).unflatten(0, shape) for t in self._tensors))
+
+
+def _alike(keys: Sequence[Any]) -> Iterator[list[int]]:
+    """Places with the same key."""
+    for key in dict.fromkeys(keys):
+        yield [place for place, each in enumerate(keys) if each == key]
+
+
+def _shape(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor):
+        raise ConfigurationError(
+            f'engine="vmap" stacks the clients\' batches, which have to hold tensors only, and one holds a '
+            f'{type(leaf).__name__}. Let the data set give tensors, or train with engine="sequential".'
+        )
+    return leaf.shape

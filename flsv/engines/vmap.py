@@ -1,0 +1,224 @@
+"""VmapProcess: a federation in one process whose clients train many at a time, as one batched model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.memory import is_oom_error
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+
+from flsv.arguments import check_number
+from flsv.clients.batched import BatchedTraining, State
+from flsv.clients.batched_checks import check_batched, clip_norm
+from flsv.clients.batched_trial import at_once, try_batched
+from flsv.clients.cohort import CohortLoader
+from flsv.clients.roster import Roster
+from flsv.clients.stacked_batches import GatheredBatches, GivenBatches, ManyBatches
+from flsv.clients.train_client import LocalTraining, Turn
+from flsv.clients.training import CohortTraining
+from flsv.data import FederatedDataModule
+from flsv.engines.idle import IdleLoader, count_steps, idle_patches
+from flsv.engines.one_process import OneProcess
+from flsv.games.evaluation.vmapped import CudaMemory
+from flsv.round import Instruction
+
+#: Clients at once where the device tells nothing of its memory.
+ON_CPU = 50
+_LARGEST = 1024
+_SHARE_OF_FREE = 0.5
+_TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+
+
+class _Begun(NamedTuple):
+    """A client that waits to be trained: its turn, its model, its batches (or which rows they are)."""
+
+    turn: Turn
+    state: State
+    given: list[Any]
+
+
+class VmapCohort(CohortTraining):
+    """Trains the clients of a round in chunks, all within its idle batch.
+
+    Every client begins and ends as ever, in its place of the cohort, with the module in its state; in between it is a
+    row of the batched model.
+
+    Args:
+        local: how a client begins and ends.
+        roster: the clients as holders of data.
+        trainer: with its module on its device.
+        data: dealt out.
+        chunk: clients at once; None: by the device.
+    """
+
+    def __init__(
+        self,
+        local: LocalTraining,
+        roster: Roster,
+        trainer: L.Trainer,
+        data: FederatedDataModule,
+        chunk: int | None = None,
+    ) -> None:
+        super().__init__(local, roster)
+        self._trainer, self._module, self._chunk = trainer, trainer.lightning_module, chunk
+        self._transfers = any(
+            is_overridden(hook, trainer.lightning_module, L.LightningModule)
+            or is_overridden(hook, data, L.LightningDataModule)
+            for hook in _TRANSFER_HOOKS
+        )
+        # The same at all clients: the module's own will do.
+        self._apart = {*local.space.constant_names, *local.space.left_names}
+        self._training: BatchedTraining | None = None
+        self._now: int | None = None
+
+    def begin_round(self, loader: CohortLoader, instructions: Mapping[int, Instruction], num_samples: Tensor) -> None:
+        super().begin_round(loader, instructions, num_samples)
+        self._loader, self._now = loader, None
+        self._tensors = None if self._transfers else loader.tensors
+        self._batches = iter(loader)
+        named = (*self._module.named_parameters(), *self._module.named_buffers())
+        self._own = {name: tensor.detach() for name, tensor in named if name not in self._apart}
+
+    @property
+    def client(self) -> int | None:
+        """The client that begins or ends; None while many train."""
+        return self._now
+
+    @property
+    def place(self) -> str:
+        return f"{len(self._visits)} at once"
+
+    def begin_batch(self) -> bool:
+        """The whole cohort trains."""
+        while self._visited < len(self._visits):
+            begun = [self._begin(self._visited)]  # the very first is the trial, and decides how many fit
+            stop = min(self._visited + (self._chunk or ON_CPU), len(self._visits))
+            begun += [self._begin(place) for place in range(self._visited + 1, stop)]
+            self._train(begun)
+        count_steps(self._trainer, sum(visit.batches for visit in self._visits))
+        return True
+
+    def end_batch(self, loss: Tensor | None) -> bool:
+        return True
+
+    def _begin(self, place: int) -> _Begun:
+        visit = self._visits[place]
+        self._now = visit.client
+        told = self._instructions[visit.client], self._roster.locals[visit.client], int(self._samples[visit.client])
+        if self._tensors is not None:
+            given: list[Any] = self._loader.rows(place)
+            self.local.begin(*told, visit.batches)
+        else:
+            # The first is transferred before the client begins and the others after it, as in a Trainer: what
+            # augmentation draws follows from that.
+            given = [self._move(next(self._batches))]
+            self.local.begin(*told, visit.batches)
+            given += [self._move(next(self._batches)) for _ in range(visit.batches - 1)]
+        state = {name: tensor.clone() for name, tensor in self._own.items()}
+        if self._training is None:
+            self._training = self._try(self._stacked([given]))
+        turn = self.local.suspend()
+        self._now = None
+        return _Begun(turn, state, given)
+
+    def _train(self, begun: list[_Begun]) -> None:
+        assert self._training is not None
+        states = {name: torch.stack([each.state[name] for each in begun]) for name in begun[0].state}
+        batches, trained = self._stacked([each.given for each in begun]), None
+        try:
+            trained, losses = at_once(self._trainer, self._training, states, batches)
+        except RuntimeError as error:
+            if len(begun) == 1 or not is_oom_error(error):
+                raise
+        del states
+        if trained is None:
+            # By now what the failed chunk made is gone: an exception keeps it alive while it is handled.
+            if torch.cuda.is_initialized():
+                torch.cuda.empty_cache()
+            self._chunk = half = (len(begun) + 1) // 2
+            self._train(begun[:half])
+            self._train(begun[half:])
+            return
+        for row, each in enumerate(begun):
+            self._now = self._visits[self._visited].client
+            torch._foreach_copy_(list(self._own.values()), [trained[name][row] for name in self._own])
+            self.local.resume(each.turn, losses[row])
+            self._end_client()
+        self._now = None
+
+    def _try(self, batches: ManyBatches) -> BatchedTraining:
+        trainer, clip = self._trainer, clip_norm(self._trainer)
+        memory = CudaMemory(self._module.device) if self._module.device.type == "cuda" else None
+        if memory is not None:
+            memory.start()
+        unused = try_batched(trainer, batches, clip, self._apart)
+        if memory is not None and self._chunk is None:
+            fitting = int(_SHARE_OF_FREE * (memory.free() or 0) / max(memory.peak() / 2, 1))
+            # A power of two, so that a little more or less free memory does not change the rounding.
+            self._chunk = 1 << max(0, min(fitting, _LARGEST).bit_length() - 1)
+        return BatchedTraining(self._module, trainer.optimizers[0], clip, unused)
+
+    def _stacked(self, given: list[list[Any]]) -> ManyBatches:
+        return GivenBatches(given) if self._tensors is None else GatheredBatches(self._tensors, given, self._move)
+
+    def _move(self, batch: Any) -> Any:
+        """A batch as the trainer's module gets it."""
+        batch = self._trainer.precision_plugin.convert_input(batch)
+        batch = self._module._on_before_batch_transfer(batch, dataloader_idx=0)
+        return self._trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+
+
+class VmapProcess(OneProcess):
+    """An engine, ``FederatedLoop(engine="vmap")``: many small clients train at once, by ``torch.func.vmap``.
+
+    For plain modules with automatic optimization whose ``training_step`` is a function of the module's parameters, its
+    buffers and the batch, and one of torch's optimizers that work entry by entry. Whatever else is refused before
+    training; and before its first round every run trains a few batches of a client both ways and goes on only where
+    they agree to 1e-5. A round is equal to ``engine="sequential"``'s to rounding, not to the bit; runs of this engine
+    resume bit for bit, as long as as many clients train at once.
+
+    What ``training_step`` logs is left out, and callbacks' batch hooks see one idle batch a round. Where every client's
+    batches are rows of the same tensors, those of all clients are gathered at once.
+
+    Memory: beside the cohort's matrix, for every client that trains at once its model, gradient, optimizer state and
+    activations.
+
+    Args:
+        options: what :class:`OneProcess` takes.
+        chunk: clients at once; None: 50 on a CPU, as many as half of its free memory allows on a GPU.
+
+    Raises:
+        ConfigurationError: what cannot be trained at once, and why.
+
+    Example:
+        >>> from functools import partial
+        >>> from flsv import FederatedLoop
+        >>> loop = FederatedLoop(engine=partial(VmapProcess, chunk=20))
+    """
+
+    def __init__(self, *options: Any, chunk: int | None = None) -> None:
+        if chunk is not None:
+            check_number("VmapProcess", "chunk", chunk, least=1, whole=True)
+        trainer, arguments = options[0], options[7]
+        check_batched(trainer, arguments)
+        self._chunk, self._limit = chunk, 1.0
+        super().__init__(*options)
+
+    idle = True
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        return idle_patches(self._trainer)
+
+    def loader(self, limit: float) -> Any:
+        self._limit = limit
+        return IdleLoader(self._state.round_index)
+
+    def begin_round(self, loader: Any) -> None:
+        super().begin_round(super().loader(self._limit))
+
+    def _make_training(self, local: LocalTraining) -> CohortTraining:
+        return VmapCohort(local, self.roster, self._trainer, self._data, self._chunk)

@@ -1,0 +1,182 @@
+"""Models trained side by side, against the same models trained one after the other by a plain loop."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flsv.clients.batched import ELEMENTWISE, BatchedTraining
+from flsv.clients.stacked_batches import GatheredBatches, GivenBatches
+from flsv.errors import ConfigurationError
+
+Batches = list[list[tuple[Tensor, Tensor]]]
+#: Steps of every model, and the size of its last batch.
+MODELS = [(3, 8), (5, 8), (5, 3), (1, 8), (4, 3), (2, 3)]
+
+
+class Net(nn.Module):
+    def __init__(self, norm: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [nn.Linear(20, 16, bias=not norm), nn.BatchNorm1d(16) if norm else nn.Identity(), nn.Tanh()]
+        self.net = nn.Sequential(*layers, nn.Linear(16, 4))
+
+    def training_step(self, batch: Any, batch_idx: Any) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x), y)
+
+
+def batches_of(seed: int = 1) -> Batches:
+    draw = torch.Generator().manual_seed(seed)
+    sizes = [[8] * (steps - 1) + [last] for steps, last in MODELS]
+    return [
+        [(torch.randn(n, 20, generator=draw), torch.randint(4, (n,), generator=draw)) for n in each] for each in sizes
+    ]
+
+
+def starts(net: nn.Module) -> dict[str, Tensor]:
+    """A different one for every model."""
+    draw = torch.Generator().manual_seed(7)
+
+    def differ(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return torch.arange(len(MODELS)) + tensor
+        return tensor + 0.1 * torch.rand(len(MODELS), *tensor.shape, generator=draw)
+
+    return {name: differ(tensor.detach()) for name, tensor in net.state_dict().items()}
+
+
+Make = Callable[[Any], torch.optim.Optimizer]
+
+
+def one_by_one(
+    net: nn.Module, make: Make, given: Batches, clip: float | None = None
+) -> tuple[list[dict[str, Tensor]], Tensor]:
+    models, losses, begun = [], [], starts(net)
+    for i, batches in enumerate(given):
+        own = copy.deepcopy(net)
+        own.load_state_dict({name: tensor[i] for name, tensor in begun.items()})
+        optimizer, total = make(own.parameters()), 0.0
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = own.training_step(batch, 0)
+            loss.backward()
+            if clip is not None:
+                torch.nn.utils.clip_grad_norm_(own.parameters(), clip)
+            optimizer.step()
+            total += loss.item()
+        models.append(own.state_dict())
+        losses.append(total / len(batches))
+    return models, torch.tensor(losses)
+
+
+def assert_equal(trained: dict[str, Tensor], models: list[dict[str, Tensor]]) -> None:
+    for i, model in enumerate(models):
+        for name, tensor in model.items():
+            torch.testing.assert_close(trained[name][i], tensor, rtol=1e-5, atol=1e-5)
+
+
+def sgd(**options: Any) -> Make:
+    return lambda parameters: torch.optim.SGD(parameters, lr=0.1, **options)
+
+
+OPTIMIZERS: dict[str, Make] = {
+    "sgd": sgd(),
+    "nesterov": sgd(momentum=0.9, nesterov=True, weight_decay=0.01),
+    **{name: lambda p, name=name: getattr(torch.optim, name)(p) for name in ELEMENTWISE if name != "SGD"},  # type: ignore[misc]
+    "AMSGrad": lambda p: torch.optim.Adam(p, amsgrad=True, weight_decay=0.01),
+    "foreach": lambda p: torch.optim.AdamW(p, foreach=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_steps_as_one_per_model(name: str) -> None:
+    net, make, given = Net(), OPTIMIZERS[name], batches_of()
+    optimizer, untouched = make(net.parameters()), make(net.parameters()).state_dict()
+    trained, losses = BatchedTraining(net, optimizer).train(starts(net), GivenBatches(given))
+    models, expected = one_by_one(net, make, given)
+    assert_equal(trained, models)
+    torch.testing.assert_close(losses, expected)
+    assert str(optimizer.state_dict()) == str(untouched)
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), Net().parameters()))
+
+
+def test_buffers_are_each_models_own() -> None:
+    net, given = Net(norm=True), batches_of()
+    trained, _ = BatchedTraining(net, sgd()(net.parameters())).train(starts(net), GivenBatches(given))
+    models, _ = one_by_one(net, sgd(), given)
+    assert_equal(trained, models)
+    assert trained["net.1.num_batches_tracked"].tolist() == [i + steps for i, (steps, _) in enumerate(MODELS)]
+
+
+def test_norms_are_clipped_model_by_model() -> None:
+    net, given = Net(), batches_of()
+    trained, _ = BatchedTraining(net, sgd()(net.parameters()), clip_norm=0.5).train(starts(net), GivenBatches(given))
+    models, _ = one_by_one(net, sgd(), given, clip=0.5)
+    unclipped, _ = one_by_one(net, sgd(), given)
+    assert_equal(trained, models)
+    assert not torch.allclose(models[0]["net.0.weight"], unclipped[0]["net.0.weight"], atol=1e-3)
+
+
+def test_groups_of_parameters_keep_their_options() -> None:
+    net, given = Net(), batches_of()
+
+    def make(parameters: Any) -> torch.optim.Optimizer:
+        first, *rest = parameters
+        return torch.optim.SGD([{"params": [first], "lr": 0.01}, {"params": rest, "momentum": 0.9}], lr=0.1)
+
+    trained, _ = BatchedTraining(net, make(net.parameters())).train(starts(net), GivenBatches(given))
+    assert_equal(trained, one_by_one(net, make, given)[0])
+
+
+def test_what_requires_no_gradient_or_has_none_stays_to_the_bit() -> None:
+    net, given = Net(), batches_of()
+    net.spare = nn.Parameter(torch.ones(3))
+    net.net[0].bias.requires_grad_(False)
+    make, before = sgd(weight_decay=0.1), starts(net)
+    training = BatchedTraining(net, make(net.parameters()), unused={"spare"})
+    trained, _ = training.train({name: tensor.clone() for name, tensor in before.items()}, GivenBatches(given))
+    for name in ("spare", "net.0.bias"):
+        assert torch.equal(trained[name], before[name])
+    assert_equal(trained, one_by_one(net, make, given)[0])
+
+
+def test_gathered_batches_are_the_given_ones() -> None:
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(40, 20, generator=draw), torch.randint(4, (40,), generator=draw)
+    rows = [list(torch.randperm(40, generator=draw)[:n].split(8)) for n in (24, 19, 8, 3)]
+    gathered = GatheredBatches((x, y), rows)
+    given = GivenBatches([[(x[r], y[r]) for r in each] for each in rows])
+    assert gathered.lengths == given.lengths == [3, 3, 1, 1]
+    for clients, step in (([0, 1, 2, 3], 0), ([0, 1], 2), ([1, 0], 1)):
+        for (places, batch), (expected, other) in zip(gathered.at(clients, step), given.at(clients, step), strict=True):
+            assert places == expected
+            assert all(torch.equal(a, b) for a, b in zip(batch, other))
+    assert torch.equal(gathered.one(1, 2)[0], x[rows[1][2]])
+
+
+def test_batches_of_any_nesting_are_stacked() -> None:
+    given = GivenBatches(
+        [[{"x": torch.ones(2), "more": [torch.zeros(2)]}], [{"x": torch.ones(2), "more": [torch.ones(2)]}]]
+    )
+    ((places, batch),) = given.at([0, 1], 0)
+    assert places == [0, 1]
+    assert batch["more"][0].tolist() == [[0, 0], [1, 1]]
+    with pytest.raises(ConfigurationError, match="one holds a str"):
+        list(GivenBatches([[(torch.ones(2), "name")]]).at([0], 0))
+
+
+def test_optimizers_that_are_not_known_are_refused() -> None:
+    net = Net()
+
+    class SGD(torch.optim.SGD):
+        pass
+
+    for optimizer in (torch.optim.LBFGS(net.parameters()), SGD(net.parameters(), lr=0.1)):
+        with pytest.raises(ConfigurationError, match="not known to allow"):
+            BatchedTraining(net, optimizer)

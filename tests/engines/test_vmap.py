@@ -1,0 +1,573 @@
+"""FederatedLoop(engine="vmap") against the sequential engine: equal to 1e-5, or refused with the reason."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+from resume_run import checkpoints
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from torchmetrics import MeanMetric
+from toys import CLASSES, FEATURES, Plain, adam, fit, network, sgd, toy_data, toy_sets, trainer_for, vector
+
+from flsv import ClassifierClient, FederatedDataModule
+from flsv.aggregation import ShapFedWA
+from flsv.cli.parser import make_cli
+from flsv.clients.algorithms import FedProx, MoreauSGD
+from flsv.data import IIDPartitioner, SizePartitioner
+from flsv.engines.vmap import VmapCohort, VmapProcess
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley
+from flsv.personalization import ShapFedPersonalizer
+from flsv.privacy import GaussianPrivacy
+from flsv.sampling import UniformSampler
+from flsv.uploads import TopK
+
+#: Their epochs have 5, 2, 4, 2 and 1 batches of 8, the last ones of 4, 5, 1, 4 and 8 samples.
+SIZES = (31, 11, 21, 10, 7)
+
+
+class Plainest(Plain):
+    """Without BatchNorm."""
+
+    def __init__(self, optimizer: Any = sgd, **kwargs: Any) -> None:
+        super().__init__(network(batch_norm=False), optimizer, **kwargs)
+
+
+def loop(engine: Any, **kwargs: Any) -> FederatedLoop:
+    return FederatedLoop(engine=engine, **{"seed": 3, "print_table": False, **kwargs})
+
+
+def pair(
+    folder: Path,
+    make: Any = Plainest,
+    data: Any = None,
+    rounds: int = 3,
+    trainer: dict[str, Any] | None = None,
+    engine: Any = "vmap",
+    tolerance: float = 1e-5,
+    **kwargs: Any,
+) -> tuple[FederatedLoop, FederatedLoop]:
+    """The loops of both engines after fits that are asserted to be equal to the tolerance."""
+    loops = []
+    modules = []
+    for kind in ("sequential", engine):
+        made = {name: value() if isinstance(value, partial) else value for name, value in kwargs.items()}
+        loops.append(loop(kind, **made))
+        dealt = toy_data(SIZES) if data is None else data()
+        modules.append(fit(loops[-1], folder / str(len(loops)), make(), dealt, rounds, **(trainer or {})))
+    one, many = loops
+    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance, equal_nan=True)
+    close(vector(modules[1]), vector(modules[0]))
+    assert modules[0].trainer.global_step == modules[1].trainer.global_step
+    for name, value in one.contributions.items():
+        close(many.contributions[name], value, msg=name)
+    close(many.weights, one.weights)
+    assert torch.equal(many.participations, one.participations)
+    assert (many.client_accuracy is None) == (one.client_accuracy is None)
+    if one.client_accuracy is not None:
+        close(many.client_accuracy, one.client_accuracy)
+    assert many.models.keys() == one.models.keys()
+    for client, model in one.models.items():
+        close(many.models[client], model)
+    for mine, theirs in zip(_tensors(many.state_dict()["clients"]), _tensors(one.state_dict()["clients"]), strict=True):
+        close(mine, theirs)
+    mine, theirs = many.trained, one.trained
+    assert mine.keys() == theirs.keys()
+    for client, model in theirs.items():
+        close(mine[client], model)
+    return one, many
+
+
+def _tensors(states: Any) -> list[Tensor]:
+    return [states[client][name] for client in sorted(states) for name in sorted(states[client])]
+
+
+OPTIMIZERS = {
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adam": adam,
+    "adamw": partial(torch.optim.AdamW, lr=0.001),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers_with_unequal_clients_and_several_epochs(tmp_path: Path, name: str) -> None:
+    pair(tmp_path, partial(Plainest, OPTIMIZERS[name]), local_epochs=2, keep_trained=True)
+
+
+FEDERATIONS: dict[str, dict[str, Any]] = {
+    "two of five clients": {"sampler": partial(UniformSampler, 2)},
+    "ShapFed": {
+        "aggregator": partial(ShapFedWA, "cssv"),
+        "metrics": partial(lambda: {"cssv": ClassSpecificShapley(), "ssv": SurrogateFederatedShapley()}),
+        "personalizer": partial(ShapFedPersonalizer),
+        "sampler": partial(UniformSampler, 3),
+        "evaluate_clients_every": 2,
+    },
+    "privacy": {
+        "privacy": partial(GaussianPrivacy, 1.0, 0.1),
+        "metrics": partial(lambda: {"c": CosineGradientShapley()}),
+    },
+    "top-k": {"uploads": partial(lambda: [TopK(0.3)])},
+    "head kept": {"share": ["!net.4.*"], "evaluate_clients_every": 1},
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(tensors stay at their clients|noise).*")
+@pytest.mark.parametrize("name", FEDERATIONS)
+def test_federations(tmp_path: Path, name: str) -> None:
+    pair(tmp_path, **FEDERATIONS[name])
+
+
+@pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
+@pytest.mark.parametrize("share", ["all", ["!net.1.*"]])
+def test_batch_norm(tmp_path: Path, share: Any) -> None:
+    """In double precision: kept apart, the norms of small batches blow rounding up, to 3e-5 in single precision."""
+    pair(tmp_path, Plain, partial(toy_data, (4, 2, 1)), share=share, trainer={"precision": "64-true"}, tolerance=1e-10)
+
+
+def test_trainable_entries_alone(tmp_path: Path) -> None:
+    class Frozen(Plainest):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net[0].requires_grad_(False)
+
+    _, many = pair(tmp_path, Frozen, share="trainable")
+    assert torch.equal(many._fit.training.local.module.net[0].weight, network(batch_norm=False)[0].weight)
+
+
+def test_a_schedule_of_rounds_and_clipped_norms(tmp_path: Path) -> None:
+    decay = partial(torch.optim.lr_scheduler.StepLR, step_size=1, gamma=0.3)
+    pair(tmp_path, partial(Plainest, scheduler=decay), trainer={"gradient_clip_val": 0.2})
+
+
+def test_double_precision(tmp_path: Path) -> None:
+    _, many = pair(tmp_path, trainer={"precision": "64-true"}, tolerance=1e-12)
+    assert many.state.global_vector.dtype is torch.float64
+
+
+class Augmented(Plainest):
+    """Draws when batches are transferred."""
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return (x + torch.randn_like(x) if self.trainer.training else x), y
+
+
+def test_what_loaders_and_transfers_draw_is_the_same(tmp_path: Path) -> None:
+    noisy = partial(toy_data, SIZES, train_transform=lambda x: x + torch.randn_like(x))
+    pair(tmp_path / "loader", data=noisy, local_epochs=2)
+    pair(tmp_path / "transfer", Augmented, local_epochs=2)
+
+
+class Samples(torch.utils.data.Dataset):
+    """Data that are no tensors."""
+
+    def __init__(self) -> None:
+        self.x, self.targets = toy_sets()[0].tensors
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.targets[index]
+
+
+def test_data_of_any_kind(tmp_path: Path) -> None:
+    pair(tmp_path, data=lambda: FederatedDataModule(Samples(), SizePartitioner([3, 1, 2]), batch_size=8))
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 5])
+def test_more_clients_than_train_at_once(tmp_path: Path, chunk: int) -> None:
+    pair(tmp_path, engine=partial(VmapProcess, chunk=chunk), rounds=2)
+
+
+def test_one_client(tmp_path: Path) -> None:
+    pair(tmp_path, sampler=UniformSampler(1))
+
+
+def test_limited_batches_and_a_step_without_an_index(tmp_path: Path) -> None:
+    class NoIndex(Plainest):
+        def training_step(self, batch: Any) -> Tensor:  # type: ignore[override]
+            return super().training_step(batch, 0)
+
+    one, many = pair(tmp_path, NoIndex, trainer={"limit_train_batches": 2}, rounds=2)
+    assert many._fit._trainer.global_step == 2 * (2 + 2 + 2 + 2 + 1)
+
+
+class Overflows(Plainest):
+    """Of a sample with large numbers, the gradient is infinite."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return super().training_step(batch, batch_idx) + (x[:, 0] / 1e20).exp().mean() * self.net[0].bias.sum()
+
+
+def _with_a_broken_client() -> FederatedDataModule:
+    data = toy_data(SIZES)
+    data.setup("fit")
+    data._data.train.tensors[0][data.client_indices(2)[5], 0] = 1e30
+    return data
+
+
+@pytest.mark.parametrize("chunk", [2, None])
+def test_a_client_whose_model_is_not_finite(tmp_path: Path, chunk: int | None) -> None:
+    with pytest.warns(UserWarning, match="client"):
+        one, many = pair(tmp_path, Overflows, _with_a_broken_client, rounds=2, engine=partial(VmapProcess, chunk=chunk))
+    assert many.participations.tolist() == [2, 2, 0, 2, 2]
+
+
+class Spy(Callback):
+    """What the reporter is told of losses."""
+
+    def __init__(self, made: FederatedLoop, losses: list[dict[int, float]]) -> None:
+        self.made, self.losses = made, losses
+
+    def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        reporter = self.made._reporter
+        if "round" not in vars(reporter):
+            tell = reporter.round
+
+            def told(*args: Any, losses: dict[int, float], **kwargs: Any) -> None:
+                self.losses.append(losses)
+                tell(*args, losses=losses, **kwargs)
+
+            reporter.round = told  # type: ignore[method-assign]
+
+
+def test_the_clients_losses(tmp_path: Path) -> None:
+    told: dict[str, list[dict[int, float]]] = {"sequential": [], "vmap": []}
+    for engine, losses in told.items():
+        made = loop(engine)
+        fit(made, tmp_path / engine, Plainest(), toy_data(SIZES), 2, callbacks=[Spy(made, losses)])
+    for mine, theirs in zip(told["vmap"], told["sequential"], strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+
+
+def test_training_step_may_log_and_give_a_dictionary(tmp_path: Path) -> None:
+    class Logs(Plainest):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            self.log("train_loss", loss, on_epoch=True)
+            self.log_dict({"twice": 2 * loss})
+            return {"loss": loss, "of": self.current_epoch}
+
+    made = loop("vmap")
+    trainer = trainer_for(made, tmp_path, 1)
+    trainer.fit(module := Logs(), toy_data(SIZES))
+    assert "train_loss_epoch" not in trainer.callback_metrics
+    assert not {"log", "log_dict"} & vars(module).keys()
+    expected = fit(loop("sequential"), tmp_path, Logs(), toy_data(SIZES), 1)
+    torch.testing.assert_close(vector(module), vector(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_a_parameter_without_a_gradient_does_not_decay(tmp_path: Path) -> None:
+    class Spare(Plainest):
+        def __init__(self) -> None:
+            super().__init__(OPTIMIZERS["momentum"])
+            self.spare = nn.Parameter(torch.ones(2))
+
+    pair(tmp_path, Spare)
+
+
+def make_resumable() -> FederatedLoop:
+    return loop(
+        partial(VmapProcess, chunk=2),
+        aggregator=ShapFedWA("cssv"),
+        metrics={"cssv": ClassSpecificShapley(momentum=0.7)},
+        personalizer=ShapFedPersonalizer(),
+        sampler=UniformSampler(3),
+        share=["!net.1.*"],
+        evaluate_clients_every=2,
+        local_epochs=2,
+    )
+
+
+def bits(folder: Path) -> Any:
+    saved = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
+    return {name: saved[name] for name in ("state_dict", "global_step", "optimizer_states", "epoch")}, {
+        key: value
+        for name, each in saved["callbacks"].items()
+        if "FederatedLoop" in name
+        for key, value in each.items()
+    }
+
+
+class Stops(Callback):
+    """Within a round, after its clients have trained."""
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.current_epoch == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.filterwarnings("ignore:.*(tensors stay at their clients|is discarded|KeyboardInterrupt).*")
+def test_resumes_to_the_bit(tmp_path: Path) -> None:
+    def run(folder: Path, *more: Callback, rounds: int = 4, **kwargs: Any) -> FederatedLoop:
+        made = make_resumable()
+        saving = {"enable_checkpointing": True, "callbacks": [*more, checkpoints(folder)]}
+        fit(made, folder, Plain(), toy_data((4, 2, 1, 3)), rounds, **saving, **kwargs)
+        return made
+
+    run(tmp_path / "whole")
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        run(tmp_path / "killed", Stops())
+    run(tmp_path / "rest", ckpt_path=tmp_path / "killed/checkpoints/last.ckpt")
+    whole, rest = bits(tmp_path / "whole"), bits(tmp_path / "rest")
+    _assert_bits(whole, rest)
+
+
+def _assert_bits(a: Any, b: Any, where: str = "") -> None:
+    if isinstance(a, Tensor):
+        assert torch.equal(a.nan_to_num(9), b.nan_to_num(9)), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            _assert_bits(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, (list, tuple)):
+        assert len(a) == len(b), where
+        for i, (x, y) in enumerate(zip(a, b)):
+            _assert_bits(x, y, f"{where}[{i}]")
+    elif "csv" not in where:  # its offset depends on the folder
+        assert a == b or (a != a and b != b), where
+
+
+def test_a_run_may_change_its_engine(tmp_path: Path) -> None:
+    saving: dict[str, Any] = {"enable_checkpointing": True, "callbacks": [checkpoints(tmp_path)]}
+    fit(loop("sequential"), tmp_path, Plainest(), toy_data(SIZES), 2, **saving)
+    rest = loop("vmap")
+    module = fit(rest, tmp_path, Plainest(), toy_data(SIZES), 3, ckpt_path=tmp_path / "checkpoints/last.ckpt")
+    expected = fit(loop("sequential"), tmp_path / "whole", Plainest(), toy_data(SIZES), 3)
+    torch.testing.assert_close(vector(module), vector(expected), rtol=1e-5, atol=1e-5)
+
+
+def test_from_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "vmap.yaml"
+    path.write_text("federation: {engine: vmap}\ndata: {source: digits}\nmodel: {class_path: flsv.ClassifierClient}\n")
+    cli = make_cli(["--config", str(path)], run=False)
+    (made,) = (each for each in cli.trainer.callbacks if isinstance(each, FederatedLoop))
+    assert made.engine == "vmap"
+    cli = make_cli(["--data.source", "digits"], run=False)
+    assert "engine: sequential" in cli.parser.dump(cli.config)
+
+
+# ---- what is refused
+
+
+class Drops(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.dropout(super().training_step(batch, batch_idx)[None], 0.5).sum()
+
+
+class Mixes(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return float(np.random.rand()) * super().training_step(batch, batch_idx)  # noqa: NPY002
+
+
+class Branches(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss if loss > 0.1 else 2 * loss
+
+
+class Reads(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss / max(loss.item(), 1.0)
+
+
+class Masks(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return super().training_step((x[y > 0], y[y > 0]), batch_idx)
+
+
+class Counts(Plainest):
+    seen = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen += 1
+        return super().training_step(batch, batch_idx)
+
+
+class Collects(Plainest):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.outputs.append(loss.detach())
+        return loss
+
+
+class Measures(Plainest):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.mean.update(loss.detach())
+        return loss
+
+
+class Indexes(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (2 if batch_idx == 0 else 1)
+
+
+class Asks(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (1 + self.global_step)
+
+
+class Skips(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None
+
+
+class Detours(Plainest):
+    """Not what it is under torch.func: the trial's own work."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss if type(batch_idx) is int else 1.01 * loss
+
+
+class Manual(Plainest):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Hooked(Plainest):
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        pass
+
+
+class Steps(Plainest):
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+
+
+class Watches(Callback):
+    def on_after_backward(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        pass
+
+
+def bias_before_norm() -> Plain:
+    net = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+    return Plain(net, partial(torch.optim.RMSprop, lr=0.1, eps=1e-12))
+
+
+by_step = partial(Plainest, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1), interval="step")
+REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
+    (Drops, {}, {}, "draws random numbers"),
+    (Mixes, {}, {}, "draws random numbers"),
+    (Branches, {}, {}, "reads values off tensors"),
+    (Reads, {}, {}, "reads values off tensors"),
+    (Masks, {}, {}, "shape depends on values"),
+    (Counts, {}, {}, "changes what the module keeps beside parameters and buffers: seen"),
+    (Collects, {}, {}, "changes what the module keeps beside parameters and buffers: outputs"),
+    (Measures, {}, {}, "changes what the module keeps beside parameters and buffers: mean"),
+    (Indexes, {}, {}, "looks at batch_idx"),
+    (Asks, {}, {}, "asks for trainer.global_step"),
+    (Skips, {}, {}, "gives NoneType, and a loss"),
+    (Detours, {}, {}, "differs by .* where 1e-05 is allowed"),
+    (bias_before_norm, {}, {}, "differs by"),
+    (Manual, {}, {}, "steps its optimizers itself"),
+    (partial(Plainest, MoreauSGD), {}, {}, "MoreauSGD is not known to allow"),
+    (partial(Plainest, torch.optim.LBFGS), {}, {}, "LBFGS is not known to allow"),
+    (by_step, {}, {}, "StepLR steps after every batch"),
+    (Hooked, {}, {}, "Hooked defines on_before_optimizer_step"),
+    (Steps, {}, {}, "Steps defines optimizer_step"),
+    (Plainest, {}, {"callbacks": [Watches()]}, "Watches defines on_after_backward"),
+    (Plainest, {"client_optimizer": "keep"}, {}, "gives every client the moments that it left"),
+    (Plainest, {"client_algorithm": FedProx(0.1)}, {}, "client_algorithm=.*changes the gradients"),
+    (Plainest, {}, {"accumulate_grad_batches": 2}, "accumulated over batches"),
+    (Plainest, {}, {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]}, "accumulated over batches"),
+    (Plainest, {}, {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "'value' clips within a step"),
+    (Plainest, {}, {"precision": "bf16-mixed"}, "precision='bf16-mixed'"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*round 0 is discarded.*")
+@pytest.mark.parametrize(("make", "federation", "trainer", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
+def test_what_cannot_be_is_refused(tmp_path: Path, make: Any, federation: Any, trainer: Any, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=f'(?s)engine="vmap".*{reason}.*engine="sequential"'):
+        fit(loop("vmap", **federation), tmp_path, make(), toy_data((4, 2, 1)), 1, **trainer)
+
+
+def test_two_optimizers_are_refused(tmp_path: Path) -> None:
+    class Two(Manual):
+        def configure_optimizers(self) -> Any:
+            return [sgd(self.net[0].parameters()), sgd(self.net[4].parameters())]
+
+    with pytest.raises(ConfigurationError, match="automatic_optimization"):
+        fit(loop("vmap"), tmp_path, Two(), toy_data(SIZES), 1)
+
+
+def test_wrong_words_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match='engine=\'vmpa\'.*"sequential" or "vmap"'):
+        FederatedLoop(engine="vmpa")
+    with pytest.raises(ConfigurationError, match="chunk=0"):
+        VmapProcess(*[None] * 8, chunk=0)
+
+
+def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flsv.engines import vmap
+
+    attempt = vmap.try_batched
+
+    def watched(trainer: L.Trainer, *rest: Any) -> set[str]:
+        before, drawn = vector(trainer.lightning_module), torch.get_rng_state()
+        unused = attempt(trainer, *rest)
+        assert torch.equal(vector(trainer.lightning_module), before)
+        assert torch.equal(torch.get_rng_state(), drawn)
+        assert not trainer.optimizers[0].state
+        assert all(parameter.grad is None for parameter in trainer.lightning_module.parameters())
+        return unused
+
+    monkeypatch.setattr(vmap, "try_batched", watched)
+    with_trial = fit(loop("vmap"), tmp_path / "1", Plainest(), toy_data(SIZES), 2)
+    monkeypatch.setattr("flsv.engines.vmap.try_batched", lambda *_: set())
+    without = fit(loop("vmap"), tmp_path / "2", Plainest(), toy_data(SIZES), 2)
+    assert torch.equal(vector(with_trial), vector(without))
+
+
+def test_a_chunk_that_does_not_fit_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from flsv.engines import vmap
+
+    sizes: list[int] = []
+    train = vmap.at_once
+
+    def crowded(trainer: Any, training: Any, states: Any, batches: Any) -> Any:
+        sizes.append(len(batches.lengths))
+        if len(batches.lengths) > 2:
+            raise RuntimeError("CUDA out of memory. Tried to allocate 20 GiB")
+        return train(trainer, training, states, batches)
+
+    monkeypatch.setattr(vmap, "at_once", crowded)
+    pair(tmp_path, rounds=2)
+    assert sizes == [5, 3, 2, 1, 2, 2, 2, 1]
+
+
+def test_the_ready_made_client_and_data_without_a_gather(tmp_path: Path) -> None:
+    def make() -> ClassifierClient:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, CLASSES))
+        return ClassifierClient(net, num_classes=CLASSES, input_shape=(FEATURES,), label_smoothing=0.1)
+
+    x, y = toy_sets()[0].tensors
+    one, many = pair(tmp_path, make, lambda: FederatedDataModule(TensorDataset(x, y), IIDPartitioner(4), batch_size=8))
+    assert isinstance(many._fit.training, VmapCohort)
