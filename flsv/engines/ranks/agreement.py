@@ -44,7 +44,7 @@ def agree(
     ranks = strategy.ranks
     if ranks.size == 1:
         return seed
-    if not isinstance(engine, str):
+    if engine != "sequential":
         raise ConfigurationError(
             f"FederatedLoop(engine=...) runs the clients elsewhere, and the trainer has {ranks.size} ranks: leave one "
             "of the two out."
