@@ -385,3 +385,15 @@ def test_cifar10_resnet34_deals_to_five_clients(load):
     assert data.num_clients == 5
     assert data.num_samples.min() >= 500
     assert data.input_shape == (3, 32, 32)
+
+
+def test_the_baselines_are_their_authors(load):
+    """What the references have: S-FedAvg's first relevance and temperature, FedSV's half, CGSV's first reputations."""
+    _, _, loop = load(CONFIGS / "quickstart.yaml", CONFIGS / "s_fedavg.yaml")
+    relevance = loop.metrics["relevance"]
+    assert (relevance.momentum, relevance.init, loop.sampler.temperature) == (0.75, "uniform", 1)
+    _, _, loop = load(CONFIGS / "quickstart.yaml", CONFIGS / "fedsv.yaml")
+    assert repr(loop.aggregator) == "ShapleySoftmax(metric='sv', step=0.5, temperature=1.0)"
+    assert loop.metrics["sv"].momentum == 0
+    _, _, loop = load(CONFIGS / "quickstart.yaml", CONFIGS / "cgsv.yaml")
+    assert loop.metrics["cgsv"].init == "zero"

@@ -29,7 +29,7 @@ from common import be_quiet, quiet_trainer
 from sklearn.metrics import roc_auc_score
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
-from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
+from flsv.aggregation import FedAvg, GeometricMedian, ShapleySoftmax, ShapleyWeighted
 from flsv.attacks import GradientPoisoning
 from flsv.clients.algorithms import FedProx
 from flsv.data import (
@@ -90,11 +90,21 @@ METHODS: dict[str, Callable[[Setting], dict[str, Any]]] = {
         "client_algorithm": FedProx(mu=0.01),
     },
     "FedSV": lambda s: {
+        "metrics": {"sv": PartialFederatedShapley(estimator=s.estimator)},
+        "aggregator": ShapleySoftmax("sv"),
+        "sampler": BernoulliSampler(s.cohort),
+    },
+    "FedSV, by the sum": lambda s: {
         "metrics": {"sv": CumulativeShapley(estimator=s.estimator)},
         "aggregator": ShapleyWeighted("sv", normalize=True),
         "sampler": BernoulliSampler(s.cohort),
     },
     "S-FedAvg": lambda s: {
+        "metrics": {"sv": PartialFederatedShapley(estimator=s.estimator, momentum=0.75, init="uniform")},
+        "aggregator": FedAvg(),
+        "sampler": SoftmaxSampler(s.cohort, "sv"),
+    },
+    "S-FedAvg, temperature 0.1": lambda s: {
         "metrics": {"sv": PartialFederatedShapley(estimator=s.estimator, momentum=0.75)},
         "aggregator": FedAvg(),
         "sampler": SoftmaxSampler(s.cohort, "sv", temperature=0.1),

@@ -9,6 +9,7 @@ from flsv.aggregation.fednova import FedNova
 from flsv.aggregation.geometric_median import GeometricMedian
 from flsv.aggregation.server_optimizer import FedAdam, FedAvgM, FedYogi, ServerOptimizer
 from flsv.aggregation.shapfed import ShapFedWA
+from flsv.aggregation.shapley_softmax import ShapleySoftmax
 from flsv.aggregation.shapley_weighted import ShapleyWeighted
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "GeometricMedian",
     "ServerOptimizer",
     "ShapFedWA",
+    "ShapleySoftmax",
     "ShapleyWeighted",
     "StaleStarts",
 ]

@@ -5,7 +5,8 @@ Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machi
     u_i = scale d_i / |d_i|,   u_N = sum_i r_i u_i,   phi_i = cos(u_i, u_N),   r_i <- alpha r_i + (1 - alpha) phi_i
 
 and r is made to sum to 1. Lengths are taken as |d_i| + 1e-7, and no reputation falls below a floor, so that nobody is
-shut out for good.
+shut out for good. As in the authors' code, there is nothing to remember before the first round: its reputations are
+phi / sum(phi), whatever weighs the updates in u_N (there, the data shares).
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ def cosine_gradient_shapley(
 
     Args:
         client_updates: ``[k, P]``, d_i.
-        reputation: ``[k]``, r_i before the round, not negative, on any scale; None: all equal.
+        reputation: ``[k]``, r_i before the round, not negative, on any scale; None: the first round, nothing to
+            remember.
         alpha: in [0, 1], how much of the reputation is memory.
         scale: length of a normalised update. Cosines do not depend on it.
         floor: the least reputation before they are made to sum to 1; above 0.
-        weights: ``[k]``, who weighs what in u_N; None: the reputations, as in the paper.
+        weights: ``[k]``, who weighs what in u_N; None: the reputations, as in the paper, all equal in the first round.
 
     Returns:
         ``phi [k]``, cosines in [-1, 1], 0 for an update of zero, and ``reputation [k]`` after the round, which sums
@@ -50,7 +52,7 @@ def cosine_gradient_shapley(
         >>> phi
         tensor([ 1.,  1.,  0., -1.])
         >>> reputation
-        tensor([0.4542, 0.4542, 0.0908, 0.0007])
+        tensor([0.4990, 0.4990, 0.0010, 0.0010])
     """
     check_number("cosine_gradient_shapley", "alpha", alpha, least=0, most=1)
     check_number("cosine_gradient_shapley", "scale", scale, above=0)
@@ -61,9 +63,11 @@ def cosine_gradient_shapley(
     for name, given in (("reputation", reputation), ("weights", weights)):
         if given is not None and given.shape != (k,):
             raise ValueError(f"expected {name} [{k}], got {list(given.shape)}.")
-    before = (torch.ones(k) if reputation is None else reputation).to(client_updates.device)
+    before = None if reputation is None else reputation.to(client_updates.device)
+    if weights is None:
+        weights = normalised(client_updates.new_ones(k) if before is None else before)
     exact = client_updates.double()
-    aggregate = aggregate_updates(exact, normalised(before) if weights is None else weights, scale)
+    aggregate = aggregate_updates(exact, weights, scale)
     phi = cosines(exact @ aggregate, exact.norm(dim=1), aggregate.norm())
     after = updated_reputation(before, phi, alpha=alpha, floor=floor)
     return phi.to(client_updates.dtype), after.to(client_updates.dtype)
@@ -92,14 +96,19 @@ def cosines(products: Tensor, norms: Tensor, norm: Tensor) -> Tensor:
     return (products / lengths.where(lengths > 0, torch.ones_like(lengths))).clamp(-1, 1)
 
 
-def updated_reputation(reputation: Tensor, phi: Tensor, *, alpha: float = 0.95, floor: float = 1e-3) -> Tensor:
+def updated_reputation(reputation: Tensor | None, phi: Tensor, *, alpha: float = 0.95, floor: float = 1e-3) -> Tensor:
     """The reputations ``[k]`` after a round, which sum to 1: max(alpha r + (1 - alpha) phi, floor), normalised.
+
+    Before the first round, None, r is 0.
 
     Example:
         >>> updated_reputation(torch.tensor([1.0, 1.0]), torch.tensor([1.0, 0.0]), alpha=0.5)
         tensor([0.7500, 0.2500], dtype=torch.float64)
+        >>> updated_reputation(None, torch.tensor([0.6, 0.2]), alpha=0.5)
+        tensor([0.7500, 0.2500], dtype=torch.float64)
     """
-    after = (alpha * normalised(reputation) + (1 - alpha) * phi.double()).clamp_min(floor)
+    memory = 0 if reputation is None else alpha * normalised(reputation)
+    after = (memory + (1 - alpha) * phi.double()).clamp_min(floor)
     return after / after.sum()
 
 
@@ -115,10 +124,10 @@ def aggregate_updates(client_updates: Tensor, weights: Tensor, scale: float = 1.
 
 
 def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples: Tensor) -> Tensor:
-    """The reputations ``[k]`` of a round's cohort before the round.
+    """What weighs the updates ``[k]`` of a round's cohort: their reputations before the round.
 
-    Data shares in the first round. A participant that joins later starts from the mean of those that are known, which
-    the paper, with full participation, has no need to say.
+    Data shares in the first round, as in the authors' code. A participant that joins later starts from the mean of
+    those that are known, which the paper, with full participation, has no need to say.
 
     Args:
         reputation: ``[n]`` of all participants, NaN where there is none yet; None: nobody has one.

@@ -5,7 +5,7 @@ Xu et al. (NeurIPS 2021), "Gradient Driven Rewards to Guarantee Fairness in Coll
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
 from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
 from flsv.functional.cosine_gradient_shapley import (
     EPSILON,
     cohort_reputation,
@@ -37,8 +38,9 @@ class CosineGradientShapley(ContributionMetric):
     As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only: buffers have no gradient),
     ``num_samples [k]`` and ``aggregation_weights [k]``. In a ``FederatedLoop`` the metric is updated after
     aggregation, with the weights of that aggregation in :math:`u_N`: under :class:`flsv.aggregation.CGSV` these are
-    the reputations before the round, as in the paper. ``compute`` gives ``[num_clients]``, shares that sum to 1 over
-    the clients seen, NaN for clients never seen. ``diagnostics`` holds each client's last :math:`\varphi_i`.
+    the reputations before the round, as in the paper, and data shares in the first. ``compute`` gives
+    ``[num_clients]``, shares that sum to 1 over the clients seen, NaN for clients never seen. ``diagnostics`` holds
+    each client's last :math:`\varphi_i`.
 
     Where the paper, with full participation, is silent: the cohort shares out anew what its members had together, so
     absent clients keep theirs; a client that joins late starts from the mean of the known ones.
@@ -52,10 +54,13 @@ class CosineGradientShapley(ContributionMetric):
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         alpha: in [0, 1), how much of a reputation is memory.
         floor: the least reputation in a cohort, above 0.
+        init: what the reputations remember in the first round: ``"zero"``, as in the authors' code, where they are
+            :math:`\varphi / \sum_j \varphi_j` after it, or ``"shares"``: they start from the data shares, which alpha
+            keeps for many rounds.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: alpha outside [0, 1), floor not above 0.
+        ConfigurationError: alpha outside [0, 1), floor not above 0, another ``init``.
         ValueError: shapes that do not fit, unknown or repeated client ids; a merge of rounds that cannot
             follow others.
 
@@ -64,7 +69,7 @@ class CosineGradientShapley(ContributionMetric):
         >>> updates = torch.tensor([[2.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
         >>> metric.update(torch.tensor([0, 1, 3]), updates, torch.tensor([10, 10, 10]))
         >>> metric.compute()
-        tensor([0.4996, 0.4996,    nan, 0.0007])
+        tensor([0.4995, 0.4995,    nan, 0.0010])
     """
 
     per_class = False
@@ -75,10 +80,19 @@ class CosineGradientShapley(ContributionMetric):
     phi: Tensor
     log: list[Tensor]
 
-    def __init__(self, num_clients: int | None = None, alpha: float = 0.95, floor: float = 1e-3, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        alpha: float = 0.95,
+        floor: float = 1e-3,
+        init: Literal["zero", "shares"] = "zero",
+        **kwargs: Any,
+    ) -> None:
         check_number(self, "alpha", alpha, least=0, below=1)
         check_number(self, "floor", floor, above=0)
-        self.alpha, self.floor = alpha, floor
+        if init not in ("zero", "shares"):
+            raise ConfigurationError(f'{type(self).__name__}(init={init!r}): expected "zero" or "shares".')
+        self.alpha, self.floor, self.init = alpha, floor, init
         super().__init__(num_clients, None, **kwargs)
 
     @property
@@ -102,8 +116,8 @@ class CosineGradientShapley(ContributionMetric):
     ) -> None:
         """Add one round; shapes ``[k]``, ``[k, P]``, ``[k]``, ``[k]``.
 
-        Without ``num_samples`` first reputations are equal; without ``aggregation_weights`` the reputations weigh. A
-        ``FederatedLoop`` gives the cohort's matrix in place of the updates, which needs no second one.
+        Without ``num_samples`` the shares of the first round are equal; without ``aggregation_weights`` the reputations
+        weigh. A ``FederatedLoop`` gives the cohort's matrix in place of the updates, which needs no second one.
         """
         self._check_clients(client_ids)
         if isinstance(client_updates, Tensor):
@@ -116,7 +130,8 @@ class CosineGradientShapley(ContributionMetric):
         norms = client_updates.norms()
         aggregate = client_updates.combine(weights.to(norms) / (norms + EPSILON))
         phi = cosines(client_updates.dot(aggregate), norms, torch.linalg.vector_norm(aggregate, dtype=torch.float64))
-        after = updated_reputation(before.to(norms), phi, alpha=self.alpha, floor=self.floor)
+        memory = None if self._begins(self.reputation) else before.to(norms)
+        after = updated_reputation(memory, phi, alpha=self.alpha, floor=self.floor)
         self.reputation, self.phi = self.reputation.clone(), self.phi.clone()
         # What the cohort has together stays the same; compute makes the whole sum to 1.
         self.reputation[client_ids] = (after * before.sum()).to(self.reputation)
@@ -125,6 +140,10 @@ class CosineGradientShapley(ContributionMetric):
         columns = torch.full_like(client_ids, place), torch.full_like(client_ids, len(client_ids)), client_ids, samples
         self.log.append(torch.stack([*(column.to(self.phi) for column in columns), phi.to(self.phi)], dim=1))
         self.rounds += 1
+
+    def _begins(self, reputation: Tensor) -> bool:
+        """Whether a round has nothing to remember."""
+        return self.init == "zero" and bool(reputation.isnan().all())
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Take in the rounds of another metric, or of its state; they count as earlier than this one's."""
@@ -157,7 +176,8 @@ class CosineGradientShapley(ContributionMetric):
             this[:, 0] = -1 - len(rounds) if place < 0 else len(rounds)
             ids, samples, cosine = this[:, 2].long(), this[:, 3], this[:, 4]
             before = cohort_reputation(reputation, ids, samples)
-            after = updated_reputation(before, cosine, alpha=self.alpha, floor=self.floor)
+            memory = None if self._begins(reputation) else before
+            after = updated_reputation(memory, cosine, alpha=self.alpha, floor=self.floor)
             reputation[ids] = (after * before.sum()).to(reputation)
             phi[ids] = cosine
             rounds.append(this)

@@ -62,11 +62,15 @@ class PartialFederatedShapley(ContributionMetric):
         per_class: values per class, with the number of classes taken from the data.
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better; of a torchmetrics metric where
             it does not say so itself.
+        init: the value before a client's first round, from which the moving average starts: a number, or
+            ``"uniform"``, 1/n, as in S-FedAvg. Samplers and aggregators take clients never seen to be worth it. None:
+            there is none, the average starts at the first round's value.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
         ConfigurationError: an unknown estimator or argument of one, momentum outside [0, 1), a logged name without
-            ``mode``; before the first round, a name that the module does not log.
+            ``mode``, an ``init`` that is no number and not "uniform"; before the first round, a name that the module
+            does not log.
 
     Example:
         >>> metric = PartialFederatedShapley(num_clients=4, estimator="exact")
@@ -93,13 +97,16 @@ class PartialFederatedShapley(ContributionMetric):
         momentum: float = 0.0,
         per_class: bool = False,
         mode: Mode | None = None,
+        init: float | Literal["uniform"] | None = None,
         **kwargs: Any,
     ) -> None:
         check_estimator(self, estimator, estimator_args or {})
         check_number(self, "momentum", momentum, least=0, below=1)
         self.estimator, self.estimator_args = estimator, dict(estimator_args or {})
         self.performance = performance_of(self, performance, mode)
-        self.weighting, self.momentum = weighting, momentum
+        if isinstance(init, str) and init != "uniform":
+            raise ConfigurationError(f'{type(self).__name__}(init={init!r}): expected a number, "uniform" or None.')
+        self.weighting, self.momentum, self.init = weighting, momentum, init
         self.per_class = per_class or num_classes is not None
         if self.per_class and not isinstance(self.performance, str):
             raise ConfigurationError(
@@ -127,6 +134,8 @@ class PartialFederatedShapley(ContributionMetric):
         self.add_state("history", torch.zeros(num_clients, 2 * width + 1), dist_reduce_fx=reduction)
         self.add_state("stderr", torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
+        if self.init is not None:
+            self.prior = 1 / num_clients if self.init == "uniform" else self.init
 
     def update(self, client_ids: Tensor, utility: Utility, generator: torch.Generator | None = None) -> None:
         """Play one round's game; ``client_ids [k]`` are its players."""
@@ -142,7 +151,7 @@ class PartialFederatedShapley(ContributionMetric):
 
     def compute(self) -> Tensor:
         """``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
-        value = momentum_value(self.history, self.momentum)
+        value = momentum_value(self.history, self.momentum, init=None if self.init is None else self.prior)
         return value if self.per_class else value.squeeze(-1)
 
     def per_client(self, value: Tensor) -> Tensor:

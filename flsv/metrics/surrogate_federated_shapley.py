@@ -14,7 +14,6 @@ from torchmetrics import Metric
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.momentum import momentum_value
 from flsv.functional.shapley import ShapleyEstimate, normalize_shapley
 from flsv.functional.shapley.normalize import Normalization
 from flsv.games.performance import Mode
@@ -93,14 +92,19 @@ class SurrogateFederatedShapley(PartialFederatedShapley):
             raise ConfigurationError(
                 f'{type(self).__name__}(normalize={normalize!r}): expected "min-max" or "positive".'
             )
-        self.beta, self.init, self.normalize, self.prior = beta, init, normalize, init
+        self.beta, self.normalize = beta, normalize
         super().__init__(
-            num_clients, None, estimator, estimator_args, performance, weighting, momentum=beta, mode=mode, **kwargs
+            num_clients,
+            None,
+            estimator,
+            estimator_args,
+            performance,
+            weighting,
+            momentum=beta,
+            mode=mode,
+            init=init,
+            **kwargs,
         )
-
-    def compute(self) -> Tensor:
-        """``[num_clients]`` in [0, 1], NaN for clients never seen."""
-        return momentum_value(self.history, self.beta, init=self.init).squeeze(-1)
 
     def _value(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
         # The spread of the values' own range is left out: the error of a normalised value has no simple form.

@@ -23,12 +23,14 @@ from flsv.strategy import Contributions
 class SparsifiedReward(Personalizer):
     """Client i goes on from the model it started this round with, plus the largest entries of the aggregate u_N.
 
-    Of every layer (parameter tensor) it receives the floor(q_i size) entries of the largest magnitude, with
+    Of every layer (parameter tensor) it receives the min(ceil(q_i size), size - 1) entries of the largest magnitude,
+    with
 
         q_i = tanh(beta r_i) / max_j tanh(beta r_j)
 
-    over the reputations r after this round, so the best client receives all of u_N. The authors' code keeps one entry
-    less, even at q = 1. What the client has learnt itself reaches it only through u_N. Buffers (BatchNorm's statistics)
+    over the reputations r after this round. That is the count of the authors' code: even the best client, q = 1, does
+    not receive the smallest entry of a layer. A layer of one entry, at which that code fails, is received by all whose
+    q is above 0. What the client has learnt itself reaches it only through u_N. Buffers (BatchNorm's statistics)
     are the new global ones.
 
     u_N is the step of the global model, whatever the aggregator and ``server_lr``; with
@@ -84,14 +86,17 @@ def layer_ranks(update: Tensor, sizes: Sequence[int]) -> list[Tensor]:
 
 
 def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> Tensor:
-    """Which entries ``[P]`` are among the floor(share * size) largest of their layer.
+    """Which entries ``[P]`` are among the min(ceil(share * size), size - 1) largest of their layer.
+
+    Of a layer of one entry, that one where the share is above 0.
 
     Example:
         >>> update = torch.tensor([1.0, -3.0, 2.0, 5.0])
-        >>> ranks_below(layer_ranks(update, [3, 1]), [3, 1], share=0.7)
-        tensor([False,  True,  True, False])
+        >>> ranks_below(layer_ranks(update, [3, 1]), [3, 1], share=0.5)
+        tensor([False,  True,  True,  True])
     """
-    return torch.cat([rank < math.floor(share * size) for rank, size in zip(ranks, sizes)])
+    counts = [min(math.ceil(share * size), max(size - 1, 1)) for size in sizes]
+    return torch.cat([rank < count for rank, count in zip(ranks, counts)])
 
 
 def parameter_sizes(space: ParameterSpace) -> list[int]:

@@ -23,8 +23,8 @@ class SoftmaxSampler(ClientSampler):
         cohort_size: clients per round.
         metric: the name of a metric ``[n]``, the clients' relevance. Without a value, all are equally likely; a client
             never seen counts as the metric's ``prior`` or, without one, as the mean of the others.
-        temperature: what the relevance is divided by. The paper's is 1, with which Shapley values of an accuracy, a few
-            hundredths, hardly matter.
+        temperature: what the relevance is divided by. The paper's, and the default, is 1: Shapley values of an
+            accuracy, a few hundredths, then hardly matter. At 0.1 a hundredth is 10 % in the chances.
 
     Raises:
         ConfigurationError: a cohort size below 1 or above the number of clients, a temperature that is not positive.

@@ -3,12 +3,13 @@
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from scipy.optimize import minimize
 from torch import nn
 
-from flsv.aggregation import FedAvg, GeometricMedian, ShapFedWA, ShapleyWeighted
+from flsv.aggregation import FedAvg, GeometricMedian, ShapFedWA, ShapleySoftmax, ShapleyWeighted
 from flsv.errors import ConfigurationError
 from flsv.functional import participant_weights
 from flsv.parameters import ParameterSpace
@@ -90,6 +91,48 @@ def test_shapley_weights_without_anything_positive_are_equal() -> None:
     assert ShapleyWeighted("sv").weights(round, {"sv": torch.tensor([-1.0, -2.0])}).tolist() == [0.5, 0.5]
     with pytest.raises(RuntimeError, match="has no value before the first aggregation"):
         ShapleyWeighted("sv").weights(round, {})
+
+
+# ---- FedSV
+
+
+def avg_sv_baseline(w: list[np.ndarray], shapley: np.ndarray, ori: np.ndarray) -> np.ndarray:
+    """ShapleyFL's ``fedsv.py``: a softmax of the round's values, half of that average, half of the model before."""
+    weight = np.exp(shapley) / np.exp(shapley).sum()
+    average = w[0] * weight[0]
+    for i in range(1, len(w)):
+        average = average + w[i] * weight[i]
+    return average / 2 + ori / 2
+
+
+def test_fedsv_is_half_a_softmax_average_and_half_the_model_before() -> None:
+    space = ParameterSpace(nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)))
+    start, vectors = torch.randn(space.size), torch.randn(3, space.size)
+    round = Round(0, torch.tensor([0, 2, 3]), torch.tensor([10, 20, 70]), start, vectors, space)
+    values = torch.tensor([0.3, float("nan"), -0.1, 0.9])
+    vector, weights = ShapleySoftmax("sv").aggregate(round, {"sv": values})
+    expected = avg_sv_baseline(
+        list(vectors.double().numpy()), values[[0, 2, 3]].double().numpy(), start.double().numpy()
+    )
+    cut = space.num_parameters
+    np.testing.assert_allclose(vector[:cut].numpy(), expected[:cut], rtol=1e-5, atol=1e-6)
+    share = values[[0, 2, 3]].softmax(0)
+    torch.testing.assert_close(vector[cut:], share @ vectors[:, cut:])  # statistics are not drawn back
+    assert weights.sum().item() == pytest.approx(0.5)
+    whole = ShapleySoftmax("sv", step=1, temperature=0.1).weights(round, {"sv": values})
+    torch.testing.assert_close(whole.float(), (10 * values[[0, 2, 3]]).softmax(0))
+
+
+def test_fedsv_needs_values_and_sound_arguments() -> None:
+    with pytest.raises(RuntimeError, match="has no value before the first aggregation"):
+        ShapleySoftmax("sv").weights(make_round([0, 1], [1, 1]), {})
+    for arguments, message in (
+        ({"step": 0}, r"step=0"),
+        ({"step": 1.5}, r"step=1\.5"),
+        ({"temperature": 0}, r"temperature=0"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            ShapleySoftmax(**arguments)
 
 
 # ---- RFA

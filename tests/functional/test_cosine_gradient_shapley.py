@@ -33,6 +33,33 @@ def test_rounds_as_in_the_paper(alpha: float, scale: float) -> None:
         np.testing.assert_allclose(reputation.numpy(), expected, rtol=1e-6)
 
 
+def authors_round(
+    rs: np.ndarray, shard_sizes: np.ndarray, d: np.ndarray, alpha: float, first: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """One pass of the authors' main loop, in NumPy: FedAvg's weights in the first round, reputations from 0."""
+    u = np.stack([row / (np.linalg.norm(row) + 1e-7) for row in d])
+    aggregate = (shard_sizes / shard_sizes.sum() if first else rs) @ u
+    phis = u @ aggregate / np.linalg.norm(aggregate) / np.linalg.norm(u, axis=1)
+    rs = np.clip(alpha * rs + (1 - alpha) * phis, 1e-3, None)
+    return phis, rs / rs.sum()
+
+
+def test_the_first_round_has_nothing_to_remember() -> None:
+    """Whatever alpha: phi / sum(phi), with data shares in the aggregate, as in the authors' code."""
+    rng = np.random.default_rng(1)
+    sizes, expected = np.array([70.0, 10, 10, 10, 10]), np.zeros(5)
+    reputation = None
+    for r in range(4):
+        updates = rng.normal(size=(5, 30)) + 0.5
+        phi, expected = authors_round(expected, sizes, updates, 0.95, first=r == 0)
+        weights = torch.tensor(sizes / sizes.sum()) if r == 0 else None
+        now, reputation = cosine_gradient_shapley(torch.tensor(updates), reputation, weights=weights)
+        np.testing.assert_allclose(now.numpy(), phi, rtol=1e-6)
+        np.testing.assert_allclose(reputation.numpy(), expected, rtol=1e-6)
+        if r == 0:
+            np.testing.assert_allclose(expected, phi / phi.sum())
+
+
 def test_lengths_do_not_matter_and_nothing_is_zero() -> None:
     updates = torch.randn(3, 20)
     phi, reputation = cosine_gradient_shapley(updates)

@@ -17,8 +17,47 @@ from flsv.metrics import CosineGradientShapley
 from flsv.sampling import UniformSampler
 
 
+def alike(rho: float, n: int) -> torch.Tensor:
+    """n updates of length 1, any two of which have the cosine rho."""
+    return torch.cat([(1 - rho) ** 0.5 * torch.eye(n), torch.full((n, 1), rho**0.5)], dim=1)
+
+
+@pytest.mark.parametrize(("init", "first"), [("zero", 0.447), ("shares", 0.617)])
+def test_the_first_round_remembers_nothing_or_the_shares(init: Any, first: float) -> None:
+    """One client with seven times the others' data: by hand from the cosines of updates that are all equally alike."""
+    rho, sizes = 0.133, torch.tensor([70, 10, 10, 10, 10])
+    metric = CosineGradientShapley(num_clients=5, init=init)
+    metric.update(torch.arange(5), alike(rho, 5), sizes, sizes / sizes.sum())
+    own, other = (7 + 4 * rho), (1 + 10 * rho)  # |u_N| phi, times 11
+    length = (53 + (121 - 53) * rho) ** 0.5
+    phi = torch.tensor([own, other, other, other, other]) / length
+    expected = phi / phi.sum() if init == "zero" else (w := 0.95 * sizes / sizes.sum() + 0.05 * phi) / w.sum()
+    torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=1e-6)
+    assert metric.compute()[0].item() == pytest.approx(first, abs=1e-3)
+
+
+def test_without_weights_the_first_round_weighs_by_data() -> None:
+    given, alone = (CosineGradientShapley(num_clients=3) for _ in range(2))
+    samples, updates = torch.tensor([5, 3, 2]), torch.randn(3, 20)
+    given.update(torch.arange(3), updates, samples, samples / samples.sum())
+    alone.update(torch.arange(3), updates, samples)
+    torch.testing.assert_close(alone.compute(), given.compute())
+
+
+@pytest.mark.parametrize("init", ["zero", "shares"])
+def test_halves_merge_to_the_whole(init: Any) -> None:
+    samples, weights = torch.tensor([50, 30, 20]), torch.tensor([0.5, 0.3, 0.2])
+    whole, early, late = (CosineGradientShapley(num_clients=3, init=init) for _ in range(3))
+    for r in range(4):
+        updates = torch.randn(3, 20, generator=torch.Generator().manual_seed(r)) + 0.3
+        for metric in (whole, early if r < 2 else late):
+            metric.update(torch.arange(3), updates, samples, weights)
+    late.merge_state(early)
+    assert torch.equal(late.compute(), whole.compute())
+
+
 def test_full_participation_is_the_papers_recursion() -> None:
-    metric = CosineGradientShapley(num_clients=3, alpha=0.8)
+    metric = CosineGradientShapley(num_clients=3, alpha=0.8, init="shares")
     samples, ids = torch.tensor([50, 30, 20]), torch.arange(3)
     reputation = samples / samples.sum()
     for r in range(5):
@@ -36,7 +75,7 @@ def test_the_cohort_shares_out_what_it_has_and_others_keep_theirs() -> None:
     metric.update(torch.tensor([0, 1, 3]), torch.eye(3), samples)
     before = metric.compute()
     assert before[2].isnan()
-    assert before[3] > before[0]
+    assert before[3] > before[0]  # the data shares weigh in the first aggregate
     assert before.nansum().item() == pytest.approx(1)
     metric.update(torch.tensor([0, 1]), torch.tensor([[1.0, 0], [-1.0, 0.1]]), samples[:2], torch.tensor([0.7, 0.3]))
     after = metric.compute()
@@ -52,7 +91,8 @@ def test_a_newcomer_starts_from_the_mean() -> None:
     assert metric.compute()[2].item() == pytest.approx(1 / 3)
 
 
-def test_in_a_loop_it_is_updated_after_aggregation_with_the_weights_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("init", ["zero", "shares"])
+def test_in_a_loop_it_is_updated_after_aggregation_with_the_weights_used(tmp_path: Path, init: Any) -> None:
     seen: list[tuple[Any, torch.Tensor | None]] = []
 
     class Watch(CGSV):
@@ -60,16 +100,19 @@ def test_in_a_loop_it_is_updated_after_aggregation_with_the_weights_used(tmp_pat
             seen.append((round, contributions.get("cgsv")))
             return super().aggregate(round, contributions)
 
-    loop = FederatedLoop(Watch(scale=0.5), {"cgsv": CosineGradientShapley(alpha=0.7)}, seed=1)
+    loop = FederatedLoop(Watch(scale=0.5), {"cgsv": CosineGradientShapley(alpha=0.7, init=init)}, seed=1)
     fit(loop, tmp_path, rounds=3)
-    reputation = seen[0][0].num_samples / seen[0][0].num_samples.sum()
+    shares = seen[0][0].num_samples / seen[0][0].num_samples.sum()
+    reputation = shares if init == "shares" else None
     for r, (round, before) in enumerate(seen):
         if r == 0:
             assert before is None
         else:
             torch.testing.assert_close(before, reputation.float())
         cut = round.space.num_parameters
-        _, reputation = cosine_gradient_shapley(round.client_updates[:, :cut], reputation, alpha=0.7)
+        weights = None if r else shares
+        updates = round.client_updates[:, :cut]
+        _, reputation = cosine_gradient_shapley(updates, reputation, alpha=0.7, weights=weights)
     torch.testing.assert_close(loop.contributions["cgsv"], reputation.float())
 
 
@@ -106,6 +149,8 @@ def test_errors() -> None:
         CosineGradientShapley(alpha=1.0)
     with pytest.raises(ConfigurationError, match=r"floor=0"):
         CosineGradientShapley(floor=0)
+    with pytest.raises(ConfigurationError, match=r'init=\'ones\'.*expected "zero" or "shares"'):
+        CosineGradientShapley(init="ones")
     metric = CosineGradientShapley(num_clients=2)
     with pytest.raises(ValueError, match=r"client_updates \[k=2, P\], got \[3, 5\]"):
         metric.update(torch.arange(2), torch.zeros(3, 5))

@@ -24,7 +24,7 @@ from flsv.metrics import (
     PartialFederatedShapley,
     SurrogateFederatedShapley,
 )
-from flsv.sampling import UniformSampler
+from flsv.sampling import SoftmaxSampler, UniformSampler
 
 
 def by_permutations(table: dict[frozenset[int], Any], n: int) -> Any:
@@ -240,3 +240,59 @@ def test_without_validation_data_or_forward_it_is_said_before_training(tmp_path:
     loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
     with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's validation set"):
         fit(loop, tmp_path, data=toy_data(server_val_fraction=0))
+
+
+def s_fedavg(rounds: list[tuple[list[int], list[float]]], n: int) -> tuple[list[float], list[float]]:
+    """ShapleyFL's ``s-fedavg.py``: relevance from 1/n, and the chances it gives."""
+    relevance = [1 / n] * n
+    for ids, values in rounds:
+        for i, value in zip(ids, values):
+            relevance[i] = relevance[i] * 0.75 + value * 0.25
+    total = sum(math.exp(phi) for phi in relevance)
+    return relevance, [math.exp(phi) / total for phi in relevance]
+
+
+def test_s_fedavg_is_the_reference() -> None:
+    n, rounds = 5, [([0, 2, 3], [0.3, -0.1, 0.05]), ([2, 3], [0.2, 0.4]), ([0, 3], [0.6, -0.2])]
+    metric = PartialFederatedShapley(n, estimator="exact", momentum=0.75, init="uniform")
+    for ids, values in rounds:
+        worth = torch.tensor(values)
+        metric.update(torch.tensor(ids), lambda masks, worth=worth: masks.float() @ worth)
+    relevance, chances = s_fedavg(rounds, n)
+    value = metric.compute()
+    assert value[[1, 4]].isnan().all()  # never seen
+    torch.testing.assert_close(value[[0, 2, 3]], torch.tensor(relevance)[[0, 2, 3]])
+    assert metric.prior == 1 / n
+    drawn = SoftmaxSampler(2, "sv").chances(n, {"sv": value.nan_to_num(metric.prior)})
+    torch.testing.assert_close(drawn.float(), torch.tensor(chances))
+    # Ours, the option: the average starts at the first value, and clients never seen are the mean of the others.
+    ours = PartialFederatedShapley(n, estimator="exact", momentum=0.75)
+    ours.update(torch.tensor([0, 2]), lambda masks: masks.float() @ torch.tensor([0.3, -0.1]))
+    torch.testing.assert_close(ours.compute()[[0, 2]], torch.tensor([0.3, -0.1]))
+    assert ours.prior is None
+
+
+def test_a_federation_draws_by_relevance_that_starts_at_one_over_n(tmp_path: Path) -> None:
+    seen: list[tuple[Tensor | None, Tensor]] = []
+
+    class Watch(SoftmaxSampler):
+        def sample(self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0) -> Tensor:
+            held = contributions.get("sv")
+            ids = super().sample(num_clients, contributions, generator, round_index)
+            seen.append((None if held is None else held.clone(), ids))
+            return ids
+
+    metric = PartialFederatedShapley(momentum=0.75, init="uniform")
+    fit(FederatedLoop(FedAvg(), {"sv": metric}, sampler=Watch(2, "sv"), seed=0), tmp_path, rounds=3)
+    assert seen[0][0] is None
+    held, ids = seen[1]
+    never = sorted(set(range(len(held))) - set(seen[0][1].tolist()))
+    assert held[never].tolist() == pytest.approx([1 / len(held)] * len(never))
+
+
+def test_init_is_a_number_or_uniform() -> None:
+    with pytest.raises(ConfigurationError, match=r"init='first'.*a number, \"uniform\" or None"):
+        PartialFederatedShapley(init="first")
+    metric = PartialFederatedShapley(2, estimator="exact", momentum=0.5, init=0.4)
+    metric.update(torch.arange(2), lambda masks: masks.float() @ torch.tensor([1.0, 0.0]))
+    torch.testing.assert_close(metric.compute(), torch.tensor([0.7, 0.2]))

@@ -15,6 +15,7 @@ from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import CosineGradientShapley
 from flsv.personalization import SparsifiedReward
+from flsv.personalization.cgsv import layer_ranks, ranks_below
 from flsv.sampling import UniformSampler
 
 
@@ -54,19 +55,51 @@ def test_every_layer_gives_its_largest_entries(tmp_path: Path) -> None:
                     torch.testing.assert_close(new[name], server[name])
                     continue
                 flat = step[name].flatten()
-                count = math.floor(shares[client] * len(flat))
+                count = min(math.ceil(shares[client] * len(flat)), len(flat) - 1)
                 best = sorted(range(len(flat)), key=lambda i, flat=flat: -abs(float(flat[i])))[:count]
                 expected = start[name].flatten().clone()
                 expected[best] += flat[best]
                 torch.testing.assert_close(new[name].flatten(), expected, msg=name)
 
 
-def test_the_best_receives_all_of_it(tmp_path: Path) -> None:
+def authors_mask(layer: torch.Tensor, q: float) -> torch.Tensor:
+    """``mask_grad_update_by_order`` with ``mode="layer"``, as in the authors' ``utils.py``."""
+    magnitude = layer.abs()
+    order = math.ceil(len(layer) * q)
+    if order == 0:
+        return torch.zeros_like(layer)
+    least = magnitude.topk(min(order, len(layer) - 1)).values[-1]
+    return torch.where(magnitude < least, torch.zeros_like(layer), layer)
+
+
+@pytest.mark.parametrize("q", [0.0, 1e-6, 0.1, 1 / 3, 0.5, 0.7, 0.999, 1.0])
+def test_the_count_is_the_authors(q: float) -> None:
+    sizes = [2, 3, 10, 57]
+    update = torch.randn(sum(sizes), generator=torch.Generator().manual_seed(0))
+    kept = ranks_below(layer_ranks(update, sizes), sizes, q)
+    expected = torch.cat([authors_mask(layer, q) for layer in update.split(sizes)])
+    assert torch.equal(update * kept, expected)
+
+
+def test_a_layer_of_one_entry_is_not_lost() -> None:
+    """The authors' code takes the last of no entries there, which is an error."""
+    update = torch.tensor([2.0])
+    assert ranks_below(layer_ranks(update, [1]), [1], 0.01).tolist() == [True]
+    assert ranks_below(layer_ranks(update, [1]), [1], 0.0).tolist() == [False]
+
+
+def test_the_best_receives_all_but_the_smallest(tmp_path: Path) -> None:
     personalizer = Watched()
     run(tmp_path, personalizer)
     round, reputation, _, own = personalizer.seen[0]
-    best = int(reputation.argmax())
-    torch.testing.assert_close(own[best], round.server_vector)
+    best = own[int(reputation.argmax())]
+    step = round.space.unflatten(round.server_vector - round.global_vector)
+    missing = round.space.unflatten(round.server_vector - best)
+    for name in round.space.names:
+        if "running" not in name:
+            away = missing[name].flatten().abs() > 1e-7
+            assert away.sum() <= 1
+            assert not away.any() or int(away.nonzero()) == int(step[name].flatten().abs().argmin())
 
 
 def test_a_large_beta_treats_all_alike(tmp_path: Path) -> None:
