@@ -76,6 +76,7 @@ class CosineGradientShapley(ContributionMetric):
     full_state_update = True
     plot_lower_bound = 0.0
 
+    init: Literal["zero", "shares"] = "shares"
     reputation: Tensor
     phi: Tensor
     log: list[Tensor]
@@ -92,7 +93,9 @@ class CosineGradientShapley(ContributionMetric):
         check_number(self, "floor", floor, above=0)
         if init not in ("zero", "shares"):
             raise ConfigurationError(f'{type(self).__name__}(init={init!r}): expected "zero" or "shares".')
-        self.alpha, self.floor, self.init = alpha, floor, init
+        self.alpha, self.floor = alpha, floor
+        if init != self.init:  # checkpoints of runs that had no other way are those of "shares"
+            self.init = init
         super().__init__(num_clients, None, **kwargs)
 
     @property

@@ -82,6 +82,7 @@ class PartialFederatedShapley(ContributionMetric):
         tensor(8)
     """
 
+    init: float | Literal["uniform"] | None = None
     history: Tensor
     stderr: Tensor
     evaluations: Tensor
@@ -106,7 +107,9 @@ class PartialFederatedShapley(ContributionMetric):
         self.performance = performance_of(self, performance, mode)
         if isinstance(init, str) and init != "uniform":
             raise ConfigurationError(f'{type(self).__name__}(init={init!r}): expected a number, "uniform" or None.')
-        self.weighting, self.momentum, self.init = weighting, momentum, init
+        self.weighting, self.momentum = weighting, momentum
+        if init is not None:  # checkpoints of runs without it stay what they were
+            self.init = init
         self.per_class = per_class or num_classes is not None
         if self.per_class and not isinstance(self.performance, str):
             raise ConfigurationError(

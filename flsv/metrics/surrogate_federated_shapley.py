@@ -92,7 +92,7 @@ class SurrogateFederatedShapley(PartialFederatedShapley):
             raise ConfigurationError(
                 f'{type(self).__name__}(normalize={normalize!r}): expected "min-max" or "positive".'
             )
-        self.beta, self.normalize = beta, normalize
+        self.beta, self.init, self.normalize, self.prior = beta, init, normalize, init
         super().__init__(
             num_clients,
             None,

@@ -15,6 +15,7 @@ from flsv.functional import cosine_gradient_shapley
 from flsv.loop import FederatedLoop
 from flsv.metrics import CosineGradientShapley
 from flsv.sampling import UniformSampler
+from flsv.server.fingerprint import described
 
 
 def alike(rho: float, n: int) -> torch.Tensor:
@@ -34,6 +35,12 @@ def test_the_first_round_remembers_nothing_or_the_shares(init: Any, first: float
     expected = phi / phi.sum() if init == "zero" else (w := 0.95 * sizes / sizes.sum() + 0.05 * phi) / w.sum()
     torch.testing.assert_close(metric.compute(), expected, rtol=1e-5, atol=1e-6)
     assert metric.compute()[0].item() == pytest.approx(first, abs=1e-3)
+
+
+def test_a_run_is_not_resumed_with_the_other_start() -> None:
+    assert described(CosineGradientShapley()) != described(CosineGradientShapley(init="shares"))
+    # Runs that were made before there was a choice started from the shares.
+    assert described(CosineGradientShapley(init="shares")) == "CosineGradientShapley(alpha=0.95, floor=0.001)"
 
 
 def test_without_weights_the_first_round_weighs_by_data() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from resuming import assert_resumes
 from torch import Tensor
 from toys import Plain, fit, toy_data
 
@@ -288,6 +289,14 @@ def test_a_federation_draws_by_relevance_that_starts_at_one_over_n(tmp_path: Pat
     held, ids = seen[1]
     never = sorted(set(range(len(held))) - set(seen[0][1].tolist()))
     assert held[never].tolist() == pytest.approx([1 / len(held)] * len(never))
+
+
+def test_s_fedavg_resumes(tmp_path: Path) -> None:
+    def make() -> FederatedLoop:
+        metric = PartialFederatedShapley(momentum=0.75, init="uniform")
+        return FederatedLoop(FedAvg(), {"sv": metric}, sampler=SoftmaxSampler(2, "sv", 0.05), seed=2)
+
+    assert_resumes(make, tmp_path)
 
 
 def test_init_is_a_number_or_uniform() -> None:
