@@ -97,7 +97,9 @@ def test_one_batch_with_the_defaults_by_hand() -> None:
     assert parameter.item() == pytest.approx(1 - 0.005 * 15 * (1 - theta), rel=1e-12)  # 0.075 of the way
 
 
-@pytest.mark.parametrize(("outer_lr", "lamda", "share"), [(0.125, 4.0, "0.5"), (0.2, 5.0, "1"), (0.0666, 15.0, "0.999")])
+@pytest.mark.parametrize(
+    ("outer_lr", "lamda", "share"), [(0.125, 4.0, "0.5"), (0.2, 5.0, "1"), (0.0666, 15.0, "0.999")]
+)
 def test_where_w_nearly_is_theta_a_warning_says_so(outer_lr: float, lamda: float, share: str) -> None:
     parameter = torch.nn.Parameter(torch.zeros(1))
     with pytest.warns(UserWarning, match=rf"w moves {share} of the way to theta.*FedAvg with fine-tuning.*= 0\.075"):
