@@ -4,7 +4,7 @@ from flsv.functional.class_specific_shapley import class_specific_shapley, parti
 from flsv.functional.collaborative_fairness import collaborative_fairness
 from flsv.functional.communication import classifier_size, communication_parameters, download_schedule
 from flsv.functional.cosine_gradient_shapley import cosine_gradient_shapley
-from flsv.functional.decayed_shapley import DecayedValues, decayed_shapley
+from flsv.functional.decayed_shapley import MULTI_ROUND_INDICES, DecayedValues, decayed_shapley
 from flsv.functional.divergence_weights import divergence_weights
 from flsv.functional.gradient_shapley import gradient_shapley
 from flsv.functional.label_divergence import label_divergence
@@ -55,6 +55,7 @@ from flsv.functional.transport import (
 
 __all__ = [
     "ESTIMATORS",
+    "MULTI_ROUND_INDICES",
     "ClassStatistics",
     "DecayedValues",
     "DifferenceEstimate",
