@@ -30,7 +30,7 @@ RATES = (0.05, 0.15, 0.3)
 FEATURES = {"feature noise": ("pixels", "PCA-50", "learned"), "label flips": ("PCA-50", "learned")}
 # Ours, through the protocol: the part of the value that is about the noise in question, and both parts' sum. With access
 # to the validation samples: ours of both parts and of the same part, LAVA as published, and KNN-Shapley.
-METHODS = ("ours", "ours, both parts", "ours, access", "ours, access, same part", "LAVA", "KNN-Shapley")
+METHODS = ("ours", "ours, both parts", "ours with access", "ours with access, same part", "LAVA", "KNN-Shapley")
 
 Job = tuple[str, str, int]
 
@@ -62,8 +62,8 @@ def run(job: Job, setting: Setting, root: str) -> dict[str, Any]:
                 found = {
                     "ours": known[which],
                     "ours, both parts": known["both"],
-                    "ours, access": direct_values(features, y, val, part.val_y),
-                    "ours, access, same part": calibrated_by_class(
+                    "ours with access": direct_values(features, y, val, part.val_y),
+                    "ours with access, same part": calibrated_by_class(
                         direct_values(features, y, val, part.val_y, part=which), y
                     ),
                     "LAVA": lava(features, y, val, part.val_y),

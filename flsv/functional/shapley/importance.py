@@ -6,9 +6,9 @@ The l clients with the largest weights get probability 1, the others (m - l) w_i
 
 The solution is the l in 0..m-1 with the smallest objective among those whose probabilities are all in [0, 1]: the
 theorem's text leaves the restriction out, its proof (appendix C.1) has it. The smallest feasible l is that one (the
-Karush-Kuhn-Tucker point), so it is taken without comparing objectives, for any real m. Clients of equal weight always get the same
-probability. Clients of weight 0 get 0 unless fewer than m clients have a positive weight; then they share the rest
-equally.
+Karush-Kuhn-Tucker point), so it is taken without comparing objectives, for any real m. Clients of equal weight always
+get the same probability. Clients of weight 0 get 0 unless fewer than m clients have a positive weight; then they share
+the rest equally.
 """
 
 from __future__ import annotations

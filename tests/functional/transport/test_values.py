@@ -14,9 +14,9 @@ from flsv.functional.transport import (
     calibrated_gradient,
     client_values,
     debiased_potential,
+    direct_values,
     federated_wasserstein,
     label_embedding,
-    direct_values,
 )
 
 
