@@ -28,8 +28,8 @@ SOURCES = ("mnist", "fashion_mnist", "cifar10")
 RATES = (0.05, 0.15, 0.3)
 # Normal noise on all pixels is almost orthogonal to 50 principal components, so it is looked for in the pixels, too.
 FEATURES = {"feature noise": ("pixels", "PCA-50", "learned"), "label flips": ("PCA-50", "learned")}
-# Ours, through the protocol: the part of the value that is about the noise in question, and both parts' sum. With access
-# to the validation samples: ours of both parts and of the same part, LAVA as published, and KNN-Shapley.
+# Ours, through the protocol: the part of the value that is about the noise in question, and the sum of both parts. With
+# access to the validation samples: ours of both parts and of the same part, LAVA as published, and KNN-Shapley.
 METHODS = ("ours", "ours, both parts", "ours with access", "ours with access, same part", "LAVA", "KNN-Shapley")
 
 Job = tuple[str, str, int]
