@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-import flsv.loop
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.data import IIDPartitioner
+from flsv.loop import federated_loop
 
 SAMPLES, BATCH, CLIENTS, ROUNDS = 3200, 8, 10, 3
 
@@ -96,7 +96,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     x, y = torch.randn(SAMPLES, 20), torch.randint(5, (SAMPLES,))
     ours = lambda: ClassifierClient(nn.Linear(20, 5), num_classes=5, input_shape=(20,))  # noqa: E731
-    lean = flsv.loop.lean
+    lean = federated_loop.lean
     ways: dict[str, Callable[[], list[float]]] = {
         "plain PyTorch": lambda: plain(x, y),
         "ClassifierClient": lambda: federated(x, y, ours),
@@ -105,7 +105,7 @@ def main() -> None:
     found: dict[str, list[float]] = {}
     for _ in range(repeats):
         for spared in (True, False):
-            flsv.loop.lean = lean if spared else lambda trainer: []  # type: ignore[attr-defined]
+            federated_loop.lean = lean if spared else lambda trainer: []  # type: ignore[attr-defined]
             for name, way in ways.items():
                 label = name if spared or name == "plain PyTorch" else f"{name}, nothing left out"
                 found.setdefault(label, []).extend(way())

@@ -1,4 +1,4 @@
-"""FedBary's detection of bad samples (figure 5): ours through the protocol, LAVA with data access, and KNN-Shapley."""
+"""FedBary's detection of bad samples (figure 5): ours through the protocol and with data access, LAVA, KNN-Shapley."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from torch import Tensor
 from flsv.data import ClosedSetLabelNoise, GaussianNoise
 from flsv.functional.transport import (
     client_values,
+    direct_values,
     federated_wasserstein,
     knn_shapley,
     label_embedding,
-    lava_values,
+    lava,
 )
 from flsv.functional.transport.values import Part
 from flsv.seeding import generator_for
@@ -27,8 +28,9 @@ SOURCES = ("mnist", "fashion_mnist", "cifar10")
 RATES = (0.05, 0.15, 0.3)
 # Normal noise on all pixels is almost orthogonal to 50 principal components, so it is looked for in the pixels, too.
 FEATURES = {"feature noise": ("pixels", "PCA-50", "learned"), "label flips": ("PCA-50", "learned")}
-# Ours, through the protocol: the part of the value that is about the noise in question, and both parts' sum.
-METHODS = ("ours", "ours, both parts", "LAVA", "LAVA, same part", "KNN-Shapley")
+# Ours, through the protocol: the part of the value that is about the noise in question, and the sum of both parts. With
+# access to the validation samples: ours of both parts and of the same part, LAVA as published, and KNN-Shapley.
+METHODS = ("ours", "ours, both parts", "ours with access", "ours with access, same part", "LAVA", "KNN-Shapley")
 
 Job = tuple[str, str, int]
 
@@ -60,8 +62,11 @@ def run(job: Job, setting: Setting, root: str) -> dict[str, Any]:
                 found = {
                     "ours": known[which],
                     "ours, both parts": known["both"],
-                    "LAVA": lava_values(features, y, val, part.val_y),
-                    "LAVA, same part": calibrated_by_class(lava_values(features, y, val, part.val_y, part=which), y),
+                    "ours with access": direct_values(features, y, val, part.val_y),
+                    "ours with access, same part": calibrated_by_class(
+                        direct_values(features, y, val, part.val_y, part=which), y
+                    ),
+                    "LAVA": lava(features, y, val, part.val_y),
                     "KNN-Shapley": -knn_shapley(features, y, val, part.val_y),
                 }
                 results[noise, name, rate] = {method: scores(bad, values) for method, values in found.items()}

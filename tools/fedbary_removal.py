@@ -18,7 +18,7 @@ from sklearn.linear_model import LogisticRegression
 
 from flsv import FederatedDataModule
 from flsv.data import ClosedSetLabelNoise, Corruption, GaussianNoise, IIDPartitioner
-from flsv.functional.transport import knn_shapley, lava_values, wasserstein_distance
+from flsv.functional.transport import direct_values, knn_shapley, lava, wasserstein_distance
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary
 
@@ -85,7 +85,8 @@ def _points(source: str, setting: Setting, root: str, seed: int) -> dict[str, li
     values = through_protocol(x, y, val, part.val_y, setting, seed, ("both",))["both"]
     orders = {
         "FedBary, worst first": values.argsort(descending=True),
-        "LAVA, worst first": lava_values(x, y, val, part.val_y).argsort(descending=True),
+        "ours with access, worst first": direct_values(x, y, val, part.val_y).argsort(descending=True),
+        "LAVA, worst first": lava(x, y, val, part.val_y).argsort(descending=True),
         "KNN-Shapley, worst first": knn_shapley(x, y, val, part.val_y).argsort(),
         "random": torch.randperm(len(x), generator=generator_for(seed, "random")),
         "FedBary, best first": values.argsort(),
@@ -110,7 +111,7 @@ def _duplicates(source: str, setting: Setting, root: str, seed: int) -> dict[str
     part = split(source, root, m, m, seed)
     pca = pca_features(part)
     x, val = pca(part.x).double(), pca(part.val_x).double()
-    best = int(lava_values(x, part.y, val, part.val_y).argmin())
+    best = int(direct_values(x, part.y, val, part.val_y).argmin())
 
     def distance(copies: torch.Tensor) -> float:
         rows = torch.arange(m).repeat_interleave(copies)

@@ -18,9 +18,15 @@ from torch import Tensor
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.aggregation import DivergenceWeighted, FedAvg
-from flsv.functional import ShapleyEstimate, exact_shapley, permutation_shapley, stratified_shapley
+from flsv.functional import (
+    MULTI_ROUND_INDICES,
+    ShapleyEstimate,
+    exact_shapley,
+    permutation_shapley,
+    stratified_shapley,
+)
 from flsv.games.retraining import RetrainedUtility
-from flsv.metrics import CumulativeShapley, DecayedShapley, OneRoundShapley
+from flsv.metrics import DecayedShapley, OneRoundShapley
 from flsv.sampling import FixedCohort
 from flsv.seeding import generator_for
 
@@ -36,7 +42,7 @@ SCENARIOS = {
 OURS, OURS_FIXED, OURS_RAW = "ours, renormalised", "ours, fixed", "ours, not divided by the round's sum"
 RETRAINING = ("exact", "TMC", "K-subset")
 ALGORITHMS = (OURS, OURS_FIXED, OURS_RAW, *RETRAINING, "OR", "MR", "TMR")
-OMEGA, THRESHOLD = 0.8, 0.1  # TMR then evaluates 10 rounds
+OMEGA = 0.8
 TMC_ORDERS, TMC_TRUNCATION, K_SUBSET_BUDGET = 15, 0.01, 20
 
 
@@ -194,8 +200,8 @@ def rebuilt(data: FederatedDataModule, setting: Setting, seed: int) -> list[Resu
     rounds, once = Played(), Played()
     metrics = {
         "OR": OneRoundShapley(setting.rounds, estimator=once),
-        "MR": CumulativeShapley(weighting="samples", estimator=rounds),
-        "TMR": DecayedShapley(decay=OMEGA, threshold=THRESHOLD, estimator=rounds.again),
+        "MR": DecayedShapley(**MULTI_ROUND_INDICES["MR"], estimator=rounds),
+        "TMR": DecayedShapley(**MULTI_ROUND_INDICES["TMR"], estimator=rounds.again),
     }
     loop, accuracy, seconds = federate(data, setting, seed, aggregator=FedAvg(), metrics=metrics)
     evaluated = setting.rounds - int(metrics["TMR"].diagnostics()["truncated"])

@@ -142,6 +142,7 @@ METHODS = {
         optimizer=lambda lr: partial(torch.optim.SGD, lr=2 * lr),
         components=3,
     ),
+    # outer_lr * lamda is 1: FedAvg with fine-tuning at twice the steps, see docs/results/pfedsv.md.
     "pFedMe": Method(
         lambda: {"aggregator": FedAvg("uniform")},
         deployed="trained",

@@ -4,7 +4,7 @@ from flsv.functional.class_specific_shapley import class_specific_shapley, parti
 from flsv.functional.collaborative_fairness import collaborative_fairness
 from flsv.functional.communication import classifier_size, communication_parameters, download_schedule
 from flsv.functional.cosine_gradient_shapley import cosine_gradient_shapley
-from flsv.functional.decayed_shapley import DecayedValues, decayed_shapley
+from flsv.functional.decayed_shapley import MULTI_ROUND_INDICES, DecayedValues, decayed_shapley
 from flsv.functional.divergence_weights import divergence_weights
 from flsv.functional.gradient_shapley import gradient_shapley
 from flsv.functional.label_divergence import label_divergence
@@ -40,12 +40,14 @@ from flsv.functional.transport import (
     client_values,
     contribution_shares,
     debiased_potential,
+    direct_values,
     federated_wasserstein,
     interpolating_measure,
     knn_shapley,
     label_augmented_cost,
     label_distance,
     label_embedding,
+    lava,
     lava_values,
     wasserstein_barycenter,
     wasserstein_distance,
@@ -53,6 +55,7 @@ from flsv.functional.transport import (
 
 __all__ = [
     "ESTIMATORS",
+    "MULTI_ROUND_INDICES",
     "ClassStatistics",
     "DecayedValues",
     "DifferenceEstimate",
@@ -75,6 +78,7 @@ __all__ = [
     "debiased_potential",
     "decayed_shapley",
     "difference_shapley",
+    "direct_values",
     "discovery_bound",
     "divergence_weights",
     "download_schedule",
@@ -90,6 +94,7 @@ __all__ = [
     "label_divergence",
     "label_embedding",
     "label_overlap",
+    "lava",
     "lava_values",
     "leave_one_out",
     "normalize_differences",

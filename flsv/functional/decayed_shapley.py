@@ -4,9 +4,16 @@ Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sen
 
     phi_i = sum_{t=1..R} omega^t phi_i(t) / sum_j phi_j(t).
 
-With omega = 1 it is the multi-round index (MR) of Song et al., "Profit Allocation for Federated Learning", IEEE Big
-Data 2019; with a threshold the truncated one (TMR) of Wei et al., "Efficient and Fair Data Valuation for Horizontal
-Federated Learning", 2020.
+Two baselines of the paper are settings of it, ``MULTI_ROUND_INDICES``, for a run of FedAvg. Both divide every round's
+values by their sum:
+
+- "MR": omega = 1 and all rounds, the multi-round index of Song et al., "Profit Allocation for Federated Learning",
+  IEEE Big Data 2019;
+- "TMR": omega < 1, and rounds with omega^t below a threshold are left out, the truncated one of Wei et al., "Efficient
+  and Fair Data Valuation for Horizontal Federated Learning", 2020. Guo et al. say that TMR weighs rounds by their
+  accuracy, too. That is not done: they give no formula (accuracy before or after the round, and what the weights are
+  divided by), and to fill it in would be our own index under the name of theirs. Neither do they give omega and the
+  threshold; with ours 10 rounds are evaluated.
 
 Departures: the quotient has no meaning in a round that gains nothing or loses. A round in which nobody's value differs
 from 0 is skipped; one whose values sum to nothing or less is divided by sum_j |phi_j|: with the literal formula a
@@ -25,6 +32,10 @@ from torch import Tensor
 from flsv.arguments import check_number
 
 EPSILON = 1e-6
+MULTI_ROUND_INDICES: dict[str, dict[str, float]] = {
+    "MR": {"decay": 1.0, "threshold": 0.0},
+    "TMR": {"decay": 0.8, "threshold": 0.1},
+}
 
 
 class DecayedValues(NamedTuple):

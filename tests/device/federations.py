@@ -59,7 +59,7 @@ def mixture_of_a_network() -> MixtureClient:
 
 
 def moreau() -> Plain:
-    return Plain(network(False), partial(MoreauSGD, lr=0.05, outer_lr=0.0666, lamda=15.0, inner_steps=2))
+    return Plain(network(False), partial(MoreauSGD, lr=0.05, outer_lr=0.02, lamda=15.0, inner_steps=2))
 
 
 def noisy() -> FederatedDataModule:

@@ -52,6 +52,9 @@ def test_clients_answer_with_moments_only() -> None:
         def __init__(self, client):
             self.client = client
 
+        def __getattr__(self, name):
+            return getattr(self.client, name)
+
         def ask(self, question, *args):
             crossed.append(self.client.ask(question, *args))
             return crossed[-1]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from flsv.errors import ConfigurationError
-from flsv.functional import decayed_shapley
+from flsv.functional import MULTI_ROUND_INDICES, decayed_shapley
 from flsv.functional.decayed_shapley import round_factor, round_shares
 
 NAN = float("nan")
@@ -66,6 +66,14 @@ def test_threshold() -> None:
     assert decayed_shapley(rows, 0.5, threshold=0.25).values.tolist() == [0.75, 0]
     assert decayed_shapley(rows, 0.5, threshold=0.26).values.tolist() == [0.5, 0]
     assert [round_factor(t, 0.5, 0.2) for t in range(3)] == [0.5, 0.25, 0.0]
+
+
+def test_multi_round_indices() -> None:
+    rows = torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    shares = rows / rows.sum(1, keepdim=True)
+    torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["MR"]).values, shares.sum(0))
+    kept = sum(0.8**t * shares[t - 1] for t in range(1, 11))  # 0.8^10 = 0.107, 0.8^11 = 0.086
+    torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["TMR"]).values, kept)
 
 
 def test_shares_of_float32_values_that_cancel() -> None:

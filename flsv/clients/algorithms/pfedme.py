@@ -4,12 +4,15 @@ T Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 
 server's part is FedAvg with equal weights, and the paper's beta is ``FederatedLoop(server_lr=...)``:
 ``configs/pfedme.yaml``.
 
-As in the authors' code, the first of a batch's K inner steps goes on from the theta of the batch before. Its weight
-decay of theta is left out.
+As in the authors' code (github.com/CharlieDinh/pFedMe), the first of a batch's K inner steps goes on from the theta of
+the batch before. Its weight decay of theta (mu = 0.001) is left out. The defaults are those of its ``main.py``:
+``personal_learning_rate`` 0.09, ``learning_rate`` 0.005, ``lamda`` 15, ``K`` 5, with a ``beta`` of 1, batches of 20
+samples and 20 batches a round for 800 rounds. The settings in its README have eta lamda from 0.075 to 0.3.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -18,6 +21,9 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
+
+#: The share of the way from w to theta, outer_lr * lamda, from which on there is little left of two models.
+DEGENERATE = 0.5
 
 
 class MoreauSGD(torch.optim.Optimizer):
@@ -31,16 +37,22 @@ class MoreauSGD(torch.optim.Optimizer):
     ``FederatedLoop(client_optimizer="keep")``: the first would add up gradients over the inner steps, the second would
     have w go on from the client's last visit. BatchNorm's statistics, theta's, are shared.
 
+    A batch costs ``inner_steps`` forward and backward passes: compare with other methods at the same number of these.
+
     Args:
         params: parameters, or groups of them.
-        lr: the inner step; below 2 / lamda, or theta diverges.
-        outer_lr: the paper's eta; eta lamda is the share of the way that w moves to theta. The authors' 0.005 needs
-            some hundred rounds, 1 / lamda tens.
+        lr: the inner step, ``personal_learning_rate`` in the authors' code; below 2 / lamda, or theta diverges.
+        outer_lr: the paper's eta; eta lamda is the share of the way that w moves to theta with every batch. The
+            authors' 0.075 needs some hundred rounds. At 1, w is theta, and the method is FedAvg of clients that take
+            ``inner_steps`` SGD steps per batch, with a proximal pull to the batch's start, and fine-tuning.
         lamda: how strongly theta is held near w.
         inner_steps: K, forward and backward passes per batch.
 
     Raises:
         ConfigurationError: an argument out of range.
+
+    Warns:
+        UserWarning: ``outer_lr * lamda`` is 0.5 or more, in any group.
 
     Example:
         >>> w = torch.nn.Parameter(torch.tensor([1.0]))
@@ -61,16 +73,29 @@ class MoreauSGD(torch.optim.Optimizer):
     def __init__(
         self,
         params: Iterable[Tensor] | Iterable[dict[str, Any]],
-        lr: float = 0.05,
-        outer_lr: float = 0.0666,
+        lr: float = 0.09,
+        outer_lr: float = 0.005,
         lamda: float = 15.0,
         inner_steps: int = 5,
     ) -> None:
-        check_number(self, "lamda", lamda, above=0)
-        check_number(self, "lr", lr, above=0, below=2 / lamda, hint=f"It is 2 / {lamda=}.")
-        check_number(self, "outer_lr", outer_lr, above=0, most=1 / lamda, hint=f"It is 1 / {lamda=}.")
         check_number(self, "inner_steps", inner_steps, least=1, whole=True)
         super().__init__(params, {"lr": lr, "outer_lr": outer_lr, "lamda": lamda, "inner_steps": inner_steps})
+        for group in self.param_groups:
+            self._check(group)
+        fastest = max(self.param_groups, key=lambda group: group["outer_lr"] * group["lamda"])
+        if (share := fastest["outer_lr"] * fastest["lamda"]) >= DEGENERATE:
+            warnings.warn(
+                f"MoreauSGD(outer_lr={fastest['outer_lr']:g}, lamda={fastest['lamda']:g}): w moves {share:.3g} of the "
+                "way to theta with every batch; at 1 it is theta, and pFedMe is FedAvg with fine-tuning. Expected "
+                f"outer_lr * lamda below {DEGENERATE:g}; the authors have 0.005 * 15 = 0.075.",
+                stacklevel=2,
+            )
+
+    def _check(self, group: dict[str, Any]) -> None:
+        lamda = group["lamda"]
+        check_number(self, "lamda", lamda, above=0)
+        check_number(self, "lr", group["lr"], above=0, below=2 / lamda, hint=f"It is 2 / {lamda=}.")
+        check_number(self, "outer_lr", group["outer_lr"], above=0, most=1 / lamda, hint=f"It is 1 / {lamda=}.")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]

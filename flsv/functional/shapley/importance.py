@@ -4,11 +4,11 @@
 
 The l clients with the largest weights get probability 1, the others (m - l) w_i / sum_{j not among the l} w_j (eq. 9).
 
-Departure: the theorem as printed takes the l in 0..m-1 whose solution has the smallest objective. Solutions with some
-p_i > 1 have the smallest objective of all, so an infeasible l can win. The solution is the smallest *feasible* l (the
-Karush-Kuhn-Tucker point), which is what is computed here, for any real m. Clients of equal weight always get the same
-probability. Clients of weight 0 get 0 unless fewer than m clients have a positive weight; then they share the rest
-equally.
+The solution is the l in 0..m-1 with the smallest objective among those whose probabilities are all in [0, 1]: the
+theorem's text leaves the restriction out, its proof (appendix C.1) has it. The smallest feasible l is that one (the
+Karush-Kuhn-Tucker point), so it is taken without comparing objectives, for any real m. Clients of equal weight always
+get the same probability. Clients of weight 0 get 0 unless fewer than m clients have a positive weight; then they share
+the rest equally.
 """
 
 from __future__ import annotations

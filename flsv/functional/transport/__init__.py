@@ -11,10 +11,11 @@ from flsv.functional.transport.federated import (
 )
 from flsv.functional.transport.interpolation import interpolating_measure
 from flsv.functional.transport.knn_shapley import knn_shapley
+from flsv.functional.transport.lava import class_distances, lava
 from flsv.functional.transport.potentials import calibrated_gradient, debiased_potential
 from flsv.functional.transport.statistics import ClassStatistics, class_statistics, label_distance
 from flsv.functional.transport.support import check_support, safe_support
-from flsv.functional.transport.values import client_values, lava_values
+from flsv.functional.transport.values import client_values, direct_values, lava_values
 
 __all__ = [
     "ClassStatistics",
@@ -24,16 +25,19 @@ __all__ = [
     "TransportServer",
     "calibrated_gradient",
     "check_support",
+    "class_distances",
     "class_statistics",
     "client_values",
     "contribution_shares",
     "debiased_potential",
+    "direct_values",
     "federated_wasserstein",
     "interpolating_measure",
     "knn_shapley",
     "label_augmented_cost",
     "label_distance",
     "label_embedding",
+    "lava",
     "lava_values",
     "safe_support",
     "wasserstein_barycenter",

@@ -1,7 +1,7 @@
-"""A value for every sample of a client: with access to the validation samples (LAVA), or through the protocol.
+"""Our value for every sample of a client: with access to the validation samples, or through the protocol.
 
-Just et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023; Li et al., "Data Valuation and
-Detections in Federated Learning" (FedBary), CVPR 2024, section 4.3.
+After Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.3. It is not
+LAVA, which takes one dual of features and labels together: that is :func:`lava`.
 
 The paper's potential sees no label noise: how near a sample's features are to others varies more between clean samples
 than a wrong label adds, and a self-term with labels lets mislabelled samples explain each other. So the potential is
@@ -21,8 +21,9 @@ Through the protocol "validation" is gamma, whose first d coordinates are the fe
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -38,7 +39,7 @@ Part = Literal["features", "labels", "both"]
 LABEL_EMPHASIS = 2.0
 
 
-def lava_values(
+def direct_values(
     x: Tensor,
     y: Tensor | None,
     x2: Tensor,
@@ -72,7 +73,7 @@ def lava_values(
 
     Example:
         >>> x = torch.tensor([[0.0], [0.1], [5.0], [5.1], [0.05]])
-        >>> lava_values(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabelled
+        >>> direct_values(x, torch.tensor([0, 0, 1, 1, 1]), x[:4], torch.tensor([0, 0, 1, 1])).argmax()  # mislabelled
         tensor(4)
     """
     labelled = None
@@ -82,6 +83,17 @@ def lava_values(
             return label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
 
     return _values(x, y, x2, labelled, part, blur, scaling)
+
+
+def lava_values(x: Tensor, y: Tensor | None, x2: Tensor, y2: Tensor | None, **settings: Any) -> Tensor:
+    """:func:`direct_values` under its former name, which claimed to be LAVA; it warns. LAVA is :func:`lava`."""
+    warnings.warn(
+        "lava_values is not LAVA but this package's own estimator: call it direct_values, or take lava for LAVA as "
+        "published.",
+        FutureWarning,
+        stacklevel=2,
+    )
+    return direct_values(x, y, x2, y2, **settings)
 
 
 def client_values(
@@ -108,7 +120,7 @@ def client_values(
         blur: eps, relative to the mean squared feature distance between ``x`` and ``gamma``; above 0.
         scaling: see :func:`debiased_potential`.
         covariance: as in the protocol's embeddings.
-        label_weight: as in the protocol's embeddings; see :func:`lava_values`.
+        label_weight: as in the protocol's embeddings; see :func:`direct_values`.
         statistics: of the client's classes, where they are known already.
 
     Returns:

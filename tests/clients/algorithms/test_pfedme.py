@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from resuming import assert_resumes
 from toys import Plain, fit, network
 
@@ -17,6 +20,9 @@ from flsv.clients.algorithms import MoreauSGD
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 
+CONFIG = Path(__file__).parents[3] / "configs/pfedme.yaml"
+#: The defaults of main.py in the authors' code: personal_learning_rate, learning_rate, lamda and K.
+AUTHORS = {"lr": 0.09, "outer_lr": 0.005, "lamda": 15, "inner_steps": 5}
 MOREAU = partial(MoreauSGD, lr=0.08, outer_lr=0.1, lamda=4.0, inner_steps=3)
 
 
@@ -62,6 +68,56 @@ def test_many_inner_steps_reach_the_proximal_point() -> None:
     assert parameter.item() == pytest.approx(4.0 * 2.0 / 7.0, rel=1e-4)
 
 
+def test_the_defaults_and_the_configuration_are_the_authors() -> None:
+    signature = inspect.signature(MoreauSGD).parameters
+    assert {name: signature[name].default for name in AUTHORS} == AUTHORS
+    config = yaml.safe_load(CONFIG.read_text())
+    assert config["model"]["init_args"]["optimizer"]["init_args"] == AUTHORS
+    assert inspect.signature(FederatedLoop).parameters["server_lr"].default == 1  # beta
+    assert "server_lr" not in config["federation"]
+
+
+def test_one_batch_with_the_defaults_by_hand() -> None:
+    """f = theta^2 / 2 from w = 1: theta goes to 15/16, its distance times 1 - 0.09 (1 + 15) = -0.44 in every step."""
+    parameter = torch.nn.Parameter(torch.ones(1, dtype=torch.float64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = MoreauSGD([parameter])
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = (parameter**2 / 2).sum()
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    theta = 15 / 16 + (-0.44) ** 5 / 16
+    assert parameter.item() == pytest.approx(theta, rel=1e-12)
+    optimizer.upload_parameters()
+    assert parameter.item() == pytest.approx(1 - 0.005 * 15 * (1 - theta), rel=1e-12)  # 0.075 of the way
+
+
+@pytest.mark.parametrize(
+    ("outer_lr", "lamda", "share"), [(0.125, 4.0, "0.5"), (0.2, 5.0, "1"), (0.0666, 15.0, "0.999")]
+)
+def test_where_w_nearly_is_theta_a_warning_says_so(outer_lr: float, lamda: float, share: str) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    with pytest.warns(UserWarning, match=rf"w moves {share} of the way to theta.*FedAvg with fine-tuning.*= 0\.075"):
+        MoreauSGD([parameter], outer_lr=outer_lr, lamda=lamda)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        MoreauSGD([parameter], outer_lr=0.499 / lamda, lamda=lamda)
+
+
+def test_a_group_of_parameters_is_looked_at_too() -> None:
+    first, second = (torch.nn.Parameter(torch.zeros(1)) for _ in range(2))
+    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": [second], "outer_lr": 0.06}]
+    with pytest.warns(UserWarning, match=r"outer_lr=0\.06, lamda=15\): w moves 0\.9 "):
+        MoreauSGD(groups)
+    with pytest.raises(ConfigurationError, match=r"outer_lr=0\.07\): expected a finite number in \(0, 0\.0666667\]"):
+        MoreauSGD([groups[0], {**groups[1], "outer_lr": 0.07}])
+
+
 def moreau_client(optimizer: Any = MOREAU) -> Plain:
     return Plain(network(batch_norm=False), optimizer)
 
@@ -91,7 +147,8 @@ def test_w_starts_anew_at_every_visit(tmp_path: Path) -> None:
     optimizer = partial(MoreauSGD, lr=0.1, outer_lr=0.25, lamda=4.0, inner_steps=1)
     plain = partial(torch.optim.SGD, lr=0.1)
     loops = [FederatedLoop(FedAvg("uniform"), local_epochs=2, seed=3) for _ in range(2)]
-    modules = [fit(loop, tmp_path, moreau_client(o), rounds=3) for loop, o in zip(loops, (optimizer, plain))]
+    with pytest.warns(UserWarning, match="FedAvg with fine-tuning"):
+        modules = [fit(loop, tmp_path, moreau_client(o), rounds=3) for loop, o in zip(loops, (optimizer, plain))]
     torch.testing.assert_close(*(loop.space.read(module) for loop, module in zip(loops, modules)))
 
 

@@ -14,9 +14,9 @@ from flsv.functional.transport import (
     calibrated_gradient,
     client_values,
     debiased_potential,
+    direct_values,
     federated_wasserstein,
     label_embedding,
-    lava_values,
 )
 
 
@@ -46,13 +46,13 @@ def test_flips_and_feature_noise_of_blobs_are_found(share: float) -> None:
     gamma = received(x, noisy, x2, y2, 80)
     for part in ("both", "labels"):
         assert roc_auc_score(bad, client_values(x, noisy, gamma, part=part)) > 0.95
-        assert roc_auc_score(bad, lava_values(x, noisy, x2, y2, part=part)) > 0.9
+        assert roc_auc_score(bad, direct_values(x, noisy, x2, y2, part=part)) > 0.9
     assert roc_auc_score(bad, client_values(x, noisy, gamma, part="features")) < 0.7
     shaken = x + 3 * bad[:, None] * torch.randn(x.shape, generator=torch.Generator().manual_seed(2))
     gamma = received(shaken, y, x2, y2, 80)
     for part in ("both", "features"):
         assert roc_auc_score(bad, client_values(shaken, y, gamma, part=part)) > 0.93
-        assert roc_auc_score(bad, lava_values(shaken, y, x2, y2, part=part)) > 0.93
+        assert roc_auc_score(bad, direct_values(shaken, y, x2, y2, part=part)) > 0.93
 
 
 @needs_data
@@ -66,7 +66,7 @@ def test_flips_of_mnist_are_found_through_the_protocol(share: float) -> None:
 
 def test_parts_add_up_and_the_features_part_is_the_debiased_potential() -> None:
     (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
-    parts = {part: lava_values(x, y, x2, y2, part=part) for part in ("features", "labels", "both")}  # type: ignore[arg-type]
+    parts = {part: direct_values(x, y, x2, y2, part=part) for part in ("features", "labels", "both")}  # type: ignore[arg-type]
     expected = parts["features"] + 2 * parts["labels"]
     for label in range(4):
         expected[y == label] -= expected[y == label].mean()
@@ -77,27 +77,27 @@ def test_parts_add_up_and_the_features_part_is_the_debiased_potential() -> None:
 
 def test_the_servers_embedding_as_gamma_is_direct_access() -> None:
     (x, y), (x2, y2) = blobs(60, 0), blobs(40, 1)
-    direct = lava_values(x, y, x2, y2, label_weight=2.0)
+    direct = direct_values(x, y, x2, y2, label_weight=2.0)
     found = client_values(x, y, label_embedding(x2, y2, label_weight=2.0), label_weight=2.0)
     torch.testing.assert_close(found, direct, atol=1e-2, rtol=1e-2)
-    unlabelled = lava_values(x, None, x2, y2)
+    unlabelled = direct_values(x, None, x2, y2)
     torch.testing.assert_close(client_values(x, None, x2), unlabelled)
     torch.testing.assert_close(client_values(x, None, label_embedding(x2, y2)), unlabelled)
-    assert torch.equal(lava_values(x, y, x2, None), unlabelled)
+    assert torch.equal(direct_values(x, y, x2, None), unlabelled)
 
 
 def test_one_sample_and_absent_classes_have_finite_values() -> None:
     x, y = labelled(0)
-    assert lava_values(x[:1], y[:1], x, y).tolist() == [0.0]
-    assert lava_values(x, y, x[y == 0], y[y == 0]).isfinite().all()
+    assert direct_values(x[:1], y[:1], x, y).tolist() == [0.0]
+    assert direct_values(x, y, x[y == 0], y[y == 0]).isfinite().all()
 
 
 def test_wrong_input_says_so() -> None:
     (x, y), (x2, y2) = blobs(30, 0), blobs(20, 1)
     with pytest.raises(ConfigurationError, match='part="labels" needs classes'):
-        lava_values(x, None, x2, y2, part="labels")
+        direct_values(x, None, x2, y2, part="labels")
     with pytest.raises(ConfigurationError, match="part='all'"):
-        lava_values(x, y, x2, y2, part="all")  # type: ignore[arg-type]
+        direct_values(x, y, x2, y2, part="all")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="24 features and gamma has 8"):
         client_values(x, y, x2)
     with pytest.raises(ConfigurationError, match="8 features and gamma has 5"):

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal
 
 import lightning as L
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from flsv._lightning.averaging import RoundAverage
 from flsv._lightning.checkpoint_io import install
@@ -41,9 +40,9 @@ from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.errors import ConfigurationError
 from flsv.functional.update_outliers import THRESHOLD
+from flsv.loop.saved import SavedLoop
 from flsv.metrics import ContributionMetric, PrivacyLoss
-from flsv.parameters import ParameterSpace
-from flsv.participants import Channel, Client, ClientStates
+from flsv.participants import ClientStates
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy, warn_of_noise
 from flsv.reporting.folder import run_folder
@@ -59,16 +58,13 @@ from flsv.server.checks import check_arguments, check_names, check_packages, che
 from flsv.server.description import settings
 from flsv.server.fingerprint import fingerprint, settings_of
 from flsv.server.metric_shapes import check_metric_shapes
-from flsv.server.resume import check_checkpoint, check_sharing, check_state
-from flsv.strategy import Strategy
+from flsv.server.resume import check_checkpoint, check_sharing
 from flsv.uploads import Upload
 
-#: What a loop has from the start of a fit on and does not take with it when it is copied or pickled.
-_OF_A_FIT = ("_data", "_reporter", "_boundary", "_steps")
 _ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
 
 
-class FederatedLoop(L.Callback):
+class FederatedLoop(SavedLoop):
     """Trains a LightningModule federated, and measures what every client contributes while it happens.
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
@@ -146,16 +142,7 @@ class FederatedLoop(L.Callback):
         ClassSpecificShapley()
     """
 
-    state: FederationState
     _data: FederatedDataModule
-    _fit: OneProcess | None
-    _csv: str | None
-    _asked: dict[str, Any] | None
-    _optimizer_state: dict[str, Any] | None
-    _buffers: dict[str, Any] | None
-    _fingerprint: dict[str, dict[str, str]]
-    _given_seed: str | int | None
-    _shared: dict[str, str] | None
     _patches: list[PatchedAttributes]
     _lock: FolderLock | None
     _hooks: ClientHooks | None
@@ -164,10 +151,6 @@ class FederatedLoop(L.Callback):
     # From the start of a fit on.
     _reporter: Reporter
     _progress: ProgressText | None
-    _boundary: RoundBoundary
-    _average: RoundAverage
-    _thawing: Thawing
-    _thawed: dict[str, list[str]] | None
     _monitored: set[str]
 
     def __init__(
@@ -237,84 +220,6 @@ class FederatedLoop(L.Callback):
             3
         """
         return FederatedLoop(**{**self._arguments, **changes})
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """What the loop was made with, by name, with what stands in for None."""
-        return self._made
-
-    @property
-    def metrics(self) -> dict[str, Metric]:
-        """The live metrics by name."""
-        return self.board.metrics
-
-    @property
-    def contributions(self) -> dict[str, Tensor]:
-        """The metrics' current values by name."""
-        return self.board.contributions
-
-    @property
-    def round_index(self) -> int:
-        """The number of completed rounds, so the index of the current or next one."""
-        return self.state.round_index
-
-    @property
-    def weights(self) -> Tensor | None:
-        """``[n]`` weights of the last aggregation, NaN outside its cohort."""
-        return self.state.weights
-
-    @property
-    def participations(self) -> Tensor:
-        """int64 ``[n]``, the number of rounds that each client's update was part of."""
-        return self.state.participations
-
-    @property
-    def client_accuracy(self) -> Tensor | None:
-        """``[n]``, the last evaluation of the clients' own models, or None."""
-        return self.state.client_accuracy
-
-    @property
-    def models(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that the server will send it to start from, where it is not the global one;
-        see :meth:`received` for models that clients keep themselves."""
-        return self.state.starts
-
-    @property
-    def trained(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that it trained last, with ``keep_trained``."""
-        return self.state.trained
-
-    @property
-    def clients(self) -> list[Client]:
-        """The clients, by number; from the start of a fit on."""
-        return self._running.roster.clients
-
-    @property
-    def channel(self) -> Channel:
-        """What has crossed in this round; from the start of a fit on."""
-        return self._running.roster.channel
-
-    @property
-    def space(self) -> ParameterSpace:
-        """The map between the module and vectors; from the start of a fit on."""
-        return self._running.space
-
-    @property
-    def current_client(self) -> int | None:
-        """The client whose turn it is; None after the cohort's last, and outside of a round."""
-        fit = self._fit
-        return fit.training.client if fit is not None and fit.training is not None and fit.training.active else None
-
-    def received(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one.
-        From the first round on."""
-        return self._running.received()
-
-    @property
-    def strategies(self) -> dict[str, Strategy]:
-        """The aggregator, personaliser, sampler and client algorithm, where there is one, by role."""
-        roles = ("aggregator", "personalizer", "sampler", "client_algorithm")
-        return {role: getattr(self, role) for role in roles if getattr(self, role) is not None}
 
     # ---- before the first round
 
@@ -528,95 +433,7 @@ class FederatedLoop(L.Callback):
         if self._running.discard():
             warnings.warn(f"round {self.round_index} is discarded: {why}.", stacklevel=2)
 
-    # ---- checkpoints
-
-    def state_dict(self) -> dict[str, Any]:
-        """All that the next round needs beyond the global model; between two rounds whenever it is asked for."""
-        return {
-            **self.state.state_dict(),
-            **self._trained_with(),
-            **self._kept(),
-            "fingerprint": self._fingerprint,
-            "board": self.board.state_dict(),
-            "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
-            "csv": self._csv,
-            "thawed": self._thawing.state(self._within_round),
-        }
-
-    @property
-    def _within_round(self) -> bool:
-        return self._fit is not None and self._fit.training is not None and self._fit.training.active
-
-    def _trained_with(self) -> dict[str, Any]:
-        fit = self._fit
-        local = None if fit is None or fit.training is None else fit.training.local
-        return {
-            "asked": self._asked if fit is None else fit.options.asked,
-            "buffers": self._buffers if local is None else local.buffers(),
-            "shared": self._shared if fit is None else fit.space.described(),
-        }
-
-    def _kept(self) -> dict[str, Any]:
-        """What clients and their optimizers keep."""
-        fit = self._fit
-        known = self._states.state_dict(), self._optimizer_state
-        return dict(zip(("clients", "optimizers"), known if fit is None or fit.training is None else fit.kept()))
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The federation as it stands between two rounds, without the trainer and the data of its fit: a copy knows
-        what this loop's metrics and :attr:`state` know, and can be fitted anew; what resumes a run is a checkpoint."""
-        trained, states = {**self._trained_with(), **self._kept()}, ClientStates()
-        states.load_state_dict(trained["clients"])
-        return {
-            **{name: value for name, value in vars(self).items() if name not in _OF_A_FIT},
-            "_states": states,
-            "_asked": trained["asked"],
-            "_optimizer_state": trained["optimizers"],
-            "_buffers": trained["buffers"],
-            "_shared": trained["shared"],
-            **{"_fit": None, "_fitting": False, "_patches": [], "_hooks": None, "_lock": None, "_progress": None},
-            **{"_average": RoundAverage(), "_thawing": Thawing()},
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        if not self._fitting:
-            return  # validating, testing or predicting with a checkpoint: only the global model matters
-        self.check_state(state_dict)
-        self._asked, self._resumed = state_dict.get("asked"), True
-        self._shared = state_dict.get("shared")
-        self.state.load_state_dict(state_dict)
-        self.board.load_state_dict(state_dict["board"])
-        self._states.load_state_dict(state_dict["clients"])
-        self._optimizer_state, self._buffers = state_dict["optimizers"], state_dict["buffers"]
-        self._csv, self._thawed = state_dict["csv"], state_dict.get("thawed")
-        for role, strategy in self.strategies.items():
-            strategy.load_state_dict(state_dict["strategies"].get(role, {}))
-
-    def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
-        """Raise ConfigurationError where this fit cannot go on from what ``state_dict`` gave."""
-        check_state(state_dict, self._fingerprint, self._given_seed, max_epochs)
-
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
-        # Those of a wrapped data module are no arguments of FederatedDataModule, nor always safe to load.
-        checkpoint.pop(L.LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY, None)
-        training = None if self._fit is None else self._fit.training
-        if training is None:
-            return
-        if training.active:
-            self._boundary.rewind(checkpoint)
-            training.local.optimizers.rewind(checkpoint)
-            self._thawing.rewind(checkpoint)
-        else:
-            self._boundary.close_epoch(checkpoint)
-            self._average.place_last(checkpoint)
-
     # ---- one fit
-
-    @property
-    def _running(self) -> OneProcess:
-        if self._fit is None:
-            raise RuntimeError("the loop knows this from the start of a fit on: call trainer.fit first.")
-        return self._fit
 
     def _reset(self) -> None:
         """As if no round had been run."""

@@ -1,0 +1,110 @@
+"""What a federation's loop knows at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning as L
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.engines.one_process import OneProcess
+from flsv.parameters import ParameterSpace
+from flsv.participants import Channel, Client
+from flsv.round import FederationState
+from flsv.server import ContributionBoard
+from flsv.strategy import Strategy
+
+
+class KnownLoop(L.Callback):
+    """The part of :class:`flsv.FederatedLoop` that only looks."""
+
+    state: FederationState
+    board: ContributionBoard
+    _made: dict[str, Any]
+    _fit: OneProcess | None
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """What the loop was made with, by name, with what stands in for None."""
+        return self._made
+
+    @property
+    def metrics(self) -> dict[str, Metric]:
+        """The live metrics by name."""
+        return self.board.metrics
+
+    @property
+    def contributions(self) -> dict[str, Tensor]:
+        """The metrics' current values by name."""
+        return self.board.contributions
+
+    @property
+    def round_index(self) -> int:
+        """The number of completed rounds, so the index of the current or next one."""
+        return self.state.round_index
+
+    @property
+    def weights(self) -> Tensor | None:
+        """``[n]`` weights of the last aggregation, NaN outside its cohort."""
+        return self.state.weights
+
+    @property
+    def participations(self) -> Tensor:
+        """int64 ``[n]``, the number of rounds that each client's update was part of."""
+        return self.state.participations
+
+    @property
+    def client_accuracy(self) -> Tensor | None:
+        """``[n]``, the last evaluation of the clients' own models, or None."""
+        return self.state.client_accuracy
+
+    @property
+    def models(self) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that the server will send it to start from, where it is not the global one;
+        see :meth:`received` for models that clients keep themselves."""
+        return self.state.starts
+
+    @property
+    def trained(self) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that it trained last, with ``keep_trained``."""
+        return self.state.trained
+
+    @property
+    def clients(self) -> list[Client]:
+        """The clients, by number; from the start of a fit on."""
+        return self._running.roster.clients
+
+    @property
+    def channel(self) -> Channel:
+        """What has crossed in this round; from the start of a fit on."""
+        return self._running.roster.channel
+
+    @property
+    def space(self) -> ParameterSpace:
+        """The map between the module and vectors; from the start of a fit on."""
+        return self._running.space
+
+    @property
+    def current_client(self) -> int | None:
+        """The client whose turn it is; None after the cohort's last, and outside of a round."""
+        fit = self._fit
+        return fit.training.client if fit is not None and fit.training is not None and fit.training.active else None
+
+    def received(self) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one.
+        From the first round on."""
+        return self._running.received()
+
+    @property
+    def strategies(self) -> dict[str, Strategy]:
+        """The aggregator, personaliser, sampler and client algorithm, where there is one, by role."""
+        roles = ("aggregator", "personalizer", "sampler", "client_algorithm")
+        return {role: getattr(self, role) for role in roles if getattr(self, role) is not None}
+
+    @property
+    def _running(self) -> OneProcess:
+        if self._fit is None:
+            raise RuntimeError("the loop knows this from the start of a fit on: call trainer.fit first.")
+        return self._fit

@@ -1,0 +1,124 @@
+"""LAVA as published, against POT: exact inner distances, log-domain Sinkhorn duals, and the calibration written out."""
+
+from __future__ import annotations
+
+import numpy as np
+import ot
+import pytest
+import torch
+from functional.transport.test_values import blobs, flipped
+from scipy.special import logsumexp
+from sklearn.metrics import roc_auc_score
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional.transport import class_distances, direct_values, lava, lava_values
+
+
+def reference_inner(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray) -> np.ndarray:
+    """Squared W_2 of the classes' samples."""
+    rows = [[ot.emd2([], [], ot.dist(x[y == a], x2[y2 == b])) for b in np.unique(y2)] for a in np.unique(y)]
+    return np.array(rows)
+
+
+def reference_dual(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray, c: float, eps: float) -> np.ndarray:
+    """The dual on the first side, up to a constant; towards the same samples the symmetric one, by its fixed point."""
+    between = reference_inner(x, y, x2, y2)
+    rows, columns = np.unique(y, return_inverse=True)[1], np.unique(y2, return_inverse=True)[1]
+    cost = ot.dist(x, x2) / 2 + c * between[rows][:, columns] / 2
+    a, b = np.full(len(x), 1 / len(x)), np.full(len(x2), 1 / len(x2))
+    if x is x2:
+        f = np.zeros(len(x))
+        for _ in range(2000):
+            f = (f - eps * logsumexp((f - cost) / eps - np.log(len(x)), axis=1)) / 2
+        return f
+    log = ot.sinkhorn(a, b, cost, eps, method="sinkhorn_log", numItermax=5_000, stopThr=1e-9, log=True)[1]
+    return eps * log["log_u"]
+
+
+def reference(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, c: float, eps: float, debiased: bool) -> np.ndarray:
+    """The calibrated gradient, sample by sample."""
+    sides = x.numpy(), y.numpy(), x2.numpy(), y2.numpy()
+    f = reference_dual(*sides, c, eps)
+    if debiased:
+        f = f - reference_dual(*sides[:2], *sides[:2], c, eps)
+    m = len(f)
+    return np.array([f[i] - sum(f[j] for j in range(m) if j != i) / (m - 1) for i in range(m)])
+
+
+@pytest.mark.parametrize(("weight", "debiased"), [(1.0, True), (0.5, False), (3.0, True), (0.0, True)])
+def test_as_pots_duals(weight: float, debiased: bool) -> None:
+    (x, y), (x2, y2) = blobs(40, 0), blobs(25, 1)
+    x, x2, eps = x.double(), x2.double(), 4.0
+    y, _ = flipped(y, 0.2, 4)
+    found = lava(x, y, x2, y2, label_weight=weight, eps=eps, debiased=debiased)
+    expected = reference(x, y, x2, y2, weight, eps, debiased)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-3 * np.abs(expected).max())
+    assert float(found.sum()) == pytest.approx(0, abs=1e-9)
+
+
+def test_class_distances() -> None:
+    (x, y), (x2, y2) = blobs(60, 0), blobs(50, 1)
+    kept = y2 != 2
+    x2, y2 = x2[kept], y2[kept]
+    exact = class_distances(x, y, x2, y2)
+    assert exact.shape == (4, 3)
+    np.testing.assert_allclose(
+        exact, reference_inner(*(t.numpy() for t in (x.double(), y, x2.double(), y2))), rtol=1e-9
+    )
+    own = class_distances(x, y, x, y)
+    assert torch.equal(own, own.T)
+    torch.testing.assert_close(own, class_distances(x, y, x.clone(), y))
+    assert (own.diag() == 0).all()
+
+
+def test_gaussian_class_distances_are_bures() -> None:
+    (x, y), (x2, y2) = blobs(100, 0), blobs(80, 1)
+    x = x.double() @ torch.randn(8, 8, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    found = class_distances(x, y, x2, y2, inner="gaussian")
+    for a in range(4):
+        for b in range(4):
+            one, two = x[y == a].numpy(), x2.double()[y2 == b].numpy()
+            moments = one.mean(0), two.mean(0), np.cov(one.T, bias=True), np.cov(two.T, bias=True)
+            assert float(found[a, b]) == pytest.approx(ot.gaussian.bures_wasserstein_distance(*moments) ** 2, rel=1e-6)
+    assert torch.allclose(class_distances(x, y, x, y, inner="gaussian").diag(), torch.zeros(4).double(), atol=1e-9)
+    single = class_distances(x[:1], y[:1], x2[:1], y2[:1], inner="gaussian")
+    assert float(single) == pytest.approx(float((x[0] - x2[0]).square().sum()))
+
+
+@pytest.mark.parametrize("inner", ["exact", "gaussian"])
+def test_flips_are_found_and_class_numbers_do_not_matter(inner: str) -> None:
+    (x, y), (x2, y2) = blobs(300, 0), blobs(200, 1)
+    noisy, bad = flipped(y, 0.15, 4)
+    values = lava(x, noisy, x2, y2, inner=inner)  # type: ignore[arg-type]
+    assert roc_auc_score(bad, values) > 0.8
+    renamed = lava(x, noisy, x2, 7 - 2 * y2, inner=inner)  # type: ignore[arg-type]
+    torch.testing.assert_close(renamed, values)
+    without = lava(x, noisy, x2, y2, label_weight=0.0)
+    assert roc_auc_score(bad, without) < 0.6
+
+
+def test_equal_sets_and_single_samples() -> None:
+    x, y = blobs(30, 0)
+    assert lava(x, y, x.clone(), y.clone()).abs().max() < 1e-3
+    assert lava(x[:1], y[:1], x, y).tolist() == [0.0]
+    assert lava(x, y, x[y == 0], y[y == 0]).isfinite().all()
+
+
+def test_the_former_name_is_our_estimator_and_says_so() -> None:
+    (x, y), (x2, y2) = blobs(30, 0), blobs(20, 1)
+    with pytest.warns(FutureWarning, match="call it direct_values, or take lava"):
+        found = lava_values(x, y, x2, y2, part="labels")
+    assert torch.equal(found, direct_values(x, y, x2, y2, part="labels"))
+
+
+def test_wrong_input_says_so() -> None:
+    (x, y), (x2, y2) = blobs(30, 0), blobs(20, 1)
+    with pytest.raises(ConfigurationError, match='inner=\'bures\': expected "exact" or "gaussian"'):
+        lava(x, y, x2, y2, inner="bures")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="eps"):
+        lava(x, y, x2, y2, eps=0.0)
+    with pytest.raises(ConfigurationError):
+        lava(x, y[:5], x2, y2)
+    with pytest.raises(ConfigurationError):
+        lava(x, y, x2[:, :3], y2)
