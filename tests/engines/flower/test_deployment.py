@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import lightning as L
@@ -33,6 +34,14 @@ BIN = Path(sys.executable).parent
 SECONDS = 420
 
 
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
 @contextmanager
 def deployment(folder: Path) -> Iterator[dict[str, str]]:
     """Everything that runs but the server's rounds; ends all processes."""
@@ -50,16 +59,20 @@ def deployment(folder: Path) -> Iterator[dict[str, str]]:
 
     try:
         run(sys.executable, "keys.py", *SITES)
+        port, *ports = free_ports(1 + len(SITES))
+        config = folder / ".flwr" / "config.toml"
+        config.write_text(config.read_text().replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
         tls = ["--ssl-ca-certfile", "keys/ca.pem", "--ssl-certfile", "keys/server.pem"]
         tls += ["--ssl-keyfile", "keys/server.key"]
-        start("link", "flower-superlink", *tls, "--enable-supernode-auth", "--disable-runtime-dependency-installation")
+        link = ("flower-superlink", "--port", str(port), *tls, "--enable-supernode-auth")
+        start("link", *link, "--disable-runtime-dependency-installation")
         wait_for(folder / "link.log", "Uvicorn running")
         for i, site in enumerate(SITES):
             run("flwr", "supernode", "register", f"keys/{site}.pub", "trial")
-            config = f'site="{site}" folder="{folder}/sites"'
-            node = ("flower-supernode", "--superlink", "127.0.0.1:8000", "--root-certificates", "keys/ca.pem")
+            node_config = f'site="{site}" folder="{folder}/sites"'
+            node = ("flower-supernode", "--superlink", f"127.0.0.1:{port}", "--root-certificates", "keys/ca.pem")
             key = ("--auth-supernode-private-key", f"keys/{site}")
-            start(site, *node, *key, "--port", str(9100 + i), "--node-config", config)
+            start(site, *node, *key, "--port", str(ports[i]), "--node-config", node_config)
         yield env
     finally:
         for process in processes:
