@@ -107,6 +107,8 @@ class PartialFederatedShapley(ContributionMetric):
         self.performance = performance_of(self, performance, mode)
         if isinstance(init, str) and init != "uniform":
             raise ConfigurationError(f'{type(self).__name__}(init={init!r}): expected a number, "uniform" or None.')
+        if init is not None and not isinstance(init, str):
+            check_number(self, "init", init)
         self.weighting, self.momentum = weighting, momentum
         if init is not None:  # checkpoints of runs without it stay what they were
             self.init = init
