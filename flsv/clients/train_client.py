@@ -60,6 +60,8 @@ class LocalTraining:
         local_epochs: that a client's batches are the batches of.
 
     Attributes:
+        upload_seed: what uploads draw from, such as the noise of a private update; None: from the run's seed, which the
+            server knows.
         last_batch: whether the client's last batch is being trained; None between rounds.
         next_buffers: what the round's first client whose model is finite leaves beside vectors: see :meth:`end_round`.
     """
@@ -85,6 +87,7 @@ class LocalTraining:
         self._leftovers = Leftovers(module, space.left_names)
         self._turn: Turn | None = None
         self.last_batch: bool | None = None
+        self.upload_seed: int | None = None
         self._within = False
 
     @property
@@ -219,7 +222,7 @@ class LocalTraining:
                 self._num_clients,
                 self.space.num_parameters,
                 instruction.round_index,
-                instruction.seed,
+                instruction.seed if self.upload_seed is None else self.upload_seed,
                 local.state,
                 start_sent=instruction.start is not None,
             )

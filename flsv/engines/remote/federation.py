@@ -100,6 +100,12 @@ class RemoteFederation(OneProcess):
         name = hashlib.sha256(f"{state.seed} {directory.names}".encode()).hexdigest()[:16]
         self._remote = Remote(directory, name, trainer.max_epochs or 1, reference)
         super().__init__(*options)
+        for role, strategy in self._strategies.items():
+            if strategy.needs_classes:
+                raise ConfigurationError(
+                    f"{role} {strategy!r} works with the clients' class counts, and a site knows neither the "
+                    "classes nor the counts of the others. Choose another, or measure it in a simulation."
+                )
         for metric, fields in self.server.board.fields.items():
             if {"clients"} & {field for field in fields.values() if isinstance(field, str)}:
                 raise ConfigurationError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,18 @@ import torch
 from flsv._lightning.durable import replacing
 
 Kept = dict[str, Any]
+
+
+def own_seed(folder: Path) -> int:
+    """A secret of the site's, drawn once and kept in its folder: a round that is asked for again has the same noise, or
+    its mean would tell."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "seed"
+    if not path.is_file():
+        with replacing(path) as file:
+            file.write(str(secrets.randbits(63)).encode())
+        path.chmod(0o600)
+    return int(path.read_text())
 
 
 class SiteMemory:

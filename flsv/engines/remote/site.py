@@ -15,7 +15,7 @@ from flsv._lightning.evaluation import accuracy
 from flsv.clients.roster import Roster
 from flsv.data import FederatedDataModule, OneClient
 from flsv.engines.remote.agreement import agreement
-from flsv.engines.remote.memory import Kept, SiteMemory
+from flsv.engines.remote.memory import Kept, SiteMemory, own_seed
 from flsv.engines.remote.messages import GLOBAL, read_instruction, update_packet
 from flsv.engines.remote.visit import SiteVisit
 from flsv.engines.remote.wire import Packet, pack, unpack
@@ -68,6 +68,8 @@ class Site:
         folder: where the site keeps what it needs between rounds.
         trainer: arguments of the Trainer that trains here, such as ``{"accelerator": "gpu"}``.
         questions: functions that the server may ask for beside flsv's own, as ``"package.module:function"``.
+        upload_seed: what uploads draw from, such as the noise of a private update. Default: a secret of this site's
+            own, so that the server cannot take the noise off again.
 
     Raises:
         ConfigurationError: the data are those of several clients.
@@ -82,10 +84,12 @@ class Site:
         folder: Path,
         trainer: Mapping[str, Any] | None = None,
         questions: Sequence[str] = (),
+        upload_seed: int | None = None,
     ) -> None:
         self.name, self._make_module, self._folder = name, module, folder
         self._trainer_options, self._questions = dict(trainer or {}), {*QUESTIONS, *questions}
         self._settings, made = settings(), data()
+        self._upload_seed = own_seed(folder / name) if upload_seed is None else upload_seed
         if not isinstance(made, FederatedDataModule):
             made = FederatedDataModule(made, OneClient(), server_val_fraction=0.0)
         self._data = made
@@ -117,6 +121,7 @@ class Site:
             self._settings.strategies,
             self._settings.uploads,
             self._settings.arguments,
+            self._upload_seed,
             self._limit,
             packet.tensors.get(GLOBAL),
         )

@@ -100,7 +100,13 @@ class Directory:
                 continue
             name = reply.plain["name"]
             check_agreement(name, reply.plain, self._ours)
-            self._known[address] = site = self.names.index(name)
+            site = self.names.index(name)
+            if self._here.get(site) in present:
+                warnings.warn(f"a second node calls itself site {name!r}: it is left alone.", stacklevel=2)
+                self._known[address] = None
+                continue
+            self._known[address] = site
+            self._here[site] = address
             self._note(site, reply.plain["sizes"])
         self._here = {s: a for a in present if (s := self._known.get(a)) is not None}
         return self._here

@@ -66,6 +66,7 @@ class SiteVisit(L.Callback):
         strategies: of the federation, by role.
         uploads: what happens to the update before it leaves.
         arguments: of the federation's loop, by name.
+        upload_seed: what uploads draw from; None: the run's seed.
         limit: Lightning's ``limit_train_batches``, per local epoch.
         global_vector: ``[P]``, where uploads refer to it and the start point is another.
 
@@ -83,13 +84,14 @@ class SiteVisit(L.Callback):
         strategies: Mapping[str, Strategy],
         uploads: Sequence[Upload],
         arguments: Mapping[str, Any],
+        upload_seed: int | None = None,
         limit: float = 1.0,
         global_vector: Tensor | None = None,
     ) -> None:
         self._instruction, self._num_clients, self._data = instruction, num_clients, data
         self._strategies: dict[str, Any] = dict(strategies)
         self._uploads, self._arguments, self._global = list(uploads), arguments, global_vector
-        self.kept, self._limit = kept, limit
+        self.kept, self._limit, self._upload_seed = kept, limit, upload_seed
         self.update: ClientUpdate | None = None
 
     def loader(self) -> CohortLoader:
@@ -139,6 +141,7 @@ class SiteVisit(L.Callback):
             self._uploads,
             self._arguments["local_epochs"],
         )
+        self._local.upload_seed = self._upload_seed
         if self.kept.get("buffers") is not None:
             self._local.restore(self.kept["buffers"])
         reference = self._global if self._global is not None else self._instruction.start

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from remote_sites import NAMES, QUIET, SEED, SiteData, SiteTransport, module, whole
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
-from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.aggregation import DivergenceWeighted, FedAvg, ShapFedWA
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.data import OneClient
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, agreement
@@ -48,7 +48,7 @@ def site(tmp: Path, client: int, make: Make, make_module: Any = module, **data: 
     own: Any = partial(SiteData, client)
     if data:
         own = partial(_as_federated, client, data)
-    return Site(NAMES[client], make_module, own, make, tmp / "sites")
+    return Site(NAMES[client], make_module, own, make, tmp / "sites", upload_seed=SEED)
 
 
 def _as_federated(client: int, options: dict[str, Any]) -> FederatedDataModule:
@@ -305,6 +305,44 @@ def test_what_a_deployment_cannot_give_is_refused_before_the_first_round(
     remote = Remotely(tmp_path, lambda: shapfed(metrics={"cssv": ClassSpecificShapley(), "w": metric()}))
     with pytest.raises(ConfigurationError, match=words):
         remote.fit()
+
+
+def test_what_works_with_class_counts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="aggregator DivergenceWeighted.*works with the clients' class counts"):
+        Remotely(tmp_path, partial(shapfed, aggregator=DivergenceWeighted())).fit()
+
+
+def test_the_server_cannot_draw_a_sites_noise(tmp_path: Path) -> None:
+    """Its noise is of a secret of its own, and the same when a round is asked for again."""
+    make = partial(shapfed, privacy=GaussianPrivacy(clip=1.0, noise_multiplier=0.1))
+    known = Remotely(tmp_path / "a", make).fit(1).state.model()
+    secret = Remotely(tmp_path / "b", make)
+    secret.transport.sites.update(
+        {100 + i: Site(NAMES[i], module, partial(SiteData, i), make, tmp_path / "sites") for i in range(3)}
+    )
+    sent: list[torch.Tensor] = []
+    secret.transport.spoil = lambda address, packet, reply: sent.append(reply.tensors.get("vector")) or reply
+    model = secret.fit(1).state.model()
+    assert (model - known).abs().max() > 1e-4
+    first = [vector for vector in sent if vector is not None]
+    sent.clear()
+    (tmp_path / "b" / "book.json").unlink()
+    secret.fit(1)
+    again = [vector for vector in sent if vector is not None]
+    assert len(first) == 3
+    for before, now in zip(first, again):
+        torch.testing.assert_close(before, now, rtol=0, atol=0)
+
+
+def test_a_second_node_of_one_name_is_left_alone(tmp_path: Path) -> None:
+    remote = Remotely(tmp_path, shapfed)
+    remote.transport.sites[200] = remote.transport.sites[101]
+    asked: list[int] = []
+    remote.transport.spoil = lambda address, packet, reply: asked.append(address) or reply
+    with pytest.warns(UserWarning, match="a second node calls itself site 'Lyon'"):
+        loop = remote.fit(2)
+    assert asked.count(200) == 1  # it was greeted
+    assert loop.participations.tolist() == [2, 2, 2]
 
 
 @pytest.mark.parametrize(
