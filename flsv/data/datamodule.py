@@ -391,6 +391,11 @@ class FederatedDataModule(L.LightningDataModule):
         return self._data.class_names
 
     @property
+    def client_names(self) -> tuple[str, ...]:
+        """Names of the clients; their numbers where the data have no names for them."""
+        return tuple(map(str, range(self.num_clients)))
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, such as ``(1, 28, 28)``."""
         return self._data.input_shape

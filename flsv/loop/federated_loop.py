@@ -237,7 +237,9 @@ class FederatedLoop(SavedLoop):
             self._lock = FolderLock(run_folder(trainer))
         self._data, self._fitting = data, True
         self._fingerprint = fingerprint(self._settings, data)
-        self.board.bind(data.num_clients, data.num_classes, data.class_names, data.known_class_counts)
+        self.board.bind(
+            data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names
+        )
         check_metric_shapes(self.strategies, self.metrics, data.num_clients, data.num_classes)
         warn_of_noise(self.privacy, self.board.update_metrics)
         seed = self._given_seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
@@ -287,7 +289,12 @@ class FederatedLoop(SavedLoop):
             fit.options.check(self._asked)
             check_sharing(self._shared, fit.space.described())
         self._reporter = Reporter(
-            trainer, self.metrics, data.class_names, per_class=self.log_per_class, figures_every=self.figures_every
+            trainer,
+            self.metrics,
+            data.class_names,
+            per_class=self.log_per_class,
+            figures_every=self.figures_every,
+            client_names=data.client_names,
         )
         self._reporter.folder = fit.ranks.from_rank(0, self._reporter.folder, "the run's folder")
         if not self.write_csv or not trainer.is_global_zero:

@@ -61,6 +61,7 @@ class ContributionMetric(Metric):
             check_number(self, "num_clients", num_clients, least=2, whole=True, hint="A federation needs 2 clients.")
         self.num_clients, self.num_classes = num_clients, num_classes
         self.class_names: Sequence[str] | None = None
+        self.client_names: Sequence[str] | None = None
         self.class_counts: Tensor | None = None
         if self._sized:
             self._create_states()
@@ -71,6 +72,7 @@ class ContributionMetric(Metric):
         num_classes: int,
         class_names: Sequence[str] | None = None,
         class_counts: Tensor | None = None,
+        client_names: Sequence[str] | None = None,
     ) -> None:
         """Take the number of clients and classes from the federation, or check them against it.
 
@@ -80,6 +82,7 @@ class ContributionMetric(Metric):
             class_names: names of the classes, for pictures.
             class_counts: ``[n, M]`` training samples of each client and class, which nobody in a real federation would
                 know. Only a metric that declares ``uses_ground_truth`` keeps them, to judge its values by.
+            client_names: names of the clients, for pictures.
 
         Raises:
             ConfigurationError: the metric was made for another number of clients or classes.
@@ -92,6 +95,7 @@ class ContributionMetric(Metric):
                     f"Leave {name} out: it is taken from the data."
                 )
         self.class_names = class_names
+        self.client_names = client_names
         self.class_counts = class_counts if self.uses_ground_truth else None
         bound = self._sized
         self.num_clients, self.num_classes = num_clients, num_classes

@@ -41,6 +41,7 @@ class Reporter:
         class_names: names of the classes, or None.
         per_class: whether ``[n, M]`` values are logged per class too; columns that are no classes are in the CSV only.
         figures_every: rounds between two figures of a metric; 0 for none.
+        client_names: names of the clients, or None.
 
     Attributes:
         folder: of this run, see :func:`flsv.reporting.folder.run_folder`.
@@ -54,9 +55,11 @@ class Reporter:
         class_names: Sequence[str] | None,
         per_class: bool,
         figures_every: int,
+        client_names: Sequence[str] | None = None,
     ) -> None:
         self._trainer, self._metrics, self._class_names = trainer, metrics, class_names
         self._per_class, self._figures_every = per_class, figures_every
+        self._client_names = client_names
         self._written: dict[str, Tensor] = {}
         self.folder = run_folder(trainer)
         self.csv = None if trainer.fast_dev_run else ContributionsFile(self.folder / "contributions.csv")  # type: ignore[attr-defined]

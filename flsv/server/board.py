@@ -113,13 +113,18 @@ class ContributionBoard:
         return known
 
     def bind(
-        self, num_clients: int, num_classes: int, class_names: Sequence[str] | None, class_counts: Tensor | None = None
+        self,
+        num_clients: int,
+        num_classes: int,
+        class_names: Sequence[str] | None,
+        class_counts: Tensor | None = None,
+        client_names: Sequence[str] | None = None,
     ) -> None:
-        """Tell every metric the size of the federation; see :meth:`ContributionMetric.bind`."""
+        """Tell every metric the size of the federation, and names; see :meth:`ContributionMetric.bind`."""
         self._num_clients = num_clients
         for metric in self.metrics.values():
             if isinstance(metric, ContributionMetric):
-                metric.bind(num_clients, num_classes, class_names, class_counts)
+                metric.bind(num_clients, num_classes, class_names, class_counts, client_names)
             metric.persistent(True)
 
     def reset(self) -> None:

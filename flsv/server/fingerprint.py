@@ -136,7 +136,7 @@ def _anywhere(text: str) -> str:
 
 
 # What torchmetrics keeps, and what the federation tells.
-_OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_names", "class_counts"}
+_OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_names", "client_names", "class_counts"}
 
 
 def dealt(data: FederatedDataModule) -> dict[str, str]:

@@ -95,6 +95,10 @@ class RemoteData(FederatedDataModule):
         return self._class_names
 
     @property
+    def client_names(self) -> tuple[str, ...]:
+        return self.names
+
+    @property
     def input_shape(self) -> Any:
         """As the server's own data have it, if they say."""
         return getattr(self._own, "input_shape", None)
