@@ -13,6 +13,10 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 
+class NoAnswer(RuntimeError):
+    """A client that is elsewhere did not answer a question: it is away, late, or failed."""
+
+
 class Client:
     """A number, and somebody to ask.
 
@@ -44,6 +48,9 @@ class Client:
         is bound to the question beforehand (``functools.partial``). With clients in several processes the question is
         answered in the client's, and all of them get the answer: then all of them ask, on one thread, or within
         :func:`converse`.
+
+        Raises:
+            NoAnswer: a client at a site of its own was asked, and is away.
         """
         owners, answer = self._owners, None
         if owners is None or owners.has(self.id):

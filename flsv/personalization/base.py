@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
-from flsv.participants import LocalData
+from flsv.participants import Client, LocalData, NoAnswer
 from flsv.round import ClientUpdate, FederationState, Instruction, Round
 from flsv.strategy import Contributions, Strategy
 
@@ -28,6 +30,30 @@ class Personalized:
 
     starts: Mapping[int, Tensor] = field(default_factory=dict)
     peer_values: Tensor | None = None
+
+
+def judged(
+    client: Client, question: Callable[..., Tensor], others: Sequence[Tensor], *args: Any, **kwargs: Any
+) -> Tensor | None:
+    """What a client finds its own and the others' models to be worth, ``[1 + len(others)]``; None, and a warning, where
+    it is at a site of its own and did not say.
+
+    For a personaliser such a client is as one that was not drawn: it has judged nobody, and what it goes on from stays.
+    """
+    try:
+        values = client.ask(question, others, *args, **kwargs)
+        if not isinstance(values, Tensor) or values.shape != (1 + len(others),):
+            raise NoAnswer(f"client {client.id} judged {1 + len(others)} models by {type(values).__name__} {values}.")
+    except NoAnswer as why:
+        warnings.warn(f"{why} It goes on from what it had before this round.", stacklevel=2)
+        return None
+    return values
+
+
+def restored(uploads: Mapping[int, Tensor], before: Mapping[int, Tensor], client: int) -> dict[int, Tensor]:
+    """The clients' uploads, one client's as it was before, if it was."""
+    earlier = {client: before[client]} if client in before else {}
+    return {**{other: vector for other, vector in uploads.items() if other != client}, **earlier}
 
 
 class Personalizer(Strategy):

@@ -26,7 +26,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.common_entries import keep_common
 from flsv.games.performance import Mode, Performance, performance_of
 from flsv.participants import Client, LocalData, converse
-from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer
+from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer, judged, restored
 from flsv.round import FederationState, Round
 from flsv.seeding import generator_for
 from flsv.strategy import Contributions, Federation
@@ -103,16 +103,20 @@ class FedFomo(Personalizer):
     def personalize(self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]) -> Personalized:
         assert round.clients is not None
         ids = round.client_ids.tolist()
+        before = dict(self._uploads)
         self._uploads.update({client: vector.clone() for client, vector in zip(ids, round.client_vectors)})
         values = torch.full((len(ids), len(self._affinity)), float("nan"), dtype=torch.float64)
         question = partial(mix_models, performance=self.performance)
 
-        def mix(client: Client) -> tuple[list[int], Tensor]:
+        def mix(client: Client) -> tuple[list[int], Tensor | None]:
             chosen = self._choose(client.id, round)
             others = [self._uploads[other].to(round.client_vectors) for other in chosen]
-            return chosen, client.ask(question, others, round.space.num_parameters)
+            return chosen, judged(client, question, others, round.space.num_parameters)
 
         for row, (client, (chosen, weights)) in enumerate(zip(ids, converse(round.clients, mix))):
+            if weights is None:
+                self._uploads = restored(self._uploads, before, client)
+                continue
             values[row, [client, *chosen]] = weights
             self._affinity[client, [client, *chosen]] += weights
         return Personalized(peer_values=values.to(round.client_ids.device))

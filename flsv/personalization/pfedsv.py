@@ -30,7 +30,7 @@ from flsv.functional.shapley import permutation_shapley
 from flsv.functional.top_k_download import Explore, check_explore, top_k_download
 from flsv.parameters import ParameterSpace
 from flsv.participants import Client, LocalData, converse
-from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer
+from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer, judged, restored
 from flsv.round import FederationState, Instruction, Round
 from flsv.seeding import generator_for
 from flsv.strategy import Contributions, Federation
@@ -148,6 +148,7 @@ classifier=None, safeguard=False)
         assert round.clients is not None
         cohort, vectors = round.client_ids.tolist(), round.client_vectors
         # Clones row by row: a view would keep, and save, the whole cohort's models for as long as one is not replaced.
+        before = dict(self._uploads)
         self._uploads.update({i: picked(vector, self._personal).clone() for i, vector in zip(cohort, vectors)})
         available = torch.zeros(self._num_clients, dtype=torch.bool)
         available[list(self._uploads)] = True
@@ -164,13 +165,16 @@ classifier=None, safeguard=False)
         )
         relevance = dict(zip(cohort, self._relevance(contributions)[cohort]))
 
-        def download(client: Client) -> tuple[list[int], Tensor]:
+        def download(client: Client) -> tuple[list[int], Tensor | None]:
             draw = generator_for(round.seed, "pfedsv", round.round_index, client.id)
             ids = top_k_download(relevance[client.id], available, client.id, self.k, self.explore, draw).tolist()
             others = [self._uploads[i].to(vectors) for i in ids]
-            return ids, client.ask(question, others, extractor, generator=draw)
+            return ids, judged(client, question, others, extractor, generator=draw)
 
         for row, (client, (ids, worth)) in enumerate(zip(cohort, converse(round.clients, download))):
+            if worth is None:
+                self._uploads = restored(self._uploads, before, client)
+                continue
             values[row, [client, *ids]] = worth.to(values)
         self._cohort = cohort
         return Personalized(peer_values=values)

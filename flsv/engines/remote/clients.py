@@ -14,7 +14,7 @@ from flsv.engines.remote.transport import Directory
 from flsv.engines.remote.wire import Packet, pack, unpack
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
-from flsv.participants import Channel, Client, LocalData
+from flsv.participants import Channel, Client, LocalData, NoAnswer
 from flsv.round import ClientUpdate, Instruction
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ class Remote:
 
         Raises:
             ConfigurationError: it cannot leave the process.
-            RuntimeError: the site did not answer.
+            NoAnswer: the site did not answer.
         """
         while isinstance(question, partial):
             args, kwargs = (*question.args, *args), {**question.keywords, **kwargs}
@@ -84,8 +84,14 @@ class Remote:
         packet = Packet("ask", told, {key: tensor.cpu() for key, tensor in tensors.items()})
         reply = self.directory.exchange({site: packet})[site]
         if isinstance(reply, str):
-            raise RuntimeError(f"site {self.directory.names[site]!r} did not answer {name}: {reply}.")
-        return unpack(reply.plain["answer"], reply.tensors)
+            raise NoAnswer(f"site {self.directory.names[site]!r} (client {site}) did not answer {name}: {reply}.")
+        try:
+            return unpack(reply.plain["answer"], reply.tensors)
+        except (KeyError, TypeError, ValueError) as error:
+            raise NoAnswer(
+                f"site {self.directory.names[site]!r} (client {site}) answered {name} with a {reply.kind!r} that lacks "
+                f"or garbles {error}."
+            ) from error
 
     def test(self, round_index: int, models: Mapping[int, Instruction]) -> dict[int, float]:
         """The accuracy of every site's own model on its own test samples; who does not reply is missing."""

@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import lightning as L
@@ -17,6 +10,7 @@ import torch
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
+from flower_deployment import SECONDS, deployment
 from flwr.app import RecordDict
 
 from flsv import FederatedDataModule, FederatedLoop
@@ -29,81 +23,19 @@ from flsv.engines.remote import Packet
 from flsv.errors import ConfigurationError
 
 pytestmark = pytest.mark.flower
-SITES = ["Boston", "Lyon", "Osaka"]
-BIN = Path(sys.executable).parent
-SECONDS = 420
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-
-
-@contextmanager
-def deployment(folder: Path) -> Iterator[dict[str, str]]:
-    """Everything that runs but the server's rounds; ends all processes."""
-    own = {"FLWR_HOME": str(folder / ".flwr"), "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
-    env = {**os.environ, **own}
-    processes: list[subprocess.Popen] = []
-
-    def start(name: str, *command: str) -> None:
-        log = (folder / f"{name}.log").open("w")
-        processes.append(subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT))
-
-    def run(*command: str) -> None:
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    try:
-        run(sys.executable, "keys.py", *SITES)
-        port, *ports = free_ports(1 + len(SITES))
-        config = folder / ".flwr" / "config.toml"
-        config.write_text(config.read_text().replace("127.0.0.1:8000", f"127.0.0.1:{port}"))
-        tls = ["--ssl-ca-certfile", "keys/ca.pem", "--ssl-certfile", "keys/server.pem"]
-        tls += ["--ssl-keyfile", "keys/server.key"]
-        link = ("flower-superlink", "--port", str(port), *tls, "--enable-supernode-auth")
-        start("link", *link, "--disable-runtime-dependency-installation")
-        wait_for(folder / "link.log", "Uvicorn running")
-        for i, site in enumerate(SITES):
-            run("flwr", "supernode", "register", f"keys/{site}.pub", "trial")
-            node_config = f'site="{site}" folder="{folder}/sites"'
-            node = ("flower-supernode", "--superlink", f"127.0.0.1:{port}", "--root-certificates", "keys/ca.pem")
-            key = ("--auth-supernode-private-key", f"keys/{site}")
-            start(site, *node, *key, "--port", str(ports[i]), "--node-config", node_config)
-        yield env
-    finally:
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-
-
-def wait_for(log: Path, words: str) -> None:
-    deadline = time.monotonic() + 60
-    while words not in log.read_text():
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.2)
+def rounds_done(checkpoint: Path) -> int:
+    return torch.load(checkpoint, weights_only=False)["epoch"] + 1 if checkpoint.is_file() else 0
 
 
 def test_the_template_gives_what_one_process_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "app"
     assert main(["init", "--flower", str(folder)]) == 0
-    with deployment(folder) as env:
-        command = ["flwr", "run", ".", "trial", "--stream"]
-        with (folder / "run.log").open("w") as log:
-            stream = subprocess.Popen(command, cwd=folder, env=env, stdout=log, stderr=subprocess.STDOUT)
-        deadline, last = time.monotonic() + SECONDS, folder / "runs" / "checkpoints" / "last.ckpt"
-        while not (last.is_file() and torch.load(last, weights_only=False)["epoch"] == 2):
-            assert time.monotonic() < deadline, (folder / "run.log").read_text()
-            time.sleep(1)
-        stream.terminate()
-        stream.wait(20)
+    last = folder / "runs" / "checkpoints" / "last.ckpt"
+    with deployment(folder) as processes:
+        processes.run()
+        processes.wait_for("run", lambda _: rounds_done(last) == 3, SECONDS)
     deployed = torch.load(last, weights_only=False)
 
     monkeypatch.syspath_prepend(folder)

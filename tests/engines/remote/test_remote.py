@@ -19,6 +19,7 @@ from flsv.aggregation import DivergenceWeighted, FedAvg, ShapFedWA
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.data import OneClient
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, agreement
+from flsv.engines.remote.wire import pack
 from flsv.errors import ConfigurationError
 from flsv.metrics import ClassSpecificShapley, DecayedShapley, DomainRelevance, WassersteinContribution
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
@@ -176,6 +177,46 @@ def test_sites_answer_what_they_find_others_worth(tmp_path: Path, personalizer: 
     assert loop.client_accuracy is not None
     torch.testing.assert_close(loop.client_accuracy, local.client_accuracy, rtol=0, atol=0)
     assert local.contributions["relevance"].isfinite().any()
+
+
+_plain, _tensors = pack(torch.zeros(7))
+wrong_shape = Packet("answer", {"answer": _plain}, _tensors)
+ANSWERS: dict[str, tuple[Any, str]] = {
+    "late": (lambda reply: None, "did not answer .*no reply within 1 s"),
+    "garbage": (lambda reply: Packet("hm", {"a": "b"}), "answered .* lacks or garbles 'answer'"),
+    "another shape": (lambda reply: wrong_shape, "judged 3 models by Tensor"),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+@pytest.mark.parametrize("personalizer", [partial(PFedSV, "relevance", k=2), partial(FedFomo, num_downloads=2)])
+def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: Any, kind: str) -> None:
+    """In its first round, when it has no model of its own to go on from, and in a later one."""
+    what, words = ANSWERS[kind]
+
+    def make() -> FederatedLoop:
+        metrics = {"relevance": DomainRelevance()}
+        return shapfed(aggregator=FedAvg(), metrics=metrics, personalizer=personalizer())
+
+    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
+        hit = packet.kind == "ask" and (address, packet.plain["round"]) in [(101, 0), (102, 1)]
+        return what(reply) if hit else reply
+
+    seen = []
+
+    class Sees(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            seen.append(trainer.callbacks[0].contributions["relevance"].clone())  # type: ignore[attr-defined]
+
+    remote = Remotely(tmp_path, make, client_val_fraction=0.3)
+    remote.transport.spoil = spoil
+    with pytest.warns(UserWarning, match=words):
+        loop = remote.fit(callbacks=[Sees()])
+    assert seen[0][1].isnan().all()
+    assert seen[0][2].isfinite().any()
+    torch.testing.assert_close(seen[1][2], seen[0][2], rtol=0, atol=0, equal_nan=True)
+    assert loop.contributions["relevance"][1].isfinite().any()
+    assert loop.participations.tolist() == [3, 3, 3]
 
 
 class InSplits(FederatedDataModule):

@@ -1,0 +1,102 @@
+"""What goes wrong at sites and at the server, with real processes: nothing of it stops the federation."""
+
+from __future__ import annotations
+
+import csv
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+
+from flower_deployment import SECONDS, SITES, deployment
+
+from flsv.cli import main
+
+pytestmark = pytest.mark.flower
+ROUNDS = 8
+TIMEOUT = 60  # a site imports torch anew for every message, which takes a busy machine its time
+
+# What the project's file is given besides: sites that do wrong in a round each, and a server that keeps a diary.
+TROUBLE = """
+import os
+import time
+from pathlib import Path
+
+from flsv.engines.flower.records import from_record, to_record
+from flwr.app import Message, RecordDict
+
+
+def trouble(message, context, call_next):
+    packet = from_record(message.content)
+    what = (context.node_config["site"], packet.plain.get("round")) if packet.kind == "train" else None
+    if what == ("Lyon", 1):
+        return Message(content=RecordDict(), reply_to=message)
+    if what == ("Osaka", 2):
+        time.sleep(1.5 * TIMEOUT)
+    if what == ("Lyon", 3):
+        raise OSError("the disk is gone")
+    reply = call_next(message, context)
+    if what == ("Boston", 2):
+        answer = from_record(reply.content)
+        answer.tensors["vector"][0] = float("nan")
+        return Message(content=to_record(answer), reply_to=message)
+    return reply
+
+
+class Diary(L.Callback):
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        with Path("diary.txt").open("a") as book:
+            book.write(f"{os.getpid()} {trainer.current_epoch}\\n")
+
+
+client = client_app(make_module, SiteData, make_loop, mods=[trouble])
+server = server_app(
+    make_module, make_loop, SITES, rounds=ROUNDS, num_classes=10, folder=FOLDER, timeout=TIMEOUT,
+    trainer={"callbacks": [Diary()]},
+)
+"""
+
+
+def diary(folder: Path) -> list[tuple[int, int]]:
+    """Who served which round: process and round."""
+    book = folder / "diary.txt"
+    lines = book.read_text().splitlines() if book.is_file() else []
+    return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
+
+
+def test_sites_and_the_server_fail_and_the_rounds_go_on(tmp_path: Path) -> None:
+    folder = tmp_path / "app"
+    assert main(["init", "--flower", str(folder)]) == 0
+    project = folder / "fedapp" / "federation.py"
+    kept = project.read_text().split("client = client_app")[0]
+    settings = f"\nROUNDS, TIMEOUT, FOLDER = {ROUNDS}, {TIMEOUT}, {str(folder / 'runs')!r}\nos.chdir({str(folder)!r})\n"
+    project.write_text(kept + TROUBLE.replace("\n\ndef trouble", settings + "\n\ndef trouble"))
+    with deployment(folder) as processes:
+        processes.run()
+        processes.wait_for("run", lambda _: (diary(folder) or [(0, 0)])[-1][1] >= 3, SECONDS)
+        processes.kill("Osaka")
+        os.kill(diary(folder)[-1][0], signal.SIGKILL)
+        processes.start_site("Osaka")
+        processes.run("again")
+        processes.wait_for("again", lambda _: diary(folder)[-1][1] == ROUNDS - 1, SECONDS)
+        told = (folder / "run.log").read_text() + (folder / "again.log").read_text()
+
+    with (folder / "runs" / "contributions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    weighed = {
+        i: {SITES[int(row["client"])] for row in rows if row["metric"] == "weight" and row["round"] == str(i)}
+        for i in range(ROUNDS)
+    }
+    assert weighed[0] == {"Boston", "Lyon", "Osaka"}
+    assert weighed[1] == {"Boston", "Osaka"}
+    assert weighed[2] == {"Lyon"}
+    assert "Lyon" not in weighed[3]
+    assert weighed[ROUNDS - 1] >= {"Boston", "Lyon"}
+    assert len({process for process, _ in diary(folder)}) == 2
+    for words in ("'Lyon' (client 1) is left out of round 1", "'Osaka' (client 2) is left out of round 2", "round 3"):
+        assert words in told
+    # Absence is not a zero: whoever was away has no row of that round, and keeps what it had.
+    assert not [r for r in rows if r["metric"] == "cssv" and r["round"] == "1" and r["client"] == "1"]
