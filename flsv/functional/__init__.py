@@ -3,9 +3,11 @@
 from flsv.functional.class_specific_shapley import class_specific_shapley, participant_weights
 from flsv.functional.collaborative_fairness import collaborative_fairness
 from flsv.functional.communication import classifier_size, communication_parameters, download_schedule
+from flsv.functional.contribution_estimation import contribution_estimates, leave_one_out_cosines
 from flsv.functional.cosine_gradient_shapley import cosine_gradient_shapley
 from flsv.functional.decayed_shapley import MULTI_ROUND_INDICES, DecayedValues, decayed_shapley
 from flsv.functional.divergence_weights import divergence_weights
+from flsv.functional.everybody_else import everybody_else, without_own
 from flsv.functional.gradient_shapley import gradient_shapley
 from flsv.functional.label_divergence import label_divergence
 from flsv.functional.personalised_weights import personalised_weights
@@ -77,6 +79,7 @@ __all__ = [
     "collaborative_fairness",
     "communication_parameters",
     "complementary_shapley",
+    "contribution_estimates",
     "contribution_shares",
     "cosine_gradient_shapley",
     "debiased_potential",
@@ -86,6 +89,7 @@ __all__ = [
     "discovery_bound",
     "divergence_weights",
     "download_schedule",
+    "everybody_else",
     "exact_shapley",
     "federated_wasserstein",
     "gradient_shapley",
@@ -101,6 +105,7 @@ __all__ = [
     "lava",
     "lava_values",
     "leave_one_out",
+    "leave_one_out_cosines",
     "leverage_shapley",
     "normalize_differences",
     "normalize_shapley",
@@ -115,4 +120,5 @@ __all__ = [
     "top_k_download",
     "wasserstein_barycenter",
     "wasserstein_distance",
+    "without_own",
 ]

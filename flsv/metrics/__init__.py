@@ -5,10 +5,12 @@ from flsv.metrics.calibrated_ot_gradient import CalibratedOTGradient
 from flsv.metrics.class_specific_shapley import ClassSpecificShapley
 from flsv.metrics.collaborative_fairness import CollaborativeFairness
 from flsv.metrics.communication_cost import CommunicationCost
+from flsv.metrics.contribution_estimation import ContributionEstimation
 from flsv.metrics.cosine_gradient_shapley import CosineGradientShapley
 from flsv.metrics.cumulative_shapley import CumulativeShapley
 from flsv.metrics.decayed_shapley import DecayedShapley
 from flsv.metrics.domain_relevance import DomainRelevance
+from flsv.metrics.everybody_else import EverybodyElse
 from flsv.metrics.federated_shapley import LeaveOneOut, PartialFederatedShapley
 from flsv.metrics.gradient_shapley import GradientShapley
 from flsv.metrics.mean_test_accuracy import MeanTestAccuracy
@@ -22,11 +24,13 @@ __all__ = [
     "ClassSpecificShapley",
     "CollaborativeFairness",
     "CommunicationCost",
+    "ContributionEstimation",
     "ContributionMetric",
     "CosineGradientShapley",
     "CumulativeShapley",
     "DecayedShapley",
     "DomainRelevance",
+    "EverybodyElse",
     "GradientShapley",
     "LeaveOneOut",
     "MeanTestAccuracy",
