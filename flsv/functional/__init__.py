@@ -10,6 +10,7 @@ from flsv.functional.divergence_weights import divergence_weights
 from flsv.functional.everybody_else import everybody_else, without_own
 from flsv.functional.gradient_shapley import gradient_shapley
 from flsv.functional.label_divergence import label_divergence
+from flsv.functional.lower_bound import lower_bound
 from flsv.functional.personalised_weights import personalised_weights
 from flsv.functional.relevance import discovery_bound, label_overlap, relevance_auroc
 from flsv.functional.shapley import (
@@ -107,6 +108,7 @@ __all__ = [
     "leave_one_out",
     "leave_one_out_cosines",
     "leverage_shapley",
+    "lower_bound",
     "normalize_differences",
     "normalize_shapley",
     "participant_weights",

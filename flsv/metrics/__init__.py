@@ -13,6 +13,7 @@ from flsv.metrics.domain_relevance import DomainRelevance
 from flsv.metrics.everybody_else import EverybodyElse
 from flsv.metrics.federated_shapley import LeaveOneOut, PartialFederatedShapley
 from flsv.metrics.gradient_shapley import GradientShapley
+from flsv.metrics.lower_bound_shapley import LowerBoundShapley
 from flsv.metrics.mean_test_accuracy import MeanTestAccuracy
 from flsv.metrics.one_round_shapley import OneRoundShapley
 from flsv.metrics.privacy_loss import PrivacyLoss
@@ -33,6 +34,7 @@ __all__ = [
     "EverybodyElse",
     "GradientShapley",
     "LeaveOneOut",
+    "LowerBoundShapley",
     "MeanTestAccuracy",
     "OneRoundShapley",
     "PartialFederatedShapley",

@@ -122,7 +122,7 @@ class ContributionEstimation(ContributionMetric):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         for name in ("cosines", "scores"):
-            self.add_state(name, torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state(name, torch.zeros(num_clients), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(
@@ -161,13 +161,14 @@ class ContributionEstimation(ContributionMetric):
         value = torch.full_like(self.cosines, float("nan"))
         if known.any():
             cosines, scores = self._means()
-            value[known] = contribution_estimates(cosines[known], scores[known], self.mode, self.floor)
-        return value.float()
+            estimates = contribution_estimates(cosines[known].cpu(), scores[known].cpu(), self.mode, self.floor)
+            value[known] = estimates.to(value)
+        return value
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Each client's mean cosine with the others, and mean error of the others' model, ``[num_clients]``."""
         cosines, scores = self._means()
-        return {"cosine": cosines.float(), "error": (1 - scores).float()}
+        return {"cosine": cosines, "error": 1 - scores}
 
     def _means(self) -> tuple[Tensor, Tensor]:
         never = self.seen == 0

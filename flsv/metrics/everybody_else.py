@@ -96,7 +96,7 @@ class EverybodyElse(ContributionMetric):
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         for name in ("total", "gains"):
-            self.add_state(name, torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state(name, torch.zeros(num_clients), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(
@@ -116,8 +116,8 @@ class EverybodyElse(ContributionMetric):
 
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen."""
-        return self.total.masked_fill(self.seen == 0, float("nan")).float()
+        return self.total.masked_fill(self.seen == 0, float("nan"))
 
     def diagnostics(self) -> dict[str, Tensor]:
         """What each client has gained from everybody else, over its rounds, ``[num_clients]``."""
-        return {"gain": self.gains.masked_fill(self.seen == 0, float("nan")).float()}
+        return {"gain": self.gains.masked_fill(self.seen == 0, float("nan"))}

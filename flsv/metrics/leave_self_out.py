@@ -21,8 +21,8 @@ def secure_sum(round: Round) -> Tensor:
 
 
 def shares(weights: Tensor) -> Tensor:
-    """Weights that sum to 1, float64 ``[k]``; equal ones where all are 0."""
-    weights = weights.double()
+    """Weights that sum to 1, float64 ``[k]`` on the CPU; equal ones where all are 0."""
+    weights = weights.cpu().double()
     total = weights.sum()
     return weights / total if total > 0 else torch.full_like(weights, 1 / len(weights))
 

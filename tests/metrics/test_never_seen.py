@@ -69,6 +69,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Any], None]]] = {
     "EverybodyElse": ({"num_clients": N}, judged),
     "GradientShapley": ({"num_clients": N}, lambda m: m.update(COHORT, torch.tensor([1.0, 2.0]))),
     "LeaveOneOut": ({"num_clients": N}, play),
+    "LowerBoundShapley": ({"num_clients": N}, play),
     "OneRoundShapley": ({"rounds": 1, "num_clients": N}, whole_run),
     "PartialFederatedShapley": ({"num_clients": N}, play),
     "PrivacyLoss": ({"privacy": GaussianPrivacy(1.0, 2.0), "num_clients": N}, lambda m: m.update(COHORT)),

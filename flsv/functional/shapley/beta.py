@@ -9,6 +9,12 @@ with B the Beta function; the weights of all coalitions sum to 1. Beta(1, 1) is 
 more weight to small coalitions, where a contribution is largest against the noise of the utility, and beta > alpha to
 large ones (beta towards infinity is leave-one-out). It does not satisfy efficiency unless alpha = beta = 1.
 
+**Duplicates.** A player that comes as two with the same to give gains the more by it the more small coalitions weigh,
+where its copy is seldom there already: in a game of overlapping data (U = 1 - product of 1/2 for each distinct owner,
+four owners) its share of 0.25 goes to 0.33 under Shapley, 0.39 under Beta(16, 1), 0.29 under Banzhaf (two copies
+together have exactly the one's Banzhaf value), 0.17 under Beta(1, 4) and 0 under leave-one-out. To pay clients that may
+come as two, take beta above alpha, or Banzhaf.
+
 Sampled as ``stratified`` is: by coalition size, means with and without each player,
 
     phi_i = sum_{s=1..n} q_{s-1} E[U(S) | i in S, |S| = s] - sum_{s=0..n-1} q_s E[U(S) | i not in S, |S| = s],
@@ -75,7 +81,8 @@ def beta_shapley(
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
         num_players: n.
-        alpha: above 0. 16, with beta 1, is the paper's choice for data with label noise; 1 and 1 are Shapley's.
+        alpha: above 0. 16, with beta 1, is the paper's choice for data with label noise; 1 and 1 are Shapley's; 1 and 4
+            are robust to duplicates.
         beta: above 0.
         budget: largest number of distinct evaluations, default 50 n. The minimum lets every player be in and out of a
             coalition of every size: 48 for 10 players, about 2 n (1 + log n) in general.

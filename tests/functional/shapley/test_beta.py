@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -10,7 +12,7 @@ from functional.shapley.games import Watched, accuracy_table, closed_form_games,
 from scipy import integrate, special
 
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley import beta_shapley, exact_shapley, leave_one_out
+from flsv.functional.shapley import banzhaf, beta_shapley, exact_shapley, leave_one_out
 from flsv.functional.shapley.beta import beta_weights
 
 PARAMETERS = [(1.0, 1.0), (16.0, 1.0), (4.0, 1.0), (1.0, 4.0), (0.5, 2.5)]
@@ -94,6 +96,33 @@ def test_draws_where_the_weight_is() -> None:
         seen.append(torch.tensor([sum(mask) for mask in utility.seen]).bincount())
     assert seen[0][2] > 2 * seen[0][10]
     assert seen[1][10] > 2 * seen[1][2]
+
+
+def test_what_a_duplicate_gains() -> None:
+    """A player that comes as two: the figures of the module's docstring."""
+
+    def owners(*who: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def utility(masks: torch.Tensor) -> torch.Tensor:
+            present = torch.stack([masks[:, [p for p, o in enumerate(who) if o == i]].any(1) for i in range(4)], dim=1)
+            return 1 - 0.5 ** present.double().sum(1)
+
+        return utility
+
+    shares = {}
+    for name, estimator in {
+        "shapley": exact_shapley,
+        "banzhaf": banzhaf,
+        "leave_one_out": leave_one_out,
+        "beta(16, 1)": beta_shapley,
+        "beta(1, 4)": partial(beta_shapley, alpha=1, beta=4),
+    }.items():
+        one, two = estimator(owners(0, 1, 2, 3), 4).values, estimator(owners(0, 0, 1, 2, 3), 5).values
+        assert one[0] / one.sum() == pytest.approx(0.25)
+        shares[name] = round((two[:2].sum() / two.sum()).item(), 2)
+        if name == "banzhaf":
+            torch.testing.assert_close(two[:2].sum(), one[0])
+    expected = {"shapley": 0.33, "banzhaf": 0.29, "leave_one_out": 0, "beta(16, 1)": 0.39, "beta(1, 4)": 0.17}
+    assert shares == expected
 
 
 @pytest.mark.parametrize("name", ["alpha", "beta"])
