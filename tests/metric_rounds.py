@@ -44,7 +44,7 @@ MAKERS: dict[str, Callable[[], Metric]] = {
     "ClassSpecificShapley": lambda: ClassSpecificShapley(N, M, momentum=0.6),
     "CollaborativeFairness": CollaborativeFairness,
     "CommunicationCost": lambda: CommunicationCost(N),
-    "ContributionEstimation": lambda: ContributionEstimation(N, mode="plus"),
+    "ContributionEstimation": lambda: ContributionEstimation(N, combine="plus"),
     "CosineGradientShapley": lambda: CosineGradientShapley(N, alpha=0.7),
     "CumulativeShapley": lambda: CumulativeShapley(N),
     "DecayedShapley": lambda: DecayedShapley(N, decay=0.7),

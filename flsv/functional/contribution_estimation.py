@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flsv.errors import ConfigurationError
 
-Mode = Literal["times", "plus"]
+Combine = Literal["times", "plus"]
 #: A norm below it counts as this much, as in ``torch.nn.functional.cosine_similarity``.
 EPSILON = 1e-8
 
@@ -59,33 +59,33 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     return cosines.clamp(-1, 1)
 
 
-def contribution_estimates(cosines: Tensor, scores: Tensor, mode: Mode = "times", floor: float = 1e-3) -> Tensor:
+def contribution_estimates(cosines: Tensor, scores: Tensor, combine: Combine = "times", floor: float = 1e-3) -> Tensor:
     """FedCE's weights.
 
     Args:
         cosines: ``[n]``, means over the rounds so far, in [-1, 1].
         scores: ``[n]``, likewise of the aggregate without the client's part on the client's samples, in [0, 1].
-        mode: ``"times"`` or ``"plus"``.
+        combine: ``"times"`` or ``"plus"``.
         floor: no share is below it.
 
     Returns:
         float64 ``[n]``. As in the authors' code they sum to 1 up to what the floor has added.
 
     Raises:
-        ConfigurationError: another mode.
+        ConfigurationError: another way to combine.
         ValueError: scores outside [0, 1].
 
     Example:
         >>> contribution_estimates(torch.tensor([0.5, 0.5, -0.5]), torch.tensor([0.9, 0.8, 0.8]))
         tensor([0.1111, 0.2222, 0.6667], dtype=torch.float64)
     """
-    if mode not in ("times", "plus"):
-        raise ConfigurationError(f'contribution_estimates(mode={mode!r}): expected "times" or "plus".')
+    if combine not in ("times", "plus"):
+        raise ConfigurationError(f'contribution_estimates(combine={combine!r}): expected "times" or "plus".')
     if bool(((scores < 0) | (scores > 1)).any()):
         raise ValueError(f"FedCE's error is 1 - score, of a score in [0, 1]; got {scores.tolist()}.")
     directions = _shares(1 - cosines.double(), floor)
     errors = _shares(1 - scores.double(), floor)
-    return _shares(directions * errors if mode == "times" else directions + errors, floor)
+    return _shares(directions * errors if combine == "times" else directions + errors, floor)
 
 
 def _shares(values: Tensor, floor: float) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit
 from torch import Tensor
 
 from flsv.arguments import check_number
@@ -40,8 +40,10 @@ def lower_bound(
     check_number("lower_bound", "confidence", confidence, least=0.5, below=1)
     count, mean, squares = count.cpu().double(), mean.cpu().double(), squares.cpu().double()
     freedom = (count - 1).clamp_min(1)
-    quantile = torch.from_numpy(t.ppf(confidence, freedom.numpy())).reshape(count.shape)
+    quantile = torch.from_numpy(stdtrit(freedom.numpy(), confidence)).reshape(count.shape)
     spread = quantile * (squares.clamp_min(0) / freedom / count.clamp_min(1)).sqrt()
-    single = torch.zeros_like(mean) if stderr is None else norm.ppf(confidence) * stderr.cpu().double().nan_to_num(0)
+    single = (
+        torch.zeros_like(mean) if stderr is None else float(ndtri(confidence)) * stderr.cpu().double().nan_to_num(0)
+    )
     bound = mean - torch.where(count > 1, spread, single)
     return bound.masked_fill(count == 0, torch.nan)

@@ -5,6 +5,7 @@ Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -15,9 +16,8 @@ from torchmetrics import Metric
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.contribution_estimation import Mode, contribution_estimates, leave_one_out_cosines
-from flsv.games.performance import Mode as Better
-from flsv.games.performance import performance_of
+from flsv.functional.contribution_estimation import Combine, contribution_estimates, leave_one_out_cosines
+from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.leave_self_out import leave_self_out, secure_sum, shares
 from flsv.participants import Client, converse
@@ -48,12 +48,12 @@ class ContributionEstimation(ContributionMetric):
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        mode: ``"times"``, as above, or ``"plus"``: the sum of the two.
+        combine: ``"times"``, as above, or ``"plus"``: the sum of the two.
         performance: m, a score in [0, 1] of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value that
             the module logs when it validates, or a torchmetrics metric; see :mod:`flsv.games.performance`.
         consensus: how the others' updates are weighed: ``"weights"`` or ``"uniform"``.
         floor: no share is below it.
-        better: ``"max"`` for a value that the module logs.
+        mode: ``"max"`` for a value that the module logs.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -90,26 +90,26 @@ class ContributionEstimation(ContributionMetric):
     def __init__(
         self,
         num_clients: int | None = None,
-        mode: Mode = "times",
+        combine: Combine = "times",
         performance: str | Metric = "accuracy",
         consensus: Literal["weights", "uniform"] = "weights",
         floor: float = 1e-3,
-        better: Better | None = None,
+        mode: Mode | None = None,
         **kwargs: Any,
     ) -> None:
         who = type(self).__name__
-        if mode not in ("times", "plus"):
-            raise ConfigurationError(f'{who}(mode={mode!r}): expected "times" or "plus".')
+        if combine not in ("times", "plus"):
+            raise ConfigurationError(f'{who}(combine={combine!r}): expected "times" or "plus".')
         if consensus not in ("weights", "uniform"):
             raise ConfigurationError(f'{who}(consensus={consensus!r}): expected "weights" or "uniform".')
         check_number(self, "floor", floor, least=0, below=1)
-        self.performance = performance_of(self, performance, better)
+        self.performance = performance_of(self, performance, mode)
         if self.performance == "negative_loss" or getattr(self.performance, "mode", "max") == "min":
             raise ConfigurationError(
                 f"{who}(performance={performance!r}): the error is 1 - score, of a score in [0, 1] of which more is "
                 'better. Use "accuracy" or "balanced_accuracy".'
             )
-        self.mode, self.consensus, self.floor = mode, consensus, floor
+        self.combine, self.consensus, self.floor = combine, consensus, floor
         super().__init__(num_clients, None, **kwargs)
 
     @property
@@ -142,7 +142,7 @@ class ContributionEstimation(ContributionMetric):
         weights = shares(aggregation_weights)
         scores = asked_scores(clients, aggregate, weights, partial(leave_self_out, performance=self.performance))
         scores = scores.to(self.scores)
-        if not bool(((scores >= 0) & (scores <= 1)).all()):
+        if bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError(
                 f"FedCE's error is 1 - score, of a score in [0, 1]; performance={self.performance!r} gave "
                 f"{scores.tolist()}."
@@ -161,7 +161,7 @@ class ContributionEstimation(ContributionMetric):
         value = torch.full_like(self.cosines, float("nan"))
         if known.any():
             cosines, scores = self._means()
-            estimates = contribution_estimates(cosines[known].cpu(), scores[known].cpu(), self.mode, self.floor)
+            estimates = contribution_estimates(cosines[known].cpu(), scores[known].cpu(), self.combine, self.floor)
             value[known] = estimates.to(value)
         return value
 
@@ -181,4 +181,11 @@ class ContributionEstimation(ContributionMetric):
 def asked_scores(clients: Sequence[Client], aggregate: Tensor, weights: Tensor, question: Any) -> Tensor:
     """``[k]``: every client's answer about the aggregate ``[P]`` without its part, of weight ``weights[i]``."""
     own = dict(zip([client.id for client in clients], weights.tolist()))
-    return torch.stack(converse(clients, lambda client: client.ask(question, aggregate, own[client.id])))
+    answers = torch.stack(converse(clients, lambda client: client.ask(question, aggregate, own[client.id])))
+    broken = [client.id for client, answer in zip(clients, answers.tolist()) if not math.isfinite(answer)]
+    if broken:
+        raise ValueError(
+            f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
+            "cannot be made of it. Measure by a bounded score (performance='accuracy'), or lower the learning rate."
+        )
+    return answers

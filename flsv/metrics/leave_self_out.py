@@ -21,8 +21,17 @@ def secure_sum(round: Round) -> Tensor:
 
 
 def shares(weights: Tensor) -> Tensor:
-    """Weights that sum to 1, float64 ``[k]`` on the CPU; equal ones where all are 0."""
+    """Weights that sum to 1, float64 ``[k]`` on the CPU; equal ones where all are 0.
+
+    Raises:
+        ValueError: a weight below 0.
+    """
     weights = weights.cpu().double()
+    if bool((weights < 0).any()):
+        raise ValueError(
+            f"aggregation weights {weights.tolist()}: a client with a weight below 0 cannot be taken out of the "
+            "average. Use an aggregator whose weights are at least 0, such as FedAvg."
+        )
     total = weights.sum()
     return weights / total if total > 0 else torch.full_like(weights, 1 / len(weights))
 

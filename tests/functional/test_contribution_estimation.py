@@ -19,13 +19,13 @@ def reference_cosines(updates: np.ndarray, coefficients: np.ndarray) -> np.ndarr
     return np.array(cosines)
 
 
-def reference_coefficients(cosines: np.ndarray, minus_scores: np.ndarray, mode: str) -> np.ndarray:
+def reference_coefficients(cosines: np.ndarray, minus_scores: np.ndarray, combine: str) -> np.ndarray:
     """Rounds by clients; the score of the first round is the 0 that every client starts with."""
     directions = 1.0 - cosines.mean(0)
     errors = 1.0 - minus_scores.mean(0)
     directions = np.clip(directions / directions.sum(), 1e-3, None)
     errors = np.clip(errors / errors.sum(), 1e-3, None)
-    new = directions * errors if mode == "times" else directions + errors
+    new = directions * errors if combine == "times" else directions + errors
     return np.clip(new / new.sum(), 1e-3, None)
 
 
@@ -57,14 +57,14 @@ def test_cosines_of_nothing_are_0() -> None:
         leave_one_out_cosines(gram, torch.ones(2))
 
 
-@pytest.mark.parametrize("mode", ["times", "plus"])
-def test_coefficients(mode: str) -> None:
+@pytest.mark.parametrize("combine", ["times", "plus"])
+def test_coefficients(combine: str) -> None:
     draw = np.random.default_rng(1)
     for k in (2, 5):
         cosines, scores = draw.uniform(-1, 1, (4, k)), draw.uniform(0, 1, (4, k))
         scores[0] = 0
-        found = contribution_estimates(torch.from_numpy(cosines.mean(0)), torch.from_numpy(scores.mean(0)), mode)
-        np.testing.assert_allclose(found.numpy(), reference_coefficients(cosines, scores, mode), atol=1e-12)
+        found = contribution_estimates(torch.from_numpy(cosines.mean(0)), torch.from_numpy(scores.mean(0)), combine)
+        np.testing.assert_allclose(found.numpy(), reference_coefficients(cosines, scores, combine), atol=1e-12)
 
 
 def test_the_floor_and_a_sum_of_0() -> None:

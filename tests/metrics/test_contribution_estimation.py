@@ -52,10 +52,10 @@ def accuracy(vector: torch.Tensor, dealt: FederatedDataModule, client: int) -> f
     return float(torch.cat(hits).mean())
 
 
-@pytest.mark.parametrize("mode", ["times", "plus"])
-def test_a_federation_by_hand(tmp_path: Path, mode: Any) -> None:
+@pytest.mark.parametrize("combine", ["times", "plus"])
+def test_a_federation_by_hand(tmp_path: Path, combine: Any) -> None:
     aggregator, dealt = Kept(), data()
-    loop = FederatedLoop(aggregator, {"fedce": ContributionEstimation(mode=mode)}, seed=1, print_table=False)
+    loop = FederatedLoop(aggregator, {"fedce": ContributionEstimation(combine=combine)}, seed=1, print_table=False)
     fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=3)
 
     coefficients = np.full(3, 1 / 3)
@@ -68,7 +68,7 @@ def test_a_federation_by_hand(tmp_path: Path, mode: Any) -> None:
         cosines.append(reference_cosines((models - round.global_vector).numpy(), used.double().numpy()))
         others = [sum(float(used[j]) * models[j] for j in range(3) if j != i) / (1 - float(used[i])) for i in range(3)]
         scores.append(np.array([accuracy(model.float(), dealt, i) for i, model in enumerate(others)]))
-        coefficients = reference_coefficients(np.array(cosines), np.array(scores), mode)
+        coefficients = reference_coefficients(np.array(cosines), np.array(scores), combine)
     np.testing.assert_allclose(loop.contributions["fedce"].numpy(), coefficients, atol=1e-5)
     assert np.ptp(coefficients) > 0.01
     said = loop.metrics["fedce"].diagnostics()
@@ -146,7 +146,7 @@ def test_another_score(tmp_path: Path) -> None:
     """A torchmetrics metric in place of the accuracy, and one that the module logs."""
     scores = []
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)
-    for options in ({}, {"performance": f1}, {"performance": "val_acc", "better": "max"}):
+    for options in ({}, {"performance": f1}, {"performance": "val_acc", "mode": "max"}):
         metric = ContributionEstimation(**copy.deepcopy(options))
         loop = FederatedLoop(FedAvg(), {"fedce": metric}, seed=1, print_table=False)
         fit(loop, tmp_path, data=data(batch_size=64), rounds=1)
@@ -162,8 +162,8 @@ def test_what_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
     for wrong in ("negative_loss", torchmetrics.MeanSquaredError()):
         with pytest.raises(ConfigurationError, match=r"the error is 1 - score"):
             ContributionEstimation(performance=wrong)
-    with pytest.raises(ConfigurationError, match=r'mode=\'minus\'\): expected "times" or "plus"'):
-        ContributionEstimation(mode="minus")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r'combine=\'minus\'\): expected "times" or "plus"'):
+        ContributionEstimation(combine="minus")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="consensus='equal'"):
         ContributionEstimation(consensus="equal")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="floor=1"):

@@ -176,3 +176,15 @@ def test_it_resumes(tmp_path: Path) -> None:
 
     whole = assert_resumes(make, tmp_path, data=lambda: data(proportions=(4, 2, 2), batch_size=6))
     assert whole.contributions["ee"].isfinite().all()
+
+
+def test_what_no_value_can_be_made_of() -> None:
+    round, _ = a_round(torch.ones(2, 4, dtype=torch.float64), torch.zeros(2, 4))
+    assert round.clients is not None
+    given = torch.arange(2), round.client_vectors.mean(0), round.clients
+    with pytest.raises(ValueError, match="a weight below 0 cannot be taken out"):
+        EverybodyElse(2).update(given[0], torch.tensor([1.5, -0.5]), *given[1:])
+    broken = lambda models: Sigmoid(models * torch.nan)  # noqa: E731
+    round.clients[1].ask(lambda local: local._evaluators.update({("val", None): broken}))
+    with pytest.raises(ValueError, match=r"not finite on the validation samples of clients \[1\]"):
+        EverybodyElse(2).update(given[0], torch.ones(2), *given[1:])

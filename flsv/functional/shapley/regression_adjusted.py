@@ -27,7 +27,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from sklearn.ensemble import GradientBoostingRegressor
 from torch import Generator, Tensor
 
 from flsv.arguments import check_number
@@ -61,7 +60,7 @@ class LinearGame:
 class TreeGame:
     """A sum of regression trees on membership, a list of them for each column of the utility."""
 
-    models: list[GradientBoostingRegressor]
+    models: list[Any]
     num_players: int
 
     def __call__(self, masks: Tensor) -> Tensor:
@@ -120,6 +119,8 @@ def fit_linear(masks: Tensor, utilities: Tensor) -> tuple[LinearGame, Tensor]:
 
 def fit_trees(masks: Tensor, utilities: Tensor, seed: int = 0) -> tuple[TreeGame, Tensor]:
     """Gradient boosting, a model for each column; see :class:`AdjustedEstimator` for what it is given."""
+    from sklearn.ensemble import GradientBoostingRegressor  # slow to import, and seldom asked for
+
     x = masks.numpy().astype(np.float32)
     models = [GradientBoostingRegressor(random_state=seed, **_TREES).fit(x, column.numpy()) for column in utilities.T]
     return TreeGame(models, masks.shape[1]), torch.zeros_like(utilities)
