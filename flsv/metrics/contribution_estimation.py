@@ -33,7 +33,10 @@ class ContributionEstimation(ContributionMetric):
 
     A client counts for more the less its update points where the others' do, and the worse the others' model does on
     its own validation samples: it is paid for what it alone brings. Noise, too, is what only one client brings: the
-    estimate says how different a client is and not how useful, and is no safeguard against bad data.
+    estimate says how different a client is and not how useful, and is no safeguard against free riders and bad data.
+    Measured on the digits (FedAvg, 6 equal clients, 8 rounds, one run each): a client that returns the model as it got
+    it has 0.45, the honest ones 0.10 to 0.13; one whose labels are all wrong 0.44, the others 0.09 to 0.13. Under
+    :class:`flsv.aggregation.FedCE` these are the weights.
 
     As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only), ``aggregation_weights
     [k]``, ``aggregate [P]`` (the models' average by these weights) and the ``clients``, which are asked for the score
