@@ -128,7 +128,18 @@ def test_scenarios_run_on_the_quick_start(run, scenario):
 
 
 PEFT = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
-RUN = ["scaffold", "fednova", "feddyn", "fedbn", "fedper", "fedrep", pytest.param("lora", marks=PEFT)]
+RUN = [
+    "fedce",
+    "everybody_else",
+    "beta_shapley",
+    "scaffold",
+    "fednova",
+    "feddyn",
+    "fedbn",
+    "fedper",
+    "fedrep",
+    pytest.param("lora", marks=PEFT),
+]
 
 
 @pytest.mark.parametrize("algorithm", RUN)
