@@ -105,7 +105,7 @@ def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: float | None
         return ShapleyEstimate(*(part[:, 0] if flat else part for part in (known.values, known.stderr)), len(masks))
     solved = [_solve(masks.cpu(), column, noise) for column in columns.T]
     values, stderr = (torch.stack(part, dim=1) for part in zip(*solved))
-    first, last = (masks.sum(1) == 0).nonzero().item(), (masks.sum(1) == n).nonzero().item()
+    first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
     values = values + (columns[last] - columns[first] - values.sum(0)) / n
     return ShapleyEstimate(values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks))
 
@@ -125,7 +125,8 @@ def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tenso
     features, shapley = _features(masks)
     n, mean, scale = masks.shape[1], utilities.mean(), float(utilities.std())
     if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions are worth the same
-        return torch.zeros(2, n, dtype=torch.float64).unbind()
+        nothing = torch.zeros(n, dtype=torch.float64)
+        return nothing, nothing
     y = (utilities - mean) / scale
     # Each part's kernel has unit variance over the coalitions, as in surrogate_shapley.
     prior = torch.ones(2 * n, dtype=torch.float64)
