@@ -102,7 +102,8 @@ def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: float | None
     if len(masks) == 2**n:
         table = dict(zip(map(tuple, masks.tolist()), columns))
         known = exact_shapley(lambda rows: torch.stack([table[tuple(row)] for row in rows.tolist()]), n)
-        return ShapleyEstimate(*(part[:, 0] if flat else part for part in (known.values, known.stderr)), len(masks))
+        exact, spread = (part[:, 0] if flat else part for part in (known.values, known.stderr))
+        return ShapleyEstimate(exact, spread, len(masks))
     solved = [_solve(masks.cpu(), column, noise) for column in columns.T]
     values, stderr = (torch.stack(part, dim=1) for part in zip(*solved))
     first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
