@@ -113,8 +113,8 @@ def _parser() -> argparse.ArgumentParser:
         "flsv",
         usage="flsv [-h] [--version] SUBCOMMAND [--quiet] ...",
         description="Federated learning in which every participant's contribution is measured.",
-        epilog="flsv SUBCOMMAND --help lists a subcommand's options. fit, validate, test and predict are LightningCLI's, "
-        "with a section federation beside trainer, model and data.",
+        epilog="flsv SUBCOMMAND --help lists a subcommand's options. fit, validate, test and predict are "
+        "LightningCLI's, with a section federation beside trainer, model and data.",
     )
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.add_argument(*QUIET, action="store_true", help="no progress, no tables: warnings, errors and files only")

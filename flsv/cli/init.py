@@ -29,6 +29,5 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         raise ConfigurationError(f"{folder} is not empty: name a new folder.")
     shutil.copytree(_TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     if not quiet:
-        print(
-            f"{folder}/README.md says how to run it; {folder}/fedapp/federation.py is where your own module and data go."
-        )
+        own = f"{folder}/fedapp/federation.py"
+        print(f"{folder}/README.md says how to run it; {own} is where your own module and data go.")

@@ -18,6 +18,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from flsv import __version__
 from flsv._lightning.averaging import RoundAverage
 from flsv._lightning.checkpoint_io import install
 from flsv._lightning.client_hooks import ClientHooks
@@ -305,7 +306,9 @@ class FederatedLoop(SavedLoop):
         described = settings(self._made, data, self.state.seed)
         if self._reporter.csv is not None:
             roles = {**self.strategies, "privacy": self.privacy}
-            self._record = record_of(trainer, data, self.metrics, roles, described, self._fingerprint, self.round_index)
+            self._record = record_of(
+                trainer, data, self.metrics, roles, described, self._fingerprint, self.round_index, __version__
+            )
             write_record(self._reporter.folder, self._record)
         self._csv = self._reporter.begin(self.round_index, self._csv, described, partition, self.contributions)
         self._progress = ProgressText(trainer)
@@ -423,8 +426,10 @@ class FederatedLoop(SavedLoop):
         if self._reporter.csv is not None:
             write_record(self._reporter.folder, {**self._record, **ended(trainer, self.round_index)})
         if self.print_table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._reporter.table(
-                self._data.num_samples, self.participations, self.contributions, self.weights, self.client_accuracy
+            assert self._progress is not None
+            known = self.contributions, self.weights, self.client_accuracy
+            self._progress.afterwards(
+                partial(self._reporter.table, self._data.num_samples, self.participations, *known)
             )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -434,6 +439,8 @@ class FederatedLoop(SavedLoop):
             name_place(exception, self._place())
             self._discard(f"{type(exception).__name__} {self._place()}")
         self._average.give_back(pl_module)
+        if self._progress is not None:
+            self._progress.cancel()
         self._return()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

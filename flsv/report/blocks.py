@@ -44,10 +44,17 @@ class Bars:
 
 @dataclass(frozen=True)
 class Lines:
-    """Values ``[rounds][k]`` of k names: a chart, and the values of some rounds where there are no charts."""
+    """Values ``[r][k]`` of k names in r rounds: a chart, and the values of some rounds where there are no charts.
+    ``rounds``, ascending, are their numbers; None: from 0."""
 
     names: Sequence[str]
     values: Sequence[Sequence[float]]
+    rounds: Sequence[int] | None = None
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """Of the rounds."""
+        return range(len(self.values)) if self.rounds is None else self.rounds
 
 
 @dataclass(frozen=True)

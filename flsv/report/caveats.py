@@ -15,8 +15,8 @@ _COPIES = "Two clients with the same data share what one of them would be worth:
 #: By the metric's class.
 CAVEATS: Mapping[str, tuple[str, ...]] = {
     "ClassSpecificShapley": (
-        "It compares the direction of a client's update of the last layer with that of all, class by class. It does not "
-        "measure what the model gains by the client, and who agrees with the majority has high values.",
+        "It compares the direction of a client's update of the last layer with that of all, class by class. It does "
+        "not measure what the model gains by the client, and who agrees with the majority has high values.",
         "A class that a client does not have has a value all the same, of little meaning.",
     ),
     "CosineGradientShapley": (
@@ -44,8 +44,8 @@ CAVEATS: Mapping[str, tuple[str, ...]] = {
         "Shapley value and does not sum to what all have gained.",
     ),
     "WassersteinContribution": (
-        "It is a distance of data, not of models: it says how alike a client's data are to the target's, and nothing of "
-        "what training makes of them.",
+        "It is a distance of data, not of models: it says how alike a client's data are to the target's, and nothing "
+        "of what training makes of them.",
         "Shares sum to 1: one client's share changes when another's distance does.",
     ),
     "CalibratedOTGradient": (

@@ -30,7 +30,7 @@ def bars(block: Bars) -> str:
     def x(value: float) -> float:
         return left + (value - low) / (high - low) * (WIDTH - left - right)
 
-    parts = [_grid(x(t), top, x(t), height - 24, number(t), x(t), height - 8) for t in ticks]
+    parts = [_grid(x(t), top, x(t), height - 24, f"{t:g}", x(t), height - 8) for t in ticks]
     for row, (name, value) in enumerate(zip(block.names, block.values)):
         middle = top + step * row + step / 2
         parts.append(_text(left - 8, middle + 4, short(name), "end", name))
@@ -57,32 +57,38 @@ def bars(block: Bars) -> str:
 
 def lines(block: Lines) -> str:
     """A line per name over the rounds."""
-    rounds, count = len(block.values), len(block.names)
+    numbers, count = block.numbers, len(block.names)
     known = [value for row in block.values for value in row if math.isfinite(value)]
-    if not known or not rounds:
+    if not known:
         return ""
+    chosen = highlighted(block)
+    colours = {client: COLOURS[place % len(COLOURS)] for place, client in enumerate(chosen)}
+    if count <= NAMED:  # the same in every chart of the same names
+        colours = {client: COLOURS[client] for client in chosen}
+    longest = max(len(short(block.names[client])) for client in chosen)
     ticks = nice_ticks(min(known), max(known))
     low, high = min(ticks[0], *known), max(ticks[-1], *known)
-    left, right, top, height = 8 + 7 * max(len(number(t)) for t in ticks), 8 + 7 * LONGEST, 10, 300
-    bottom = height - 40
+    left, right, top, height = 14 + 7 * max(len(f"{t:g}") for t in ticks), 26 + 7 * longest, 10, 300
+    bottom, first, last = height - 40, numbers[0], numbers[-1]
 
     def x(index: float) -> float:
-        return left + (index / (rounds - 1) if rounds > 1 else 0.5) * (WIDTH - left - right)
+        return left + ((index - first) / (last - first) if last > first else 0.5) * (WIDTH - left - right)
 
     def y(value: float) -> float:
         return bottom - (value - low) / (high - low) * (bottom - top)
 
-    parts = [_grid(left, y(t), WIDTH - right, y(t), number(t), left - 6, y(t) + 4, "end") for t in ticks]
-    for index in round_ticks(rounds):
+    parts = [_grid(left, y(t), WIDTH - right, y(t), f"{t:g}", left - 6, y(t) + 4, "end") for t in ticks]
+    for index in round_ticks(first, last):
         parts.append(_text(x(index), bottom + 16, str(index), "middle"))
     parts.append(_text((left + WIDTH - right) / 2, height - 6, "round", "middle", css="dim"))
-    chosen = highlighted(block)
     ends: list[tuple[float, str, str]] = []
-    for client in sorted(range(count), key=lambda i: i in chosen):  # named ones on top of the grey
-        points = [(x(r), y(row[client])) if math.isfinite(row[client]) else None for r, row in enumerate(block.values)]
+    for client in sorted(range(count), key=lambda i: i in colours):  # named ones on top of the grey
+        points = [
+            (x(r), y(row[client])) if math.isfinite(row[client]) else None for r, row in zip(numbers, block.values)
+        ]
         if not any(points):
             continue
-        colour = COLOURS[chosen.index(client) % len(COLOURS)] if client in chosen else ""
+        colour = colours.get(client, "")
         style = f'stroke="{colour}" stroke-width="2"' if colour else 'class="faint"'
         parts.append(
             f'<path fill="none" {style} d="{_path(points)}"><title>{escape(block.names[client])}</title></path>'
@@ -90,14 +96,14 @@ def lines(block: Lines) -> str:
         for point in _alone(points):
             parts.append(f'<circle cx="{point[0]:.1f}" cy="{point[1]:.1f}" r="2.5" fill="{colour or "#888"}"/>')
         if colour:
-            last = next(point for point in reversed(points) if point)
-            ends.append((last[1], block.names[client], colour))
+            end = next(point for point in reversed(points) if point)
+            ends.append((end[1], block.names[client], colour))
     for place, name, colour in spread(ends, 14, top + 4, bottom + 4):
         parts.append(
             f'<rect x="{WIDTH - right + 6}" y="{place - 5:.1f}" width="8" height="8" fill="{colour}"/>'
             + _text(WIDTH - right + 18, place + 3, short(name), "start", name)
         )
-    return _svg(height, "".join(parts), f"lines of {count} over {rounds} rounds")
+    return _svg(height, "".join(parts), f"lines of {count} over {len(numbers)} rounds")
 
 
 def heat(block: Heat) -> str:
@@ -180,17 +186,17 @@ def nice_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
     return [round(index * step, places) for index in range(first, last + 1)]
 
 
-def round_ticks(rounds: int) -> list[int]:
-    """Up to some ten whole rounds, from 0.
+def round_ticks(first: int, last: int) -> list[int]:
+    """Up to some ten whole numbers of rounds.
 
     Example:
-        >>> round_ticks(20)
-        [0, 2, 4, 6, 8, 10, 12, 14, 16, 18]
+        >>> round_ticks(4, 19)
+        [4, 6, 8, 10, 12, 14, 16, 18]
     """
-    raw = max(1.0, rounds / 10)
+    raw = max(1.0, (last - first + 1) / 10)
     power = 10 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
-    return list(range(0, rounds, int(step)))
+    step = int(next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw))
+    return list(range(-(-first // step) * step, last + 1, step))
 
 
 def short(name: str) -> str:

@@ -79,8 +79,11 @@ def client_label(run: Run, client: int) -> str:
 
 def algorithm(run: Run) -> str:
     """The algorithm's parts, by their classes."""
-    parts = run.record.get("algorithm", {})
-    return " with ".join(dict.fromkeys(str(name) for name in parts.values())) or "unknown algorithm"
+    parts = {role: str(name) for role, name in run.record.get("algorithm", {}).items() if name != "FullParticipation"}
+    first = parts.pop("aggregator", None)
+    if first is None:
+        return "an unknown algorithm"
+    return f"{first} with {', '.join(parts.values())}" if parts else first
 
 
 def state_of(run: Run) -> str:

@@ -149,8 +149,10 @@ def _over_rounds(run: Run) -> list[Section]:
     ]
     for metric, title in shown:
         history = run.history(metric)
-        if any(value == value for row in history for value in row):
-            blocks += [Text(f"{title}:"), Lines(names, [[row[client] for client in order] for row in history])]
+        known = [index for index, row in enumerate(history) if any(value == value for value in row)]
+        if known:
+            table = [[history[index][client] for client in order] for index in known]
+            blocks += [Text(f"{title}:"), Lines(names, table, known)]
     return [Section("Over the rounds", [*_left_out(run, order), *blocks])] if blocks else []
 
 
@@ -265,9 +267,7 @@ def _replay(run: Run) -> list[Block]:
     config = run.folder / "config.yaml"
     if config.is_file():
         blocks += [
-            Text(
-                "The command, with the package versions above; the same seed gives the same numbers on the same machine."
-            ),
+            Text("The command, with the package versions above; on the same machine it gives the same numbers."),
             Code(f"flsv fit --config {shlex.quote(str(config))}"),
         ]
     hashes = [["contributions.csv (SHA-256)", _sha(run.folder / CONTRIBUTIONS)]]

@@ -16,7 +16,8 @@ STYLE = """
 @media (prefers-color-scheme: dark) {
   :root { --ink: #e6e9ee; --dim: #a0a8b4; --paper: #14171c; --rule: #343a44; --soft: #1d2129; }
 }
-@media print { :root { --ink: #000; --dim: #444; --paper: #fff; --rule: #bbb; --soft: #fff; } section { break-inside: avoid; } }
+@media print { :root { --ink: #000; --dim: #444; --paper: #fff; --rule: #bbb; --soft: #fff; } }
+@media print { section { break-inside: avoid; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 2rem 1.25rem 4rem; max-width: 58rem; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }

@@ -46,7 +46,7 @@ def _block(block: Block) -> str:
         rows = [[name, *(number(value, 2) for value in row)] for name, row in zip(block.names, block.values)]
         return _table([block.corner, *block.columns], rows)
     rounds = chosen_rounds(len(block.values))
-    head = ["", *(f"round {index}" for index in rounds)]
+    head = ["", *(f"round {block.numbers[index]}" for index in rounds)]
     rows = [[name, *(number(block.values[r][i]) for r in rounds)] for i, name in enumerate(block.names)]
     return _table(head, rows)
 

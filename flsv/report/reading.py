@@ -178,8 +178,8 @@ def open_run(path: str | Path) -> Run:
     beyond = [row.client for row in rows if row.client >= run.num_clients]
     if beyond:
         raise ConfigurationError(
-            f"{file} has a client {max(beyond)}, and {RECORD} beside it names {run.num_clients}: they are not of the same "
-            "run. Give each run a folder of its own."
+            f"{file} has a client {max(beyond)}, and {RECORD} beside it names {run.num_clients}: they are not of "
+            "the same run. Give each run a folder of its own."
         )
     return run
 

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv import __version__
 from flsv._lightning.durable import replacing
 from flsv.data import FederatedDataModule
 from flsv.metrics import ContributionMetric
@@ -47,6 +46,7 @@ def record_of(
     settings: Mapping[str, Any],
     fingerprint: Mapping[str, Mapping[str, str]],
     first_round: int,
+    version: str,
 ) -> dict[str, Any]:
     """What ``run.json`` says of a fit that begins.
 
@@ -58,6 +58,7 @@ def record_of(
         settings: as the loggers are given them.
         fingerprint: what must be the same in a run that resumes this one, see ``flsv.server.fingerprint``.
         first_round: 0, or where a resumed run goes on.
+        version: of flsv.
     """
     counts = data.known_class_counts
     return {
@@ -65,7 +66,7 @@ def record_of(
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "first_round": first_round,
         "packages": {
-            "flsv": __version__,
+            "flsv": version,
             "torch": str(torch.__version__),
             "lightning": L.__version__,
             "python": platform.python_version(),
