@@ -27,7 +27,7 @@ from flsv.errors import ConfigurationError
 from flsv.participants.artifacts import write_artifacts
 from flsv.reporting.table import chosen, client_columns, make_console, print_table
 from flsv.seeding import generator_for
-from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of
+from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of, write_flagged
 from flsv.valuation.report import draw_contributions, histograms_of
 
 #: Sections of a configuration of flsv fit that have no meaning here.
@@ -47,7 +47,8 @@ def value(
 ) -> Valuation:
     """Value the clients of a data module, print a table and write ``valuation.csv`` and figures.
 
-    The grids of the most harmful images are the clients' own: each is written to ``out/clients/<number>``.
+    The grids of the most harmful images and the lists of flagged samples (``flagged.csv``, see
+    :func:`flsv.valuation.write_flagged`) are the clients' own: each is written to ``out/clients/<number>``.
 
     Args:
         data: not set up yet, or set up.
@@ -73,8 +74,10 @@ def value(
         with drawing(f"{out / name}.png"):
             draw(found).savefig(out / f"{name}.png")
     for client in clients:
+        own = out / "clients" / str(client.id)
         client.ask(keep_pictures, pictures)
-        client.ask(write_artifacts, out / "clients" / str(client.id))
+        client.ask(write_artifacts, own)
+        client.ask(write_flagged, own, data.client_indices(client.id, "train"), data.class_names)
     target = "the server's validation set" if validation and server is not None else "the clients' barycentre"
     if table:
         title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,27 +54,24 @@ def read_run(path: str | Path) -> pandas.DataFrame:
 
 
 def current_frame(
-    values: Mapping[str, Tensor],
-    columns: Mapping[str, tuple[list[str], list[str]]],
-    client_names: tuple[str, ...],
+    tables: Iterable[tuple[str, Tensor, Sequence[str] | None, Sequence[str] | None]],
+    client_names: Sequence[str],
     round_index: int,
 ) -> pandas.DataFrame:
     """What a loop knows between two rounds, in the columns of :func:`read_run`.
 
     Args:
-        values: name to ``[n]`` or ``[n, M]``.
-        columns: name to the keys and names of the columns of ``[n, M]``.
+        tables: name, values ``[n]`` or ``[n, M]``, and of the latter the columns' keys and names.
         client_names: n names.
         round_index: of the last round.
     """
     rows: list[tuple[Any, ...]] = []
-    for name, value in values.items():
-        table = value.detach().double().cpu()
-        keys, names = columns.get(name, ([], [])) if table.ndim == 2 else ([None], [None])
-        for client, line in enumerate(table.reshape(len(table), -1).tolist()):
-            for key, label, number in zip(keys, names, line):
+    for metric, values, keys, names in tables:
+        numbers = values.detach().double().cpu()
+        for client, line in enumerate(numbers.reshape(len(numbers), -1).tolist()):
+            for key, name, number in zip(keys or (None,), names or (None,), line):
                 if number == number:
-                    rows.append((round_index, name, client, client_names[client], key, label, number))
+                    rows.append((round_index, metric, client, client_names[client], key, name, number))
     return _frame(rows)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -90,6 +90,8 @@ def print_table(
     columns: Mapping[str, Sequence[str]],
     rows: Sequence[int] | None = None,
     gap: int | None = None,
+    style: Callable[[str], str] = lambda cell: "",
+    corner: str = "client",
 ) -> None:
     """Print a table, in as many parts as the console's width makes it.
 
@@ -100,10 +102,12 @@ def print_table(
         columns: header to cells, of all rows.
         rows: those that are shown; None: all.
         gap: how many rows come before a line of dots; None: no dots.
+        style: of a cell, as rich names it.
+        corner: header of the names.
     """
     rows = range(len(names)) if rows is None else rows
     shown = [(header, [cells[row] for row in rows]) for header, cells in columns.items()]
-    first = ("client", [short(names[row]) for row in rows])
+    first = (corner, [short(names[row]) for row in rows])
     while shown or title:
         count = _fitting(first, shown, console.width)
         table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
@@ -114,7 +118,7 @@ def print_table(
         for place, cells in enumerate(zip(*(column for _, column in part))):
             if place == gap and place < len(rows):
                 table.add_row(*["\N{HORIZONTAL ELLIPSIS}"] * len(part))
-            table.add_row(*map(Text, cells))
+            table.add_row(*(Text(cell, style=style(cell)) for cell in cells))
         console.print(table)
         shown, title = shown[count:], ""
 
@@ -135,7 +139,7 @@ def short(name: str) -> str:
 
 def _fitting(first: tuple[str, Sequence[str]], columns: Sequence[tuple[str, Sequence[str]]], width: int) -> int:
     """How many of the columns fit beside the first; one at least."""
-    room = width - 2 - _width(first)  # the box's edges
+    room = width - 1 - _width(first)
     count = 0
     for column in columns:
         room -= _width(column)
@@ -146,8 +150,9 @@ def _fitting(first: tuple[str, Sequence[str]], columns: Sequence[tuple[str, Sequ
 
 
 def _width(column: tuple[str, Sequence[str]]) -> int:
+    """With a blank on either side, and the box's between two."""
     header, cells = column
-    return 2 + max(Text(text).cell_len for text in (header, *cells))
+    return 3 + max(Text(text).cell_len for text in (header, *cells))
 
 
 def _numbers(values: Tensor, digits: int) -> list[str]:
