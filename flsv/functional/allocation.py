@@ -88,8 +88,8 @@ def largest_remainder(shares: list[float], units: int) -> list[int]:
         units: to share out.
 
     Example:
-        >>> largest_remainder([0.5, 0.25, 0.25], 3)
-        [2, 1, 0]
+        >>> largest_remainder([0.5, 0.3, 0.2], 4)
+        [2, 1, 1]
     """
     exact = [share * units for share in shares]
     whole = [math.floor(amount) for amount in exact]

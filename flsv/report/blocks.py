@@ -113,6 +113,23 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{places}f}"
 
 
+def numbers(values: Sequence[float], digits: int = 3) -> list[str]:
+    """A column of numbers with the same decimals: as many as give the largest ``digits`` significant ones.
+
+    Example:
+        >>> numbers([1.3123, -0.0772, float("nan"), 0.5])
+        ['1.31', '-0.08', '–', '0.50']
+        >>> numbers([12.0, 3.0])
+        ['12', '3']
+    """
+    known = [abs(value) for value in values if math.isfinite(value)]
+    largest = max(known, default=0.0)
+    if not largest or largest < 1e-4 or all(value == int(value) for value in known):
+        return [number(value, digits) for value in values]
+    places = max(0, digits - 1 - math.floor(math.log10(largest)))
+    return [f"{value:.{places}f}" if math.isfinite(value) else number(value) for value in values]
+
+
 def percent(share: float) -> str:
     """A share as it is read.
 

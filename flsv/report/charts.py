@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from flsv.report.blocks import Bars, Heat, Lines, number
+from flsv.report.blocks import Bars, Heat, Lines, number, numbers
 
 #: Okabe and Ito's colours, which the colour-blind can tell apart; yellow is left out, which vanishes on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -31,6 +31,7 @@ def bars(block: Bars) -> str:
         return left + (value - low) / (high - low) * (WIDTH - left - right)
 
     parts = [_grid(x(t), top, x(t), height - 24, f"{t:g}", x(t), height - 8) for t in ticks]
+    shown = numbers(block.values)
     for row, (name, value) in enumerate(zip(block.names, block.values)):
         middle = top + step * row + step / 2
         parts.append(_text(left - 8, middle + 4, short(name), "end", name))
@@ -50,14 +51,14 @@ def bars(block: Bars) -> str:
                 f'<path class="ink" d="M{a:.1f} {middle:.1f}H{b:.1f}M{a:.1f} {middle - 4:.1f}v8M{b:.1f} '
                 f'{middle - 4:.1f}v8"/>'
             )
-        parts.append(_text(WIDTH - 4, middle + 4, number(value), "end"))
+        parts.append(_text(WIDTH - 4, middle + 4, shown[row], "end"))
     parts.append(f'<path class="ink" d="M{x(0.0):.1f} {top}V{height - 24}"/>')
     return _svg(height, "".join(parts), f"bars of {len(block.names)} values")
 
 
 def lines(block: Lines) -> str:
     """A line per name over the rounds."""
-    numbers, count = block.numbers, len(block.names)
+    rounds, count = block.numbers, len(block.names)
     known = [value for row in block.values for value in row if math.isfinite(value)]
     if not known:
         return ""
@@ -69,7 +70,7 @@ def lines(block: Lines) -> str:
     ticks = nice_ticks(min(known), max(known))
     low, high = min(ticks[0], *known), max(ticks[-1], *known)
     left, right, top, height = 14 + 7 * max(len(f"{t:g}") for t in ticks), 26 + 7 * longest, 10, 300
-    bottom, first, last = height - 40, numbers[0], numbers[-1]
+    bottom, first, last = height - 40, rounds[0], rounds[-1]
 
     def x(index: float) -> float:
         return left + ((index - first) / (last - first) if last > first else 0.5) * (WIDTH - left - right)
@@ -84,7 +85,7 @@ def lines(block: Lines) -> str:
     ends: list[tuple[float, str, str]] = []
     for client in sorted(range(count), key=lambda i: i in colours):  # named ones on top of the grey
         points = [
-            (x(r), y(row[client])) if math.isfinite(row[client]) else None for r, row in zip(numbers, block.values)
+            (x(r), y(row[client])) if math.isfinite(row[client]) else None for r, row in zip(rounds, block.values)
         ]
         if not any(points):
             continue
@@ -103,7 +104,7 @@ def lines(block: Lines) -> str:
             f'<rect x="{WIDTH - right + 6}" y="{place - 5:.1f}" width="8" height="8" fill="{colour}"/>'
             + _text(WIDTH - right + 18, place + 3, short(name), "start", name)
         )
-    return _svg(height, "".join(parts), f"lines of {count} over {len(numbers)} rounds")
+    return _svg(height, "".join(parts), f"lines of {count} over {len(rounds)} rounds")
 
 
 def heat(block: Heat) -> str:
@@ -239,7 +240,8 @@ def _text(x: float, y: float, text: str, anchor: str, whole: str | None = None, 
 
 
 def _svg(height: float, content: str, label: str, width: float = WIDTH) -> str:
+    css = ' class="chart"' if width == WIDTH else ""
     return (
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img" '
+        f'<svg{css} viewBox="0 0 {width:.0f} {height:.0f}" width="{width:.0f}" height="{height:.0f}" role="img" '
         f'aria-label="{escape(label)}">{content}</svg>'
     )

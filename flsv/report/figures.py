@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flsv.report.blocks import NONE, number
+from flsv.report.blocks import NONE, number, numbers
 from flsv.report.reading import NAN, Run
 
 MOST = 30
@@ -32,12 +31,14 @@ class Values:
     high: Sequence[float] | None = None
     kind: str = ""
 
-    def shown(self, client: int) -> str:
-        """The value and its interval."""
-        text = number(self.values[client])
-        if self.low is None or self.high is None or not math.isfinite(self.low[client]):
-            return text
-        return f"{text} [{number(self.low[client])}, {number(self.high[client])}]"
+    def shown(self, clients: Sequence[int]) -> list[str]:
+        """The values of these clients and their intervals, with the same decimals."""
+        ends = [self.values, *([] if self.low is None or self.high is None else [self.low, self.high])]
+        texts = numbers([column[client] for column in ends for client in clients])
+        columns = [texts[place * len(clients) : (place + 1) * len(clients)] for place in range(len(ends))]
+        if len(columns) == 1:
+            return columns[0]
+        return [value if low == NONE else f"{value} [{low}, {high}]" for value, low, high in zip(*columns)]
 
 
 def values_of(run: Run, metric: str) -> Values:
@@ -88,11 +89,9 @@ def algorithm(run: Run) -> str:
 
 def state_of(run: Run) -> str:
     """How far the run has come."""
-    planned, done = run.record.get("rounds"), run.rounds
-    if run.ended is False:
-        of = f" of {planned}" if isinstance(planned, int) and planned > 0 else ""
-        return f"{done}{of} rounds: the run has not come to its end, and this is how far it was"
-    return f"{done} rounds"
+    planned = run.record.get("rounds")
+    of = f" of {planned}" if run.ended is False and isinstance(planned, int) and planned > 0 else ""
+    return f"{run.rounds}{of} rounds{' (not ended)' if run.ended is False else ''}"
 
 
 def logged(run: Run) -> list[tuple[str, str]]:

@@ -8,7 +8,21 @@ import shlex
 from pathlib import Path
 
 from flsv.errors import ConfigurationError
-from flsv.report.blocks import Bars, Block, Bullets, Code, Heat, Lines, Page, Section, Table, Text, number, percent
+from flsv.report.blocks import (
+    Bars,
+    Block,
+    Bullets,
+    Code,
+    Heat,
+    Lines,
+    Page,
+    Section,
+    Table,
+    Text,
+    number,
+    numbers,
+    percent,
+)
 from flsv.report.caveats import ONE_RUN, caveats
 from flsv.report.figures import (
     algorithm,
@@ -60,6 +74,8 @@ def subtitle(run: Run) -> str:
 
 def _in_short(run: Run) -> list[Block]:
     items = [f"{run.num_clients} clients trained a model together with {algorithm(run)} in {state_of(run)}."]
+    if run.ended is False:
+        items.append("The run has not come to its end: it was killed, or is still running. This is how far it was.")
     for metric in run.metrics[:1]:
         order = [client for client in order_of(run) if run.final(metric)[client] == run.final(metric)[client]]
         if len(order) > 1:
@@ -120,11 +136,11 @@ def _contributions(run: Run) -> list[Section]:
     names = [client_label(run, client) for client in order]
     blocks: list[Block] = [*_left_out(run, order)]
     found = [values_of(run, metric) for metric in run.metrics]
-    columns = {values.name: [values.shown(client) for client in order] for values in found}
+    columns = {values.name: values.shown(order) for values in found}
     for title, key in (("last weight", "weight"), ("own accuracy", "accuracy")):
         last = run.final(key)
         if any(value == value for value in last):
-            columns[title] = [number(last[client]) for client in order]
+            columns[title] = numbers([last[client] for client in order])
     for values in found:
         about = str(run.about(values.name).get("about", ""))
         interval = f" In brackets, and as whiskers: {values.kind}." if values.kind else ""

@@ -80,7 +80,7 @@ def _contributions(run: Run, client: int) -> list[Block]:
         values = values_of(run, metric)
         known = [value for value in values.values if value == value]
         shown = [number(mean_of(known)), number(deviation(known)) if len(known) >= FEWEST else NONE]
-        rows.append([metric, values.shown(client), *shown, _rank(known, values.values[client])])
+        rows.append([metric, values.shown([client])[0], *shown, _rank(known, values.values[client])])
         about = str(run.about(metric).get("about", ""))
         interval = f" In brackets: {values.kind}." if values.kind else ""
         if about or interval:

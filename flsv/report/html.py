@@ -38,6 +38,7 @@ table.texts td:first-child { white-space: nowrap; color: var(--dim); }
 table.heat td { border: 2px solid var(--paper); }
 table.heat td:first-child { border-left: 0; }
 svg { display: block; }
+svg.chart { width: 100%; height: auto; min-width: 30rem; max-width: 45rem; }
 svg text { font: 12px system-ui, -apple-system, "Segoe UI", Roboto, Arial, sans-serif; fill: var(--ink); }
 svg .dim { fill: var(--dim); }
 svg .grid { stroke: var(--rule); fill: none; }

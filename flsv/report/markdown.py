@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from flsv.report.blocks import Bars, Block, Bullets, Code, Heat, Page, Table, Text, number
+from flsv.report.blocks import Bars, Block, Bullets, Code, Heat, Page, Table, Text, number, numbers
 
 #: Rounds of a history that are shown.
 SHOWN = 6
@@ -47,8 +47,9 @@ def _block(block: Block) -> str:
         return _table([block.corner, *block.columns], rows)
     rounds = chosen_rounds(len(block.values))
     head = ["", *(f"round {block.numbers[index]}" for index in rounds)]
-    rows = [[name, *(number(block.values[r][i]) for r in rounds)] for i, name in enumerate(block.names)]
-    return _table(head, rows)
+    count = len(rounds)
+    cells = numbers([block.values[r][i] for i in range(len(block.names)) for r in rounds])
+    return _table(head, [[name, *cells[i * count : (i + 1) * count]] for i, name in enumerate(block.names)])
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = False) -> str:

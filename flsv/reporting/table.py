@@ -108,9 +108,10 @@ def print_table(
     rows = range(len(names)) if rows is None else rows
     shown = [(header, [cells[row] for row in rows]) for header, cells in columns.items()]
     first = (corner, [short(names[row]) for row in rows])
-    while shown or title:
+    console.print(Text(title, style="italic"))  # not the table's, which would break it at the table's width
+    while True:
         count = _fitting(first, shown, console.width)
-        table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
+        table = Table(box=SIMPLE_HEAD, padding=(0, 1))
         part = [first, *shown[:count]]
         for header, _ in part:
             # Text, not str: names are the user's, and rich would read markup into "[/b]".
@@ -120,7 +121,9 @@ def print_table(
                 table.add_row(*["\N{HORIZONTAL ELLIPSIS}"] * len(part))
             table.add_row(*(Text(cell, style=style(cell)) for cell in cells))
         console.print(table)
-        shown, title = shown[count:], ""
+        shown = shown[count:]
+        if not shown:
+            return
 
 
 def make_console() -> Console:
