@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 
+import flsv
 from flsv import __version__
 from flsv.cli import main
 from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.metrics import ClassSpecificShapley
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 
@@ -36,29 +38,38 @@ def test_version_and_the_same_program_as_a_module() -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == f"flsv {__version__}"
 
 
-def test_version_and_help_wait_for_nothing_heavy() -> None:
+WAITS_FOR_NOTHING = """
+import sys
+from flsv.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+found = {"torch", "lightning", "matplotlib", "jsonargparse", "rich", "numpy"} & set(sys.modules)
+assert not found, found
+"""
+
+
+@pytest.mark.parametrize("words", ["--version", "--help", "report --help"])
+def test_version_and_help_wait_for_nothing_heavy(words: str) -> None:
     """Not the time, which a test cannot judge, but what takes it: torch, Lightning, matplotlib."""
-    heavy = "{'torch', 'lightning', 'matplotlib', 'jsonargparse', 'rich', 'numpy'} & set(sys.modules)"
-    for word in ("--version", "--help", "report --help"):
-        code = f"import sys\nfrom flsv.cli import main\ntry:\n main({word.split()})\nexcept SystemExit:\n pass\nassert not {heavy}, {heavy}"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert "flsv" in done.stdout
-
-
-def test_the_front_page_has_its_names_when_they_are_asked_for() -> None:
-    code = (
-        "import flsv\n"
-        "assert set(flsv.__all__) <= set(dir(flsv))\n"
-        "assert all(getattr(flsv, name).__name__ == name for name in flsv.__all__)\n"
-        "from flsv import FederatedLoop, allocate, read_run\n"
-        "assert flsv.FederatedLoop is FederatedLoop\n"
-        "assert flsv.metrics.ClassSpecificShapley and flsv.aggregation.FedAvg\n"
-        "try:\n flsv.nothing\nexcept AttributeError as error:\n assert 'nothing' in str(error)\n"
-        "else:\n raise SystemExit(1)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", WAITS_FOR_NOTHING, *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    assert "flsv" in done.stdout
+
+
+def test_the_front_page_has_its_names_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in flsv.__all__:
+        monkeypatch.delitem(vars(flsv), name, raising=False)  # as before anybody asked
+        assert name in dir(flsv)
+        assert getattr(flsv, name).__name__ == name
+        assert name in vars(flsv)
+    assert flsv.metrics.ClassSpecificShapley is ClassSpecificShapley
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = flsv.nothing
+    with pytest.raises(ImportError):
+        from flsv import nothing  # noqa: F401
 
 
 def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +130,7 @@ def test_predict_writes_its_predictions(tmp_path: Path, capsys: pytest.CaptureFi
     y = torch.cat([labels for _, labels in data.test_dataloader()])
     right = sum(int(row["prediction"]) == label for row, label in zip(rows, y.tolist())) / 360
     assert run("test", *options, "--ckpt_path", str(checkpoint)) == 0
-    assert f"{right:.4f}" in capsys.readouterr().out.replace("\n", " ") or right > 0.1
+    assert f"{right:.4f}"[:5] in capsys.readouterr().out
 
 
 def test_fit_writes_everything_below_the_root_and_prints_the_table(

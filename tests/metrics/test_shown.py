@@ -1,4 +1,4 @@
-"""``metric.plot()`` as the last line of a cell is shown by IPython, whichever metric it is, and pyplot knows nothing."""
+"""``metric.plot()`` as the last line of a cell is shown, whichever metric it is, and pyplot knows nothing."""
 
 from __future__ import annotations
 
