@@ -23,8 +23,9 @@ from flsv.cli.options import ConfigFile, PlainParser
 from flsv.data import FederatedDataModule
 from flsv.drawing import drawing
 from flsv.errors import ConfigurationError
-from flsv.participants.artifacts import write_artifacts
+from flsv.participants.artifacts import client_folders, write_artifacts
 from flsv.reporting.table import client_table
+from flsv.reporting.valuation_events import write_events
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of
 from flsv.valuation.report import draw_contributions, histograms_of
@@ -64,13 +65,16 @@ def value(
     seconds = time.perf_counter() - start
     out.mkdir(parents=True, exist_ok=True)
     columns = columns_of(found)
+    names = data.client_names
     write_csv(out / "valuation.csv", columns)
     for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
         with drawing(f"{out / name}.png"):
-            draw(found).savefig(out / f"{name}.png")
+            draw(found, names).savefig(out / f"{name}.png")
+    folders = client_folders(names)
     for client in clients:
         client.ask(keep_pictures, pictures)
-        client.ask(write_artifacts, out / "clients" / str(client.id))
+        client.ask(write_artifacts, out / "clients" / folders[client.id])
+    write_events(out, columns, found, names)
     table = client_table(columns.pop("samples"), columns, None)
     target = "the server's validation set" if validation and server is not None else "the clients' barycentre"
     table.title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
