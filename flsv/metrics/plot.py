@@ -71,7 +71,9 @@ def plot_contributions(
         if val[0].ndim == 2:
             return _small_multiples(torch.stack(val), ax, name, class_names, columns, client_names, unit, limits)
     if ax is None:
-        ax = new_figure(val).subplots()
+        matrix = isinstance(val, Tensor) and val.ndim == 2
+        below = class_names if matrix else client_names if isinstance(val, Tensor) else None
+        ax = new_figure(val, 1, _longest(below), _longest(client_names) if matrix else 0).subplots()
     if not isinstance(val, Tensor):
         _lines(ax, torch.stack(val), client_names, limits)
         ax.set_ylabel(unit)
@@ -86,8 +88,9 @@ def plot_contributions(
     return ax.figure, ax
 
 
-def new_figure(val: Tensor | Sequence[Tensor], panels: int = 1) -> Figure:
-    """A figure, empty, for so many pictures like that of ``val`` side by side."""
+def new_figure(val: Tensor | Sequence[Tensor], panels: int = 1, below: int = 0, beside: int = 0) -> Figure:
+    """A figure, empty, for so many pictures like that of ``val`` side by side, with labels of so many characters below
+    and on the left of each."""
     if isinstance(val, Tensor) and val.ndim == 2:
         clients, classes = val.shape
         size = (min(max(4.2, 2.9 + 0.5 * classes), 16), min(max(2.4, 1.5 + 0.3 * clients), 14))
@@ -95,6 +98,7 @@ def new_figure(val: Tensor | Sequence[Tensor], panels: int = 1) -> Figure:
         size = (min(max(5.0, 2 + 0.42 * len(val)), 12), 3.8)
     else:
         size = (7.6, 3.8)
+    size = (size[0] + 0.07 * beside, size[1] + 0.06 * below)
     return Figure(figsize=(panels * size[0], size[1]), dpi=100, layout="constrained")
 
 
@@ -145,7 +149,10 @@ def _bars(
             text.set_color(colors[place])
         _spread_labels(ax, shown)
     ax.set_xlim(-0.7, len(values) - 0.3)
-    ax.set_xlabel("client" + (f" ({ENDS} at the top and {ENDS} at the bottom by name)" if many else ""))
+    for where, place, group, colour in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
+        text = "\n".join([f"{where} {len(group)}", *(labels[i] for i in group)])
+        ax.text(1.01, place, text if group else "", color=colour, fontsize=8, va=where, transform=ax.transAxes)
+    ax.set_xlabel("client")
     ax.set_ylabel(unit)
     if limits is not None:
         ax.set_ylim(*limits)
@@ -163,8 +170,14 @@ def _spread_labels(ax: Any, places: list[int]) -> None:
             last = place
 
 
-def _lines(ax: Any, rows: Tensor, names: Sequence[str] | None, limits: tuple[float, float] | None) -> None:
-    """``[rounds, n]``"""
+def _lines(
+    ax: Any,
+    rows: Tensor,
+    names: Sequence[str] | None,
+    limits: tuple[float, float] | None,
+    ranking: Tensor | None = None,
+) -> None:
+    """``[rounds, n]``; the last numbers say who is at the top, or ``ranking [n]``."""
     clients = rows.shape[1]
     labels = client_labels(clients, names)
     if clients <= MOST_COLOURS:
@@ -174,7 +187,7 @@ def _lines(ax: Any, rows: Tensor, names: Sequence[str] | None, limits: tuple[flo
             marker = "o" if len(rows) == 1 else None
             ax.plot(range(len(rows)), line.numpy(), label=label_text(labels[client]), marker=marker, **style)
     else:
-        top, bottom = ends(_last(rows))
+        top, bottom = ends(_last(rows) if ranking is None else ranking)
         for client, line in enumerate(rows.T):
             if client not in (*top, *bottom):
                 ax.plot(range(len(rows)), line.numpy(), color=OTHERS, linewidth=0.7, zorder=1)
@@ -213,6 +226,8 @@ def _small_multiples(
     if ax is not None:
         raise ValueError("a sequence of [n, M] needs a figure of its own: leave ax out.")
     classes = rows.shape[2]
+    # The same clients stand out in all of them.
+    ranking = _last(rows.nanmean(2))
     across = min(4, classes)
     down = math.ceil(classes / across)
     figure = Figure(figsize=(2.6 * across + 1.6, 0.9 + 1.9 * down), dpi=100, layout="constrained")
@@ -221,14 +236,14 @@ def _small_multiples(
         if column >= classes:
             axis.axis("off")
             continue
-        _lines(axis, rows[:, :, column], client_names, limits)
+        _lines(axis, rows[:, :, column], client_names, limits, ranking)
         axis.set_title(label_text(_column(column, class_names, columns)), fontsize="small")
         if column + across < classes:
             axis.set_xlabel("")
         axis.tick_params(labelsize="small", labelbottom=column + across >= classes)
-    if rows.shape[1] <= MOST_COLOURS:
-        handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize="small")
+    handles, labels = axes[0].get_legend_handles_labels()
+    title = None if rows.shape[1] <= MOST_COLOURS else "top and bottom"
+    figure.legend(handles, labels, loc="outside right upper", frameon=False, fontsize="small", title=title)
     figure.supylabel(unit, fontsize="medium")
     figure.suptitle(label_text(name))
     return figure, axes[0]
@@ -312,6 +327,10 @@ def _last(rows: Tensor) -> Tensor:
     for row in rows[1:]:
         last = torch.where(row.isnan(), last, row)
     return last
+
+
+def _longest(names: Sequence[str] | None) -> int:
+    return max((len(label_text(name)) for name in names or ()), default=0)
 
 
 def _short(names: Sequence[str] | None, clients: int) -> list[str]:

@@ -46,10 +46,10 @@ class FixedScale:
 
     Example:
         >>> scale = FixedScale(None, 1.0)
-        >>> scale.include(torch.tensor([0.013, float("nan")]))
+        >>> scale.include(Tensor([0.013, float("nan")]))
         >>> scale.limits
         (0.0, 0.02)
-        >>> scale.include(torch.tensor([-0.03, 0.7]))
+        >>> scale.include(Tensor([-0.03, 0.7]))
         >>> scale.limits
         (-0.05, 1.0)
     """

@@ -169,8 +169,9 @@ class TensorBoardRun:
     def _write_table(self, logged: Sequence[str]) -> None:
         results = [*logged]
         if self._evaluated:
-            results += [f"client_accuracy/{what}" for what in ("mean", "min", "std")]
-            results += [f"{name}/fairness" for name in _judged(self._metrics)]
+            # TensorBoard ticks the first five.
+            results += ["client_accuracy/mean", *(f"{name}/fairness" for name in _judged(self._metrics))]
+            results += ["client_accuracy/min", "client_accuracy/std"]
         for logger, files in zip(self._loggers, self._files):
             version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
             name = " ".join(str(part) for part in (self._chosen.get("algorithm"), version) if part)

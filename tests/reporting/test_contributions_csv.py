@@ -22,9 +22,9 @@ def written(path: Path, rounds: int) -> ContributionsFile:
 
 def test_rounds_and_floats_read_back(tmp_path: Path) -> None:
     lines = written(tmp_path / "c.csv", 2).path.read_text().splitlines()
-    assert lines[0] == "round,metric,client,class,value"
+    assert lines[0] == "round,metric,client,class,value,client_name,class_name"
     assert len(lines) == 5
-    assert float(lines[2].split(",")[-1]) == 1 / 3
+    assert float(lines[2].split(",")[4]) == 1 / 3
     assert lines[1].split(",")[3] == ""
 
 
@@ -53,7 +53,7 @@ def test_starting_anew_empties_the_file(tmp_path: Path) -> None:
     file = written(tmp_path / "c.csv", 3)
     with pytest.warns(UserWarning, match="c_1.csv"):
         file.begin(0)
-    assert file.path.read_text().splitlines() == ["round,metric,client,class,value"]
+    assert file.path.read_text().splitlines() == ["round,metric,client,class,value,client_name,class_name"]
 
 
 def test_a_file_that_is_gone_is_said(tmp_path: Path) -> None:
