@@ -155,7 +155,6 @@ class FederatedLoop(SavedLoop):
     _limit: float
     _steps: LocalSteps
     # From the start of a fit on.
-    _reporter: Reporter
     _progress: ProgressText | None
     _monitored: set[str]
 

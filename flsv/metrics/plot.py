@@ -149,9 +149,9 @@ def _bars(
             text.set_color(colors[place])
         _spread_labels(ax, shown)
     ax.set_xlim(-0.7, len(values) - 0.3)
-    for where, place, group, colour in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
-        text = "\n".join([f"{where} {len(group)}", *(labels[i] for i in group)])
-        ax.text(1.01, place, text if group else "", color=colour, fontsize=8, va=where, transform=ax.transAxes)
+    for where, y, group, colour in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
+        said = "\n".join([f"{where} {len(group)}", *(labels[i] for i in group)])
+        ax.text(1.01, y, said if group else "", color=colour, fontsize=8, va=where, transform=ax.transAxes)
     ax.set_xlabel("client")
     ax.set_ylabel(unit)
     if limits is not None:

@@ -11,8 +11,6 @@ from pathlib import Path
 
 from flsv._lightning.durable import append, replacing
 from flsv.errors import ConfigurationError
-from flsv.errors import ConfigurationError
-from flsv.errors import ConfigurationError
 
 HEADER = ("round", "metric", "client", "class", "value", "client_name", "class_name")
 #: Before clients had names.
@@ -131,16 +129,6 @@ def _lines(rows: Iterable[Sequence[object]]) -> bytes:
 def _line(name: object) -> str:
     # On one line, so that a row that a crash cut short can be told by its missing end.
     return " ".join(str(name).split())
-
-
-def _columns(path: Path) -> tuple[str, ...]:
-    with path.open(newline="") as file:
-        return tuple(next(csv.reader(file), ()))
-
-
-def _columns(path: Path) -> tuple[str, ...]:
-    with path.open(newline="") as file:
-        return tuple(next(csv.reader(file), ()))
 
 
 def _columns(path: Path) -> tuple[str, ...]:

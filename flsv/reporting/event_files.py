@@ -7,17 +7,16 @@ same tags, puts all clients into one chart, in colours, with names, in every tab
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.writer import FileWriter
 
+from flsv.reporting.event_file import EventFile, summary_of, void_from
 from flsv.reporting.scalars import RoundScalars
 
 
@@ -41,8 +40,9 @@ class EventFiles:
         self.writer: SummaryWriter = logger.experiment
         self._folder, self._first_round = Path(logger.log_dir), first_round
         self._clients, self._classes = clients, classes
-        self._open: dict[Path, FileWriter] = {}
-        self._void(self.writer._get_file_writer())
+        self._open: dict[Path, EventFile] = {}
+        for event in void_from(first_round):
+            self.writer._get_file_writer().add_event(event, first_round)
 
     @property
     def by_client(self) -> bool:
@@ -50,18 +50,18 @@ class EventFiles:
         return bool(self._clients)
 
     def scalars(self, round_index: int, scalars: RoundScalars) -> None:
-        """Write one round's numbers, to the disk: what was written of a killed run can be seen."""
-        if not self.by_client:
-            self._add(self.writer._get_file_writer(), scalars.flat(), round_index)
-        else:
-            self._add(self.writer._get_file_writer(), scalars.shared, round_index)
+        """Write one round's numbers."""
+        own = scalars.shared if self.by_client else scalars.flat()
+        if own:
+            # One event for the round: an event per scalar takes 30 us each, and there are n x M of them.
+            self.writer._get_file_writer().add_summary(summary_of(own), round_index)
+        if self.by_client:
             for kind, names, numbers in (
                 ("clients", self._clients, scalars.clients),
                 ("classes", self._classes, scalars.classes),
             ):
                 for index, values in numbers.items() if names else ():
-                    self._add(self._file(self._folder / kind / names[index]), values, round_index)
-        self.flush()
+                    self._file(self._folder / kind / names[index]).write(round_index, values)
 
     def figure(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
         """Add a picture."""
@@ -83,10 +83,8 @@ class EventFiles:
             self.writer._get_file_writer().add_summary(summary)
 
     def flush(self) -> None:
-        """Everything to the disk."""
+        """Everything to the disk, as before a checkpoint: what a resumed run does not write again is there."""
         self.writer.flush()
-        for file in self._open.values():
-            file.flush()
 
     def close(self) -> None:
         """Close the clients' and classes' files; the run's own is the logger's."""
@@ -94,21 +92,7 @@ class EventFiles:
             file.close()
         self._open = {}
 
-    def _file(self, folder: Path) -> FileWriter:
+    def _file(self, folder: Path) -> EventFile:
         if folder not in self._open:
-            self._open[folder] = FileWriter(str(folder))
-            self._void(self._open[folder])
+            self._open[folder] = EventFile(folder, self._first_round)
         return self._open[folder]
-
-    def _void(self, file: FileWriter) -> None:
-        if self._first_round:
-            file.add_event(Event(file_version="brain.Event:2"), self._first_round)
-            file.add_event(Event(session_log=SessionLog(status=SessionLog.START)), self._first_round)
-
-    @staticmethod
-    def _add(file: FileWriter, scalars: Mapping[str, float], step: int) -> None:
-        # One event for the round: an event per scalar takes 30 us each, and there are n x M of them.
-        if scalars:
-            file.add_summary(
-                Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]), step
-            )

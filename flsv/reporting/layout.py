@@ -67,7 +67,7 @@ def layout(
     return Layout(category=found)
 
 
-def summary_of(charts: Layout) -> Summary:
+def layout_summary(charts: Layout) -> Summary:
     """As an event holds it."""
     summary = custom_scalars({})
     summary.value[0].tensor.string_val[0] = charts.SerializeToString()

@@ -176,10 +176,15 @@ class Reporter:
         last_round: int,
     ) -> None:
         """After the last round: what everybody was worth, as a text in TensorBoard."""
-        values = {name: self.overall(name, value).detach().cpu() for name, value in contributions.items()}
+        known = {name: contributions[name] for name in self._metrics if name in contributions}
+        values = {name: self.overall(name, value).detach().cpu() for name, value in known.items()}
         values |= {} if weights is None else {"weight": weights}
         values |= {} if accuracy is None else {"own accuracy": accuracy}
         self._board.finish({"samples": num_samples, "rounds": rounds}, values, last_round)
+
+    def flush(self) -> None:
+        """Everything to the disk, before a checkpoint that stands behind it."""
+        self._board.flush()
 
     def close(self) -> None:
         """Close what this opened; a second call does nothing."""

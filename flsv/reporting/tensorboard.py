@@ -21,7 +21,7 @@ from flsv.participants.artifacts import client_folders
 from flsv.reporting import figures
 from flsv.reporting.event_files import EventFiles
 from flsv.reporting.hyperparameters import accuracies, hyperparameters
-from flsv.reporting.layout import layout, summary_of
+from flsv.reporting.layout import layout, layout_summary
 from flsv.reporting.scalars import MOST_PER_CLASS, PER_CLASS, RoundScalars, class_part
 from flsv.reporting.texts import guide_text, results_text, settings_text
 
@@ -101,7 +101,7 @@ class TensorBoardRun:
             for name, metric in self._metrics.items():
                 files.text(f"how to read/{name}", guide_text(name, metric), first_round)
             if first_round == 0:
-                files.summaries(summary_of(self._layout(files.by_client)))
+                files.summaries(layout_summary(self._layout(files.by_client)))
         if first_round == 0:
             self._figure("data/partition", lambda: partition()[0], 0)
 
@@ -149,6 +149,11 @@ class TensorBoardRun:
         errors = {name: error for name in values if (error := self._stderr(name)) is not None}
         for files in self._files:
             files.text("contributions", results_text(labels, counts, values, errors), last_round)
+            files.flush()
+
+    def flush(self) -> None:
+        """Everything to the disk."""
+        for files in self._files:
             files.flush()
 
     def close(self) -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
-from torch.utils.tensorboard.writer import FileWriter
 
 from flsv.drawing import client_labels, drawing
 from flsv.participants.artifacts import client_folders
-from flsv.reporting.layout import layout, summary_of
+from flsv.reporting.event_file import EventFile
+from flsv.reporting.layout import layout, layout_summary
 from flsv.reporting.texts import results_text
 from flsv.valuation import Valuation
 from flsv.valuation.report import draw_contributions, histograms_of
@@ -36,16 +35,15 @@ def write_events(folder: Path, columns: Mapping[str, Tensor], found: Valuation, 
     folders = client_folders(names or [str(i) for i in range(clients)])
     for client, place in enumerate(folders):
         _clear(folder / "clients" / place)
-        file = FileWriter(str(folder / "clients" / place), filename_suffix=SUFFIX)
+        file = EventFile(folder / "clients" / place, suffix=SUFFIX)
         numbers = {name: float(column[client]) for name, column in columns.items()}
-        values = [Summary.Value(tag=f"value/{name}", simple_value=x) for name, x in numbers.items() if x == x]
-        file.add_summary(Summary(value=values), 0)
+        file.write(0, {f"value/{name}": x for name, x in numbers.items() if x == x})
         file.close()
     with SummaryWriter(str(folder), filename_suffix=SUFFIX) as writer:
         text = results_text(labels, {}, {name: column.double() for name, column in columns.items()}, {})
         writer.add_text("value", text, 0)
         tags = {f"value/{name}": False for name in columns}
-        writer._get_file_writer().add_summary(summary_of(layout(tags, clients, 0, names, None, by_client=True)))
+        writer._get_file_writer().add_summary(layout_summary(layout(tags, clients, 0, names, None, by_client=True)))
         for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
             with drawing(f"value/{name}"):
                 writer.add_figure(f"value/{name}", draw(found, names), 0)
