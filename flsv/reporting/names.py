@@ -2,5 +2,6 @@
 
 CONTRIBUTIONS = "contributions.csv"
 RECORD = "run.json"
+SETTLED = "settled.csv"
 #: Of the layout of ``run.json``.
 VERSION = 1
