@@ -24,16 +24,16 @@ from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.plot import plot_contributions
 from flsv.participants import Client, LocalData
 from flsv.participants.artifacts import keep_artifact, write_artifacts
-from flsv.reporting.table import class_table, client_table
+from flsv.reporting.table import class_columns, client_columns, print_table
 
 #: What rich takes for markup or an emoji, what matplotlib takes for a formula or leaves out, and what has no room.
 NAMES = ["[/b]", "$x^{$", "$a$", ":smile:", "_hidden", "two\nlines", "x" * 300, "\\[red]", "", "%s {0}"]
 
 
-def shown(table: Any) -> str:
+def shown(title: str, columns: dict[str, list[str]]) -> str:
     console = Console(width=2000)
     with console.capture() as capture:
-        console.print(table)
+        print_table(console, title, ["0", "1"][: len(next(iter(columns.values())))], columns)
     return capture.get()
 
 
@@ -60,14 +60,16 @@ def test_every_name_can_be_drawn(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "\n" not in name and len(name) < 24])
 def test_tables_show_names_as_they_are(name: str) -> None:
-    by_class = shown(class_table(name, torch.full((2, 2), 0.5), [name, "other"]))
+    by_class = shown(f"{name} by class", class_columns(torch.full((2, 2), 0.5), [name, "other"]))
     assert by_class.splitlines()[0].strip() == f"{name} by class".strip()
     assert name in by_class.splitlines()[2]
-    assert name in shown(client_table(torch.tensor([4, 5]), {name: torch.tensor([0.1, 0.2])}, None))
+    columns = client_columns(torch.tensor([4, 5]), {name: torch.tensor([0.1, 0.2])}, None)
+    assert name in shown("Contributions", columns)
 
 
 def test_classes_of_one_name_and_one_called_client_keep_their_columns() -> None:
-    lines = shown(class_table("cssv", torch.tensor([[0.11, 0.22, 0.33]]), ["client", "a", "a"])).splitlines()
+    columns = class_columns(torch.tensor([[0.11, 0.22, 0.33]]), ["client", "a", "a"])
+    lines = shown("cssv", columns).splitlines()
     assert lines[2].split() == ["client", "client", "(0)", "a", "(1)", "a", "(2)"]
     assert lines[4].split() == ["0", ".11", ".22", ".33"]
 
@@ -118,9 +120,9 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(
         fit(loop, tmp_path, rounds=2, logger=TensorBoardLogger(tmp_path, name="", version="run"))
     said = [str(warning.message) for warning in caught if "could not be drawn" in str(warning.message)]
     assert any("picture data/partition could not be drawn (ValueError: Number of bins)" in text for text in said)
-    assert any("picture contribution/bad could not be drawn (MemoryError: no room)" in text for text in said)
+    assert any("picture bad/figure could not be drawn (MemoryError: no room)" in text for text in said)
     assert loop.round_index == 2
-    assert pictures(tmp_path / "run") == ["contribution/good"]
+    assert pictures(tmp_path / "run") == ["good/figure"]
 
 
 def test_a_clients_picture_that_fails(tmp_path: Path) -> None:
@@ -133,7 +135,7 @@ def test_a_clients_picture_that_fails(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"bad\.png could not be drawn \(ValueError: no room\)"):
         client.ask(write_artifacts, tmp_path, 0)
     assert [path.name for path in tmp_path.glob("*.png")] == ["good.png"]
-    assert pictures(tmp_path) == ["good"]
+    assert pictures(tmp_path / "pictures") == ["good"]
 
 
 def test_a_thousand_classes_from_the_first_round_to_the_table(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_a_thousand_classes_from_the_first_round_to_the_table(tmp_path: Path) ->
         warnings.filterwarnings("error", message=".*could not be drawn.*")
         fit(loop, tmp_path, Plain(nn.Linear(4, classes)), data, rounds=1, logger=logger)
     assert loop.metrics["cssv"].compute().shape == (3, classes)
-    assert sorted(pictures(tmp_path / "run")) == ["contribution/cssv", "data/partition"]
+    assert sorted(pictures(tmp_path / "run")) == ["cssv/figure", "data/partition"]
     assert (tmp_path / "run" / "contributions.csv").read_text().count("cssv,0,") == 1 + classes
 
 

@@ -12,8 +12,12 @@ from flsv.errors import ConfigurationError
 _TEMPLATE = Path(__file__).parent.parent / "engines" / "flower" / "template"
 
 
-def main(args: Sequence[str]) -> None:
+def main(args: Sequence[str], quiet: bool = False) -> None:
     """Copy a template into a new folder.
+
+    Args:
+        args: the command line, without ``init`` itself.
+        quiet: do not say what to do next.
 
     Raises:
         ConfigurationError: there is something in the folder.
@@ -24,4 +28,6 @@ def main(args: Sequence[str]) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder} is not empty: name a new folder.")
     shutil.copytree(_TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    print(f"{folder}/README.md says how to run it; {folder}/fedapp/federation.py is where your own module and data go.")
+    if not quiet:
+        own = f"{folder}/fedapp/federation.py"
+        print(f"{folder}/README.md says how to run it; {own} is where your own module and data go.")

@@ -1,5 +1,6 @@
 """The mathematics: pure functions on tensors, without state and without Lightning."""
 
+from flsv.functional.allocation import allocate
 from flsv.functional.class_specific_shapley import class_specific_shapley, participant_weights
 from flsv.functional.collaborative_fairness import collaborative_fairness
 from flsv.functional.communication import classifier_size, communication_parameters, download_schedule
@@ -22,6 +23,8 @@ from flsv.functional.shapley import (
     complementary_shapley,
     difference_shapley,
     exact_shapley,
+    few_coalitions,
+    few_coalitions_shapley,
     gtg_shapley,
     importance_probabilities,
     leave_one_out,
@@ -70,6 +73,7 @@ __all__ = [
     "ShapleyEstimate",
     "TransportClient",
     "TransportServer",
+    "allocate",
     "banzhaf",
     "beta_shapley",
     "calibrated_gradient",
@@ -93,6 +97,8 @@ __all__ = [
     "everybody_else",
     "exact_shapley",
     "federated_wasserstein",
+    "few_coalitions",
+    "few_coalitions_shapley",
     "gradient_shapley",
     "gtg_shapley",
     "importance_probabilities",

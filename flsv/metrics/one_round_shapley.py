@@ -15,6 +15,7 @@ their mean over the rounds takes their place in the divisor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from flsv.games import CoalitionUtility, Renormalized, Weighting
 from flsv.games.performance import Mode
 from flsv.metrics.decayed_shapley import CoalitionWeights, check_coalition_weights
 from flsv.metrics.federated_shapley import PartialFederatedShapley, latest
+from flsv.metrics.guide import Guide
 from flsv.round import Round
 
 Game = Callable[[Tensor, Tensor, Weighting], Utility]
@@ -169,6 +171,10 @@ class OneRoundShapley(PartialFederatedShapley):
         """``[num_clients]``, NaN for clients never seen and before the game is played."""
         return self.values
 
+    def guide(self) -> Guide:
+        cost = "a validation of every coalition's model once, at the end; n + 1 models in memory."
+        return replace(super().guide(), cost=cost)
+
     def diagnostics(self) -> dict[str, Tensor]:
         """Coalitions evaluated."""
         return {"evaluations": self.evaluations.clone()}
@@ -187,4 +193,7 @@ class OneRoundShapley(PartialFederatedShapley):
             round.space,
         )
         evaluator, rate = round.games.evaluator_of(self.performance), round.games.server_lr
-        return CoalitionUtility(whole, evaluator, metric=self.performance, weighting=weighting, server_lr=rate)
+        table = round.games.table_of(whole, self.performance)
+        return CoalitionUtility(
+            whole, evaluator, metric=self.performance, weighting=weighting, server_lr=rate, table=table
+        )

@@ -27,6 +27,7 @@ from flsv.functional.shapley.complementary import complementary_shapley
 from flsv.functional.shapley.difference import DifferenceEstimate, difference_shapley
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.few_coalitions import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.gtg import gtg_shapley
 from flsv.functional.shapley.importance import importance_probabilities
@@ -67,6 +68,8 @@ __all__ = [
     "complementary_shapley",
     "difference_shapley",
     "exact_shapley",
+    "few_coalitions",
+    "few_coalitions_shapley",
     "gtg_shapley",
     "importance_probabilities",
     "leave_one_out",

@@ -1,0 +1,244 @@
+"""``flsv settle``: what each client is worth by training without it, after the fact.
+
+    flsv settle runs/lightning_logs/version_0
+    flsv settle runs/lightning_logs/version_0 --trainings singles --rounds 10
+    torchrun --nproc-per-node 4 -m flsv settle runs/lightning_logs/version_0
+
+What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
+only: each alone, all but one, all (2 n + 1 trainings), and fits what these come to; the values of the fitted game are
+what is settled by. They are written to settled.csv in the run's folder with intervals, and shown by flsv report. A
+training that is done is kept: start again what was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import lightning as L
+import torch
+import yaml
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LearningRateMonitor
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from scipy import stats
+from torch import Tensor
+
+from flsv import FederatedLoop
+from flsv._lightning.durable import replacing
+from flsv.cli.parser import FederatedCLI, make_cli
+from flsv.cli.paths import shown
+from flsv.engines.ranks import ranks_of_environment
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley
+from flsv.games.kept import KeptUtility
+from flsv.games.retraining import RetrainedUtility
+from flsv.reporting.names import SETTLED
+from flsv.sampling import FixedCohort
+from flsv.strategy import Strategy
+
+#: Sections of a saved configuration that say what a federation is.
+SECTIONS = ("seed_everything", "trainer", "model", "data", "federation")
+#: Every training says, saves, validates and draws nothing.
+QUIET = (
+    "--trainer.logger=false",
+    "--trainer.enable_checkpointing=false",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+    "--trainer.num_sanity_val_steps=0",
+    "--trainer.limit_val_batches=0",
+    "--federation.figures_every=0",
+    "--federation.print_table=false",
+    "--federation.evaluate_clients_every=0",
+)
+#: Callbacks that watch a run for its own sake, or end it: a coalition's training has its length.
+_OF_THE_RUN = (Checkpoint, EarlyStopping, LearningRateMonitor)
+HEADER = ("client", "client_name", "value", "low", "high", "share")
+
+
+def settle(
+    run: Path,
+    which: Which = "both",
+    *,
+    metric: str = "accuracy",
+    mode: str | None = None,
+    rounds: int | None = None,
+    seeds: int = 1,
+    level: float = 0.9,
+    overrides: Sequence[str] = (),
+    told: Any = lambda done, of: None,
+) -> tuple[list[dict[str, Any]], Path]:
+    """Train a run's federation again with some of its clients, and value them by what comes of it.
+
+    Args:
+        run: the folder of a run that ``flsv fit`` has written.
+        which: the coalitions, see :func:`flsv.functional.few_coalitions`.
+        metric: what a model is worth, on the server's validation set: see :class:`flsv.games.RetrainedUtility`.
+        mode: whether less or more of a logged value is better, likewise.
+        rounds: of each training; default: as many as the run had been given.
+        seeds: trainings of every coalition; their spread is then the noise of the fit.
+        level: of the intervals.
+        overrides: arguments of ``flsv fit``.
+        told: called with how many coalitions are trained and how many there are, after each.
+
+    Returns:
+        A row per client, by the names in :data:`HEADER`, and the file that they were written to.
+
+    Raises:
+        ConfigurationError: the folder holds no configuration, the federation has parts that stay at the clients, or the
+            folder holds trainings of other settings.
+    """
+    file = run / "config.yaml"
+    if not file.is_file():
+        raise ConfigurationError(f"{run} holds no config.yaml: name the folder of a run of flsv fit.")
+    if seeds < 1:
+        raise ConfigurationError(f"seeds={seeds}: expected 1 or more.")
+    config = {name: value for name, value in yaml.safe_load(file.read_text()).items() if name in SECTIONS}
+    ranks = ranks_of_environment()
+    with tempfile.TemporaryDirectory() as folder:
+        federation = Path(folder, "federation.yaml")
+        federation.write_text(yaml.safe_dump(config))
+        told_rounds = [] if rounds is None else [f"--trainer.max_epochs={rounds}"]
+        place = f"--trainer.default_root_dir={folder}"
+        arguments = ["--config", str(federation), *overrides, *told_rounds, *QUIET, place]
+
+        def make(seed: int) -> FederatedCLI:
+            return make_cli([*arguments, f"--seed_everything={seed}"], run=False, quiet=True)
+
+        first = int(config.get("seed_everything") or 0)
+        utilities = []
+        for seed in range(first, first + seeds):
+            cli = make(seed)
+            utility = RetrainedUtility(
+                lambda cohort, seed=seed: _trainer(make(seed), cohort, seed),  # type: ignore[misc]
+                cli.model,
+                cli.datamodule,
+                metric,
+                max_clients=10**6,
+                mode=mode,  # type: ignore[arg-type]
+                ranks=ranks,
+            )
+            settings = _settings(config, overrides, metric, mode, cli.trainer.max_epochs, seed)
+            name = f"settled_{seed}.jsonl"
+            masks = few_coalitions(utility.num_players, which)
+            utilities.append(KeptUtility(utility, run / name, settings, ranks, told)(masks))
+        names = cli.datamodule.client_names
+    table = torch.stack(utilities)
+    noise = float(table.var(0).mean().sqrt()) / seeds**0.5 if seeds > 1 else None
+    found = few_coalitions_shapley(masks, table.mean(0), noise)
+    rows = _rows(names, found.values, found.stderr, level)
+    path = run / SETTLED
+    if ranks.rank == 0:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, HEADER, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        with replacing(path) as out:
+            out.write(text.getvalue().encode())
+    return rows, path
+
+
+def _loop(trainer: L.Trainer) -> FederatedLoop:
+    return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+
+
+def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
+    """The configuration's, in which these clients take part in every round."""
+    loop = _loop(cli.trainer)
+    changes: dict[str, Any] = {"sampler": cohort, "seed": seed}
+    if not _reads_metrics(loop.strategies):
+        changes["metrics"] = None  # nobody looks at what they find
+    others = [c for c in cli.trainer.callbacks if c is not loop and not isinstance(c, _OF_THE_RUN)]  # type: ignore[attr-defined]
+    cli.trainer.callbacks = [*others, loop.replace(**changes)]  # type: ignore[attr-defined]
+    return cli.trainer
+
+
+def _reads_metrics(strategies: Mapping[str, Strategy]) -> bool:
+    return any(strategy.metric is not None for role, strategy in strategies.items() if role != "sampler")
+
+
+def _settings(
+    config: Mapping[str, Any], overrides: Sequence[str], metric: str, mode: str | None, rounds: Any, seed: int
+) -> dict[str, Any]:
+    # What of the trainer a model hangs on is in its own section; where it writes is not.
+    parts = {name: config.get(name) for name in ("model", "data", "federation")}
+    return {
+        "federation": yaml.safe_dump(parts),
+        "overrides": list(overrides),
+        "metric": metric,
+        "mode": mode,
+        "rounds": rounds,
+        "seed": seed,
+    }
+
+
+def _rows(names: Sequence[str], values: Tensor, stderr: Tensor, level: float) -> list[dict[str, Any]]:
+    half = float(stats.norm.ppf((1 + level) / 2)) * stderr
+    total = float(values.clamp_min(0).sum())
+    return [
+        {
+            "client": i,
+            "client_name": name,
+            "value": float(value),
+            "low": float(value - width),
+            "high": float(value + width),
+            "share": max(float(value), 0.0) / total if total > 0 else float("nan"),
+        }
+        for i, (name, value, width) in enumerate(zip(names, values, half))
+    ]
+
+
+def main(args: Sequence[str], quiet: bool = False) -> None:
+    """The command line, without ``settle`` itself."""
+    parser = argparse.ArgumentParser(
+        "flsv settle",
+        description=__doc__,
+        epilog="Further arguments are those of flsv fit and override the run's configuration.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
+    parser.add_argument(
+        "--trainings",
+        choices=get_args(Which),
+        default="both",
+        help="each client alone (n + 1 trainings), all but one (n + 1), both (2 n + 1, the default), or all coalitions",
+    )
+    parser.add_argument("--metric", default="accuracy", help="what a model is worth: accuracy, or what the module logs")
+    parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
+    parser.add_argument("--rounds", type=int, help="of each training; default: the run's")
+    parser.add_argument("--seeds", type=int, default=1, help="trainings of each coalition; their spread is the noise")
+    options, rest = parser.parse_known_args(list(args))
+    console = Console()
+
+    def told(done: int, of: int) -> None:
+        if not quiet:
+            console.print(f"{done} of {of} coalitions", highlight=False)
+
+    rows, path = settle(
+        options.run,
+        options.trainings,
+        metric=options.metric,
+        mode=options.mode,
+        rounds=options.rounds,
+        seeds=options.seeds,
+        overrides=rest,
+        told=told,
+    )
+    if quiet or ranks_of_environment().rank:
+        return
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
+    for place, name in enumerate(("client", "value", "90 % interval", "share")):
+        table.add_column(name, justify="right" if place else "left")
+    for row in rows:
+        cells = [f"{row['value']:.4f}", f"{row['low']:.4f} to {row['high']:.4f}", f"{100 * row['share']:.1f} %"]
+        table.add_row(Text(row["client_name"]), *cells)
+    console.print(table)
+    print(f"Settled: {shown(path)}")

@@ -1,0 +1,104 @@
+"""KeptUtility: a game whose answers stay on the disk, for coalitions that take minutes to train."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv._lightning.durable import append, replacing
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley.estimate import Utility
+from flsv.participants import ALONE, Ranks
+
+Members = tuple[int, ...]
+
+
+class KeptUtility:
+    """``utility(masks: bool [K, n]) -> float64 [K]`` that asks another one for what its file does not hold.
+
+    As many coalitions as there are ranks are asked for at a time, and what they came to is written before the next
+    ones: a killed process loses no more than those.
+
+    Args:
+        utility: the game, such as a :class:`flsv.games.RetrainedUtility`.
+        path: of the file, JSON lines, the first of which is ``settings``.
+        settings: what the answers hang on. A file of other settings is refused.
+        ranks: those of ``utility``: all of them ask alike, the first one writes.
+        told: called with how many are known and how many were asked for, after every answer.
+
+    Attributes:
+        known: members to utility.
+
+    Raises:
+        ConfigurationError: the file is one of other settings, or none of this kind.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "game.jsonl"
+        >>> masks = torch.tensor([[True, False], [True, True]])
+        >>> KeptUtility(lambda masks: masks.sum(1).double(), path, {"metric": "size"})(masks)
+        tensor([1., 2.], dtype=torch.float64)
+        >>> KeptUtility(lambda masks: masks.sum(1) / 0, path, {"metric": "size"})(masks)
+        tensor([1., 2.], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        utility: Utility,
+        path: Path,
+        settings: Mapping[str, Any],
+        ranks: Ranks = ALONE,
+        told: Callable[[int, int], None] = lambda done, of: None,
+    ) -> None:
+        self._utility, self._path, self._ranks, self._told = utility, path, ranks, told
+        self.known: dict[Members, float] = {}
+        head = {"settings": dict(settings)}
+        lines = _whole_lines(path) if ranks.rank == 0 else []
+        lines = ranks.from_rank(0, lines, "the trainings that are kept")
+        if lines:
+            found = lines[0].get("settings")
+            if found != head["settings"]:
+                differ = [k for k in {**head["settings"], **(found or {})} if (found or {}).get(k) != settings.get(k)]
+                raise ConfigurationError(
+                    f"{path} holds trainings of other settings ({', '.join(sorted(differ)) or 'none are told'}). Use "
+                    "those, or move the file away."
+                )
+            self.known = {tuple(line["members"]): float(line["utility"]) for line in lines[1:]}
+        if ranks.rank == 0:
+            # Also cuts off a line that a kill has left unfinished.
+            with replacing(path) as file:
+                file.write(b"".join(_line(each) for each in (lines or [head])))
+
+    def __call__(self, masks: Tensor) -> Tensor:
+        """float64 ``[K]``."""
+        coalitions = [tuple(mask.nonzero().flatten().tolist()) for mask in masks]
+        missing = [i for i, members in enumerate(coalitions) if members not in self.known]
+        for start in range(0, len(missing), self._ranks.size):
+            rows = missing[start : start + self._ranks.size]
+            values = self._utility(masks[rows]).detach().double().tolist()
+            new = dict(zip([coalitions[i] for i in rows], values))
+            self.known |= new
+            if self._ranks.rank == 0:
+                lines = [_line({"members": list(members), "utility": value}) for members, value in new.items()]
+                append(self._path, b"".join(lines))
+            self._told(len(coalitions) - len(missing) + start + len(rows), len(coalitions))
+        return torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
+
+
+def _line(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
+    try:
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    except ValueError as error:
+        raise ConfigurationError(f"{path} holds no trainings: {error}. Move it away.") from error

@@ -1,0 +1,7 @@
+"""Names of a run's files, for those who read them without torch."""
+
+CONTRIBUTIONS = "contributions.csv"
+RECORD = "run.json"
+SETTLED = "settled.csv"
+#: Of the layout of ``run.json``.
+VERSION = 1

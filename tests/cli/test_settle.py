@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import csv
+from functools import partial
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+import yaml
+
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv.cli import main
+from flsv.cli.settle import settle
+from flsv.data import SizePartitioner
+from flsv.errors import ConfigurationError
+from flsv.functional import exact_shapley
+from flsv.games.retraining import RetrainedUtility
+
+CONFIG = {
+    "seed_everything": 3,
+    "trainer": {"max_epochs": 2, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False},
+    "model": {
+        "class_path": "flsv.ClassifierClient",
+        "init_args": {
+            "network": "softmax",
+            "num_classes": 10,
+            "input_shape": [1, 8, 8],
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
+        },
+    },
+    "data": {
+        "source": "digits",
+        "partitioner": {
+            "class_path": "flsv.data.SizePartitioner",
+            "init_args": {"proportions": [1, 2, 4], "seed": 0},
+        },
+        "server_val_fraction": 0.2,
+        "batch_size": 64,
+        "seed": 0,
+    },
+    "federation": {
+        "aggregator": {"class_path": "flsv.aggregation.ShapFedWA", "init_args": {"metric": "cssv"}},
+        "metrics": {"cssv": {"class_path": "flsv.metrics.ClassSpecificShapley"}},
+        "print_table": False,
+        "figures_every": 0,
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run's folder, as the command line leaves it."""
+    folder = tmp_path_factory.mktemp("settled")
+    (folder / "federation.yaml").write_text(yaml.safe_dump(CONFIG))
+    assert main(["fit", "--config", str(folder / "federation.yaml"), f"--trainer.default_root_dir={folder}"]) == 0
+    return next(folder.glob("lightning_logs/*"))
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run: Path) -> None:
+    from flsv.aggregation import ShapFedWA
+    from flsv.metrics import ClassSpecificShapley
+
+    found, path = settle(run, "all", metric="negative_loss")
+    data = FederatedDataModule(
+        "digits", SizePartitioner([1, 2, 4], seed=0), server_val_fraction=0.2, batch_size=64, seed=0
+    )
+
+    def trainer(cohort: object) -> L.Trainer:
+        metrics = {"cssv": ClassSpecificShapley()}
+        loop = FederatedLoop(ShapFedWA("cssv"), metrics, sampler=cohort, seed=3, print_table=False, figures_every=0)  # type: ignore[arg-type]
+        quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+        return L.Trainer(
+            max_epochs=2, accelerator="cpu", callbacks=[loop], logger=False, default_root_dir=run, limit_val_batches=0,
+            **quiet,  # type: ignore[arg-type]
+        )  # fmt: skip
+
+    L.seed_everything(3, verbose=False)
+    module = ClassifierClient(
+        "softmax", num_classes=10, input_shape=(1, 8, 8), optimizer=partial(torch.optim.SGD, lr=0.1)
+    )
+    exact = exact_shapley(RetrainedUtility(trainer, module, data, "negative_loss"), 3).values  # type: ignore[arg-type]
+    torch.testing.assert_close(torch.tensor([r["value"] for r in found]).double(), exact, rtol=0, atol=1e-7)
+    assert [row["client"] for row in rows(path)] == ["0", "1", "2"]
+    assert float(rows(path)[2]["value"]) == found[2]["value"]
+    for file in run.glob("settled*"):
+        file.unlink()
+
+
+def test_the_command_goes_on_and_its_shares_sum_to_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["settle", str(run), "--rounds", "1", "--trainings", "singles"]
+    assert main(command) == 0
+    assert "Settled:" in capsys.readouterr().out
+    kept = run / "settled_3.jsonl"
+    lines = kept.read_bytes().splitlines(keepends=True)
+    assert len(lines) == 1 + 5
+    before = rows(run / "settled.csv")
+    assert sum(float(row["share"]) for row in before) == pytest.approx(1)
+    assert all(float(row["low"]) <= float(row["value"]) <= float(row["high"]) for row in before)
+    kept.write_bytes(b"".join(lines[:3]) + lines[3][:9])
+    assert main(command) == 0
+    assert kept.read_bytes() == b"".join(lines)
+    assert rows(run / "settled.csv") == before
+    # More of the same game: what is known is not trained again.
+    assert main([*command[:-1], "both", "--quiet"]) == 0
+    assert kept.read_bytes().startswith(b"".join(lines))
+    for file in run.glob("settled*"):
+        file.unlink()
+
+
+def test_seeds_tell_the_noise(run: Path) -> None:
+    settle(run, "singles", rounds=1, seeds=2, metric="negative_loss")
+    assert {file.name for file in run.glob("settled*")} == {"settled_3.jsonl", "settled_4.jsonl", "settled.csv"}
+    assert all(float(row["high"]) > float(row["low"]) for row in rows(run / "settled.csv"))
+    with pytest.raises(ConfigurationError, match=r"holds trainings of other settings \(metric\)"):
+        settle(run, "singles", rounds=1)
+    for file in run.glob("settled*"):
+        file.unlink()
+
+
+def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settle", str(tmp_path)]) == 2
+    assert "holds no config.yaml: name the folder of a run of flsv fit" in capsys.readouterr().err
+    (tmp_path / "config.yaml").write_text("seed_everything: 0\n")
+    with pytest.raises(ConfigurationError, match="seeds=0: expected 1 or more"):
+        settle(tmp_path, seeds=0)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley
+from flsv.functional.shapley.few_coalitions import _features
+from flsv.functional.shapley.kernels import averaged_membership, membership
+from flsv.functional.shapley.surrogate import fit_surrogate
+
+
+def game(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(2, n, generator=generator, dtype=torch.float64).unbind()
+
+
+def played(masks: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    return 0.3 + masks.double() @ a + masks.double() @ b / masks.sum(1).clamp_min(1)
+
+
+def by_permutations(worth: dict[tuple[int, ...], float], n: int) -> Tensor:
+    values = torch.zeros(n, dtype=torch.float64)
+    for order in itertools.permutations(range(n)):
+        for place, player in enumerate(order):
+            values[player] += worth[tuple(sorted(order[: place + 1]))] - worth[tuple(sorted(order[:place]))]
+    return values / math.factorial(n)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 7])
+@pytest.mark.parametrize("which", ["both", "all"])
+def test_a_game_of_its_form_is_exact(n: int, which: str) -> None:
+    a, b = game(n)
+    masks = few_coalitions(n, which)  # type: ignore[arg-type]
+    found = few_coalitions_shapley(masks, played(masks, a, b))
+    exact = exact_shapley(lambda rows: played(rows, a, b), n).values
+    torch.testing.assert_close(found.values, exact, rtol=0, atol=1e-6)
+    assert found.evaluations == len(masks) == (2**n if which == "all" or n < 4 else 2 * n + 2)
+    assert (found.stderr < 1e-3).all()
+
+
+def test_features_shapley_values_are_those_of_all_orders() -> None:
+    masks = few_coalitions(4, "all")
+    features, shapley = _features(masks)
+    for column, values in zip(features.T, shapley.T):
+        worth = {tuple(mask.nonzero().flatten().tolist()): float(u) for mask, u in zip(masks, column)}
+        torch.testing.assert_close(values, by_permutations(worth, 4))
+
+
+@pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
+def test_it_is_the_surrogate_of_the_same_kernels(which: str) -> None:
+    """Fitted there in the dual, whose Shapley values follow from the kernels."""
+    n, masks = 6, few_coalitions(6, which)  # type: ignore[arg-type]
+    utilities = torch.rand(len(masks), generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    fitted, _ = fit_surrogate([[membership, averaged_membership]], masks, utilities[:, None])
+    left = utilities[:2] - fitted(masks[:2])[:, 0]
+    expected = fitted.shapley()[:, 0] + (left[1] - left[0]) / n
+    torch.testing.assert_close(few_coalitions_shapley(masks, utilities).values, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
+def test_values_add_up_and_know_neither_order_nor_unit(which: str) -> None:
+    masks = few_coalitions(5, which)  # type: ignore[arg-type]
+    utilities = torch.rand(len(masks), 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = few_coalitions_shapley(masks, utilities)
+    torch.testing.assert_close(found.values.sum(0), utilities[1] - utilities[0])
+    order = torch.randperm(len(masks), generator=torch.Generator().manual_seed(2))
+    players = torch.tensor([3, 0, 4, 1, 2])
+    again = few_coalitions_shapley(masks[order][:, players], 100 * utilities[order] - 7)
+    torch.testing.assert_close(again.values, 100 * found.values[players], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(again.stderr, 100 * found.stderr[players], rtol=1e-6, atol=1e-6)
+    one = few_coalitions_shapley(masks, utilities[:, 0])
+    torch.testing.assert_close(one.values, found.values[:, 0])
+
+
+def test_intervals_cover_games_of_the_form_with_noise() -> None:
+    """Of 90 % intervals, most hold the truth; with fewer coalitions they are wider."""
+    noise, hits, widths, count = 0.05, {"singles": 0, "both": 0}, {"singles": 0.0, "both": 0.0}, 0
+    for seed in range(60):
+        a, b = game(6, seed)
+        truth = exact_shapley(lambda rows, a=a, b=b: played(rows, a, b), 6).values
+        for which in hits:
+            masks = few_coalitions(6, which)  # type: ignore[arg-type]
+            drawn = torch.randn(len(masks), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+            found = few_coalitions_shapley(masks, played(masks, a, b) + noise * drawn, noise=noise)
+            hits[which] += int(((found.values - truth).abs() <= 1.645 * found.stderr).sum())
+            widths[which] += float(found.stderr.mean())
+        count += 6
+    assert hits["both"] / count > 0.85, hits
+    assert widths["singles"] > widths["both"]
+
+
+def test_coalitions_that_are_all_worth_the_same() -> None:
+    found = few_coalitions_shapley(few_coalitions(4), torch.full((10,), 0.5))
+    assert found.values.tolist() == [0.0] * 4
+    assert found.stderr.tolist() == [0.0] * 4
+
+
+def test_what_is_asked_for() -> None:
+    assert [len(few_coalitions(7, which)) for which in ("singles", "leave-one-out", "both", "all")] == [9, 9, 16, 128]
+    assert few_coalitions(1).int().tolist() == [[0], [1]]
+    assert few_coalitions(2, "both").int().tolist() == [[0, 0], [1, 1], [1, 0], [0, 1]]
+    with pytest.raises(ConfigurationError, match="which='some': expected singles"):
+        few_coalitions(3, "some")  # type: ignore[arg-type]
+
+
+def test_wrong_input() -> None:
+    masks, utilities = few_coalitions(3), torch.rand(8)
+    for bad_masks, bad, words in (
+        (masks.int(), utilities, "expected masks bool"),
+        (masks, utilities[1:], "expected masks bool"),
+        (masks[[0, 1, 2, 2]], utilities[:4], "a coalition is there twice"),
+        (masks[1:], utilities[1:], "the empty coalition and that of everybody"),
+        (masks, utilities / 0, "is not finite"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            few_coalitions_shapley(bad_masks, bad)
