@@ -12,18 +12,25 @@ from flsv.errors import ConfigurationError
 
 #: A client of several groups is called after so many of them at most.
 _MOST = 3
+#: Words that say no more than that there are several.
+GENERIC = ("group", "site")
 _NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
 
 
-def client_called(client: int, names: Sequence[str] = ()) -> str:
+def client_called(client: int, names: Sequence[str] = (), noun: str = "client") -> str:
     """A client in a sentence: its number, and its name if it has one.
+
+    Args:
+        client: its number.
+        names: of the clients; empty where they have none.
+        noun: what a client is called, such as ``"Client"`` at the beginning.
 
     Example:
         >>> client_called(1), client_called(1, ("0", "1")), client_called(1, ("Boston", "Lyon"))
         ('client 1', 'client 1', "client 1 ('Lyon')")
     """
     name = names[client] if client < len(names) else str(client)
-    return f"client {client}" if name == str(client) else f"client {client} ({name!r})"
+    return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
 
 
 def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
@@ -33,7 +40,7 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
 
     Args:
         values: strings or numbers.
-        kind: that word.
+        kind: that word; where it is only ``"group"`` or ``"site"``, numbers 0 .. n-1 stay alone: they are the clients'.
 
     Raises:
         ConfigurationError: a name without a character, or two alike.
@@ -42,6 +49,9 @@ def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
         >>> plain_names(["Sankt  Anna", 7, "08"], "ward")
         ('Sankt Anna', 'ward 7', 'ward 08')
     """
+    values = list(values)
+    if kind in GENERIC and list(map(str, values)) == list(map(str, range(len(values)))):
+        return tuple(map(str, values))
     found: dict[str, Any] = {}
     for value in values:
         name = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
@@ -73,6 +83,7 @@ def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]
         held = [names[group] for group in groups[part].unique().tolist()]
         more = [f"{len(held) - _MOST} more"] if len(held) > _MOST else []
         name = " + ".join([*held[:_MOST], *more])
+        name = f"group {name}" if _NUMBER.fullmatch(name) and name != str(len(found)) else name
         # A group may itself be called "a + b".
         found.append(name if name not in found else f"{name} ({len(found)})")
     return tuple(found)

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.arguments import check_number
 from flsv.data.sets.csv_file import CSVFile, find_file, read_csv
-from flsv.data.sets.csv_values import natural_order
-from flsv.data.sets.encoding import find_gaps
+from flsv.data.sets.csv_values import group_values
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 
@@ -120,14 +119,7 @@ class CSVData(L.LightningDataModule):
         """The group of each row ``[N]``, as numbers if all are; None without a group column."""
         if self.group is None:
             return None
-        values = [value.strip() for value in file.column(self.group, "group")]
-        empty = np.flatnonzero(find_gaps(values, [""])).tolist()
-        if empty:
-            raise ConfigurationError(
-                f"{file.path}: {len(empty)} of {len(file)} rows have no {self.group!r} (group): {file.places(empty)}. Every row belongs to a client: fill them in, or "
-                "leave the rows out of the file."
-            )
-        return np.array(natural_order(values))
+        return group_values(file, self.group)
 
     def split(self, samples: int, groups: np.ndarray | None) -> dict[str, np.ndarray]:
         """Ascending sample numbers of ``train``, ``val`` and ``test``."""

@@ -29,6 +29,22 @@ def natural_order(values: Sequence[str]) -> list[int] | list[str]:
     return numbers if all(str(number) == value for number, value in zip(numbers, values)) else list(values)
 
 
+def group_values(file: CSVFile, name: str) -> np.ndarray:
+    """The group of each row ``[N]``, as numbers if all are.
+
+    Raises:
+        ConfigurationError: no such column, or a row without a group.
+    """
+    values = [value.strip() for value in file.column(name, "group")]
+    empty = np.flatnonzero(find_gaps(values, [""])).tolist()
+    if empty:
+        raise ConfigurationError(
+            f"{file.path}: {len(empty)} of {len(file)} rows have no {name!r} (group): {file.places(empty)}. Every row "
+            "belongs to a client: fill them in, or leave the rows out."
+        )
+    return np.array(natural_order(values))
+
+
 def with_values(file: CSVFile, name: str, argument: str, gaps: Collection[str] = ("",)) -> CSVFile:
     """The rows that have a value in a column; of others it is said how many are left out.
 

@@ -82,14 +82,16 @@ class TableData(CSVData):
         self.feature_names: tuple[str, ...] = ()
 
     def encode(self, train: CSVFile, test: CSVFile | None) -> None:
-        encoder = TableEncoder(self.columns, self.target, self.group, f"TableData({self.path!r})")
+        encoder = TableEncoder(self.columns, self.target, self.group, "TableData")
         files = [encoder.rows(file) for file in (train, test) if file is not None]
         groups = [self.read_groups(file) for file in files]
         splits = self.split(len(files[0]), groups[0])
         fit = np.zeros(sum(map(len, files)), dtype=bool)
         fit[splits["train"]] = True
         # As text: the files may differ in whether all groups are numbers.
-        of = None if self.group is None else np.concatenate([group.astype(str) for group in groups if group is not None])
+        of = (
+            None if self.group is None else np.concatenate([group.astype(str) for group in groups if group is not None])
+        )
         features = encoder.features(files, fit, of)
         classes = encoder.classes(files[:1])
         targets = encoder.targets(files, fit)

@@ -115,9 +115,7 @@ class TableEncoder:
             fitted = np.concatenate(numbers)[fit]
             self.target_mean, self.target_std = float(fitted.mean()), float(fitted.std())
             if self.target_std <= 1e-12 * abs(self.target_mean):
-                raise ConfigurationError(
-                    f"{tables[0].path}: all training rows have the same {self.target!r} (target)."
-                )
+                raise ConfigurationError(f"{tables[0].path}: all training rows have the same {self.target!r} (target).")
         return [torch.from_numpy((y - self.target_mean) / self.target_std).float() for y in numbers]
 
     def _target_of(self, table: CSVFile) -> list[str]:

@@ -102,7 +102,5 @@ class TextData(CSVData):
             words[row, : len(hashes)] = torch.tensor(hashes, dtype=torch.long)
         empty = (words[:, 0] == 0).nonzero().flatten().tolist()
         if empty:
-            rank_zero_warn(
-                f"{file.path}: {len(empty)} of {len(texts)} texts have no words: {file.places(empty)}."
-            )
+            rank_zero_warn(f"{file.path}: {len(empty)} of {len(texts)} texts have no words: {file.places(empty)}.")
         return words
