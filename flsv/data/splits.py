@@ -109,11 +109,12 @@ def split_federation(
             f"validation set would be empty. Raise the fraction, or set it to 0 to train without validation."
         )
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
-    parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
-    names: tuple[str, ...] = ()
     if partitioner.keeps_groups and groups is not None:
         _tell_lost(groups[everybody], groups[rest], group_names, options, whole)
-        names = names_of_parts([rest[part] for part in parts], groups, group_names) if group_names else ()
+    parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
+    names: tuple[str, ...] = ()
+    if partitioner.keeps_groups and groups is not None and group_names:
+        names = names_of_parts([rest[part] for part in parts], groups, group_names)
     clients = [_split_client(client, rest[part], options, names) for client, part in enumerate(parts)]
     return FederatedSplits(server_val, tuple(clients), names)
 
@@ -148,8 +149,8 @@ def _split_client(client: int, samples: Tensor, options: SplitOptions, names: Se
         raise ConfigurationError(
             f"{client_called(client, names, 'Client')} has {len(samples)} samples, of which client_val_fraction="
             f"{options.client_val_fraction} and client_test_fraction={options.client_test_fraction} leave none to "
-            f"train on. Lower them, or partition so that every client has more samples (DirichletPartitioner has min_samples "
-            f"for this)."
+            f"train on. Lower them, or partition so that every client has more samples (DirichletPartitioner has "
+            f"min_samples for this)."
         )
     order = shuffled(samples, generator_for(options.seed, "client_split", client))
     pieces = order.split([train, val, test])

@@ -83,12 +83,10 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
                 f"{missing[0]}. Leave these samples out."
             )
         return TensorDataset(inputs, torch.from_numpy(targets.astype(np.float32)))
-    strange = next((entry for entry in targets.reshape(-1).tolist() if not isinstance(entry, str)), None)
-    if targets.ndim != 1 or strange is not None:
+    strange = [entry for entry in targets.reshape(-1).tolist() if not isinstance(entry, str)][:1]
+    if targets.ndim != 1 or strange:
         raise ConfigurationError(
-            f"(X, y): y is {targets.dtype} {list(targets.shape)}"
-            + (f" with {strange!r} in it" if strange else "")
-            + ". "
+            f"(X, y): y is {targets.dtype} {list(targets.shape)}{f' with {strange[0]!r} in it' if strange else ''}. "
             "Classes are whole numbers or words, one each; what is to be predicted otherwise, floating-point numbers."
         )
     classes, numbers = np.unique(targets.astype(str), return_inverse=True)
@@ -100,7 +98,9 @@ def array_set(x: Any, y: Any = None) -> TensorDataset:
 def _inputs(x: Any) -> Tensor:
     found = x.detach().cpu() if isinstance(x, Tensor) else None
     if found is None:
-        array = np.ascontiguousarray(x)
+        array = np.asarray(x)
+        # A tensor shares an array's memory, which has to lie in order and be writable for that.
+        array = np.require(array, requirements=["C", "W"]) if array.ndim else array
         if array.dtype.kind not in "biuf":
             raise ConfigurationError(
                 f"(X, y): X is {array.dtype} {list(array.shape)}; numbers are needed. A table with words in it is read "

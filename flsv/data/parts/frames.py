@@ -65,7 +65,7 @@ def frame_table(frame: Any, leave_out: tuple[str, ...] = ()) -> CSVFile:
 
     Args:
         frame: has columns of numbers, words and truth values.
-        leave_out: names of columns that are not read.
+        leave_out: names of columns that are there and not read, such as pictures.
 
     Example:
         >>> class Frame:
@@ -78,7 +78,10 @@ def frame_table(frame: Any, leave_out: tuple[str, ...] = ()) -> CSVFile:
         {'ward': ['A', ''], 'age': ['30', '']}
     """
     keys = column_keys(frame) or {}
-    columns = {name: _texts(column_values(frame, key)) for name, key in keys.items() if name not in leave_out}
+    columns = {
+        name: [""] * len(frame) if name in leave_out else _texts(column_values(frame, key))
+        for name, key in keys.items()
+    }
     return CSVFile(type(frame).__name__, columns, list(range(len(frame))), unit="row")
 
 

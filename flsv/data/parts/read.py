@@ -16,7 +16,7 @@ from flsv.data.parts.frames import column_keys, column_values, frame_table, is_c
 from flsv.data.sets.columns import Columns
 from flsv.data.sets.csv_file import CSVFile, read_csv
 from flsv.data.sets.folder import image_folder
-from flsv.data.sets.layout import CAN_BE_READ, TABLES, folder_layout
+from flsv.data.sets.layout import TABLES, has_class_folders
 from flsv.data.sets.registry import DATA_SETS
 from flsv.errors import ConfigurationError
 
@@ -121,9 +121,8 @@ def _read_path(name: str, reading: Reading) -> Dataset | CSVFile:
     tables = sorted(file for file in place.iterdir() if file.suffix.lower() in TABLES and file.name[0] != ".")
     if len(tables) == 1:
         return read_table(tables[0], reading.columns)
-    layout = folder_layout(place)
-    if layout.kind != "classes":
-        raise ConfigurationError(f"{place} has more than one data set in it. Expected {KINDS}. {CAN_BE_READ}")
+    if not has_class_folders(place):
+        raise ConfigurationError(f"{place} has no images in folders by class, or more than that. Expected {KINDS}.")
     return image_folder(place, reading.image_size)
 
 
@@ -145,7 +144,7 @@ def _read_frame(frame: Any, reading: Reading) -> Dataset | CSVFile:
     first = frame[0]
     large = [name for name in inputs if not is_plain(first[keys[name]])]
     if not large:
-        return _named_classes(frame, label, frame_table(frame))
+        return _named_classes(frame, label, frame_table(frame, tuple(reading.columns.exclude or ())))
     if len(inputs) > 1:
         raise ConfigurationError(
             f"the rows have {', '.join(large)}, of more than a number or a word each, and the inputs are "

@@ -75,6 +75,13 @@ def folder_layout(path: Path) -> Layout:
     )
 
 
+def has_class_folders(path: Path) -> bool:
+    """Whether a folder has images in folders by class, some of which may be empty, and no other folders."""
+    folders = [entry for entry in _entries(path) if entry.is_dir()]
+    kinds = ["class" if not _entries(folder) else _kind(folder) for folder in folders]
+    return set(kinds) == {"class"} and any(map(_entries, folders))
+
+
 _TOLD = {
     "class": "has images",
     "classes": "has folders of images",
