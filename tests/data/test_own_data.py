@@ -342,7 +342,7 @@ class TestRealTables:
         assert data.class_names == ("No", "Yes")
 
     def test_60_districts_of_a_data_module(self):
-        source = TableData("tables/contraception.csv", "use", group="district", exclude=["woman"], root=ROOT)
+        source = TableData("tables/contraception.csv", "use", group="district", features=["age", "urban"], root=ROOT)
         data = ready(source, GroupPartitioner())
         assert data.client_names[:2] == ("district 1", "district 2")
         assert data.num_clients == 60

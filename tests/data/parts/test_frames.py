@@ -1,5 +1,7 @@
 """DataFrames and Hugging Face data sets, imitated and, where they are installed, real."""
 
+import io
+
 import numpy as np
 import pytest
 import torch
@@ -213,15 +215,43 @@ def test_pandas():
 
 
 def test_the_real_library():
-    datasets = pytest.importorskip("datasets")
-    real = datasets.Dataset.from_dict(PATIENTS)
+    datasets, arrow = pytest.importorskip("datasets"), pytest.importorskip("pyarrow")
+
+    def made(columns, features):
+        table = arrow.table(columns, schema=features.arrow_schema)
+        # With a fingerprint: to make one, the library pickles the table, which some versions of its own parts cannot.
+        info = datasets.DatasetInfo(features=features)
+        return datasets.Dataset(datasets.table.InMemoryTable(table), info=info, fingerprint="made here")
+
+    kinds = {"age": "float64", "sex": "string", "ward": "string", "ill": "int64"}
+    real = made(PATIENTS, datasets.Features({name: datasets.Value(kind) for name, kind in kinds.items()}))
     found = ready(real, label="ill", groups="ward")
     torch.testing.assert_close(
         everything(found), everything(ready(Frame(**PATIENTS), label="ill", groups="ward")), rtol=0, atol=0
     )
+    assert ready(real.with_format("torch"), label="ill", groups="ward").client_names == found.client_names
+
+    def png(image):
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return {"bytes": file.getvalue(), "path": None}
+
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
-    source = datasets.Dataset.from_dict({"image": pictures(20), "label": [0, 1] * 10}, features=features)
+    source = made({"image": list(map(png, pictures(20))), "label": [0, 1] * 10}, features)
     data = ready(datasets.DatasetDict({"train": source, "test": source}), label="label")
     assert data.class_names == ("cat", "dog")
     assert data.input_shape == (1, 6, 7)
     assert ready(clients={"a": source, "b": source}, label="label").client_names == ("a", "b")
+    assert ready(real, labels="ill", groups="ward").client_names == found.client_names  # rows, as dictionaries
+
+
+@pytest.mark.parametrize("library", ["polars", "pyarrow"])
+def test_other_tables(library):
+    module = pytest.importorskip(library)
+    table = (module.DataFrame if library == "polars" else module.table)({**PATIENTS})
+    torch.testing.assert_close(
+        everything(ready(table, label="ill", groups="ward")),
+        everything(ready(Frame(**PATIENTS), label="ill", groups="ward")),
+        rtol=0,
+        atol=0,
+    )
