@@ -44,9 +44,9 @@ def value(
     validation: bool = True,
     device: str = "cpu",
 ) -> Valuation:
-    """Value the clients of a data module, print a table and write ``valuation.csv`` and figures.
+    """Value the clients of a data module, print a table and write ``valuation.csv``, figures and TensorBoard events.
 
-    The grids of the most harmful images are the clients' own: each is written to ``out/clients/<number>``.
+    The grids of the most harmful images are the clients' own: each is written to ``out/clients/<name>``.
 
     Args:
         data: not set up yet, or set up.
@@ -129,4 +129,6 @@ def main(args: Sequence[str]) -> None:
         validation=objects.validation,
         device=objects.device,
     )
-    print(f"Written to {objects.out}: valuation.csv, contributions.png, gradients.png, clients/<number>/")
+    print(
+        f"Written to {objects.out}: valuation.csv, contributions.png, gradients.png, clients/<name>/; tensorboard --logdir shows them"
+    )
