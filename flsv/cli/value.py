@@ -130,5 +130,5 @@ def main(args: Sequence[str]) -> None:
         device=objects.device,
     )
     print(
-        f"Written to {objects.out}: valuation.csv, contributions.png, gradients.png, clients/<name>/; tensorboard --logdir shows them"
+        f"Written to {objects.out}: valuation.csv, contributions.png, gradients.png, clients/<name>/, TensorBoard events"
     )
