@@ -129,6 +129,5 @@ def main(args: Sequence[str]) -> None:
         validation=objects.validation,
         device=objects.device,
     )
-    print(
-        f"Written to {objects.out}: valuation.csv, contributions.png, gradients.png, clients/<name>/, TensorBoard events"
-    )
+    written = "valuation.csv, contributions.png, gradients.png, clients/<name>/, TensorBoard events"
+    print(f"Written to {objects.out}: {written}")

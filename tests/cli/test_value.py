@@ -59,7 +59,7 @@ def test_arguments(folder: Path, capsys: Any) -> None:
     assert value(*given) == 0
     assert "barycentre" in capsys.readouterr().out
     assert len(rows(folder.parent / "there")) == 5
-    assert not (folder.parent / "there" / "clients").exists()
+    assert not list((folder.parent / "there" / "clients").rglob("*.png"))
     assert not folder.exists()
 
 
