@@ -22,7 +22,10 @@ def main(args: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("flsv init", description="Something to start from.")
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="where the files go; by default here")
     parser.add_argument(
-        "--config", metavar="NAME", action="append", help="a configuration that comes with flsv (quickstart); give several"
+        "--config",
+        metavar="NAME",
+        action="append",
+        help="a configuration that comes with flsv (quickstart); give several",
     )
     parser.add_argument("--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts")
     given = parser.parse_args(args)
