@@ -52,7 +52,9 @@ def main(rounds: int, characters: int) -> dict[str, float]:
     data = FederatedDataModule(texts, GroupPartitioner())
     module = CharacterModel(hidden=64, optimizer=partial(torch.optim.Adam, lr=0.005))
     loop = FederatedLoop(metrics={"value": CumulativeShapley(performance="val_loss", mode="min")})
-    trainer = L.Trainer(max_epochs=rounds, callbacks=[loop], default_root_dir="runs/text", accelerator="auto", devices=1)
+    trainer = L.Trainer(
+        max_epochs=rounds, callbacks=[loop], default_root_dir="runs/text", accelerator="auto", devices=1
+    )
     trainer.fit(module, data)
 
     values = dict(zip(sorted(CLIENTS), loop.metrics["value"].compute().tolist()))

@@ -40,7 +40,9 @@ def main(rounds: int, network: str) -> FederatedLoop:
     optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
     module = ClassifierClient(f"timm:{network}", optimizer=optimizer)
     loop = FederatedLoop(aggregator=ShapFedWA("cssv"), metrics={"cssv": ClassSpecificShapley()})
-    trainer = L.Trainer(max_epochs=rounds, callbacks=[loop], default_root_dir="runs/vision", accelerator="auto", devices=1)
+    trainer = L.Trainer(
+        max_epochs=rounds, callbacks=[loop], default_root_dir="runs/vision", accelerator="auto", devices=1
+    )
     trainer.fit(module, data)
     trainer.test(module, data)
 

@@ -1,6 +1,6 @@
 """The lowest versions that pyproject.toml allows, as constraints for pip.
 
-    python tools/lowest_versions.py > lowest.txt && pip install -c lowest.txt -e '.[test]'
+python tools/lowest_versions.py > lowest.txt && pip install -c lowest.txt -e '.[test]'
 """
 
 from __future__ import annotations
@@ -10,7 +10,18 @@ from pathlib import Path
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 #: Of tools that check or build and are not used by the package; the newest will do.
-TOOLS = ("ruff", "mypy", "import-linter", "mkdocs", "mkdocs-material", "mkdocstrings", "latex2mathml", "pre-commit", "pytest")
+TOOLS = (
+    "ruff",
+    "mypy",
+    "import-linter",
+    "pytest",
+    "pytest-cov",
+    "pre-commit",
+    "hatchling",
+    "mkdocs",
+    "mkdocs-material",
+)
+TOOLS += ("mkdocstrings", "mkdocs-autorefs", "latex2mathml")
 _REQUIREMENT = re.compile(r'[\[ ]"([A-Za-z][\w.-]*)(?:\[[\w,]*\])?>=([\d.]+)')
 
 

@@ -124,7 +124,7 @@ def option_names(parser: argparse.ArgumentParser) -> set[str]:
 
 
 UNKNOWN = (
-    r"unrecognized arguments: (--[\w.-]+)",
+    r"[Uu]nrecognized arguments: (--[\w.-]+)",
     r"does not accept (?:option|nested key) '([\w.-]+)'",
     r"[Oo]ption '([\w.-]+)' is not accepted",
     r"[Kk]ey '([\w.-]+)' is not expected",

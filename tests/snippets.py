@@ -1,8 +1,8 @@
 """Runs what a page shows: its Python and YAML blocks and its commands, in their order, in a folder of their own.
 
 Python blocks of a page share one namespace. A block with a title is a file: YAML and data are written, Python is written and
-run where a command says ``python title``. Commands of flsv run in this process, with few rounds and batches; what no test
-can run is listed below, by how it begins and why.
+run where a command says ``python title``. Commands of flsv run in this process; what no test can run is listed below, by
+how it begins and why. Whoever calls this sees to it that fits are short.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import flsv
 from flsv.cli import main
 
 _BLOCK = re.compile(r"^( *)```(\w+)(?: +title=\"([^\"]+)\")?\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
-SHORT = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--trainer.enable_progress_bar", "false"]
+QUIET = ["--trainer.enable_progress_bar", "false"]
 #: Of programs that are not flsv: how a command begins, and where else it is run or why not at all.
 NOT_RUN = {
     "pip install": "changes the environment; the wheel's test installs one",
@@ -95,7 +95,8 @@ def run_page(page: str, scope: dict[str, Any] | None = None) -> int:
         elif block.language == "yaml":
             assert isinstance(yaml.safe_load(block.text), dict), block.text
             assert block.title, f"a configuration without a title, so that no command can name it:\n{block.text}"
-            assert any(block.title in " ".join(each) for each in called), f"{block.title}: no command runs it"
+            names = {block.title, block.title.removesuffix(".yaml")}
+            assert any(names & set(each) for each in called), f"{block.title}: no command runs it"
         elif block.language == "bash":
             for command in commands(block.text):
                 run(command)
@@ -108,7 +109,7 @@ def run(command: list[str]) -> None:
     """Run one command of flsv or Python; others must be listed as not run."""
     if command[0] == "flsv":
         try:
-            status: Any = main(short(command[1:]))
+            status: Any = main(_quiet(command[1:]))
         except SystemExit as stopped:  # of --print_config and --help
             status = stopped.code
         assert not status, command
@@ -123,12 +124,7 @@ def run(command: list[str]) -> None:
         assert any(" ".join(command).startswith(known) for known in NOT_RUN), f"{command} is neither run nor listed"
 
 
-def short(arguments: list[str]) -> list[str]:
-    """The arguments, with few rounds and batches where something is trained."""
+def _quiet(arguments: list[str]) -> list[str]:
     if arguments[0] == "fit" and any(word in " ".join(arguments) for word in ONLY_READ):
         return [*arguments, "--print_config"]
-    if arguments[0] in ("fit", "compare"):
-        return [*arguments, *SHORT]
-    if arguments[0] in ("validate", "test", "predict"):
-        return [*arguments, "--trainer.enable_progress_bar", "false"]
-    return arguments
+    return [*arguments, *(QUIET if arguments[0] in ("fit", "validate", "test", "predict", "compare") else [])]
