@@ -3,9 +3,9 @@
     python examples/hospitals.py --rounds 15
 
 The table is scikit-learn's breast cancer data (569 tumours, 30 measurements, no download), dealt to four hospitals. In
-Quito a third of the diagnoses are wrong. Every round the Shapley value of each hospital in the game "by how much does its
-update lower the validation loss" is found exactly, from all 16 coalitions; their sum over the rounds is what a hospital
-has contributed. A few seconds.
+Quito a third of the diagnoses are wrong. Every round the Shapley value of each hospital in the game "by how much does
+its update lower the validation loss" is found exactly, from all 16 coalitions; their sum over the rounds is what a
+hospital has contributed. A few seconds.
 """
 
 from __future__ import annotations

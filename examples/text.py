@@ -3,10 +3,10 @@
     python examples/text.py --rounds 3
 
 The texts are the chapters of Python's own manual that every installation has (``help("if")`` shows one), so nothing is
-downloaded. Each client has the chapters on one subject; those of "formats" are written backwards. What a client is worth is
-what its updates take off the loss that the module logs when it validates, in nats per character. The server validates on a
-tenth of everybody's text, so backward text counts as much as any other, and the only author of it is worth most: a value
-says what a client adds *for this validation set*. About half a minute on two cores.
+downloaded. Each client has the chapters on one subject; those of "formats" are written backwards. What a client is
+worth is what its updates take off the loss that the module logs when it validates, in nats per character. The server
+validates on a tenth of everybody's text, so backward text counts as much as any other, and the only author of it is
+worth most: a value says what a client adds *for this validation set*. About half a minute on two cores.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Runs what a page shows: its Python and YAML blocks and its commands, in their order, in a folder of their own.
 
-Python blocks of a page share one namespace. A block with a title is a file: YAML and data are written, Python is written and
-run where a command says ``python title``. Commands of flsv run in this process; what no test can run is listed below, by
-how it begins and why. Whoever calls this sees to it that fits are short.
+Python blocks of a page share one namespace. A block with a title is a file: YAML and data are written, Python is
+written and run where a command says ``python title``. Commands of flsv run in this process; what no test can run is
+listed below, by how it begins and why. Whoever calls this sees to it that fits are short.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import re
 import runpy
 import shlex
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,12 @@ def commands(text: str) -> list[list[str]]:
     return [each for each in words if each]
 
 
-def run_page(page: str, scope: dict[str, Any] | None = None) -> int:
+def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
     """Run all that a page shows, in the working folder.
 
     Args:
         page: the Markdown.
-        scope: what its Python may take as given.
+        run: how a command is run; by default :func:`run_command`.
 
     Returns:
         How many blocks there were.
@@ -82,7 +83,7 @@ def run_page(page: str, scope: dict[str, Any] | None = None) -> int:
     """
     found = blocks(page)
     called = [command for block in found if block.language == "bash" for command in commands(block.text)]
-    scope = {"__name__": "__page__", **(scope or {})}
+    scope: dict[str, Any] = {"__name__": "__page__"}
     for block in found:
         if block.title in QUOTED:
             assert block.text in QUOTED[block.title].read_text(), f"{block.title} does not say so (any more)"
@@ -99,13 +100,13 @@ def run_page(page: str, scope: dict[str, Any] | None = None) -> int:
             assert any(names & set(each) for each in called), f"{block.title}: no command runs it"
         elif block.language == "bash":
             for command in commands(block.text):
-                run(command)
+                (run or run_command)(command)
         else:
             assert block.language in ("python", "text", "csv", "markdown"), block.language
     return len(found)
 
 
-def run(command: list[str]) -> None:
+def run_command(command: list[str]) -> None:
     """Run one command of flsv or Python; others must be listed as not run."""
     if command[0] == "flsv":
         try:

@@ -2,9 +2,9 @@
 
     python tools/docs_site.py          # writes the table of algorithms into README.md
 
-As a hook of MkDocs (mkdocs.yml) it makes a page per algorithm out of ``docs/algorithms.yaml`` and ``configs/``, and a page
-per package out of its ``__all__``. Nothing of that lies in the repository, so nothing of it can be out of date; of the table
-in README.md a test says so.
+As a hook of MkDocs (mkdocs.yml) it makes a page per algorithm out of ``docs/algorithms.yaml`` and ``configs/``, and a
+page per package out of its ``__all__``. Nothing of that lies in the repository, so nothing of it can be out of date; of
+the table in README.md a test says so.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Algorithm:
     configs: list[str]
     papers: list[str]
     gives: str
-    needs: str = "–"
+    needs: str = ""
     results: list[str] = field(default_factory=list)
 
 
@@ -138,13 +138,14 @@ def about(config: str) -> str:
     text = "\n".join(lines)
     text = re.sub(r"^(?:Composes with any data|Composes with any data of images):.*$", "", text, flags=re.MULTILINE)
     text = re.sub(r"^ +(?:flsv|--config) .*$", "", text, flags=re.MULTILINE)
-    return text.replace("Composes with any data of images:", "").strip()
+    text = text.replace("Composes with any data of images:", "").strip()
+    return re.sub(r"\s*[^.]*:$", "", re.sub(r"\n{2,}", "\n", text))
 
 
 def algorithm_page(each: Algorithm) -> str:
     """One algorithm: what it is, its parts, its configuration, its paper and results."""
     out = [f"# {each.title}\n", f"*{', '.join(each.papers)}*\n"]
-    out += [f"It gives {each.gives}.\n"] + ([f"It needs {each.needs}.\n"] if each.needs != "–" else [])
+    out += [f"It gives {each.gives}.\n"] + ([f"It needs {each.needs}.\n"] if each.needs else [])
     for config in each.configs:
         if len(each.configs) > 1:
             out.append(f"## `{config}`\n")
@@ -186,16 +187,16 @@ def page_of(each: Algorithm) -> str:
 
 def algorithms_index() -> str:
     """The table of all, with links to the pages."""
-    rows = [
-        f"| [{each.title}]({page_of(each).removeprefix('algorithms/')}) | {', '.join(each.papers)} | {each.needs} | {each.gives} |"
-        for each in algorithms()
-    ]
+    rows = []
+    for each in algorithms():
+        name = f"[{each.title}]({posixpath.basename(page_of(each))})"
+        rows.append(f"| {name} | {', '.join(each.papers)} | {each.needs} | {each.gives} |")
     return "\n".join(
         [
             "# Algorithms\n",
-            "An algorithm is a combination of small parts, so it is a configuration file. Every one composes with any data:",
-            "`flsv fit --config quickstart --config NAME`. What is not among them is put together in the same way:",
-            "[an algorithm of your own](../howto/own_algorithm.md).\n",
+            "An algorithm is a combination of small parts, so it is a configuration file. Every one composes with any",
+            "data: `flsv fit --config quickstart --config NAME`. What is not among them is put together in the same",
+            "way: [an algorithm of your own](../howto/own_algorithm.md).\n",
             "| algorithm | paper | it needs | it gives |\n|---|---|---|---|",
             *rows,
             "",
