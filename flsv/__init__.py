@@ -1,11 +1,17 @@
 """Federated learning on PyTorch Lightning in which every participant's contribution is measured while it happens."""
 
-from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
-from flsv.loop import FederatedLoop
-from flsv.models.classifier import ClassifierClient
-from flsv.parameters import ParameterSpace
-from flsv.round import ClientUpdate, Round
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
+    from flsv.data import FederatedDataModule
+    from flsv.errors import ConfigurationError
+    from flsv.functional.allocation import allocate
+    from flsv.loop import FederatedLoop
+    from flsv.models.classifier import ClassifierClient
+    from flsv.parameters import ParameterSpace
+    from flsv.report import read_run
+    from flsv.round import ClientUpdate, Round
 
 __version__ = "0.2.0.dev0"
 
@@ -17,4 +23,39 @@ __all__ = [
     "FederatedLoop",
     "ParameterSpace",
     "Round",
+    "allocate",
+    "read_run",
 ]
+
+# Where the names above live. They are imported when they are first asked for: torch and Lightning take seconds, which
+# whoever asks for the version or for help need not wait.
+_HOMES = {
+    "ClassifierClient": "flsv.models.classifier",
+    "ClientUpdate": "flsv.round",
+    "ConfigurationError": "flsv.errors",
+    "FederatedDataModule": "flsv.data",
+    "FederatedLoop": "flsv.loop",
+    "ParameterSpace": "flsv.parameters",
+    "Round": "flsv.round",
+    "allocate": "flsv.functional.allocation",
+    "read_run": "flsv.report",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_"):
+        # `import flsv` is enough for flsv.metrics.ClassSpecificShapley.
+        try:
+            return importlib.import_module(f"{__name__}.{name}")
+        except ModuleNotFoundError as error:
+            if error.name != f"{__name__}.{name}":
+                raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

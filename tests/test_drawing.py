@@ -24,16 +24,16 @@ from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.plot import plot_contributions
 from flsv.participants import Client, LocalData
 from flsv.participants.artifacts import keep_artifact, write_artifacts
-from flsv.reporting.table import class_table, client_table
+from flsv.reporting.table import class_columns, client_columns, print_table
 
 #: What rich takes for markup or an emoji, what matplotlib takes for a formula or leaves out, and what has no room.
 NAMES = ["[/b]", "$x^{$", "$a$", ":smile:", "_hidden", "two\nlines", "x" * 300, "\\[red]", "", "%s {0}"]
 
 
-def shown(table: Any) -> str:
+def shown(title: str, columns: dict[str, list[str]]) -> str:
     console = Console(width=2000)
     with console.capture() as capture:
-        console.print(table)
+        print_table(console, title, ["0", "1"][: len(next(iter(columns.values())))], columns)
     return capture.get()
 
 
@@ -60,14 +60,16 @@ def test_every_name_can_be_drawn(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if "\n" not in name and len(name) < 24])
 def test_tables_show_names_as_they_are(name: str) -> None:
-    by_class = shown(class_table(name, torch.full((2, 2), 0.5), [name, "other"]))
+    by_class = shown(f"{name} by class", class_columns(torch.full((2, 2), 0.5), [name, "other"]))
     assert by_class.splitlines()[0].strip() == f"{name} by class".strip()
     assert name in by_class.splitlines()[2]
-    assert name in shown(client_table(torch.tensor([4, 5]), {name: torch.tensor([0.1, 0.2])}, None))
+    columns = client_columns(torch.tensor([4, 5]), {name: torch.tensor([0.1, 0.2])}, None)
+    assert name in shown("Contributions", columns)
 
 
 def test_classes_of_one_name_and_one_called_client_keep_their_columns() -> None:
-    lines = shown(class_table("cssv", torch.tensor([[0.11, 0.22, 0.33]]), ["client", "a", "a"])).splitlines()
+    columns = class_columns(torch.tensor([[0.11, 0.22, 0.33]]), ["client", "a", "a"])
+    lines = shown("cssv", columns).splitlines()
     assert lines[2].split() == ["client", "client", "(0)", "a", "(1)", "a", "(2)"]
     assert lines[4].split() == ["0", ".11", ".22", ".33"]
 

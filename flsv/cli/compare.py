@@ -11,30 +11,31 @@ from __future__ import annotations
 
 import argparse
 import csv
+import logging
 import os
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import lightning as L
 import torch
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from torch import Tensor
 
 from flsv.cli.own_models import MEASURES, OwnModels, Tests
 from flsv.cli.packaged import find_config
-from flsv.cli.parser import make_cli
+from flsv.cli.parser import FederatedCLI, make_cli
+from flsv.cli.paths import shown
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.functional import collaborative_fairness
 from flsv.loop import FederatedLoop
 from flsv.personalization import Standalone
+from flsv.reporting.folder import run_folder
+from flsv.reporting.table import chosen as chosen_clients
+from flsv.reporting.table import make_console, print_table
 
 STANDALONE = "standalone"
 Models = Literal["received", "trained"]
@@ -48,8 +49,10 @@ class Outcome:
         name: of the algorithm.
         scores: as :attr:`OwnModels.scores`.
         seconds: of the whole fit, without the evaluation of the models.
-        evaluations: coalitions that the algorithm's metrics asked to have evaluated.
+        evaluations: coalitions that were evaluated for the algorithm's metrics; one that two of them asked for is one.
         tests: what the models were tested on, see :class:`OwnModels`.
+        folder: of the run; None where there is none.
+        client_names: None: their numbers.
     """
 
     name: str
@@ -57,6 +60,8 @@ class Outcome:
     seconds: float
     evaluations: int
     tests: Tests = "shared"
+    folder: Path | None = None
+    client_names: tuple[str, ...] | None = None
 
     def gains(self, alone: Outcome, measure: str, models: Models = "received") -> Tensor:
         """``[n]``: each client's score minus what it has alone."""
@@ -81,8 +86,8 @@ def run(
     seconds = time.perf_counter() - start - own.seconds
     if not own.scores:
         raise RuntimeError(f"{name}: the run was stopped before its last round.")
-    evaluations = sum(int(getattr(metric, "evaluations", 0)) for metric in loop.metrics.values())
-    return Outcome(name, own.scores, seconds, evaluations, tests)
+    folder = run_folder(trainer)
+    return Outcome(name, own.scores, seconds, loop.coalitions, tests, folder, data.client_names)
 
 
 def compare(
@@ -91,6 +96,7 @@ def compare(
     arguments: Sequence[str] = (),
     out: Path = Path("runs/compare"),
     tests: Tests = "shared",
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[Outcome]:
     """Run the standalone baseline and every configuration.
 
@@ -100,6 +106,7 @@ def compare(
         arguments: further arguments of ``flsv fit``, which override the files.
         out: what the runs write goes below, a folder each.
         tests: what models are tested on, see :class:`OwnModels`.
+        say: is told which run begins, and how long the others may take.
 
     Raises:
         ConfigurationError: the configurations do not deal out the same data to the same clients; own tests of clients
@@ -111,15 +118,13 @@ def compare(
     names = [STANDALONE, *_names(configs)]
     outcomes: list[Outcome] = []
     dealt: list[Tensor] | None = None
+    begun = time.perf_counter()
+    _warm_up(base, configs[0], arguments, out)
     for name, config in zip(names, [configs[0], *configs]):
-        files = [option for file in (*base, config) for option in ("--config", file)]
-        folder = ["--trainer.default_root_dir", str(out / name), "--federation.print_table", "false"]
-        folder += ["--federation.keep_trained", "true"]
-        cli = make_cli([*files, *arguments, *folder], run=False)
-        callbacks: list[L.Callback] = cli.trainer.callbacks  # type: ignore[attr-defined]
-        if name == STANDALONE:
-            place = next(i for i, callback in enumerate(callbacks) if isinstance(callback, FederatedLoop))
-            callbacks[place] = _alone(callbacks[place])  # type: ignore[arg-type]
+        done, spent = len(outcomes), time.perf_counter() - begun
+        left = f", about {in_words(spent / done * (len(names) - done))} left" if done else ""
+        say(f"Run {done + 1} of {len(names)}: {name}{left}")
+        cli = _built(base, config, arguments, out / name, alone=name == STANDALONE)
         cli.datamodule.prepare_data()
         cli.datamodule.setup("fit")
         mine = [cli.datamodule.client_indices(client) for client in range(cli.datamodule.num_clients)]
@@ -131,6 +136,47 @@ def compare(
         dealt = mine
         outcomes.append(run(name, cli.trainer, cli.model, cli.datamodule, tests))
     return outcomes
+
+
+def _built(
+    base: Sequence[str], config: str, arguments: Sequence[str], folder: Path, alone: bool, *options: str
+) -> FederatedCLI:
+    """The trainer, module and data of one run. Options come last, and so override."""
+    files = [option for file in (*base, config) for option in ("--config", file)]
+    own = ["--trainer.default_root_dir", str(folder), "--federation.print_table", "false"]
+    own += ["--federation.keep_trained", "true"]
+    cli = make_cli([*files, *arguments, *own, *options], run=False)
+    callbacks: list[L.Callback] = cli.trainer.callbacks  # type: ignore[attr-defined]
+    if alone:
+        place = next(i for i, callback in enumerate(callbacks) if isinstance(callback, FederatedLoop))
+        callbacks[place] = _alone(callbacks[place])  # type: ignore[arg-type]
+    return cli
+
+
+def _warm_up(base: Sequence[str], config: str, arguments: Sequence[str], out: Path) -> None:
+    """A batch of every client that leaves no trace: what a process does once (imports, threads, the data's first
+    reading) is charged to none of the runs."""
+    quiet = ("--trainer.fast_dev_run=1", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
+    cli = _built(base, config, arguments, out, True, *quiet, "--federation.keep_trained=false")
+    log = logging.getLogger("lightning.pytorch")
+    before = log.level
+    log.setLevel(logging.WARNING)
+    try:
+        cli.trainer.fit(cli.model, cli.datamodule)
+    finally:
+        log.setLevel(before)
+
+
+def in_words(seconds: float) -> str:
+    """A duration as it is said.
+
+    Example:
+        >>> in_words(42.3), in_words(600), in_words(9000)
+        ('42 s', '10 min', '2.5 h')
+    """
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _alone(loop: FederatedLoop) -> FederatedLoop:
@@ -159,12 +205,15 @@ def _names(configs: Sequence[str]) -> list[str]:
 
 # ---- tables
 
+#: The rows below the clients'.
+OVERALL = ("mean", "fairness", "global", "seconds", "coalitions")
+
 
 def rows(outcomes: Sequence[Outcome], measure: str, models: Models = "received") -> list[list[str]]:
     """The table of one measure, in %, its head first: a column per algorithm, the first of which is the standalone."""
     alone = outcomes[0]
-    clients = range(len(alone.scores[models][measure]))
-    columns = [["", *(f"client {i}" for i in clients), "mean", "fairness", "global", "seconds", "coalitions"]]
+    names = alone.client_names or tuple(map(str, range(len(alone.scores[models][measure]))))
+    columns = [["", *(f"client {name}" if name.isdigit() else name for name in names), *OVERALL]]
     for outcome in outcomes:
         values = 100 * outcome.scores[models][measure]
         cells = [f"{value:.1f}" for value in values.tolist()]
@@ -181,14 +230,39 @@ def rows(outcomes: Sequence[Outcome], measure: str, models: Models = "received")
 
 
 def markdown(outcomes: Sequence[Outcome], models: Models = "received") -> str:
-    """Both measures as Markdown tables; negative gains in bold."""
+    """Both measures as Markdown tables; negative gains in bold, and what the rows are."""
     parts = []
     for measure in MEASURES:
         head, *body = rows(outcomes, measure, models)
         lines = [head, ["---"] * len(head), *[[f"**{c}**" if "(-" in c else c for c in row] for row in body]]
         table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
         parts.append(f"**{_title(measure, models, outcomes[0].tests)}**\n\n{table}")
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, *NOTES]) + "\n"
+
+
+NOTES = (
+    "In brackets: the gain over standalone, where every client trains alone for as many rounds, in percentage points. "
+    "**Bold**: the client has lost by taking part.",
+    "fairness: Pearson's correlation, over the clients, of what they have alone and what they end up with; - where "
+    "either is the same for all. global: the server's model. seconds: the fit, without the evaluation of the models; "
+    "what the process does once is charged to nobody, by a first fit that is thrown away. coalitions: models of "
+    "coalitions that were evaluated; one that several metrics asked for counts once.",
+)
+
+
+def write_gains(path: Path, outcome: Outcome, alone: Outcome) -> None:
+    """``gains.csv`` of one run, for its report: what each client has alone, and what it received and trained."""
+    names = outcome.client_names or tuple(map(str, range(len(alone.scores["received"][MEASURES[0]]))))
+    head = ["client", "client_name", "tests"]
+    columns: dict[str, list[float]] = {}
+    for measure in MEASURES:
+        columns[f"{measure}_alone"] = alone.scores["received"][measure].tolist()
+        columns |= {f"{measure}_{models}": outcome.scores[models][measure].tolist() for models in get_args(Models)}
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*head, *columns])
+        for client, values in enumerate(zip(*columns.values())):
+            writer.writerow([client, names[client], outcome.tests, *(f"{value:.6f}" for value in values)])
 
 
 def write_csv(path: Path, outcomes: Sequence[Outcome]) -> None:
@@ -205,17 +279,26 @@ def write_csv(path: Path, outcomes: Sequence[Outcome]) -> None:
 
 
 def _show(outcomes: Sequence[Outcome], models: Models) -> None:
-    console = Console()
+    console = make_console()
     for measure in MEASURES:
         head, *body = rows(outcomes, measure, models)
+        names = [row[0] for row in body]
+        clients = sum(name not in OVERALL for name in names)
+        columns = {name: [row[place] for row in body] for place, name in enumerate(head) if place}
+        order, gap = _both_ends(outcomes, measure, models, clients)
+        chosen = [*order, *range(clients, len(names))]
         title = _title(measure, models, outcomes[0].tests)
-        # Text, not str: algorithms are named by their files, and rich would read markup into "[a].yaml".
-        table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD, padding=(0, 1))
-        for position, name in enumerate(head):
-            table.add_column(Text(name), justify="right" if position else "left")
-        for row in body:
-            table.add_row(*(Text(cell, style="red" if "(-" in cell else "") for cell in row))
-        console.print(table)
+        print_table(console, title, names, columns, chosen, gap if len(order) < clients else None, _style, "")
+
+
+def _both_ends(outcomes: Sequence[Outcome], measure: str, models: Models, clients: int) -> tuple[list[int], int]:
+    """Of many clients those that gain the most and the least by the first algorithm."""
+    gains = outcomes[1].gains(outcomes[0], measure, models) if len(outcomes) > 1 else None
+    return chosen_clients(gains, clients)
+
+
+def _style(cell: str) -> str:
+    return "red" if "(-" in cell else ""
 
 
 def _title(measure: str, models: Models, tests: Tests) -> str:
@@ -224,7 +307,7 @@ def _title(measure: str, models: Models, tests: Tests) -> str:
     return f"{name} {where}, %, of the models that the clients {models} (gain over standalone)"
 
 
-def main(args: Sequence[str]) -> None:
+def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``compare`` itself."""
     parser = argparse.ArgumentParser(
         prog="flsv compare",
@@ -250,9 +333,20 @@ def main(args: Sequence[str]) -> None:
         "personalised models",
     )
     options, rest = parser.parse_known_args(list(args))
-    outcomes = compare(options.config, options.base, rest, options.out, options.tests)
+    if quiet:
+        rest += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
+    say = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
+    outcomes = compare(options.config, options.base, rest, options.out, options.tests, say)
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "compare.md").write_text(markdown(outcomes, options.models))
+    (options.out / "compare.md").write_text(markdown(outcomes, options.models), encoding="utf-8")
     write_csv(options.out / "compare.csv", outcomes)
-    _show(outcomes, options.models)
-    print(f"Tables: {options.out / 'compare.md'}, {options.out / 'compare.csv'}")
+    for outcome in outcomes[1:]:
+        if outcome.folder is not None and outcome.folder.is_dir():
+            write_gains(outcome.folder / "gains.csv", outcome, outcomes[0])
+    if not quiet:
+        _show(outcomes, options.models)
+        print(f"Tables: {shown(options.out / 'compare.md')}, {shown(options.out / 'compare.csv')}")
+        print(f"Charts: tensorboard --logdir {shown(options.out)}")
+        example = next((outcome.folder for outcome in outcomes[1:] if outcome.folder is not None), None)
+        if example is not None:
+            print(f"Report of a run, with what each client gained: flsv report {shown(example)}")

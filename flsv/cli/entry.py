@@ -1,19 +1,39 @@
-"""``flsv``: which subcommand, and what becomes of an error."""
+"""``flsv``: which subcommand, and what becomes of an error.
+
+Nothing here is imported before it is needed: the version and the list of subcommands are there in a moment.
+"""
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import errno
+import importlib
 import logging
 import os
 import sys
 import warnings
+from typing import Any
 
-from flsv.cli.compare import main as compare
-from flsv.cli.init import main as init
-from flsv.cli.parser import make_cli
-from flsv.cli.value import main as value
+from flsv import __version__
 from flsv.errors import ConfigurationError
 
+#: Subcommands and what they are for.
+OF_LIGHTNING = {
+    "fit": "train a federation, and measure what every client contributes",
+    "validate": "evaluate a checkpoint on the server's validation set",
+    "test": "evaluate a checkpoint on the test set",
+    "predict": "predict the test set with a checkpoint, and write the predictions",
+}
+OWN = {
+    "compare": "several algorithms on one partition, and what each client gains",
+    "value": "what clients and their samples are worth, before anything is trained",
+    "report": "a run's results as a page to hand out, for all or for one client",
+    "init": "a project to start from",
+}
+QUIET = ("-q", "--quiet")
+#: What --quiet is, for Lightning.
+_BARS_OFF = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 #: No space left, quota exceeded, file too large, an error of the device, read-only.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
@@ -31,17 +51,9 @@ def main(args: list[str] | None = None) -> int:
     # user's own modules shall work in both.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
-    _quieten()
-    given = sys.argv[1:] if args is None else args
+    given = list(sys.argv[1:] if args is None else args)
     try:
-        if given[:1] == ["compare"]:
-            compare(given[1:])
-        elif given[:1] == ["value"]:
-            value(given[1:])
-        elif given[:1] == ["init"]:
-            init(given[1:])
-        else:
-            make_cli(args)
+        _run(given)
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
@@ -62,9 +74,64 @@ def main(args: list[str] | None = None) -> int:
     return 0
 
 
-def _quieten() -> None:
-    """Leave out what Lightning says to everybody and nobody can act on."""
+def _run(given: list[str]) -> None:
+    quiet = any(word in QUIET for word in given)
+    given = [word for word in given if word not in QUIET]
+    first = given[0] if given else "--help"
+    if first == "--version":
+        print(f"flsv {__version__}")
+    elif first in ("-h", "--help"):
+        _parser().print_help()
+    elif first in OWN:
+        if first in ("compare", "value"):
+            _quieten(quiet)
+        main: Any = importlib.import_module(f"flsv.cli.{first}").main
+        main(given[1:], quiet)
+    elif first in OF_LIGHTNING:
+        _quieten(quiet)
+        from flsv.cli.parser import make_cli
+
+        if quiet:
+            given += [*_BARS_OFF, *(["--federation.print_table=false"] if first == "fit" else [])]
+        make_cli(given, quiet=quiet)
+    elif first.startswith("-"):
+        # Such as --config before the subcommand.
+        _quieten(quiet)
+        from flsv.cli.parser import make_cli
+
+        make_cli(given, quiet=quiet)
+    else:
+        names = [*OF_LIGHTNING, *OWN]
+        near = difflib.get_close_matches(first, names, 1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ConfigurationError(f"there is no subcommand {first!r}.{hint} There are {', '.join(names)}.")
+
+
+def _parser() -> argparse.ArgumentParser:
+    """What ``flsv --help`` shows; every subcommand has a parser of its own."""
+    parser = argparse.ArgumentParser(
+        "flsv",
+        usage="flsv [-h] [--version] SUBCOMMAND [--quiet] ...",
+        description="Federated learning in which every participant's contribution is measured.",
+        epilog="flsv SUBCOMMAND --help lists a subcommand's options. fit, validate, test and predict are "
+        "LightningCLI's, with a section federation beside trainer, model and data.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.add_argument(*QUIET, action="store_true", help="no progress, no tables: warnings, errors and files only")
+    subcommands = parser.add_subparsers(title="subcommands", metavar="")
+    for name, about in {**OF_LIGHTNING, **OWN}.items():
+        subcommands.add_parser(name, help=about)
+    return parser
+
+
+def _quieten(quiet: bool) -> None:
+    """Leave out what Lightning says to everybody and nobody can act on; when quiet, all that is no warning."""
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # given: without --quiet
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)")  # Lightning's use of torch
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda record: "Tip:" not in record.getMessage()
     )
+    if quiet:
+        importlib.import_module("lightning.pytorch")  # which sets its level
+        for name in ("lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(logging.WARNING)

@@ -13,8 +13,12 @@ from flsv.errors import ConfigurationError
 _TEMPLATE = Path(__file__).parent.parent / "engines" / "flower" / "template"
 
 
-def main(args: Sequence[str]) -> None:
+def main(args: Sequence[str], quiet: bool = False) -> None:
     """Copy packaged configurations into a folder, or a template into a new one. Nothing that is there is overwritten.
+
+    Args:
+        args: the command line, without ``init`` itself.
+        quiet: do not say what to do next.
 
     Raises:
         ConfigurationError: there is no such configuration, or something is there already.
@@ -22,24 +26,23 @@ def main(args: Sequence[str]) -> None:
     parser = argparse.ArgumentParser("flsv init", description="Something to start from.")
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="where the files go; by default here")
     parser.add_argument(
-        "--config",
-        metavar="NAME",
-        action="append",
-        help="a configuration that comes with flsv (quickstart); give several",
+        "--config", metavar="NAME", action="append", help="one that comes with flsv, such as quickstart; give several"
     )
     parser.add_argument("--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts")
     given = parser.parse_args(args)
     if given.flower is not None:
         if given.folder is not None or given.config is not None:
             parser.error("--flower DIR makes a project of its own: give it alone")
-        _copy_template(given.flower)
+        said = _copy_template(given.flower)
     elif given.folder is None and given.config is None:
         parser.error("say where to (flsv init DIR) or what (flsv init --config quickstart), or --flower DIR")
     else:
-        _copy_configs(given.config or ["quickstart"], given.folder or Path())
+        said = _copy_configs(given.config or ["quickstart"], given.folder or Path())
+    if not quiet:
+        print(said)
 
 
-def _copy_configs(names: Sequence[str], folder: Path) -> None:
+def _copy_configs(names: Sequence[str], folder: Path) -> str:
     copies = {folder / path.name: path for path in map(find_config, names)}
     there = [str(copy) for copy in copies if copy.exists()]
     if there:
@@ -47,11 +50,12 @@ def _copy_configs(names: Sequence[str], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for copy, path in copies.items():
         shutil.copyfile(path, copy)
-    print(f"Written: {', '.join(map(str, copies))}. To run it: flsv fit {' '.join(f'--config {c}' for c in copies)}")
+    options = " ".join(f"--config {copy}" for copy in copies)
+    return f"Written: {', '.join(map(str, copies))}. To run it: flsv fit {options}"
 
 
-def _copy_template(folder: Path) -> None:
+def _copy_template(folder: Path) -> str:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder} is not empty: name a new folder.")
     shutil.copytree(_TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    print(f"{folder}/README.md says how to run it; {folder}/fedapp/federation.py is where your own module and data go.")
+    return f"{folder}/README.md says how to run it; {folder}/fedapp/federation.py is where your own module and data go."

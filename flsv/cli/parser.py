@@ -1,8 +1,7 @@
 """Federated learning in which every participant's contribution is measured.
 
-LightningCLI, with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``. Besides the
-subcommands below there are ``flsv compare``, several algorithms on one partition, and ``flsv value``, valuation before
-training (``flsv compare --help``, ``flsv value --help``).
+LightningCLI, with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``. Further
+subcommands are ``flsv compare``, ``flsv value``, ``flsv report`` and ``flsv init``.
 """
 
 from __future__ import annotations
@@ -15,14 +14,24 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from flsv import FederatedDataModule, FederatedLoop, __version__
 from flsv.cli.checkpoints import check_there, default_checkpoints, find_checkpoint
+from flsv.cli.closing import say_where
 from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
+from flsv.cli.predictions import WritePredictions
 
 
 class FederatedCLI(LightningCLI):
     """The command line. ``federation`` holds the arguments of :class:`flsv.FederatedLoop`.
 
     The numbers of clients and classes are said once, by the data: metrics and the model take them from there.
+
+    Args:
+        quiet: say nothing of where the results are.
+        arguments: of ``LightningCLI``.
     """
+
+    def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
+        self.quiet = quiet
+        super().__init__(*arguments, **options)
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         parser = OptionParser(**{"dump_header": [f"lightning.pytorch=={L.__version__}"], **kwargs})
@@ -44,7 +53,11 @@ class FederatedCLI(LightningCLI):
             given = trainer.callbacks or []
             given = given if isinstance(given, list) else [given]
             kwargs.setdefault("callbacks", [*given, *default_checkpoints(given)])
-        return super().instantiate_trainer(**kwargs)
+        made = super().instantiate_trainer(**kwargs)
+        if self.subcommand == "predict" and not made.fast_dev_run:  # type: ignore[attr-defined]
+            self.written = WritePredictions()
+            made.callbacks.append(self.written)  # type: ignore[attr-defined]
+        return made
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would put the checkpoint's model in the place of the one that is asked for. Here what is asked for
@@ -56,7 +69,8 @@ class FederatedCLI(LightningCLI):
         if config.ckpt_path in ("last", "best"):
             found = find_checkpoint(config.ckpt_path, self.trainer, config.get("weights_only"))
             config.ckpt_path = str(found)
-            print(f"{'Resuming' if self.subcommand == 'fit' else 'Weights'} from {found}")
+            if not self.quiet:
+                print(f"{'Resuming' if self.subcommand == 'fit' else 'Weights'} from {found}")
         elif config.ckpt_path is None and self.subcommand != "fit":
             warnings.warn(f"flsv {self.subcommand} without --ckpt_path: the network is as it was built.", stacklevel=2)
         elif config.ckpt_path is not None:
@@ -64,12 +78,22 @@ class FederatedCLI(LightningCLI):
 
     before_validate = before_test = before_predict = before_fit
 
+    def after_fit(self) -> None:
+        """A closing line, unless the run left no trace."""
+        if not self.quiet and self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            say_where(self.trainer)
 
-def make_cli(args: list[str] | None = None, run: bool = True) -> FederatedCLI:
+    def after_predict(self) -> None:
+        if not self.quiet and self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            print(f"Predictions: {self.written.said}")
+
+
+def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = False) -> FederatedCLI:
     """Parse a command line, build what it names and, with ``run``, do what its subcommand says.
 
     Args:
         args: the arguments, by default those of the process; without ``run`` there is no subcommand among them.
+        quiet: print neither where weights come from nor where results are.
     """
     return FederatedCLI(
         L.LightningModule,
@@ -82,4 +106,5 @@ def make_cli(args: list[str] | None = None, run: bool = True) -> FederatedCLI:
         parser_kwargs={"prog": "flsv", "version": __version__, "description": __doc__},
         save_config_kwargs={"overwrite": True},
         args=args,
+        quiet=quiet,
     )

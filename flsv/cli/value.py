@@ -16,17 +16,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jsonargparse import SUPPRESS
-from rich.console import Console
 from torch import Tensor
 
+from flsv.cli.counted_bar import counted_bar
 from flsv.cli.options import CONFIG_HELP, ConfigFile, PlainParser
+from flsv.cli.paths import shown
 from flsv.data import FederatedDataModule
 from flsv.drawing import drawing
 from flsv.errors import ConfigurationError
 from flsv.participants.artifacts import write_artifacts
-from flsv.reporting.table import client_table
+from flsv.reporting.table import chosen, client_columns, make_console, print_table
 from flsv.seeding import generator_for
-from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of
+from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of, write_flagged
 from flsv.valuation.report import draw_contributions, histograms_of
 
 #: Sections of a configuration of flsv fit that have no meaning here.
@@ -42,10 +43,12 @@ def value(
     pictures: int = 16,
     validation: bool = True,
     device: str = "cpu",
+    table: bool = True,
 ) -> Valuation:
     """Value the clients of a data module, print a table and write ``valuation.csv`` and figures.
 
-    The grids of the most harmful images are the clients' own: each is written to ``out/clients/<number>``.
+    The grids of the most harmful images and the lists of flagged samples (``flagged.csv``, see
+    :func:`flsv.valuation.write_flagged`) are the clients' own: each is written to ``out/clients/<number>``.
 
     Args:
         data: not set up yet, or set up.
@@ -55,12 +58,14 @@ def value(
         pictures: images in each client's grid; 0 for none.
         validation: False: against the clients' barycentre although there is a validation set.
         device: where features are worked out, such as ``"cuda"`` for a backbone's.
+        table: print the table, and progress while the clients are valued.
     """
     data.prepare_data()
     data.setup("fit")
     clients, server = participants_of(data, device)
     start = time.perf_counter()
-    found = valuer.value(clients, server if validation else None, generator_for(seed, "value"))
+    with counted_bar(table):
+        found = valuer.value(clients, server if validation else None, generator_for(seed, "value"))
     seconds = time.perf_counter() - start
     out.mkdir(parents=True, exist_ok=True)
     columns = columns_of(found)
@@ -69,12 +74,16 @@ def value(
         with drawing(f"{out / name}.png"):
             draw(found).savefig(out / f"{name}.png")
     for client in clients:
+        own = out / "clients" / str(client.id)
         client.ask(keep_pictures, pictures)
-        client.ask(write_artifacts, out / "clients" / str(client.id))
-    table = client_table(columns.pop("samples"), columns, None)
+        client.ask(write_artifacts, own)
+        client.ask(write_flagged, own, data.client_indices(client.id, "train"), data.class_names)
     target = "the server's validation set" if validation and server is not None else "the clients' barycentre"
-    table.title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
-    Console().print(table)
+    if table:
+        title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
+        rows, gap = chosen(found.shares, len(data.client_names))
+        cells = client_columns(columns.pop("samples"), columns, None)
+        print_table(make_console(), title, data.client_names, cells, rows, gap)
     return found
 
 
@@ -94,7 +103,7 @@ def write_csv(path: Path, columns: Mapping[str, Tensor]) -> None:
             writer.writerow([client, *("" if x != x else f"{x:.6g}" if isinstance(x, float) else x for x in row)])
 
 
-def main(args: Sequence[str]) -> None:
+def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``value`` itself."""
     parser = PlainParser(prog="flsv value", description=__doc__)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
@@ -124,5 +133,8 @@ def main(args: Sequence[str]) -> None:
         pictures=objects.pictures,
         validation=objects.validation,
         device=objects.device,
+        table=not quiet,
     )
-    print(f"Written to {objects.out}: valuation.csv, contributions.png, gradients.png, clients/<number>/")
+    if not quiet:
+        print(f"Results: {shown(Path(objects.out))} (valuation.csv, contributions.png, gradients.png)")
+        print(f"Of each client's samples: {shown(Path(objects.out) / 'clients')}/<number>/ (flagged.csv, pictures)")

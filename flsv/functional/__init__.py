@@ -1,5 +1,6 @@
 """The mathematics: pure functions on tensors, without state and without Lightning."""
 
+from flsv.functional.allocation import allocate
 from flsv.functional.class_specific_shapley import class_specific_shapley, participant_weights
 from flsv.functional.collaborative_fairness import collaborative_fairness
 from flsv.functional.communication import classifier_size, communication_parameters, download_schedule
@@ -64,6 +65,7 @@ __all__ = [
     "ShapleyEstimate",
     "TransportClient",
     "TransportServer",
+    "allocate",
     "banzhaf",
     "calibrated_gradient",
     "class_specific_shapley",

@@ -203,6 +203,7 @@ class CoalitionGames:
         self.evaluator, self.server_lr, self._validated = evaluator, server_lr, dict(validated or {})
         self._round: Round | None = None
         self._tables: dict[Hashable, CoalitionTable] = {}
+        self._before = 0
 
     @property
     def round(self) -> Round:
@@ -217,12 +218,19 @@ class CoalitionGames:
         assert self.round is not None  # it raises without one
         return sum(table.evaluations for table in self._tables.values())
 
+    @property
+    def total_evaluations(self) -> int:
+        """:attr:`evaluations` of all rounds of this fit so far, the current one included."""
+        return self._before + sum(table.evaluations for table in self._tables.values())
+
     def begin(self, round: Round) -> None:
         """A new round: what was known of the one before is forgotten."""
+        self._before = self.total_evaluations
         self._round, self._tables = round, {}
 
     def end(self) -> None:
         """Forget the round, and let go of its vectors."""
+        self._before = self.total_evaluations
         self._round, self._tables = None, {}
 
     def evaluator_of(self, metric: str | Performance) -> Any:
@@ -253,6 +261,12 @@ class CoalitionGames:
             empty=empty,
             table=self._tables[key],
         )
+
+    def table_of(self, round: Round, metric: str | Performance) -> CoalitionTable:
+        """A table for games of another round than the current one, such as one made of all rounds; it counts, too."""
+        table = CoalitionTable(round, self.evaluator_of(metric))
+        self._tables[round] = table
+        return table
 
     def gradient_products(self, order: int = 1) -> GradientProducts:
         """Products of the current round's updates with the validation loss's gradient (and Hessian) at its start."""

@@ -18,6 +18,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from flsv import __version__
 from flsv._lightning.averaging import RoundAverage
 from flsv._lightning.checkpoint_io import install
 from flsv._lightning.client_hooks import ClientHooks
@@ -48,6 +49,7 @@ from flsv.privacy import GaussianPrivacy, warn_of_noise
 from flsv.reporting.folder import run_folder
 from flsv.reporting.folder_lock import FolderLock
 from flsv.reporting.progress import ProgressText
+from flsv.reporting.record import ended, record_of, write_record
 from flsv.reporting.reporter import Reporter
 from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
@@ -150,6 +152,7 @@ class FederatedLoop(SavedLoop):
     _steps: LocalSteps
     # From the start of a fit on.
     _reporter: Reporter
+    _record: dict[str, Any]
     _progress: ProgressText | None
     _monitored: set[str]
 
@@ -301,6 +304,12 @@ class FederatedLoop(SavedLoop):
             self._reporter.csv = None
         partition = partial(plot_partition, data.class_counts, data.class_names)
         described = settings(self._made, data, self.state.seed)
+        if self._reporter.csv is not None:
+            roles = {**self.strategies, "privacy": self.privacy}
+            self._record = record_of(
+                trainer, data, self.metrics, roles, described, self._fingerprint, self.round_index, __version__
+            )
+            write_record(self._reporter.folder, self._record)
         self._csv = self._reporter.begin(self.round_index, self._csv, described, partition, self.contributions)
         self._progress = ProgressText(trainer)
         fit.begin_strategies(resumed=self._resumed or trainer.current_epoch > 0)
@@ -414,9 +423,13 @@ class FederatedLoop(SavedLoop):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._running.watch.finish()
+        if self._reporter.csv is not None:
+            write_record(self._reporter.folder, {**self._record, **ended(trainer, self.round_index)})
         if self.print_table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self._reporter.table(
-                self._data.num_samples, self.participations, self.contributions, self.weights, self.client_accuracy
+            assert self._progress is not None
+            known = self.contributions, self.weights, self.client_accuracy
+            self._progress.afterwards(
+                partial(self._reporter.table, self._data.num_samples, self.participations, *known)
             )
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
@@ -426,6 +439,8 @@ class FederatedLoop(SavedLoop):
             name_place(exception, self._place())
             self._discard(f"{type(exception).__name__} {self._place()}")
         self._average.give_back(pl_module)
+        if self._progress is not None:
+            self._progress.cancel()
         self._return()
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.engines.one_process import OneProcess
+from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client
+from flsv.report import current_frame
 from flsv.round import FederationState
 from flsv.server import ContributionBoard
 from flsv.strategy import Strategy
+
+if TYPE_CHECKING:
+    import pandas
 
 
 class KnownLoop(L.Callback):
@@ -72,6 +77,12 @@ class KnownLoop(L.Callback):
         return self.state.trained
 
     @property
+    def coalitions(self) -> int:
+        """Coalitions whose models were evaluated in this fit so far, each once, however many metrics asked for it."""
+        games = None if self._fit is None else self._fit.server.games
+        return 0 if games is None else games.total_evaluations
+
+    @property
     def clients(self) -> list[Client]:
         """The clients, by number; from the start of a fit on."""
         return self._running.roster.clients
@@ -96,6 +107,35 @@ class KnownLoop(L.Callback):
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one.
         From the first round on."""
         return self._running.received()
+
+    def to_frame(self) -> pandas.DataFrame:
+        """What is known between two rounds, as a tidy DataFrame with the columns of :func:`flsv.read_run`: the metrics'
+        current values, the last weights (``"weight"``) and accuracies (``"accuracy"``). All rounds are in the run's
+        folder, for :func:`flsv.read_run`.
+
+        Raises:
+            ImportError: pandas is not installed.
+        """
+        tables: list[tuple[str, Tensor, list[str] | None, list[str] | None]] = []
+        names: list[str] = []
+        for name, value in self.contributions.items():
+            metric = self.metrics[name]
+            names = names or list(getattr(metric, "client_names", None) or ())
+            per_client = getattr(metric, "per_client", None)
+            overall = value.mean(-1) if value.ndim == 2 else value
+            tables.append((name, overall if per_client is None else per_client(value), None, None))
+            own = metric.columns() if isinstance(metric, ContributionMetric) else None
+            if value.ndim == 2 and (own or value.shape[1] > 1):
+                keys = own or [str(j) for j in range(value.shape[1])]
+                tables.append((name, value, keys, own or list(getattr(metric, "class_names", None) or keys)))
+            more = metric.diagnostics() if isinstance(metric, ContributionMetric) else {}
+            tables += [(f"{name}/{what}", number, None, None) for what, number in more.items() if number.ndim == 1]
+        last = {"weight": self.weights, "accuracy": self.client_accuracy}
+        tables += [(name, value, None, None) for name, value in last.items() if value is not None]
+        data = vars(self).get("_data")
+        names = list(data.client_names) if data is not None else names
+        names = names or list(map(str, range(len(self.participations))))
+        return current_frame(tables, names, max(0, self.round_index - 1))
 
     @property
     def strategies(self) -> dict[str, Strategy]:

@@ -14,6 +14,7 @@ from torchmetrics import Metric
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.metrics.plot import plot_contributions
+from flsv.metrics.shown import shows
 
 
 class ContributionMetric(Metric):
@@ -152,6 +153,12 @@ class ContributionMetric(Metric):
         """One number per client ``[num_clients]`` from what ``compute`` gave: by default the mean over classes."""
         return value.mean(-1) if value.ndim == 2 else value
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "plot" in vars(cls):
+            cls.plot = shows(cls.plot)  # type: ignore[method-assign]
+
+    @shows
     def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
         """A picture of the contributions: a heatmap for per-class values, lines over rounds for several vectors.
 
@@ -160,7 +167,7 @@ class ContributionMetric(Metric):
             ax: a matplotlib axis to draw into.
 
         Returns:
-            ``(figure, axis)``.
+            ``(figure, axis)``. As the last line of a notebook's cell it is shown.
         """
         val = self.compute() if val is None else val
         return plot_contributions(val, ax=ax, name=type(self).__name__, class_names=self.class_names)

@@ -187,4 +187,7 @@ class OneRoundShapley(PartialFederatedShapley):
             round.space,
         )
         evaluator, rate = round.games.evaluator_of(self.performance), round.games.server_lr
-        return CoalitionUtility(whole, evaluator, metric=self.performance, weighting=weighting, server_lr=rate)
+        table = round.games.table_of(whole, self.performance)
+        return CoalitionUtility(
+            whole, evaluator, metric=self.performance, weighting=weighting, server_lr=rate, table=table
+        )

@@ -16,7 +16,6 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
-from rich.console import Console
 from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
@@ -26,7 +25,7 @@ from flsv.drawing import drawing, label_text
 from flsv.metrics import ContributionMetric
 from flsv.reporting.contributions_csv import ContributionsFile, Row
 from flsv.reporting.folder import run_folder
-from flsv.reporting.table import class_table, client_table
+from flsv.reporting.table import chosen, class_columns, client_columns, make_console, print_table
 
 #: A figure and its axis.
 Picture = tuple[Figure, Any]
@@ -174,14 +173,22 @@ class Reporter:
         weights: Tensor | None,
         accuracy: Tensor | None,
     ) -> None:
-        """Print what the clients had and what they were worth; per class where the classes fit on a line."""
-        console = Console()
+        """Print what the clients had and what they were worth; per class for up to ten classes."""
+        console, clients = make_console(), self._client_names or list(map(str, range(len(num_samples))))
         values = {name: self.overall(name, value) for name, value in contributions.items()}
-        console.print(client_table(num_samples, values, weights, accuracy, rounds))
+        first = next(iter(values), None)
+        rows, gap = chosen(values[first] if first else None, len(clients))
+        title = "Contributions"
+        if len(rows) < len(clients):
+            by = f", by {first}" if first else ""
+            title += f" of {len(rows)} of {len(clients)} clients{by}; all are in contributions.csv"
+        columns = client_columns(num_samples, values, weights, accuracy, rounds)
+        print_table(console, title, clients, columns, rows, gap)
         for name, value in contributions.items():
             names = self._columns(name)
             if value.ndim == 2 and value.shape[1] <= 10 and (names or value.shape[1] > 1):
-                console.print(class_table(name, value, names or self._class_names, "column" if names else "class"))
+                title = f"{name} by {'column' if names else 'class'}"
+                print_table(console, title, clients, class_columns(value, names or self._class_names), rows, gap)
 
     def overall(self, name: str, value: Tensor) -> Tensor:
         """One number per client ``[n]``: the metric's own summary, or the mean over classes."""

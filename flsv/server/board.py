@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv import counting
 from flsv.arguments import plain_name
 from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
@@ -146,7 +147,10 @@ class ContributionBoard:
             if stage != stage_of(fields.values()):
                 continue
             arguments = {a: field(round) if callable(field) else round.get(field) for a, field in fields.items()}
-            metric.update(**arguments)
+            try:
+                metric.update(**arguments)
+            finally:
+                counting.finish()
             value = metric.compute()
             if not isinstance(value, Tensor) or value.ndim not in (1, 2) or len(value) != self._num_clients:
                 shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__

@@ -1,6 +1,7 @@
 """What data are worth before anything is trained on them: clients and samples, by optimal transport."""
 
 from flsv.valuation.fedbary import FedBary, Valuation
+from flsv.valuation.flagged import write_flagged
 from flsv.valuation.flags import flag_samples
 from flsv.valuation.pictures import keep_pictures
 from flsv.valuation.questions import SampleValues, Verdict, sample_values
@@ -17,4 +18,5 @@ __all__ = [
     "participants_of",
     "sample_values",
     "server_of",
+    "write_flagged",
 ]

@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
+from flsv import counting
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.features import Features, make_features
@@ -234,10 +235,12 @@ class FedBary:
             sizes = {client.id: presence.samples for client, presence in zip(clients, present)}
             support = self.support_for({**(others or {}), **sizes})
             target = self._target(clients, present, there, key, seed, server, own, embed, support)
+            counting.expect("clients", len(there))
             run = partial(self._one, target=target, key=key, seed=seed, judge=judge, support=support)
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
                 results = dict(zip(there, converse([clients[i] for i in there], run, pool.map)))
         finally:
+            counting.finish()
             converse(clients, lambda client: client.ask(questions.leave, key))
         missing = (torch.tensor(torch.nan), None)
         distances, verdicts = zip(*(results.get(i, missing) for i in range(len(clients))))
@@ -301,10 +304,11 @@ class FedBary:
         gamma = server.start(support, generator=generator_for(seed, "support", client.id))
         for _ in range(self.iterations):
             gamma = server.step(*client.ask(questions.answer, key, gamma))
-        if not judge:
-            return server.distance, None
-        assert server.eta is not None
-        verdict = client.ask(questions.judge, key, server.eta, self.labels, seed=seed, **self.judging)
+        verdict = None
+        if judge:
+            assert server.eta is not None
+            verdict = client.ask(questions.judge, key, server.eta, self.labels, seed=seed, **self.judging)
+        counting.advance()
         return server.distance, verdict
 
     def __repr__(self) -> str:

@@ -40,12 +40,35 @@ def flag_samples(gradients: Tensor, rule: str = "outlier", y: Tensor | None = No
         raise ConfigurationError(f"rule={rule!r}: expected one of {RULES}.")
     if rule == "positive" or len(gradients) < 3:
         return gradients > 0 if rule == "positive" else torch.zeros_like(gradients, dtype=torch.bool)
+    above, deviation = _above(gradients, y)
+    return (above > DEVIATIONS * deviation) & (gradients > 0)
+
+
+def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
+    """How many deviations s above the centre c each gradient is, as the rule ``"outlier"`` has them.
+
+    Args:
+        gradients: ``[m]`` finite numbers.
+        y: ``[m]`` classes, each with a centre of its own.
+
+    Returns:
+        ``[m]``; infinite above and below where the deviation is 0, and 0 at the centre.
+
+    Example:
+        >>> deviations(torch.tensor([-2.0, -1.0, -1.5, 0.5, 9.0])).round(decimals=1)
+        tensor([-0.7000,  0.7000,  0.0000,  2.7000, 14.2000])
+    """
+    above, deviation = _above(gradients, y)
+    return torch.where(above == 0, above, above / deviation)
+
+
+def _above(gradients: Tensor, y: Tensor | None) -> tuple[Tensor, Tensor]:
+    """How far each gradient is above its centre, and the deviation of all."""
     above = gradients.clone()
     for label in [None] if y is None else y.unique():
         members = torch.ones_like(gradients, dtype=torch.bool) if y is None or label is None else y == label
         above[members] -= _centre(gradients[members])
-    deviation = 1.4826 * -above[above <= 0].median()
-    return (above > DEVIATIONS * deviation) & (gradients > 0)
+    return above, 1.4826 * -above[above <= 0].median()
 
 
 def _centre(values: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from flsv.functional.transport.values import Part
 from flsv.participants import LocalData
 from flsv.participants.cache import memory
 from flsv.seeding import generator_for
-from flsv.valuation.flags import flag_samples
+from flsv.valuation.flags import deviations, flag_samples
 
 Covariance = Literal["diag", "full", "none"]
 Embed = Callable[[LocalData, Tensor], Tensor]
@@ -81,10 +81,12 @@ class SampleValues:
         gradients: ``[m]`` calibrated gradients in squared feature units, positive means harmful; inf for a broken
             sample.
         flagged: bool ``[m]``.
+        why: for each sample what can be said of its gradient; empty where nobody judged.
     """
 
     gradients: Tensor
     flagged: Tensor
+    why: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,8 @@ def enter(
     whole = features.isfinite().all(1)
     broken = int((~whole).sum())
     if broken == len(whole):
-        memory(local)[SampleValues] = SampleValues(torch.full((broken,), torch.inf), ~whole)
+        nothing = torch.full((broken,), torch.inf)
+        memory(local)[SampleValues] = SampleValues(nothing, ~whole, (NOT_FINITE,) * broken)
         return FirstAnswer(0, broken)
     points, statistics = embedded(features[whole], y[whole], labels)
     role = TransportClient(points, t=t, p=p, allow_reconstruction=allow_reconstruction)
@@ -188,9 +191,26 @@ def judge(
     gradients[held.whole] = values
     flagged = ~held.whole
     flagged[held.whole] = flag_samples(values, rule, held.y if calibration == "class" else None)
-    memory(local)[SampleValues] = SampleValues(gradients, flagged)
+    memory(local)[SampleValues] = SampleValues(gradients, flagged, _reasons(values, held, rule, calibration))
     counts, edges = torch.histogram(values, BINS)
     return Verdict(int(flagged.sum()), edges, counts.long())
+
+
+NOT_FINITE = "not finite: the sample or its features are NaN or infinite"
+
+
+def _reasons(values: Tensor, held: _Held, rule: str, calibration: str) -> tuple[str, ...]:
+    """A text per sample, in the order of ``local.samples()``."""
+    peers = "its class" if calibration == "class" else "the client's samples"
+    reasons = [NOT_FINITE] * len(held.whole)
+    if rule == "outlier" and len(values) > 2:
+        far = deviations(values, held.y if calibration == "class" else None).tolist()
+        texts = [f"{number:.1f} deviations above the centre of {peers}" for number in far]
+    else:
+        texts = [f"more weight on it would move the client away from the target ({peers} as the measure)"] * len(values)
+    for place, text in zip(held.whole.nonzero().flatten().tolist(), texts):
+        reasons[place] = text
+    return tuple(reasons)
 
 
 def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:

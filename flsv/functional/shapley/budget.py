@@ -15,6 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flsv import counting
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.exact import MAX_EXACT_PLAYERS
@@ -51,11 +52,13 @@ def resolve_budget(name: str, num_players: int, budget: int | None, minimum: int
     minimum = min(minimum, 2**num_players)
     if budget is None:
         default = 2**num_players if target_stderr is not None else DEFAULT_EVALUATIONS_PER_PLAYER * num_players
-        return min(max(default, minimum), 2**num_players)
+        budget = min(max(default, minimum), 2**num_players)
     if budget < minimum:
         raise ConfigurationError(
             f"{name}: budget={budget} is below the minimum of {minimum} evaluations for {num_players} players."
         )
+    if target_stderr is None:  # else nobody knows how many it will be
+        counting.expect("coalitions", min(budget, 2**num_players))
     return budget
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flsv import counting
 from flsv.errors import ConfigurationError
 from flsv.games.evaluation.coalition_models import CoalitionModels
 from flsv.games.evaluation.evaluator import ModelEvaluator
@@ -63,12 +64,27 @@ class CoalitionTable:
     def _evaluate(self, build: Build, count: int) -> Scores | NamedScores:
         rank, size = self._ranks.rank, self._ranks.size
         if size == 1 or count < size:
-            return self.evaluator.evaluate(build, count)
+            return self.evaluator.evaluate(_counted(build, count), count)
         mine = range(rank, count, size)
-        part = self.evaluator.evaluate(lambda index, out: build(mine[index], out), len(mine))
+        build_mine = _counted(lambda index, out: build(mine[index], out), len(mine))
+        part = self.evaluator.evaluate(build_mine, len(mine))
         parts = self._ranks.everybody(part, "scores of coalitions")
         order = torch.tensor([index for r in range(size) for index in range(r, count, size)])
         return type(part).cat(parts)[order.argsort()]
+
+
+def _counted(build: Build, count: int) -> Build:
+    """The same, and a progress bar sees how many models have been begun."""
+    begun: set[int] = set()  # one may be built again, after an error or in parts
+    counting.more("coalitions", count)
+
+    def counted(index: int, out: Tensor) -> None:
+        build(index, out)
+        if index not in begun:
+            begun.add(index)
+            counting.advance()
+
+    return counted
 
 
 def _bitmasks(masks: Tensor) -> list[bytes]:

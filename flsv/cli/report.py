@@ -1,0 +1,33 @@
+"""``flsv report``: a run's results as a page to hand out.
+
+    flsv report runs/lightning_logs/version_0
+    flsv report runs/lightning_logs/version_0 --client 3 --out boston.html
+
+One HTML file that needs no network, and the same as Markdown: who took part, what each contributed and how certain that
+is, per class and over the rounds, what it gave compared with training alone, suspicious samples, settings, hashes. With
+--client, the page that this participant may see: of the others it has nothing but means over all.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from flsv.cli.paths import shown
+from flsv.report import write_report
+
+
+def main(args: Sequence[str], quiet: bool = False) -> None:
+    """The command line, without ``report`` itself."""
+    parser = argparse.ArgumentParser(
+        "flsv report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("run", metavar="RUN", help="the run's folder, also of a killed run")
+    parser.add_argument("--client", help="number or name of the client whose page it shall be")
+    parser.add_argument("--out", type=Path, help="one file, .html or .md; by default both, in the run's folder")
+    parser.add_argument("--valuation", type=Path, metavar="DIR", help="a folder of flsv value, to be added")
+    options = parser.parse_args(list(args))
+    files = write_report(options.run, options.client, options.out, options.valuation)
+    if not quiet:
+        print(f"Report: {', '.join(map(shown, files))}")

@@ -1,0 +1,98 @@
+"""How far a long piece of work is: told by whoever does it, shown by whoever listens, if anybody does.
+
+A thousand coalitions, or fifty clients' transport problems, take minutes in which nothing else moves. The one who works
+them off says how many there are and when one is done; a progress bar listens.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+
+class Listener(Protocol):
+    """Shows counts. Both are called from any thread, one at a time."""
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """So many of so many."""
+
+    def hide(self) -> None:
+        """The work is done, or given up."""
+
+
+_lock = threading.RLock()
+_listeners: list[Listener] = []
+_work: list[tuple[str, int, int]] = []  # one at most: what, done, total
+
+
+def attach(listener: Listener) -> None:
+    """Tell this listener, until it is detached or another one is attached."""
+    with _lock:
+        _listeners.append(listener)
+
+
+def detach(listener: Listener) -> None:
+    """Tell it no more; nothing happens where it is not attached."""
+    with _lock:
+        if any(other is listener for other in _listeners):
+            finish()
+            _listeners[:] = [other for other in _listeners if other is not listener]
+
+
+def expect(what: str, total: int) -> None:
+    """A piece of work begins: so many at most, in one call of :func:`more` or in several.
+
+    Example:
+        >>> class Print:
+        ...     def show(self, what, done, total):
+        ...         print(what, done, total)
+        ...     def hide(self):
+        ...         print("done")
+        >>> listener = Print()
+        >>> attach(listener)
+        >>> expect("coalitions", 3)
+        coalitions 0 3
+        >>> more("coalitions", 2)
+        coalitions 0 3
+        >>> advance()
+        coalitions 1 3
+        >>> detach(listener)
+        done
+        >>> advance()
+    """
+    with _lock:
+        if _listeners:
+            _work[:] = [(what, 0, total)]
+            _tell()
+
+
+def more(what: str, count: int) -> None:
+    """So many are worked off next; what was not expected is added to what there is."""
+    with _lock:
+        if not _listeners:
+            return
+        known, done, total = _work[0] if _work else (what, 0, 0)
+        _work[:] = [(what, done, max(total, done + count)) if known == what else (what, 0, count)]
+        _tell()
+
+
+def advance(count: int = 1) -> None:
+    """So many are done."""
+    with _lock:
+        if _listeners and _work:
+            what, done, total = _work[0]
+            _work[:] = [(what, min(done + count, total), total)]
+            _tell()
+
+
+def finish() -> None:
+    """Nothing is left to do."""
+    with _lock:
+        if _work:
+            _work.clear()
+            if _listeners:
+                _listeners[-1].hide()
+
+
+def _tell() -> None:
+    _listeners[-1].show(*_work[0])

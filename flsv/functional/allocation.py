@@ -1,0 +1,162 @@
+"""From values to shares of a budget.
+
+Contributions are in a metric's own unit, may be negative, and are NaN for clients never seen. To pay by them takes
+rules for both, which are choices and no consequences of the values: they are named here, and nothing is implied.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+
+Negatives = Literal["zero", "shift", "softmax", "refuse"]
+Missing = Literal["zero", "mean", "refuse"]
+
+
+def allocate(
+    values: Tensor,
+    budget: float,
+    negatives: Negatives = "zero",
+    missing: Missing = "zero",
+    unit: float | None = None,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Share a budget out in proportion to contributions.
+
+    Args:
+        values: ``[n]`` contributions, more is better; NaN for clients that were never seen.
+        budget: what there is to share out, such as 10000.0 euros; at least 0.
+        negatives: what a negative value means. ``"zero"``: its client gets nothing, the others share as if it were not
+            there. ``"shift"``: all values are counted from the lowest, if that is below 0; its client gets
+            nothing, and the others' shares come closer to each other. ``"softmax"``: shares are
+            ``exp(v_i / (temperature s)) / sum``, with s the values' standard deviation, so that everybody gets
+            something (the form of ShapleyFL's weights, Sun et al., KDD 2023). ``"refuse"``: an error.
+        missing: what NaN means. ``"zero"``: nothing is paid. ``"mean"``: the mean share of the clients that were seen.
+            ``"refuse"``: an error.
+        unit: the smallest amount, such as 0.01 for cents: amounts are whole multiples of it, and what rounding leaves
+            goes to the largest remainders (Hamilton's method; of equal remainders, to the first client). None: not
+            rounded.
+        temperature: of ``"softmax"``; the higher, the more equal.
+
+    Returns:
+        float64 ``[n]``, each at least 0. In whole units they sum to the budget exactly; without, as closely as
+        float64 can (``math.fsum`` differs from the budget by rounding of the last place only).
+
+    Raises:
+        ConfigurationError: an unknown rule; a budget below 0, or no multiple of the unit; values that are infinite or
+            no vector; nobody left with a positive value; a value that ``"refuse"`` refuses.
+
+    Example:
+        >>> allocate(torch.tensor([3.0, 1.0, -1.0, float("nan")]), 100.0)
+        tensor([75., 25.,  0.,  0.], dtype=torch.float64)
+        >>> allocate(torch.tensor([1.0, 1.0, 1.0]), 100.0, unit=0.01)
+        tensor([33.3400, 33.3300, 33.3300], dtype=torch.float64)
+    """
+    values = _checked(values, budget, negatives, missing, unit, temperature)
+    seen = ~values.isnan()
+    claims = torch.zeros_like(values)
+    claims[seen] = _claims(values[seen], negatives, temperature)
+    if missing == "mean":
+        claims[~seen] = claims[seen].mean()  # NaN where nobody was seen
+    total = math.fsum(claims.tolist())
+    if not total > 0:
+        raise ConfigurationError(
+            f"allocate: no client has a claim (values {_few(values)}, negatives={negatives!r}), so there is nobody to "
+            'share the budget among. negatives="shift" or "softmax" gives shares to negative values, too, unless all '
+            "are equal."
+        )
+    shares = [claim / total for claim in claims.tolist()]
+    if unit is None:
+        return torch.tensor(_to_the_sum([share * budget for share in shares], budget), dtype=torch.float64)
+    units = round(budget / unit)
+    whole = largest_remainder(shares, units)
+    # Of the text: 3 * 0.01 is 0.03, but 7 * 0.01 is 0.07 and a little more.
+    places = max(0, -math.floor(math.log10(unit)) + 6)
+    return torch.tensor([round(count * unit, places) for count in whole], dtype=torch.float64)
+
+
+def largest_remainder(shares: list[float], units: int) -> list[int]:
+    """Whole numbers that sum to ``units``, nearest to ``shares`` of it (Hamilton's method).
+
+    Args:
+        shares: at least 0, with the sum 1.
+        units: to share out.
+
+    Example:
+        >>> largest_remainder([0.5, 0.3, 0.2], 4)
+        [2, 1, 1]
+    """
+    exact = [share * units for share in shares]
+    whole = [math.floor(amount) for amount in exact]
+    left = units - sum(whole)
+    order = sorted(range(len(shares)), key=lambda i: (whole[i] - exact[i], i))
+    order = [i for i in order if shares[i] > 0]  # nobody is paid for nothing
+    for place in range(left):
+        whole[order[place % len(order)]] += 1
+    return whole
+
+
+def _claims(values: Tensor, negatives: Negatives, temperature: float) -> Tensor:
+    if negatives == "shift":
+        return values - values.min().clamp(max=0) if len(values) else values
+    if negatives == "softmax":
+        deviation = values.std(correction=0) if len(values) > 1 else values.new_zeros(())
+        # Equal values have no deviation, and equal shares.
+        scaled = values / (temperature * deviation) if deviation > 0 else torch.zeros_like(values)
+        return (scaled - scaled.max()).exp() if len(values) else values
+    return values.clamp(min=0)
+
+
+def _to_the_sum(amounts: list[float], budget: float) -> list[float]:
+    """What rounding leaves goes to the largest amount."""
+    largest = max(range(len(amounts)), key=amounts.__getitem__)
+    rest = math.fsum(amount for i, amount in enumerate(amounts) if i != largest)
+    amounts[largest] = max(0.0, budget - rest)
+    return amounts
+
+
+def _checked(
+    values: Tensor, budget: float, negatives: str, missing: str, unit: float | None, temperature: float
+) -> Tensor:
+    for name, value, known in (("negatives", negatives, get_args(Negatives)), ("missing", missing, get_args(Missing))):
+        if value not in known:
+            raise ConfigurationError(f"allocate({name}={value!r}): expected one of {list(known)}.")
+    values = torch.as_tensor(values).detach().cpu().double()
+    if values.ndim != 1 or not len(values):
+        raise ConfigurationError(
+            f"allocate: expected one value per client, [n]; got {list(values.shape)}. Of values per class take a "
+            "metric's per_client(values)."
+        )
+    if values.isinf().any():
+        raise ConfigurationError(f"allocate: values {_few(values)} are not all finite.")
+    if not math.isfinite(budget) or budget < 0:
+        raise ConfigurationError(f"allocate(budget={budget}): expected a finite number of at least 0.")
+    if not math.isfinite(temperature) or temperature <= 0:
+        raise ConfigurationError(f"allocate(temperature={temperature}): expected a finite number above 0.")
+    if missing == "refuse" and values.isnan().any():
+        absent = values.isnan().nonzero().flatten().tolist()
+        raise ConfigurationError(
+            f'allocate(missing="refuse"): clients {absent} have no value. Say what they get: missing="zero" or "mean".'
+        )
+    if negatives == "refuse" and (values < 0).any():
+        below = (values < 0).nonzero().flatten().tolist()
+        raise ConfigurationError(
+            f'allocate(negatives="refuse"): clients {below} have values below 0. Say what they get: negatives="zero", '
+            '"shift" or "softmax".'
+        )
+    if unit is not None:
+        if not math.isfinite(unit) or unit <= 0:
+            raise ConfigurationError(f"allocate(unit={unit}): expected a finite number above 0, such as 0.01.")
+        if not math.isclose(round(budget / unit) * unit, budget, rel_tol=1e-12, abs_tol=unit * 1e-6):
+            raise ConfigurationError(f"allocate(budget={budget}, unit={unit}): the budget is no multiple of the unit.")
+    return values
+
+
+def _few(values: Tensor) -> str:
+    shown = ", ".join(f"{value:.4g}" for value in values[:6].tolist())
+    return f"[{shown}{', ...' if len(values) > 6 else ''}]"

@@ -1,0 +1,78 @@
+"""What a contribution metric does not say, in words for those who are measured by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_GAME = (
+    "Contributions are relative to the server's validation set and to who else takes part: another set, or other "
+    "participants, give other values."
+)
+_SHARED_OUT = "It shares out what a model of all is worth; it does not say what a client would have come to alone."
+_COPIES = "Two clients with the same data share what one of them would be worth: copying data changes others' values."
+
+#: By the metric's class.
+CAVEATS: Mapping[str, tuple[str, ...]] = {
+    "ClassSpecificShapley": (
+        "It compares the direction of a client's update of the last layer with that of all, class by class. It does "
+        "not measure what the model gains by the client, and who agrees with the majority has high values.",
+        "A class that a client does not have has a value all the same, of little meaning.",
+    ),
+    "CosineGradientShapley": (
+        "It compares the direction of a client's update with that of all. It does not measure what the model gains by "
+        "the client, and who agrees with the majority has high values.",
+        "Values are normalised over the clients: one client's value changes when another's does.",
+    ),
+    "FederatedShapley": (_GAME, _SHARED_OUT, _COPIES),
+    "PartialFederatedShapley": (_GAME, _SHARED_OUT, _COPIES),
+    "SurrogateFederatedShapley": (_GAME, "It is an approximation of the federated Shapley value.", _COPIES),
+    "CumulativeShapley": (
+        _GAME,
+        "Values are summed over the rounds in which a client took part: who was drawn more often can have more.",
+        _COPIES,
+    ),
+    "DecayedShapley": (_GAME, "Later rounds count more than earlier ones, by the decay that was set.", _COPIES),
+    "OneRoundShapley": (_GAME, "It is one game at the end of the run, on sums of updates: models that nobody trained."),
+    "GradientShapley": (
+        _GAME,
+        "It is exact for an expansion of the loss of first or second order, which holds for small updates.",
+    ),
+    "LeaveOneOut": (
+        _GAME,
+        "It is what is lost without the client alone: of two clients with the same data neither is missed. It is no "
+        "Shapley value and does not sum to what all have gained.",
+    ),
+    "WassersteinContribution": (
+        "It is a distance of data, not of models: it says how alike a client's data are to the target's, and nothing "
+        "of what training makes of them.",
+        "Shares sum to 1: one client's share changes when another's distance does.",
+    ),
+    "CalibratedOTGradient": (
+        "It is a share of samples that look suspicious. A rare but right sample looks suspicious, too, and a flag is a "
+        "reason to look, not a proof.",
+    ),
+    "DomainRelevance": ("It says how useful clients' models are to each other, not what they are worth to all.",),
+    "CommunicationCost": ("It counts what was sent, and says nothing of its worth.",),
+    "PrivacyLoss": ("It is a bound on what updates reveal, the lower the better, and no contribution.",),
+    "MeanTestAccuracy": ("It is measured on each client's own samples: clients with easy data have high values.",),
+}
+NO_ERROR = (
+    "The values come without standard errors: differences between clients that are small beside those between rounds, "
+    "or between two seeds, mean little."
+)
+ONE_RUN = (
+    "This is one run with one seed. Before anything of worth is shared out by it, repeat it with other seeds and see "
+    "whether the order of the clients stays."
+)
+
+
+def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
+    """What to bear in mind.
+
+    Args:
+        metric: as ``run.json`` describes it.
+        errors: whether there are standard errors or intervals.
+    """
+    found = list(CAVEATS.get(str(metric.get("class")), ()))
+    return found if errors else [*found, NO_ERROR]

@@ -1,0 +1,109 @@
+"""What the reports for all and for one client have in common: values with their uncertainty, and facts of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flsv.report.blocks import NONE, number, numbers
+from flsv.report.reading import NAN, Run
+
+MOST = 30
+#: Of more than that many clients the highest and the lowest ten are shown.
+ENDS = 10
+
+
+@dataclass(frozen=True)
+class Values:
+    """A metric's last values ``[n]`` and what is known of their errors.
+
+    Args:
+        name: of the metric.
+        values: NaN where a client has none.
+        low: lower ends ``[n]``; None where nothing is known.
+        high: upper ends.
+        kind: what the interval is, in words.
+    """
+
+    name: str
+    values: Sequence[float]
+    low: Sequence[float] | None = None
+    high: Sequence[float] | None = None
+    kind: str = ""
+
+    def shown(self, clients: Sequence[int]) -> list[str]:
+        """The values of these clients and their intervals, with the same decimals."""
+        ends = [self.values, *([] if self.low is None or self.high is None else [self.low, self.high])]
+        texts = numbers([column[client] for column in ends for client in clients])
+        columns = [texts[place * len(clients) : (place + 1) * len(clients)] for place in range(len(ends))]
+        if len(columns) == 1:
+            return columns[0]
+        return [value if low == NONE else f"{value} [{low}, {high}]" for value, low, high in zip(*columns)]
+
+
+def values_of(run: Run, metric: str) -> Values:
+    """Its values, with the interval that its diagnostics give (``low`` and ``high``), or 1.96 standard errors on either
+    side (``stderr``)."""
+    values = run.final(metric)
+    known = {row.metric for row in run.rows if row.metric.startswith(f"{metric}/")}
+    if {f"{metric}/low", f"{metric}/high"} <= known:
+        low, high = run.final(f"{metric}/low"), run.final(f"{metric}/high")
+        return Values(metric, values, low, high, "the interval that the metric gives")
+    if f"{metric}/stderr" in known:
+        errors = run.final(f"{metric}/stderr")
+        ends = [[v + sign * 1.96 * e for v, e in zip(values, errors)] for sign in (-1, 1)]
+        kind = "95 % of the estimator's sampling error (1.96 standard errors on either side)"
+        return Values(metric, values, ends[0], ends[1], kind)
+    return Values(metric, values)
+
+
+def order_of(run: Run) -> list[int]:
+    """The clients, by the first metric's value, the highest first; without a metric, by number. Those without a value
+    come last."""
+    clients = range(run.num_clients)
+    if not run.metrics:
+        return list(clients)
+    values = run.final(run.metrics[0])
+    return sorted(clients, key=lambda i: (values[i] != values[i], -values[i] if values[i] == values[i] else 0.0, i))
+
+
+def ends_of(order: Sequence[int]) -> list[int]:
+    """All of few; of many the first and the last ten."""
+    return list(order) if len(order) <= MOST else [*order[:ENDS], *order[-ENDS:]]
+
+
+def client_label(run: Run, client: int) -> str:
+    """``client 3`` for a client without a name, else its name."""
+    name = run.client_names[client]
+    return f"client {name}" if name.isdigit() else name
+
+
+def algorithm(run: Run) -> str:
+    """The algorithm's parts, by their classes."""
+    parts = {role: str(name) for role, name in run.record.get("algorithm", {}).items() if name != "FullParticipation"}
+    first = parts.pop("aggregator", None)
+    if first is None:
+        return "an unknown algorithm"
+    return f"{first} with {', '.join(parts.values())}" if parts else first
+
+
+def state_of(run: Run) -> str:
+    """How far the run has come."""
+    planned = run.record.get("rounds")
+    of = f" of {planned}" if run.ended is False and isinstance(planned, int) and planned > 0 else ""
+    return f"{run.rounds}{of} rounds{' (not ended)' if run.ended is False else ''}"
+
+
+def logged(run: Run) -> list[tuple[str, str]]:
+    """What the model has logged last, such as its validation accuracy."""
+    return [(name, number(NAN if value is None else value)) for name, value in run.record.get("logged", {}).items()]
+
+
+def share(part: float, whole: float) -> float:
+    """NaN of nothing."""
+    return part / whole if whole else NAN
+
+
+def or_none(text: str | None) -> str:
+    """What is missing is a dash."""
+    return text if text not in (None, "") else NONE

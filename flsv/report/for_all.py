@@ -1,0 +1,303 @@
+"""The report for whoever runs the federation: all clients by name."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import shlex
+from pathlib import Path
+
+from flsv.errors import ConfigurationError
+from flsv.report.blocks import (
+    Bars,
+    Block,
+    Bullets,
+    Code,
+    Heat,
+    Lines,
+    Page,
+    Section,
+    Table,
+    Text,
+    number,
+    numbers,
+    percent,
+)
+from flsv.report.caveats import ONE_RUN, caveats
+from flsv.report.figures import (
+    algorithm,
+    client_label,
+    ends_of,
+    logged,
+    order_of,
+    share,
+    state_of,
+    values_of,
+)
+from flsv.report.reading import NAN, Run
+from flsv.reporting.names import CONTRIBUTIONS
+
+#: Classes up to which their samples are counted client by client.
+COUNTED = 20
+
+
+def page_for_all(run: Run, valuation: Path | None = None) -> Page:
+    """Who took part, what each contributed, and what it takes to replay the run.
+
+    Args:
+        run: read.
+        valuation: folder of ``flsv value``, whose findings are added.
+    """
+    sections = [
+        Section("In short", _in_short(run)),
+        Section("Who took part", _who(run)),
+        *_contributions(run),
+        *_over_rounds(run),
+        *_per_class(run),
+        *_gains(run),
+        Section("Suspicious samples", _suspicious(run, valuation)),
+        *([Section("Value of the data before training", _valuation(run, valuation))] if valuation else []),
+        Section("How to read this", _caveats(run)),
+        Section("Settings", _settings(run)),
+        Section("To replay the run", _replay(run)),
+    ]
+    return Page("Contributions of a federation", subtitle(run), sections)
+
+
+def subtitle(run: Run) -> str:
+    """The run in a line."""
+    started = str(run.record.get("started", ""))[:10]
+    return ", ".join(
+        filter(None, [algorithm(run), f"{run.num_clients} clients", state_of(run), started and f"begun {started}"])
+    )
+
+
+def _in_short(run: Run) -> list[Block]:
+    items = [f"{run.num_clients} clients trained a model together with {algorithm(run)} in {state_of(run)}."]
+    if run.ended is False:
+        items.append("The run has not come to its end: it was killed, or is still running. This is how far it was.")
+    for metric in run.metrics[:1]:
+        order = [client for client in order_of(run) if run.final(metric)[client] == run.final(metric)[client]]
+        if len(order) > 1:
+            first, last, values = order[0], order[-1], run.final(metric)
+            items.append(
+                f"By {metric}, {client_label(run, first)} has the highest value ({number(values[first])}) and "
+                f"{client_label(run, last)} the lowest ({number(values[last])})."
+            )
+        missing = run.num_clients - len(order)
+        if missing:
+            items.append(
+                f"{missing} clients were never drawn or could not be measured: they have no value, which is not 0."
+            )
+    if not run.metrics:
+        items.append("No contribution was measured: the run had no metric.")
+    if run.record.get("logged"):
+        said = ", ".join(f"{name} {value}" for name, value in logged(run))
+        items.append(f"The model has logged last: {said}.")
+    if not run.record:
+        items.append(
+            "The folder has no run.json (written by an earlier version): names, settings and hashes are missing."
+        )
+    return [Bullets(items)]
+
+
+def _who(run: Run) -> list[Block]:
+    samples, taken = run.record.get("samples"), run.taken_part()
+    order = ends_of(order_of(run))
+    total = sum(samples) if samples else 0
+    head = ["client", *(["samples", "of all"] if samples else []), "rounds", "of all"]
+    rows = []
+    for client in order:
+        row = [client_label(run, client)]
+        if samples:
+            row += [str(samples[client]), percent(share(samples[client], total))]
+        rows.append([*row, str(taken[client]), percent(share(taken[client], run.rounds))])
+    blocks: list[Block] = [*_left_out(run, order), Table(head, rows)]
+    counts, classes = run.record.get("class_counts"), run.record.get("classes")
+    if counts and classes and len(classes) <= COUNTED:
+        blocks.append(Text("Training samples of each class:"))
+        rows = [[client_label(run, client), *map(str, counts[client])] for client in order]
+        blocks.append(Table(["client", *classes], rows))
+    return blocks
+
+
+def _left_out(run: Run, order: list[int]) -> list[Block]:
+    if len(order) == run.num_clients:
+        return []
+    by = f"by {run.metrics[0]}" if run.metrics else "by number"
+    half = len(order) // 2
+    return [Text(f"The first {half} and the last {half} of {run.num_clients} clients, {by}; {CONTRIBUTIONS} has all.")]
+
+
+def _contributions(run: Run) -> list[Section]:
+    if not run.metrics:
+        return []
+    order = ends_of(order_of(run))
+    names = [client_label(run, client) for client in order]
+    blocks: list[Block] = [*_left_out(run, order)]
+    found = [values_of(run, metric) for metric in run.metrics]
+    columns = {values.name: values.shown(order) for values in found}
+    for title, key in (("last weight", "weight"), ("own accuracy", "accuracy")):
+        last = run.final(key)
+        if any(value == value for value in last):
+            columns[title] = numbers([last[client] for client in order])
+    for values in found:
+        about = str(run.about(values.name).get("about", ""))
+        interval = f" In brackets, and as whiskers: {values.kind}." if values.kind else ""
+        blocks.append(Text(f"{values.name}: {about}{interval}" if about else f"{values.name}.{interval}"))
+        low = None if values.low is None else [values.low[client] for client in order]
+        high = None if values.high is None else [values.high[client] for client in order]
+        blocks.append(Bars(names, [values.values[client] for client in order], low, high))
+    blocks.append(Table(["client", *columns], [list(row) for row in zip(names, *columns.values())]))
+    return [Section("What each contributed", blocks)]
+
+
+def _over_rounds(run: Run) -> list[Section]:
+    if run.rounds < 2:
+        return []
+    order = ends_of(order_of(run))
+    names = [client_label(run, client) for client in order]
+    blocks: list[Block] = []
+    shown = [(name, name) for name in run.metrics]
+    shown += [
+        ("weight", "The weight of each client in the aggregate"),
+        ("accuracy", "Accuracy of the clients' own models"),
+    ]
+    for metric, title in shown:
+        history = run.history(metric)
+        known = [index for index, row in enumerate(history) if any(value == value for value in row)]
+        if known:
+            table = [[history[index][client] for client in order] for index in known]
+            blocks += [Text(f"{title}:"), Lines(names, table, known)]
+    return [Section("Over the rounds", [*_left_out(run, order), *blocks])] if blocks else []
+
+
+def _per_class(run: Run) -> list[Section]:
+    order = ends_of(order_of(run))
+    names = [client_label(run, client) for client in order]
+    blocks: list[Block] = []
+    for metric in run.metrics:
+        columns = run.columns(metric)
+        if len(columns) < 2:
+            continue
+        table = [run.final(metric, column) for column in columns]
+        rows = [[column[client] for column in table] for client in order]
+        what = "class" if run.columns_are_classes(metric) else "column"
+        titles = [run.column_name(metric, column) for column in columns]
+        if columns == tuple(map(str, range(run.num_clients))) and what == "column":
+            titles = [client_label(run, client) for client in range(run.num_clients)]
+        blocks += [Text(f"{metric} by {what}; blue is above 0, orange below:"), Heat(names, titles, rows)]
+    return [Section("Class by class", [*_left_out(run, order), *blocks])] if blocks else []
+
+
+def _gains(run: Run) -> list[Section]:
+    rows = run.gains()
+    if not any(rows):
+        return [
+            Section(
+                "Compared with training alone",
+                [
+                    Text(
+                        "It was not measured in this run what the clients would have come to alone. flsv compare does: "
+                        "it trains every client by itself, too."
+                    )
+                ],
+            )
+        ]
+    order = ends_of(order_of(run))
+    cells = [gain_cells(rows[client]) for client in order]
+    names = [client_label(run, client) for client in order]
+    gains = [float(rows[c]["accuracy_received"]) - float(rows[c]["accuracy_alone"]) if rows[c] else NAN for c in order]
+    tests = next(row for row in rows if row).get("tests", "shared")
+    where = "on the test set" if tests == "shared" else "on each client's own test samples"
+    table = Table(["client", *GAIN_HEAD], [[name, *row] for name, row in zip(names, cells)])
+    text = f"Accuracy {where}: of a model that the client trains alone for as many rounds, and of what it receives."
+    return [Section("Compared with training alone", [Text(text), Bars(names, gains), table])]
+
+
+GAIN_HEAD = ("alone", "received", "gain", "trained last")
+
+
+def gain_cells(row: dict[str, str]) -> list[str]:
+    """A client's accuracies in ``GAIN_HEAD``'s order."""
+    if not row:
+        return [number(NAN)] * len(GAIN_HEAD)
+    alone, received, trained = (float(row[f"accuracy_{what}"]) for what in ("alone", "received", "trained"))
+    return [percent(alone), percent(received), f"{100 * (received - alone):+.1f} points", percent(trained)]
+
+
+def _suspicious(run: Run, valuation: Path | None) -> list[Block]:
+    blocks: list[Block] = []
+    never = [i for i, count in enumerate(run.taken_part()) if not count]
+    found = run.flagged() or (Run(valuation, run.record, run.rows).flagged() if valuation else {})
+    samples = run.record.get("samples")
+    if found:
+        rows = []
+        for client, flagged in sorted(found.items()):
+            of = percent(share(len(flagged), samples[client])) if samples else ""
+            rows.append([client_label(run, client), str(len(flagged)), *([of] if samples else [])])
+        text = "Samples that the clients flag in their own data. Which ones they are is each client's to know: "
+        blocks.append(Text(text + "clients/<number>/flagged.csv, and its own page, list them."))
+        blocks.append(Table(["client", "flagged", *(["of its samples"] if samples else [])], rows))
+    else:
+        blocks.append(Text("Samples were not examined in this run. flsv value does, before anything is trained."))
+    if never and run.rounds:
+        names = ", ".join(client_label(run, client) for client in never[:20]) + (", ..." if len(never) > 20 else "")
+        blocks.append(Text(f"Without an update in any round (not drawn, or every update was left out): {names}."))
+    return blocks
+
+
+def _valuation(run: Run, folder: Path | None) -> list[Block]:
+    assert folder is not None
+    path = folder / "valuation.csv"
+    if not path.is_file():
+        raise ConfigurationError(f"{folder} holds no valuation.csv: name a folder that flsv value has written.")
+    with path.open(newline="", encoding="utf-8") as file:
+        head, *rows = list(csv.reader(file))
+    if len(rows) != run.num_clients:
+        raise ConfigurationError(
+            f"{path} is of {len(rows)} clients and the run of {run.num_clients}: not of the same data."
+        )
+    text = "Distances of the clients' data from the server's validation set, or from their barycentre (flsv value):"
+    labelled = [[client_label(run, int(row[0])), *(row[1:])] for row in rows]
+    return [Text(text), Table(head, labelled)]
+
+
+def _caveats(run: Run) -> list[Block]:
+    items = []
+    for metric in run.metrics:
+        errors = values_of(run, metric).kind != ""
+        items += [f"{metric}: {text}" for text in caveats(run.about(metric), errors)]
+    return [Bullets([*items, ONE_RUN])]
+
+
+def _settings(run: Run) -> list[Block]:
+    settings = {**run.record.get("settings", {})}
+    settings |= {f"package {name}": version for name, version in run.record.get("packages", {}).items()}
+    rows = [[name, value if isinstance(value, str) else str(value)] for name, value in settings.items()]
+    return [Table(["setting", "value"], rows, texts=True)] if rows else [Text("The folder does not say.")]
+
+
+def _replay(run: Run) -> list[Block]:
+    blocks: list[Block] = []
+    config = run.folder / "config.yaml"
+    if config.is_file():
+        blocks += [
+            Text("The command, with the package versions above; on the same machine it gives the same numbers."),
+            Code(f"flsv fit --config {shlex.quote(str(config))}"),
+        ]
+    hashes = [["contributions.csv (SHA-256)", _sha(run.folder / CONTRIBUTIONS)]]
+    if config.is_file():
+        hashes.append(["config.yaml (SHA-256)", _sha(config)])
+    for holder, digest in run.record.get("hashes", {}).items():
+        who = "the server's validation set" if holder == "server" else client_label(run, int(holder))
+        hashes.append([f"samples and labels: {who}", digest])
+    return [
+        *blocks,
+        Text("Hashes: a second run that has the same ones dealt out the same samples, and measured the same."),
+        Table(["of", "hash"], hashes, texts=True),
+    ]
+
+
+def _sha(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,83 @@
+"""Runs as tidy pandas DataFrames."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flsv.report.reading import open_run
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import Tensor
+
+COLUMNS = ("round", "metric", "client", "client_name", "class", "class_name", "value")
+
+
+def read_run(path: str | Path) -> pandas.DataFrame:
+    """What a run has measured, one row per round, metric, client and class.
+
+    A value is there in the rounds in which it changed, as in ``contributions.csv``: to have it in every round, pivot
+    and fill forward.
+
+    Args:
+        path: the run's folder, see :func:`flsv.report.open_run`; also a killed run's.
+
+    Returns:
+        Columns ``round`` (from 0), ``metric`` (``"weight"``, ``"accuracy"`` and ``"update_norm"`` among them, and what
+        diagnostics say as ``"<metric>/stderr"``), ``client`` (its number), ``client_name``, ``class`` (the number of a
+        class, or the name of another column, as text; None for a client's overall value), ``class_name``, ``value``.
+
+    Raises:
+        ConfigurationError: there is no run there.
+        ImportError: pandas is not installed.
+
+    Example:
+        >>> frame = read_run("runs/lightning_logs/version_0")  # doctest: +SKIP
+        >>> cssv = frame[(frame["metric"] == "cssv") & frame["class"].isna()]  # doctest: +SKIP
+        >>> cssv.pivot(index="round", columns="client_name", values="value").ffill()  # doctest: +SKIP
+    """
+    run = open_run(path)
+    return _frame(
+        (
+            row.round,
+            row.metric,
+            row.client,
+            run.client_names[row.client],
+            row.column or None,
+            run.column_name(row.metric, row.column) if row.column else None,
+            row.value,
+        )
+        for row in run.rows
+    )
+
+
+def current_frame(
+    tables: Iterable[tuple[str, Tensor, Sequence[str] | None, Sequence[str] | None]],
+    client_names: Sequence[str],
+    round_index: int,
+) -> pandas.DataFrame:
+    """What a loop knows between two rounds, in the columns of :func:`read_run`.
+
+    Args:
+        tables: name, values ``[n]`` or ``[n, M]``, and of the latter the columns' keys and names.
+        client_names: n names.
+        round_index: of the last round.
+    """
+    rows: list[tuple[Any, ...]] = []
+    for metric, values, keys, names in tables:
+        numbers = values.detach().double().cpu()
+        for client, line in enumerate(numbers.reshape(len(numbers), -1).tolist()):
+            for key, name, number in zip(keys or (None,), names or (None,), line):
+                if number == number:
+                    rows.append((round_index, metric, client, client_names[client], key, name, number))
+    return _frame(rows)
+
+
+def _frame(rows: Iterable[tuple[Any, ...]]) -> pandas.DataFrame:
+    try:
+        import pandas
+    except ImportError as error:
+        raise ImportError("DataFrames need pandas, which flsv does not: pip install pandas") from error
+    return pandas.DataFrame(list(rows), columns=list(COLUMNS))

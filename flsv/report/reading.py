@@ -1,0 +1,235 @@
+"""A run's folder, as it was left: after the last round, or after a kill."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from flsv.errors import ConfigurationError
+from flsv.reporting.names import CONTRIBUTIONS, RECORD, VERSION
+
+#: Rows of ``contributions.csv`` that belong to one round and are no metric's.
+OF_A_ROUND = ("weight", "accuracy", "update_norm")
+#: What ``flsv compare`` leaves in the folder of each of its runs.
+GAINS = "gains.csv"
+FLAGGED = "flagged.csv"
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of ``contributions.csv``. ``column`` is the class's number, the column's name, or ``""``."""
+
+    round: int
+    metric: str
+    client: int
+    column: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run's folder holds.
+
+    Args:
+        folder: where.
+        record: ``run.json``; empty in a folder written by an earlier version.
+        rows: of ``contributions.csv``, in its order.
+        named: names of clients and of classes that the CSV itself tells, by number.
+    """
+
+    folder: Path
+    record: Mapping[str, Any]
+    rows: Sequence[Row]
+    named: tuple[Mapping[int, str], Mapping[int, str]] = field(default_factory=lambda: ({}, {}))
+
+    @cached_property
+    def num_clients(self) -> int:
+        """n."""
+        return len(self.record.get("clients", ())) or 1 + max((row.client for row in self.rows), default=-1)
+
+    @cached_property
+    def client_names(self) -> tuple[str, ...]:
+        """As they are; numbers where the data have no names."""
+        names = self.record.get("clients") or [self.named[0].get(i, str(i)) for i in range(self.num_clients)]
+        return tuple(map(str, names))
+
+    @cached_property
+    def rounds(self) -> int:
+        """Rounds that are there."""
+        return 1 + max((row.round for row in self.rows), default=-1)
+
+    @property
+    def ended(self) -> bool | None:
+        """Whether the run came to its end; None where the folder does not say."""
+        return "ended" in self.record if self.record else None
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of the contribution metrics, in the order of the run's configuration."""
+        found = dict.fromkeys(row.metric for row in self.rows if "/" not in row.metric)
+        known = [name for name in self.record.get("metrics", {}) if name in found]
+        return tuple(dict.fromkeys([*known, *(name for name in found if name not in OF_A_ROUND)]))
+
+    def about(self, metric: str) -> Mapping[str, Any]:
+        """What ``run.json`` says of a metric."""
+        return self.record.get("metrics", {}).get(metric, {})
+
+    def columns(self, metric: str) -> tuple[str, ...]:
+        """The keys of a metric's columns, those of classes by number; none where it has one value per client."""
+        found = dict.fromkeys(row.column for row in self.rows if row.metric == metric and row.column)
+        if all(column.isdigit() for column in found):
+            return tuple(sorted(found, key=int))
+        return tuple(found)
+
+    def columns_are_classes(self, metric: str) -> bool:
+        """Whether the columns are classes, and not other clients, say. Without ``run.json``, whether the CSV has names
+        for them."""
+        if self.about(metric):
+            return bool(self.about(metric).get("per_class"))
+        return bool(self.named[1])
+
+    def column_name(self, metric: str, column: str) -> str:
+        """As it is shown."""
+        if not column.isdigit() or not self.columns_are_classes(metric):
+            return column
+        names = self.record.get("classes") or []
+        number = int(column)
+        return str(names[number]) if number < len(names) else self.named[1].get(number, column)
+
+    def history(self, metric: str, column: str = "") -> list[list[float]]:
+        """``[rounds][n]``: a client's value, once measured, stays until it is measured again. What belongs to one
+        round (weights, accuracies, norms) is NaN in the others."""
+        carried = metric not in OF_A_ROUND
+        table = [[NAN] * self.num_clients for _ in range(self.rounds)]
+        for row in self._of(metric, column):
+            table[row.round][row.client] = row.value
+        for before, now in zip(table, table[1:] if carried else ()):
+            now[:] = [old if new != new else new for old, new in zip(before, now)]
+        return table
+
+    def final(self, metric: str, column: str = "") -> list[float]:
+        """``[n]``: the last value of each client, NaN where there is none."""
+        last = [NAN] * self.num_clients
+        for row in self._of(metric, column):
+            last[row.client] = row.value
+        return last
+
+    def taken_part(self) -> list[int]:
+        """``[n]``: rounds in which each client's update was aggregated."""
+        count = [0] * self.num_clients
+        for row in self._of("weight", ""):
+            count[row.client] += 1
+        return count
+
+    def flagged(self) -> dict[int, list[dict[str, str]]]:
+        """Client to the rows of its ``clients/<number>/flagged.csv``, where there is one."""
+        found: dict[int, list[dict[str, str]]] = {}
+        for client in range(self.num_clients):
+            path = self.folder / "clients" / str(client) / FLAGGED
+            if path.is_file():
+                with path.open(newline="", encoding="utf-8") as file:
+                    found[client] = list(csv.DictReader(file))
+        return found
+
+    def gains(self) -> list[dict[str, str]]:
+        """``[n]``, what each client has alone and in the federation, where ``flsv compare`` has measured it."""
+        path = self.folder / GAINS
+        if not path.is_file():
+            return []
+        with path.open(newline="", encoding="utf-8") as file:
+            rows = {int(row["client"]): row for row in csv.DictReader(file)}
+        return [rows.get(client, {}) for client in range(self.num_clients)]
+
+    def _of(self, metric: str, column: str) -> list[Row]:
+        return self._by_key.get((metric, column), [])
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, str], list[Row]]:
+        found: dict[tuple[str, str], list[Row]] = {}
+        for row in self.rows:
+            found.setdefault((row.metric, row.column), []).append(row)
+        return found
+
+
+def open_run(path: str | Path) -> Run:
+    """Read a run's folder.
+
+    Args:
+        path: the folder that holds ``contributions.csv`` (``flsv fit`` says where it is), or that file.
+
+    Raises:
+        ConfigurationError: there is no such folder or nothing of a run in it, naming runs below it if there are any; a
+            file that is no run's.
+    """
+    folder = Path(path)
+    if folder.name == CONTRIBUTIONS:
+        folder = folder.parent
+    file = folder / CONTRIBUTIONS
+    if not file.is_file():
+        raise ConfigurationError(_nothing_there(folder))
+    rows, named = _read_rows(file)
+    run = Run(folder, _read_record(folder / RECORD), rows, named)
+    beyond = [row.client for row in rows if row.client >= run.num_clients]
+    if beyond:
+        raise ConfigurationError(
+            f"{file} has a client {max(beyond)}, and {RECORD} beside it names {run.num_clients}: they are not of "
+            "the same run. Give each run a folder of its own."
+        )
+    return run
+
+
+def _nothing_there(folder: Path) -> str:
+    if not folder.is_dir():
+        return f"there is no folder {folder}. Name a run's, such as runs/lightning_logs/version_0."
+    below = sorted((p.parent for p in folder.rglob(CONTRIBUTIONS)), key=lambda p: p.stat().st_mtime, reverse=True)
+    if not below:
+        return f"{folder} holds no {CONTRIBUTIONS}, which every run of a federation writes: it is no run's folder."
+    names = ", ".join(str(path) for path in below[:5]) + (", ..." if len(below) > 5 else "")
+    return (
+        f"{folder} holds no {CONTRIBUTIONS}, but there are runs below it, the newest first: {names}. Name one of them."
+    )
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"{path} cannot be read ({error}). Move it away to go on without it.") from error
+    if not isinstance(record, dict) or record.get("version") != VERSION:
+        raise ConfigurationError(f"{path} was not written by this version of flsv. Move it away to go on without it.")
+    return record
+
+
+def _read_rows(path: Path) -> tuple[list[Row], tuple[dict[int, str], dict[int, str]]]:
+    """The complete rows, by the names in the head; a last line that a kill cut short is left out."""
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(_whole_lines(file))
+        missing = {"round", "metric", "client", "class", "value"} - set(reader.fieldnames or ())
+        if missing:
+            raise ConfigurationError(f"{path} has no column {sorted(missing)}: it is no run's {CONTRIBUTIONS}.")
+        rows: list[Row] = []
+        clients: dict[int, str] = {}
+        classes: dict[int, str] = {}
+        for line in reader:
+            try:
+                row = Row(int(line["round"]), line["metric"], int(line["client"]), line["class"], float(line["value"]))
+            except (TypeError, ValueError) as error:
+                raise ConfigurationError(f"{path}, line {reader.line_num}: {error}.") from error
+            rows.append(row)
+            if line.get("client_name"):
+                clients[row.client] = line["client_name"]
+            if line.get("class_name") and row.column.isdigit():
+                classes[int(row.column)] = line["class_name"]
+    return rows, (clients, classes)
+
+
+def _whole_lines(file: Any) -> Iterator[str]:
+    return (line for line in file if line.endswith("\n"))

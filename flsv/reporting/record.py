@@ -1,0 +1,133 @@
+"""``run.json``: what a run is, written when it begins, so that its folder can be read after the fact.
+
+``contributions.csv`` holds numbers; here are the names of clients and classes, the settings, what the metrics are, and
+the hashes by which a second run can be told to be the same. A killed run has it too.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv._lightning.durable import replacing
+from flsv.data import FederatedDataModule
+from flsv.metrics import ContributionMetric
+from flsv.reporting.names import RECORD, VERSION
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write ``run.json`` anew: whole, or as it was.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / RECORD) as file:
+        file.write(json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False).encode())
+
+
+def record_of(
+    trainer: L.Trainer,
+    data: FederatedDataModule,
+    metrics: Mapping[str, Metric],
+    algorithm: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    fingerprint: Mapping[str, Mapping[str, str]],
+    first_round: int,
+    version: str,
+) -> dict[str, Any]:
+    """What ``run.json`` says of a fit that begins.
+
+    Args:
+        trainer: of the fit.
+        data: dealt out.
+        metrics: of the loop, bound.
+        algorithm: role (such as ``"aggregator"``) to the object that has it.
+        settings: as the loggers are given them.
+        fingerprint: what must be the same in a run that resumes this one, see ``flsv.server.fingerprint``.
+        first_round: 0, or where a resumed run goes on.
+        version: of flsv.
+    """
+    counts = data.known_class_counts
+    return {
+        "version": VERSION,
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "first_round": first_round,
+        "packages": {
+            "flsv": version,
+            "torch": str(torch.__version__),
+            "lightning": L.__version__,
+            "python": platform.python_version(),
+        },
+        "module": type(trainer.lightning_module).__name__,
+        "algorithm": {role: type(made).__name__ for role, made in algorithm.items() if made is not None},
+        "rounds": trainer.max_epochs,
+        "clients": list(data.client_names),
+        "classes": None if data.no_classes is not None else _class_names(data),
+        "samples": data.num_samples.tolist(),
+        "class_counts": None if counts is None or data.no_classes is not None else counts.tolist(),
+        "metrics": {name: _described(metric) for name, metric in metrics.items()},
+        "settings": dict(settings),
+        "hashes": fingerprint["samples"],
+        "fingerprint": fingerprint["settings"],
+    }
+
+
+def ended(trainer: L.Trainer, rounds: int) -> dict[str, Any]:
+    """What is added when the fit has come to its end: after how many rounds, and what the module has logged."""
+    logged = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
+    own = ("contribution/", "weight/", "client_accuracy/")
+    return {
+        "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "rounds_done": rounds,
+        "logged": {name: value for name, value in logged.items() if "/" not in name and not name.startswith(own)},
+    }
+
+
+def _class_names(data: FederatedDataModule) -> list[str]:
+    return [str(name) for name in data.class_names or range(data.num_classes)]
+
+
+def _described(metric: Metric) -> dict[str, Any]:
+    columns = metric.columns() if isinstance(metric, ContributionMetric) else None
+    return {
+        "class": type(metric).__name__,
+        "about": _first_words(metric),
+        "per_class": bool(getattr(metric, "per_class", False)) and columns is None,
+        "columns": columns,
+        "higher_is_better": metric.higher_is_better,
+    }
+
+
+def _first_words(metric: Metric) -> str:
+    """The first paragraph of the class's docstring, without markup."""
+    text = (inspect.getdoc(type(metric)) or "").split("\n\n")[0]
+    text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
+    return " ".join(text.replace("``", "").split())
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it: numbers that are not finite are null, objects their repr."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, str) or value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Sequence):
+        return [_plain(item) for item in value]
+    return repr(value)

@@ -1,0 +1,49 @@
+"""A list of a client's suspicious samples, which only the client sees."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from flsv._lightning.durable import replacing
+from flsv.participants import LocalData
+from flsv.participants.cache import memory
+from flsv.valuation.questions import SampleValues
+
+FLAGGED = "flagged.csv"
+
+
+def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None) -> None:
+    """Asked of a client that has judged its samples: write those that it flags, and tell nobody.
+
+    Columns: ``index`` of the sample in the data set, its ``label`` as the client has it (the class's name, where there
+    are names), ``score`` (the calibrated gradient in squared feature units, the higher the more harmful; empty for a
+    sample that is not finite) and ``why``. The most suspicious come first. A client that flags none has a file
+    with the header alone; one that has judged nothing has no file.
+
+    Args:
+        local: the client's own data.
+        folder: the client's own; made if it is not there.
+        indices: int64 ``[m]``, of its training samples in the data set, in the order in which it reads them.
+        class_names: M names.
+    """
+    found: SampleValues | None = memory(local).get(SampleValues)
+    if found is None or len(found.why) != len(found.gradients):
+        return
+    y = local.samples()[1].tolist()
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["index", "label", "score", "why"])
+    for place in found.gradients.argsort(descending=True, stable=True).tolist():
+        if found.flagged[place]:
+            score = found.gradients[place].item()
+            label = y[place] if class_names is None else class_names[y[place]]
+            known = f"{score:.6g}" if score < float("inf") else ""
+            writer.writerow([int(indices[place]), label, known, found.why[place]])
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / FLAGGED) as file:
+        file.write(text.getvalue().encode())

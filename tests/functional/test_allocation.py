@@ -1,0 +1,110 @@
+"""Shares of a budget: every rule against a few lines of arithmetic, and the sum against whole cents."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+
+from flsv import ConfigurationError, allocate
+from flsv.functional.allocation import largest_remainder
+
+NAN = float("nan")
+
+
+def shares(values: list[float], budget: float = 120.0, **rules: object) -> list[float]:
+    return allocate(torch.tensor(values), budget, **rules).tolist()  # type: ignore[arg-type]
+
+
+def test_in_proportion() -> None:
+    assert shares([1, 2, 3]) == pytest.approx([20, 40, 60])
+
+
+def test_the_rules_for_negatives() -> None:
+    values = [3.0, 1.0, -1.0]
+    assert shares(values, negatives="zero") == pytest.approx([90, 30, 0])
+    assert shares(values, negatives="shift") == pytest.approx([80, 40, 0])  # 4 : 2 : 0
+    z = np.exp(np.array(values) / np.std(values))
+    assert shares(values, negatives="softmax") == pytest.approx((120 * z / z.sum()).tolist(), rel=1e-6)
+    cold = np.exp(np.array(values) / np.std(values) / 0.5)
+    assert shares(values, negatives="softmax", temperature=0.5) == pytest.approx((120 * cold / cold.sum()).tolist())
+    with pytest.raises(ConfigurationError, match=r"clients \[2\] have values below 0"):
+        shares(values, negatives="refuse")
+
+
+def test_shift_leaves_values_alone_that_are_all_positive() -> None:
+    assert shares([1, 2, 3], negatives="shift") == shares([1, 2, 3])
+
+
+def test_equal_values_are_paid_alike_by_softmax() -> None:
+    assert shares([-2, -2, -2], negatives="softmax") == pytest.approx([40, 40, 40])
+
+
+def test_the_rules_for_missing_values() -> None:
+    values = [3.0, NAN, 1.0]
+    assert shares(values, missing="zero") == pytest.approx([90, 0, 30])
+    assert shares(values, missing="mean") == pytest.approx([60, 40, 20])  # 3 : 2 : 1
+    with pytest.raises(ConfigurationError, match=r"clients \[1\] have no value"):
+        shares(values, missing="refuse")
+
+
+@pytest.mark.parametrize("missing", ["zero", "mean"])
+@pytest.mark.parametrize("values", [[-1.0, -2.0], [0.0, 0.0], [NAN, NAN]])
+def test_nobody_with_a_claim_is_refused(values: list[float], missing: str) -> None:
+    with pytest.raises(ConfigurationError, match="no client has a claim"):
+        shares(values, missing=missing)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_cents_sum_to_the_budget_and_are_nearest(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.rand(7, generator=generator)
+    budget = int(torch.randint(1, 100_000, (1,), generator=generator)) / 100
+    paid = allocate(values, budget, unit=0.01)
+    cents = [round(amount * 100) for amount in paid.tolist()]
+    assert [round(cent / 100, 2) for cent in cents] == paid.tolist()
+    assert sum(cents) == round(budget * 100)
+    exact = values.double() / values.double().sum() * budget * 100
+    assert (torch.tensor(cents) - exact).abs().max() < 1
+    # Nobody who was rounded down has a larger remainder than one who was rounded up.
+    up = [i for i in range(7) if cents[i] > exact[i]]
+    down = [i for i in range(7) if cents[i] <= exact[i]]
+    assert all(exact[i] % 1 >= exact[j] % 1 for i in up for j in down)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_without_a_unit_the_sum_is_the_budget_to_the_last_place(seed: int) -> None:
+    values = torch.rand(30, generator=torch.Generator().manual_seed(seed))
+    paid = allocate(values, 1000.1)
+    assert math.fsum(paid.tolist()) == pytest.approx(1000.1, rel=1e-15)
+
+
+def test_of_equal_remainders_the_first_is_paid_and_nobody_for_nothing() -> None:
+    assert largest_remainder([1 / 3, 1 / 3, 1 / 3], 4) == [2, 1, 1]
+    assert largest_remainder([0.0, 0.5, 0.5], 3) == [0, 2, 1]
+    paid = allocate(torch.tensor([0.0, 1.0, 1.0]), 0.01, unit=0.01).tolist()
+    assert paid == [0.0, 0.01, 0.0]
+    assert sum(map(Fraction, paid)) == Fraction(0.01)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"negatives": "nought"}, "expected one of"),
+        ({"missing": "nought"}, "expected one of"),
+        ({"budget": -1.0}, "at least 0"),
+        ({"budget": NAN}, "at least 0"),
+        ({"unit": 0.0}, "above 0"),
+        ({"budget": 10.005, "unit": 0.01}, "no multiple of the unit"),
+        ({"temperature": 0.0}, "above 0"),
+        ({"values": torch.zeros(2, 2)}, "per_client"),
+        ({"values": torch.tensor([1.0, math.inf])}, "not all finite"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: dict[str, object], said: str) -> None:
+    given = {"values": torch.tensor([1.0, 2.0]), "budget": 10.0, **arguments}
+    with pytest.raises(ConfigurationError, match=said):
+        allocate(**given)  # type: ignore[arg-type]

@@ -1,0 +1,73 @@
+"""Folders as runs leave them, of any size, without a training."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+NAMES = ("Boston", "Lyon", "Graz", "Oslo", "Turin", "Kyoto", "Lima", "Quito")
+
+
+def made_value(client: int, column: int, round_index: int) -> float:
+    """Every one is another, with digits that are nowhere else."""
+    return round(math.sin(1.7 * client + 0.9 * column) * (1 - 0.5**round_index) + 0.0137 * client + 0.001, 6)
+
+
+def make_run(
+    folder: Path,
+    clients: int = 4,
+    classes: int = 3,
+    rounds: int = 5,
+    names: tuple[str, ...] | None = None,
+    ended: bool = True,
+    stderr: bool = True,
+    record: bool = True,
+) -> Path:
+    """``contributions.csv`` and ``run.json`` of a run with one metric, ``cssv``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    named = names or (NAMES[:clients] if clients <= len(NAMES) else tuple(map(str, range(clients))))
+    with (folder / "contributions.csv").open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["round", "metric", "client", "class", "value"])
+        for r in range(rounds):
+            for i in range(clients):
+                writer.writerow([r, "cssv", i, "", made_value(i, 0, r)])
+                for j in range(classes):
+                    writer.writerow([r, "cssv", i, j, made_value(i, j, r)])
+                if stderr:
+                    writer.writerow([r, "cssv/stderr", i, "", 0.01 + 0.00123 * i])
+                writer.writerow([r, "weight", i, "", round((i + 1) / (clients * (clients + 1) / 2), 6)])
+    if not record:
+        return folder
+    said: dict[str, Any] = {
+        "version": 1,
+        "started": "2026-01-02T03:04:05+00:00",
+        "first_round": 0,
+        "packages": {"flsv": "0.0", "torch": "0.0"},
+        "module": "ClassifierClient",
+        "algorithm": {"aggregator": "ShapFedWA", "sampler": "FullParticipation"},
+        "rounds": rounds,
+        "clients": list(named),
+        "classes": [f"class {j}" for j in range(classes)],
+        "samples": [100 + 7 * i for i in range(clients)],
+        "class_counts": [[11 * i + j + 1 for j in range(classes)] for i in range(clients)],
+        "metrics": {
+            "cssv": {
+                "class": "ClassSpecificShapley",
+                "about": "Class-specific values.",
+                "per_class": True,
+                "columns": None,
+                "higher_is_better": True,
+            }
+        },
+        "settings": {"attacks": f"[SignFlip(clients={list(named[1:2])})]", "federation_seed": 77123},
+        "hashes": {"server": "feedfacefeedface", **{str(i): f"{i:02d}" * 8 for i in range(clients)}},
+        "fingerprint": {},
+    }
+    if ended:
+        said |= {"ended": "2026-01-02T04:04:05+00:00", "rounds_done": rounds, "logged": {"val_accuracy": 0.875}}
+    (folder / "run.json").write_text(json.dumps(said))
+    return folder

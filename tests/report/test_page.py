@@ -1,0 +1,255 @@
+"""What stands in a report, and what does not stand on one client's page."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from made_runs import NAMES, made_value, make_run
+
+from flsv.errors import ConfigurationError
+from flsv.report import open_run, write_report
+from flsv.report.blocks import NONE, number
+from flsv.report.figures import values_of
+
+NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
+
+
+def texts(folder: Path, **options: object) -> tuple[str, str]:
+    html, markdown = write_report(folder, **options)  # type: ignore[arg-type]
+    return html.read_text(encoding="utf-8"), markdown.read_text(encoding="utf-8")
+
+
+class Parser(HTMLParser):
+    """Finds whether tags are closed, and what would be fetched or run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: set[str] = set()
+        self.attributes: set[str] = set()
+        self.data: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.data.append(data)
+
+
+def parsed(html: str) -> Parser:
+    parser = Parser()
+    parser.feed(html)
+    assert not parser.open
+    return parser
+
+
+def test_everybody_is_in_the_report_of_all(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    html, markdown = texts(folder)
+    for text in (html, markdown):
+        for client in range(4):
+            assert NAMES[client] in text
+            assert number(made_value(client, 0, 4)) in text or f"{made_value(client, 0, 4):.3f}" in text
+            assert f"{client:02d}" * 8 in text  # its hash
+        for part in ("Class by class", "Over the rounds", "class 2", "0.875", "1.96 standard errors", "77123"):
+            assert part in text, part
+    assert html.count("<svg") == 3  # bars, and two histories
+
+
+def test_the_interval_is_that_of_the_standard_errors_or_the_metrics_own(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, stderr=False)
+    assert values_of(open_run(folder), "cssv").low is None
+    with (folder / "contributions.csv").open("a") as file:
+        for client in range(4):
+            file.write(f"4,cssv/stderr,{client},,0.5\n")
+    found = values_of(open_run(folder), "cssv")
+    assert found.low is not None
+    assert found.low[2] == pytest.approx(made_value(2, 0, 4) - 0.98)
+    with (folder / "contributions.csv").open("a") as file:
+        for client in range(4):
+            file.write(f"4,cssv/low,{client},,-1\n4,cssv/high,{client},,2.5\n")
+    found = values_of(open_run(folder), "cssv")
+    assert (found.low, found.high) == ([-1] * 4, [2.5] * 4)
+
+
+def test_the_file_needs_nothing_else_and_names_do_no_harm(tmp_path: Path) -> None:
+    html, markdown = texts(make_run(tmp_path, names=NASTY))
+    parser = parsed(html)
+    assert not parser.seen & {"script", "link", "img", "iframe", "object", "b", "a"}
+    assert not parser.attributes & {"src", "href", "onload", "onclick"}
+    assert "url(" not in html
+    assert "@import" not in html
+    for name in NASTY:
+        assert any(name in data for data in parser.data), name
+    rows = [line for line in markdown.splitlines() if line.startswith("|")]
+    bars = [len(re.findall(r"(?<!\\)\|", row)) for row in rows]
+    assert len(set(bars[:6])) == 1  # a bar in a name makes no column
+    assert "<script" not in markdown
+    assert "[x](http" not in markdown
+
+
+OWN = 3
+
+
+def run_with_everything(folder: Path, others: tuple[int, ...] = (0, 1, 2, 4)) -> Path:
+    """Five clients, with gains and flagged samples. Client 3 is as it is; the others' go to ``others``."""
+    place = dict(zip((0, 1, 2, 4), others)) | {OWN: OWN}
+    names = [""] * 5
+    for client, to in place.items():
+        names[to] = NAMES[client]
+    make_run(folder, clients=5, names=tuple(names))
+    lines = (folder / "contributions.csv").read_text().splitlines()
+    rows = [line.split(",") for line in lines[1:]]
+    moved = [[r, metric, str(place[int(client)]), *rest] for r, metric, client, *rest in rows]
+    (folder / "contributions.csv").write_text("\n".join([lines[0], *map(",".join, moved)]) + "\n")
+    record = json.loads((folder / "run.json").read_text())
+    for what in ("samples", "class_counts"):
+        known = record[what]
+        record[what] = [known[next(c for c in place if place[c] == i)] for i in range(5)]
+    hashes = {str(place[i]): record["hashes"][str(i)] for i in place}
+    record["hashes"] = {"server": "feedfacefeedface", **hashes}
+    (folder / "run.json").write_text(json.dumps(record))
+    for client in (0, OWN):
+        own = folder / "clients" / str(place[client])
+        own.mkdir(parents=True)
+        (own / "flagged.csv").write_text(f"index,label,score,why\n{9000 + client},class 1,0.5{client}7,far\n")
+    with (folder / "gains.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        head = ["client", "client_name", "tests", *(f"accuracy_{w}" for w in ("alone", "received", "trained"))]
+        writer.writerow(head)
+        for i in range(5):
+            accuracies = [0.5131 + 0.0517 * i, 0.8117 - 0.0213 * i, 0.6171 + 0.0311 * i]
+            writer.writerow([place[i], NAMES[i], "shared", *accuracies])
+    return folder
+
+
+def test_one_clients_page_has_its_own_values_and_means(tmp_path: Path) -> None:
+    mean = sum(made_value(i, 0, 4) for i in range(5)) / 5
+    for text in texts(run_with_everything(tmp_path), client="Oslo"):
+        for own in ("Oslo", f"{made_value(OWN, 0, 4):.3f}", "9003", "121", "03" * 8, number(mean), "5 of 5"):
+            assert own in text, own
+
+
+def test_one_clients_page_has_nothing_of_the_others(tmp_path: Path) -> None:
+    own = {f"{made_value(OWN, 0, 4) + e:.3f}" for e in (-1.96 * (0.01 + 0.00123 * 3), 1.96 * (0.01 + 0.00123 * 3))}
+    checked = 0
+    for text in texts(run_with_everything(tmp_path), client=OWN):
+        for other in (0, 1, 2, 4):
+            assert NAMES[other] not in text
+            assert f"{other:02d}" * 8 not in text  # its hash
+            assert f">{100 + 7 * other}<" not in text
+            assert f"| {100 + 7 * other} |" not in text
+            assert f"{51.31 + 5.17 * other:.1f} %" not in text
+            for column, r in itertools.product(range(3), range(5)):
+                value = made_value(other, column, r)
+                for shown in {f"{value:.3f}", f"{value:.4f}", f"{value:.6f}"}:
+                    if any(shown in end for end in own):
+                        continue  # a coincidence: an end of its own interval
+                    assert shown not in text, (other, column, r)
+                    checked += 1
+            for column in range(3):
+                assert f">{11 * other + column + 1}<" not in text  # its samples of the class
+        assert "9000" not in text
+        assert "77123" not in text  # the seed, from which the others' parts of the data follow
+        assert "SignFlip" not in text  # a setting that names clients
+        assert "feedface" not in text
+    assert checked > 300
+
+
+def test_one_clients_page_does_not_depend_on_which_of_the_others_is_who(tmp_path: Path) -> None:
+    """Whatever the others are called, and whoever of them has which value, samples, gain or flag: it is the same page,
+    to the byte. So there is nothing on it but functions of all of them together."""
+    first = texts(run_with_everything(tmp_path / "a"), client=OWN)
+    second = texts(run_with_everything(tmp_path / "b", others=(2, 4, 0, 1)), client=OWN)
+    assert first == second
+    assert texts(tmp_path / "a")[0] != texts(tmp_path / "b")[0]
+
+
+def test_of_two_clients_no_mean_is_given(tmp_path: Path) -> None:
+    for text in texts(make_run(tmp_path, clients=2), client=0):
+        mean = (made_value(0, 0, 4) + made_value(1, 0, 4)) / 2
+        assert number(mean) not in text
+        assert "of all training samples" not in text
+        other = number(made_value(1, 0, 4))
+        assert other not in text
+
+
+def test_columns_that_are_clients_are_not_on_one_clients_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    record = (folder / "run.json").read_text().replace('"per_class": true', '"per_class": false')
+    (folder / "run.json").write_text(record)
+    html, _ = texts(folder, client=1)
+    assert "Class by class" not in html
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(30, 100), (200, 3), (3, 1), (2, 12)])
+def test_any_size_is_drawn(tmp_path: Path, clients: int, classes: int) -> None:
+    html, _ = texts(make_run(tmp_path, clients=clients, classes=classes, rounds=3))
+    parsed(html)
+    assert len(html) < 1_000_000
+    if clients > 30:
+        assert "The first 10 and the last 10 of 200 clients" in html
+
+
+def test_a_killed_run_and_one_without_a_record(tmp_path: Path) -> None:
+    html, _ = texts(make_run(tmp_path / "killed", ended=False, rounds=2))
+    assert "has not come to its end" in html
+    html, _ = texts(make_run(tmp_path / "old", record=False))
+    assert "no run.json" in html
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "contributions.csv").write_text("round,metric,client,class,value\n")
+    html, _ = texts(tmp_path / "early")
+    assert "0 rounds" in html
+
+
+def test_never_drawn_is_a_dash_and_not_0(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    kept = [x for x in (folder / "contributions.csv").read_text().splitlines() if x.split(",")[2] != "1"]
+    (folder / "contributions.csv").write_text("\n".join(kept) + "\n")
+    html, markdown = texts(folder)
+    assert "no value" in html
+    assert f"| Lyon | {NONE} | {NONE} |" in markdown
+    assert "1 clients were never drawn" in markdown
+
+
+def test_which_file_and_which_client(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", names=("1", "0", "Graz", "Graz"))
+    assert write_report(folder, client=2, out=tmp_path / "page.md") == [tmp_path / "page.md"]
+    assert "Contribution of client 0" in write_report(folder, client="0", out=tmp_path / "a.md")[0].read_text()
+    assert [p.parent for p in write_report(folder, client=0)] == [folder / "clients" / "1"] * 2
+    with pytest.raises(ConfigurationError, match=r"clients \[2, 3\] have this name"):
+        write_report(folder, client="Graz")
+    with pytest.raises(ConfigurationError, match="no such client"):
+        write_report(folder, client=7)
+    with pytest.raises(ConfigurationError, match="ends with one of"):
+        write_report(folder, out=tmp_path / "page.pdf")
+
+
+def test_a_valuation_is_added(tmp_path: Path) -> None:
+    folder, other = make_run(tmp_path / "run"), tmp_path / "value"
+    other.mkdir()
+    with pytest.raises(ConfigurationError, match=r"no valuation\.csv"):
+        write_report(folder, valuation=other)
+    lines = ["client,samples,distance", *(f"{i},{100 + i},{0.5 + i}" for i in range(4))]
+    (other / "valuation.csv").write_text("\n".join(lines) + "\n")
+    html, _ = texts(folder, valuation=other)
+    assert "Value of the data before training" in html
+    assert "3.5" in html
+    with pytest.raises(ConfigurationError, match="one client's page"):
+        write_report(folder, client=0, valuation=other)

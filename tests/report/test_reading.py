@@ -1,0 +1,84 @@
+"""A run's folder read after the fact: whole, killed, old, or none."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from made_runs import made_value, make_run
+
+from flsv.errors import ConfigurationError
+from flsv.report import open_run
+
+
+def test_values_histories_and_names(tmp_path: Path) -> None:
+    run = open_run(make_run(tmp_path, clients=3, classes=2, rounds=4))
+    assert (run.num_clients, run.rounds, run.metrics, run.ended) == (3, 4, ("cssv",), True)
+    assert run.final("cssv") == [made_value(i, 0, 3) for i in range(3)]
+    assert run.history("cssv", "1")[2] == [made_value(i, 1, 2) for i in range(3)]
+    assert run.columns("cssv") == ("0", "1")
+    assert run.column_name("cssv", "1") == "class 1"
+    assert run.taken_part() == [4, 4, 4]
+    assert open_run(tmp_path / "contributions.csv").rows == run.rows
+
+
+def test_values_stay_until_they_change_and_weights_do_not(tmp_path: Path) -> None:
+    (tmp_path / "contributions.csv").write_text(
+        "round,metric,client,class,value\n0,sv,0,,0.5\n0,weight,0,,1.0\n1,sv,1,,0.25\n1,weight,1,,1.0\n"
+    )
+    run = open_run(tmp_path)
+    assert run.history("sv")[1] == [0.5, 0.25]
+    weights = run.history("weight")
+    assert weights[0][0] == 1.0
+    assert math.isnan(weights[1][0])
+
+
+def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
+    run = open_run(make_run(tmp_path, ended=False))
+    with (tmp_path / "contributions.csv").open("a") as file:
+        file.write("5,cssv,1,,0.2")
+    again = open_run(tmp_path)
+    assert again.rows == run.rows
+    assert again.ended is False
+
+
+def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
+    (tmp_path / "contributions.csv").write_text(
+        "round,metric,client,class,value,client_name,class_name\n0,sv,0,,0.5,Boston,\n0,sv,1,3,0.25,Lyon,Dress\n"
+    )
+    run = open_run(tmp_path)
+    assert run.client_names == ("Boston", "Lyon")
+    assert run.column_name("sv", "3") == "Dress"
+    assert run.ended is None
+
+
+def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="there is no folder"):
+        open_run(tmp_path / "none")
+    with pytest.raises(ConfigurationError, match="no run's folder"):
+        open_run(tmp_path)
+    make_run(tmp_path / "logs" / "version_0")
+    with pytest.raises(ConfigurationError, match=r"runs below it.*version_0"):
+        open_run(tmp_path)
+    (tmp_path / "contributions.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(ConfigurationError, match="has no column"):
+        open_run(tmp_path)
+    (tmp_path / "contributions.csv").write_text("round,metric,client,class,value\n0,sv,zero,,1\n")
+    with pytest.raises(ConfigurationError, match="line 2"):
+        open_run(tmp_path)
+
+
+def test_a_record_that_is_broken_or_of_another_run_is_said(tmp_path: Path) -> None:
+    folder = make_run(tmp_path)
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text("{")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        open_run(folder)
+    (folder / "run.json").write_text(json.dumps({**record, "version": 99}))
+    with pytest.raises(ConfigurationError, match="not written by this version"):
+        open_run(folder)
+    (folder / "run.json").write_text(json.dumps({**record, "clients": ["a"]}))
+    with pytest.raises(ConfigurationError, match="not of the same run"):
+        open_run(folder)

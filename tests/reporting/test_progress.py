@@ -1,0 +1,144 @@
+"""Counts while coalitions are evaluated: on the trainer's bar, and on ours."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
+from toys import Plain, fit, network, toy_data
+
+from flsv import counting
+from flsv.cli.counted_bar import CountedBar
+from flsv.loop import FederatedLoop
+from flsv.metrics import CumulativeShapley, PartialFederatedShapley
+from flsv.reporting import progress
+from flsv.valuation import FedBary, clients_of
+
+
+class Told:
+    """Remembers."""
+
+    def __init__(self) -> None:
+        self.counts: list[tuple[str, int, int]] = []
+        self.hidden = 0
+
+    def show(self, what: str, done: int, total: int) -> None:
+        self.counts.append((what, done, total))
+
+    def hide(self) -> None:
+        self.hidden += 1
+
+
+@pytest.fixture
+def told() -> Any:
+    listener = Told()
+    counting.attach(listener)
+    yield listener
+    counting.detach(listener)
+
+
+def federation(**options: Any) -> FederatedLoop:
+    return FederatedLoop(metrics={"sv": CumulativeShapley(**options)}, seed=1, print_table=False)
+
+
+def run(loop: FederatedLoop, folder: Path, clients: int, **options: Any) -> None:
+    data = toy_data((1,) * clients, server_val_fraction=0.3, batch_size=4, client_test_fraction=0)
+    fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=1, **options)
+
+
+def test_every_coalition_is_counted_once(tmp_path: Path, told: Told) -> None:
+    run(federation(), tmp_path, 4)
+    assert told.counts[0] == ("coalitions", 0, 16)
+    assert [done for _, done, _ in told.counts] == list(range(17))
+    assert told.hidden == 1
+
+
+def test_a_sampled_estimators_budget_is_what_there_is(tmp_path: Path, told: Told) -> None:
+    run(federation(estimator="permutation", estimator_args={"budget": 40}), tmp_path, 8)
+    assert {total for _, _, total in told.counts} == {40}
+    assert [done for _, done, _ in told.counts] == sorted(done for _, done, _ in told.counts)
+    assert 30 < told.counts[-1][1] <= 40
+
+
+def test_clients_are_counted_while_they_are_valued(told: Told) -> None:
+    draw = torch.Generator().manual_seed(0)
+    clients = clients_of([(torch.randn(40, 3, generator=draw), torch.arange(40) % 2) for _ in range(3)])
+    FedBary().value(clients, None, draw)
+    assert told.counts == [("clients", done, 3) for done in range(4)]
+    assert told.hidden == 1
+
+
+def test_an_error_takes_the_line_away(tmp_path: Path, told: Told) -> None:
+    class Wrong(PartialFederatedShapley):
+        def update(self, client_ids: Any, utility: Any, generator: Any = None) -> None:
+            counting.more("coalitions", 5)
+            raise ArithmeticError
+
+    with pytest.raises(ArithmeticError), pytest.warns(UserWarning, match="discarded"):
+        run(FederatedLoop(metrics={"sv": Wrong()}, seed=1), tmp_path, 3)
+    assert told.hidden == 1
+
+
+@pytest.mark.parametrize("make_bar", [RichProgressBar, TQDMProgressBar])
+def test_trainers_bars_show_it_and_let_go(
+    make_bar: type, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "PATIENCE", 0.0)
+    monkeypatch.setattr(progress, "PAUSE", 0.0)
+    drawn: list[tuple[str, int, int]] = []
+    for line in (progress._RichLine, progress._TqdmLine):
+        before = line.draw
+
+        def draw(self: Any, what: str, done: int, total: int, before: Any = before) -> None:
+            before(self, what, done, total)
+            drawn.append((what, done, total))
+
+        monkeypatch.setattr(line, "draw", draw)
+    bar = make_bar()
+    run(federation(), tmp_path, 3, enable_progress_bar=True, callbacks=[bar])
+    assert drawn[0] == ("Coalitions", 0, 8)
+    assert drawn[-1] == ("Coalitions", 8, 8)
+    if isinstance(bar, RichProgressBar):
+        (task,) = [task for task in bar.progress.tasks if task.description == "Coalitions"]  # type: ignore[union-attr]
+        assert (task.completed, task.total, task.visible) == (8, 8, False)
+    else:
+        assert "Coalitions" in capsys.readouterr().err + capsys.readouterr().out or drawn
+    assert not counting._listeners
+
+
+def test_what_takes_a_moment_is_not_shown() -> None:
+    drawn: list[Any] = []
+    line = progress.CountLine(lambda *count: drawn.append(count), lambda: drawn.append("cleared"))
+    for done in range(5):
+        line.show("coalitions", done, 4)
+    line.hide()
+    assert drawn == []
+
+
+def test_several_threads_count_right(told: Told) -> None:
+    counting.expect("things", 400)
+    threads = [threading.Thread(target=lambda: [counting.advance() for _ in range(100)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert told.counts[-1] == ("things", 400, 400)
+
+
+def test_our_own_bar() -> None:
+    from rich.progress import Progress
+
+    with Progress(disable=True) as rich:
+        bar = CountedBar(rich)
+        bar.show("clients", 1, 3)
+        bar.show("clients", 2, 3)
+        (task,) = rich.tasks
+        assert (task.description, task.completed, task.total) == ("Clients", 2, 3)
+        bar.show("coalitions", 0, 8)
+        assert [task.description for task in rich.tasks] == ["Coalitions"]
+        bar.hide()
+        assert not rich.tasks

@@ -1,0 +1,99 @@
+"""``run.json``: there from the start, whole after a kill, and right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from toys import fit, toy_data, trainer_for
+
+from flsv.aggregation import ShapFedWA
+from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CommunicationCost
+from flsv.report import open_run
+from flsv.reporting.record import write_record
+
+
+def loop(**options: Any) -> FederatedLoop:
+    metrics = {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
+    return FederatedLoop(ShapFedWA("cssv"), metrics, seed=3, print_table=False, **options)
+
+
+def read(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "run.json").read_text())
+
+
+def test_it_says_what_the_run_was(tmp_path: Path) -> None:
+    data = toy_data()
+    fit(loop(), tmp_path, data=data, rounds=2)
+    record = read(tmp_path)
+    assert record["clients"] == list(data.client_names)
+    assert record["samples"] == data.num_samples.tolist()
+    assert record["class_counts"] == data.class_counts.tolist()
+    assert record["classes"] == [str(name) for name in data.class_names]
+    assert record["algorithm"]["aggregator"] == "ShapFedWA"
+    assert record["settings"]["federation_seed"] == 3
+    assert set(record["hashes"]) == {"0", "1", "2", "server"}
+    assert record["metrics"]["cssv"]["per_class"] is True
+    assert record["metrics"]["cost"]["columns"] == ["up", "down"]
+    assert record["metrics"]["cssv"]["about"].startswith("Class-specific Shapley values (CSSV)")
+    assert (record["rounds"], record["rounds_done"]) == (2, 2)
+    assert record["logged"]["val_acc"] > 0
+    assert open_run(tmp_path).ended is True
+
+
+def test_the_same_samples_have_the_same_hashes(tmp_path: Path) -> None:
+    for name, data in (("a", toy_data()), ("b", toy_data()), ("c", toy_data((1, 4, 2)))):
+        fit(loop(), tmp_path / name, data=data, rounds=1)
+    hashes = {name: read(tmp_path / name)["hashes"] for name in "abc"}
+    assert hashes["a"] == hashes["b"]
+    assert hashes["a"]["1"] != hashes["c"]["1"]
+
+
+def test_it_is_there_in_the_first_round_and_not_ended(tmp_path: Path) -> None:
+    class Look(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+            seen.append(open_run(tmp_path).ended)
+
+    seen: list[bool | None] = []
+    fit(loop(), tmp_path, rounds=2, callbacks=[Look()])
+    assert seen == [False, False]
+    assert open_run(tmp_path).ended is True
+
+
+def test_a_resumed_run_in_a_folder_of_its_own_has_one(tmp_path: Path) -> None:
+    keep = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
+    fit(loop(), tmp_path / "first", rounds=1, callbacks=[keep], enable_checkpointing=True)
+    fit(loop(), tmp_path / "second", rounds=2, ckpt_path=tmp_path / "last.ckpt")
+    first, second = read(tmp_path / "first"), read(tmp_path / "second")
+    assert (first["first_round"], second["first_round"]) == (0, 1)
+    assert first["hashes"] == second["hashes"]
+    assert open_run(tmp_path / "second").rounds == 2
+
+
+def test_a_run_that_leaves_no_trace_has_none(tmp_path: Path) -> None:
+    from toys import Plain
+
+    trainer_for(loop(), tmp_path, fast_dev_run=True).fit(Plain(), toy_data())
+    assert not list(tmp_path.rglob("run.json"))
+
+
+def test_what_is_no_number_and_no_text_can_be_written(tmp_path: Path) -> None:
+    write_record(tmp_path, {"a": float("nan"), "b": (1, float("inf")), "c": {2: Path}, "d": None})
+    assert read(tmp_path) == {"a": None, "b": [1, None], "c": {"2": repr(Path)}, "d": None}
+
+
+def test_a_disk_that_is_full_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_record(tmp_path, {"a": 1})
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match=r"run\.json"):
+        write_record(tmp_path, {"a": 2})
+    assert read(tmp_path) == {"a": 1}
