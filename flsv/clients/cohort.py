@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flsv.data import FederatedDataModule
 from flsv.data.loaders import TensorBatches
+from flsv.data.names import client_called
 from flsv.seeding import generator_for, isolated_rngs, seed_global_rngs
 
 
@@ -50,6 +51,7 @@ class CohortLoader(Iterable[Any]):
         limit: float = 1.0,
     ) -> None:
         self.round_index, self._seed, self._local_epochs = round_index, seed, local_epochs
+        self._data = data
         self._epochs: list[tuple[int, Any, int]] = []
         self.visits = []
         for client in cohort:
@@ -104,8 +106,8 @@ class CohortLoader(Iterable[Any]):
     def _check_given(self, client: int, given: int, batches: int) -> None:
         if given < batches:
             raise RuntimeError(
-                f"client {client} gave {given} of {batches} batches in round {self.round_index}: its data set "
-                "raised StopIteration, or is shorter than its length."
+                f"{client_called(client, self._data.client_names)} gave {given} of {batches} batches in round "
+                f"{self.round_index}: its data set raised StopIteration, or is shorter than its length."
             )
 
 

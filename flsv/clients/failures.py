@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
+from flsv.data.names import client_called
 
-def where(client: int | None, round_index: int) -> str:
+
+def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:
     """A place in a federation, in words; both counted from 0.
+
+    Args:
+        client: its number; None: none.
+        round_index: the round.
+        names: of the clients.
 
     Example:
         >>> where(2, 5)
         'while client 2 trained in round 5'
+        >>> where(1, 5, ("Boston", "Lyon"))
+        "while client 1 ('Lyon') trained in round 5"
     """
-    who = "at the server" if client is None else f"while client {client} trained"
+    who = "at the server" if client is None else f"while {client_called(client, names)} trained"
     return f"{who} in round {round_index}"
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from flsv._lightning.evaluation import all_on_device, on_device
 from flsv._lightning.validation import keep_batches
 from flsv.data import FederatedDataModule
+from flsv.data.names import client_called
 from flsv.games import ModelEvaluator, Performance, ValidatedModels
 from flsv.games.evaluation.any_task import validated_models
 from flsv.games.evaluation.replica import Replica
@@ -61,7 +62,7 @@ class Roster:
         population = data.class_counts.sum(0)
         self.locals = [
             LocalData(
-                f"client {client}",
+                client_called(client, data.client_names),
                 partial(self._batches, client),
                 data.class_counts[client],
                 population,

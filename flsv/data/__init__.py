@@ -23,7 +23,7 @@ from flsv.data.partition import (
     partition_counts,
     plot_partition,
 )
-from flsv.data.sets import DATA_SETS, CharacterData, CSVData, ImageData, TableData, TextData, load_image_data
+from flsv.data.sets import DATA_SETS, CharacterData, Columns, CSVData, ImageData, TableData, TextData, load_image_data
 
 __all__ = [
     "DATA_SETS",
@@ -31,6 +31,7 @@ __all__ = [
     "CharacterData",
     "ClientChoice",
     "ClosedSetLabelNoise",
+    "Columns",
     "Corruption",
     "DirichletPartitioner",
     "FederatedDataModule",

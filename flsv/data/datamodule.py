@@ -2,34 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from flsv._lightning.old_package import check_package
 from flsv.data.corruption import Corruption
 from flsv.data.corruption.open_set import unknown_classes
 from flsv.data.federated_data import FederatedData, deal
+from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.filtering import without_flagged
-from flsv.data.loaders import TensorBatches
-from flsv.data.partition import IIDPartitioner, Partitioner
-from flsv.data.residence import Residence, reside
-from flsv.data.sets import is_downloadable, load_image_data
-from flsv.data.source import open_source, source_name
+from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner
+from flsv.data.residence import Residence
+from flsv.data.sets import Columns, is_downloadable, is_known, load_image_data
+from flsv.data.source import OwnData, open_source, source_name
 from flsv.data.splits import SplitOptions
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary
 
-_BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
-
-class FederatedDataModule(L.LightningDataModule):
+class FederatedDataModule(FederationView):
     """Deals a data set to the clients of a federation, and works in any ``Trainer`` as an ordinary data module too.
 
     A sample is in one place only: the server's validation set, or one client's training, validation or test set.
@@ -39,12 +37,17 @@ class FederatedDataModule(L.LightningDataModule):
         source: what to deal out, one of
 
             - a name or a path, as of :func:`~flsv.data.load_image_data`: ``digits``, ``mnist``, ``fashion_mnist``,
-              ``cifar10``, ``cifar100``, a MedMNIST-style ``.npz`` file, a folder of images;
+              ``cifar10``, ``cifar100``, a MedMNIST-style ``.npz`` file, a folder of images, a CSV file; or a folder
+              with a folder (``<client>/<class>/*.png``, or one CSV file in it) or a CSV file per client, which are the
+              clients then, called so, while ``val`` and ``test`` beside them are the server's;
             - a ``LightningDataModule``, used as it is: its training loader tells the data set and how to read it (batch
               size, ``collate_fn``, workers), its validation loader is the server's, its test loader is passed on;
-            - a map-style data set, or ``(train, test)``.
+            - a map-style data set, or ``(train, test)``;
+            - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.parts.arrays.array_set`;
+            - with ``label``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set, or its splits by name.
 
-        partitioner: who gets what; by default ``IIDPartitioner(num_clients=5)``.
+        partitioner: who gets what; by default ``GroupPartitioner()`` where the data are given by client or ``groups``
+            are given, else ``IIDPartitioner(num_clients=5)``.
         batch_size: samples per training batch; None for the wrapped loader's, else 32.
         eval_batch_size: samples per evaluation batch; None for the wrapped loader's, else ``batch_size``, and at least
             256 for data held as tensors.
@@ -55,9 +58,9 @@ class FederatedDataModule(L.LightningDataModule):
         client_val_fraction: share of each client's samples for its own validation set, at least one sample unless 0.
         client_test_fraction: the same for its own test set.
         max_samples: use a random subset of so many training samples (the server's included).
-        groups: natural group of each training sample, or the name of an attribute of the training data or of a field of
-            its samples that has them; by default the attribute ``groups``, if any. For
-            :class:`~flsv.data.GroupPartitioner`.
+        groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
+            its samples or of a column that has them; by default the attribute ``groups``, if any. For
+            :class:`~flsv.data.GroupPartitioner`, whose clients are called after their groups.
         labels: class of each training sample, 0 .. M-1, or the name of an attribute of the training data or of a field
             of its samples that has them; False for data without classes. By default the integers that end the samples
             or are called their label, if any. Only those who ask for classes need them (partitioners by label, label
@@ -80,6 +83,14 @@ class FederatedDataModule(L.LightningDataModule):
             with corrupted inputs are copied one by one as ever.
         image_size: side in pixels to which the images of a folder are resized.
         seed: seed of all splits but the partition, which has its own.
+        clients: the clients' data by name, in place of ``source``: data sets, ``(X, y)`` arrays, DataFrames, Hugging
+            Face data sets, or paths of CSV files or of folders of images. Classes that have names are numbered alike at
+            all of them, whichever a client has.
+        val: data to validate with on the server, in any of these forms; then no client gives any of its own for that.
+        test: data that no client has, likewise.
+        label: the column to predict, of what has columns.
+        columns: how the other columns become inputs, and what of that the clients have to agree on. The rows that tell
+            means, deviations and categories are the clients' training rows, and no others.
 
     Raises:
         ConfigurationError: arguments out of range at construction; from ``setup``, data that are missing, have no
@@ -96,6 +107,13 @@ class FederatedDataModule(L.LightningDataModule):
         >>> images, labels = next(iter(data.client_loader(0)))
         >>> images.shape
         torch.Size([16, 1, 8, 8])
+
+        >>> own = FederatedDataModule(
+        ...     clients={"Boston": (torch.rand(40, 3), ["ill"] * 40), "Lyon": (torch.rand(60, 3), ["well"] * 60)}
+        ... )
+        >>> own.setup("fit")
+        >>> own.client_names, own.class_names, own.num_samples.tolist()
+        (('Boston', 'Lyon'), ('ill', 'well'), [34, 56])
     """
 
     def __init__(
@@ -126,16 +144,30 @@ class FederatedDataModule(L.LightningDataModule):
         on_device: bool | Literal["auto"] = "auto",
         image_size: int = 224,
         seed: int = 0,
+        clients: Mapping[str, Any] | None = None,
+        val: Any = None,
+        test: Any = None,
+        label: str | None = None,
+        columns: Columns | None = None,
     ) -> None:
         super().__init__()
         for part in source if isinstance(source, list | tuple) else [source]:
             check_package(part, "source")
+        # Not by their names: a wrapped module's own val, test and label are found here.
+        self._given = OwnData(clients, val, test, label, groups, columns)
+        if clients is not None:
+            _check_clients(clients, source, partitioner, groups)
         self.split_options = SplitOptions(
             server_val_fraction, client_val_fraction, client_test_fraction, max_samples, seed
         )
         for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
             _check_size(name, size)
-        self.partitioner = IIDPartitioner(num_clients=5) if partitioner is None else partitioner
+        # Whether a folder has data by client is seen when it is read.
+        self._undecided = partitioner is None and clients is None and groups is None and _is_path(source)
+        by_group = clients is not None or groups is not None
+        if partitioner is None:
+            partitioner = GroupPartitioner() if by_group else IIDPartitioner(num_clients=5)
+        self.partitioner = partitioner
         if not isinstance(self.partitioner, Partitioner):
             raise ConfigurationError(
                 f"partitioner={partitioner!r}: expected a flsv.data.Partitioner, for example "
@@ -183,7 +215,7 @@ class FederatedDataModule(L.LightningDataModule):
         if self._module is not None:
             self.prepare_data_per_node = self._module.prepare_data_per_node
             # On the instance, and only if the module has them: Lightning prefers a data module's hook to the model's.
-            for hook in _BATCH_HOOKS:
+            for hook in BATCH_HOOKS:
                 if is_overridden(hook, self._module):
                     setattr(self, hook, getattr(self._module, hook))
 
@@ -199,7 +231,7 @@ class FederatedDataModule(L.LightningDataModule):
 
     def __str__(self) -> str:
         # Lightning's own would open every loader and expects a DataLoader in each.
-        return f"{type(self).__name__}(source={source_name(self.source)}, partitioner={self.partitioner!r})"
+        return f"{type(self).__name__}(source={self._source_name}, partitioner={self.partitioner!r})"
 
     # Lightning's life cycle
 
@@ -208,7 +240,12 @@ class FederatedDataModule(L.LightningDataModule):
         if self._module is not None:
             self._module.trainer = self.trainer
             self._module.prepare_data()
-        elif self.download and isinstance(self.source, str) and is_downloadable(self.source):
+        elif (
+            self.download
+            and self._given.clients is None
+            and isinstance(self.source, str)
+            and is_downloadable(self.source)
+        ):
             load_image_data(self.source, self.root, download=True)
 
     def setup(self, stage: str | None = None) -> None:
@@ -218,7 +255,7 @@ class FederatedDataModule(L.LightningDataModule):
             if reload and stage == "fit":
                 raise ConfigurationError(
                     f"reload_dataloaders_every_n_epochs={reload}: the loaders "
-                    f"of {source_name(self.source)} are read once, when its samples are dealt to clients, and would "
+                    f"of {self._source_name} are read once, when its samples are dealt to clients, and would "
                     f"not be asked for again. Leave it at 0; let what changes from epoch to epoch happen in the data "
                     f"set or in train_transform."
                 )
@@ -229,8 +266,12 @@ class FederatedDataModule(L.LightningDataModule):
                     self._module.setup(each)
                     self._stages.add(each)
         if self._stale:
+            source = open_source(self.source, self.root, self.download, self.image_size, self._given)
+            if self._undecided and source.clients:
+                self.partitioner = GroupPartitioner()
+            self._undecided = False
             self._dealt = deal(
-                open_source(self.source, self.root, self.download, self.image_size),
+                source,
                 self.partitioner,
                 self.split_options,
                 groups=self.groups,
@@ -288,7 +329,7 @@ class FederatedDataModule(L.LightningDataModule):
         test = self._data.test
         if test is None:
             raise ConfigurationError(
-                f"{source_name(self.source)} has no test data. Give source=(train, test), a data module with a "
+                f"{self._source_name} has no test data. Give source=(train, test), a data module with a "
                 f"test_dataloader, or one of the named data sets."
             )
         return self._cached("test", lambda: self._data.eval_loader(test))
@@ -342,181 +383,32 @@ class FederatedDataModule(L.LightningDataModule):
         """A wrapped data module's hyper-parameters."""
         return super().hparams if self._module is None else self._module.hparams
 
-    # The federation's view
 
-    @property
-    def num_clients(self) -> int:
-        """Number of clients; before ``setup`` where the partitioner knows it."""
-        if self._dealt is None and self.partitioner.num_clients is not None:
-            return self.partitioner.num_clients
-        return len(self._data.splits.clients)
+def _is_path(source: Any) -> bool:
+    return isinstance(source, str) and not is_known(source)
 
-    @property
-    def num_samples(self) -> Tensor:
-        """Training samples of each client, int64 ``[num_clients]``."""
-        return self.class_counts.sum(1)
 
-    @property
-    def class_counts(self) -> Tensor:
-        """Training samples of each client and class, int64 ``[num_clients, num_classes]``; ``[num_clients, 1]`` of data
-        without classes.
-
-        By the labels that the clients have, which ``corruptions`` may have changed.
-        """
-        return self._data.class_counts
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes.
-
-        1 for data without classes, unless a wrapped data module has a ``num_classes`` of its own, which then is what
-        its users mean.
-        """
-        theirs = getattr(self._module, "num_classes", None) if self._data.no_classes else None
-        return theirs if isinstance(theirs, int) else len(self._data.class_names)
-
-    @property
-    def known_class_counts(self) -> Tensor | None:
-        """:attr:`class_counts` where there are classes, and whoever judges a metric can know them; else None."""
-        return self.class_counts if self.no_classes is None else None
-
-    @property
-    def no_classes(self) -> str | None:
-        """Why the training samples have no classes, in words; None where they have some."""
-        return self._data.no_classes
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """Names of the classes; their numbers where the source has no names. ``("samples",)`` without classes."""
-        return self._data.class_names
-
-    @property
-    def client_names(self) -> tuple[str, ...]:
-        """Names of the clients; their numbers where the data have no names for them."""
-        return tuple(map(str, range(self.num_clients)))
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input, such as ``(1, 28, 28)``."""
-        return self._data.input_shape
-
-    @property
-    def server_val_indices(self) -> Tensor:
-        """The server's validation samples as indices into the training data; empty if the source has its own."""
-        return self._data.splits.server_val
-
-    def client_indices(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
-        """A client's samples as sorted indices into the source's training data, int64 ``[n]``."""
-        clients = self._data.splits.clients
-        if not 0 <= client < len(clients) or split not in ("train", "val", "test"):
-            raise ConfigurationError(
-                f"client {client}, split {split!r}: clients are 0 .. {len(clients) - 1}, splits train, val and test."
-            )
-        return clients[client][split]
-
-    def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
-        """A client's labels, as it has them, int64 ``[n]`` beside :meth:`client_indices`; all 0 without classes."""
-        assert self._data.labels is not None
-        return self._data.labels[self.client_indices(client, split)]
-
-    def corrupted_samples(self, client: int) -> Tensor:
-        """Which of a client's training samples differ from the source's, bool ``[n]`` beside :meth:`client_indices`.
-
-        Ground truth for tests and figures. Nothing of it reaches the server.
-        """
-        indices, corrupted = self.client_indices(client), self._data.corrupted
-        return torch.zeros(len(indices), dtype=torch.bool) if corrupted is None else corrupted.differs[indices]
-
-    @property
-    def malicious(self) -> list[int]:
-        """The clients with a corrupted sample, ascending. Ground truth, as :meth:`corrupted_samples`."""
-        return [client for client in range(self.num_clients) if self.corrupted_samples(client).any()]
-
-    def client_loader(
-        self,
-        client: int,
-        split: Literal["train", "val", "test"] = "train",
-        generator: torch.Generator | None = None,
-        shuffle: bool = True,
-    ) -> TensorBatches | DataLoader:
-        """A client's batches.
-
-        Args:
-            client: the client's number.
-            split: ``train`` is shuffled (but for ``overfit_batches``) and transformed; ``val`` and ``test`` come in
-                order.
-            generator: drives the shuffle, and nothing else does; by default one of this module's seed and the client.
-            shuffle: False gives the training samples as the client has them: in order, not transformed.
-        """
-        indices = self.client_indices(client, split)
-        if split == "train" and not shuffle:
-            return self._near(self._data.held_loader(indices))
-        if split == "train":
-            generator = None if self._overfits else generator or generator_for(self.seed, "client", client)
-            loader = self._data.train_loader(indices, generator, self.train_transform)
-            # What a transform draws, it may draw where its images are.
-            return loader if self.train_transform is not None and self.on_device == "auto" else self._near(loader)
-        key = (client, split)
-        return self._near(self._cached(key, lambda: self._data.eval_loader(self._data.train, indices)), key)
-
-    def reside(self, trainer: L.Trainer) -> Residence | None:
-        """The data on a trainer's accelerator, as ``on_device`` says; None: they stay where they are.
-
-        Raises:
-            ConfigurationError: see :func:`flsv.data.residence.reside`.
-        """
-        asking = (trainer.lightning_module, self)
-        if self._dealt is None or (
-            self.on_device == "auto" and any(is_overridden(hook, o) for hook in _BATCH_HOOKS[:2] for o in asking)
-        ):
-            return None
-        return reside(self._dealt, self.on_device, trainer.strategy.root_device, source_name(self.source))
-
-    def describe(self) -> dict[str, str | int | float]:
-        """What was asked for and what came of it, flat, to be logged with a run's hyper-parameters."""
-        options = self.split_options
-        facts: dict[str, str | int | float] = {
-            "source": source_name(self.source),
-            "partitioner": repr(self.partitioner),
-            "server_val_fraction": options.server_val_fraction,
-            "client_val_fraction": options.client_val_fraction,
-            "client_test_fraction": options.client_test_fraction,
-            "data_seed": self.seed,
-        }
-        if self.corruptions:
-            facts["corruptions"] = ", ".join(map(repr, self.corruptions))
-        if self.detector is not None:
-            facts |= {"drop_flagged": repr(self.detector), "dropped_samples": self._dropped}
-        if self._dealt is not None:
-            facts |= {
-                "batch_size": self._dealt.train_options["batch_size"],
-                "num_clients": self.num_clients,
-                "num_classes": self.num_classes,
-                "train_samples": int(self.num_samples.sum()),
-                "server_val_samples": len(self.server_val_indices),
-            }
-        return facts
-
-    @property
-    def _overfits(self) -> bool:
-        """Whether the same first batches are wanted again and again, as Lightning does it: in order."""
-        return self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
-
-    @property
-    def _data(self) -> FederatedData:
-        if self._dealt is None:
-            raise RuntimeError(
-                "The data are not loaded yet: let a Trainer do it, or call prepare_data() and setup('fit')."
-            )
-        return self._dealt
-
-    def _near(self, loader: Any, key: Any = None) -> Any:
-        return loader if self.residence is None else self.residence.near(loader, key)
-
-    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self._eval_loaders:
-            self._eval_loaders[key] = make()
-        return self._eval_loaders[key]
+def _check_clients(clients: Any, source: Any, partitioner: Partitioner | None, groups: Any) -> None:
+    """Raise ConfigurationError where data by client do not go with the other arguments."""
+    if not isinstance(clients, Mapping):
+        raise ConfigurationError(
+            f"clients: a {type(clients).__name__}. Expected the clients' data by name, such as "
+            '{"Boston": data_set, "Lyon": data_set}.'
+        )
+    if len(clients) < 2:
+        raise ConfigurationError(f"clients has {len(clients)} entries: a federation needs at least 2 clients.")
+    if source != "digits":
+        raise ConfigurationError(
+            f"source={source_name(source)} and clients: give one of them. What the server has of its own "
+            "is val and test."
+        )
+    if groups is not None:
+        raise ConfigurationError("groups and clients={...}: the names of clients say whose the samples are.")
+    if partitioner is not None and not getattr(partitioner, "keeps_groups", False):
+        raise ConfigurationError(
+            f"The data are given by client ({', '.join(map(repr, list(clients)[:5]))}), and {partitioner!r} would deal "
+            "them anew. Leave the partitioner out (null), or take a GroupPartitioner."
+        )
 
 
 def _check_size(name: str, size: int | None) -> None:

@@ -16,11 +16,12 @@ from flsv.data.corruption import Corruption
 from flsv.data.corruption.corrupted_data import CorruptedData, corrupt_clients
 from flsv.data.corruption.open_set import known_samples, leave_out_unknown, unknown_classes
 from flsv.data.finite import check_inputs
-from flsv.data.groups import dataset_groups
+from flsv.data.groups import named_groups
 from flsv.data.loaders import TensorBatches, make_loader
+from flsv.data.names import client_called
 from flsv.data.partition import Partitioner, partition_counts
 from flsv.data.preload import preload
-from flsv.data.source import SourceData
+from flsv.data.source_data import SourceData
 from flsv.data.splits import FederatedSplits, SplitOptions, split_federation
 from flsv.errors import ConfigurationError
 
@@ -56,6 +57,11 @@ class FederatedData:
     labels: Tensor | None = None
     no_classes: str | None = None
     val_data: tuple[Dataset, Tensor | None] | None = None
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """One per client; its number where it has no other."""
+        return self.splits.names or tuple(map(str, range(len(self.splits.clients))))
 
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
@@ -143,7 +149,7 @@ def deal(
         source: the data.
         partitioner: who gets what.
         split_options: what is set aside.
-        groups: see :func:`~flsv.data.groups.dataset_groups`.
+        groups: see :func:`~flsv.data.groups.named_groups`; where the source has groups of its own, these count.
         labels: see :class:`~flsv.data.FederatedDataModule`.
         corruptions: what is wrong with some clients' training data.
         asking: who else needs the samples' classes.
@@ -164,14 +170,33 @@ def deal(
     classes = find_classes(source.train, source.class_names, held_out, labels, asking)
     labels, num_classes = classes.labels, len(classes.names)
     has_val = source.val is not None or source.val_loaders is not None
+    if source.groups is not None:
+        named: tuple[Tensor | None, tuple[str, ...]] = (source.groups, source.group_names)
+    else:
+        named = named_groups(source.train, groups) or (None, ())
+    if source.clients and not partitioner.keeps_groups:
+        raise ConfigurationError(
+            f"The data are given by client ({_some(source.group_names)}), and {partitioner!r} would deal them anew. "
+            "Leave the partitioner out (null), or take a GroupPartitioner."
+        )
     splits = split_federation(
         labels,
         num_classes,
-        dataset_groups(source.train, groups),
+        named[0],
         torch.arange(len(labels)) if source.indices is None else source.indices,
         partitioner,
         replace(split_options, server_val_fraction=0.0) if has_val else split_options,
+        named[1],
+        source.clients,
     )
+    if source.fitted is not None:
+        if len(splits.clients) == 1:
+            raise ConfigurationError(
+                "A table of one site alone cannot be encoded: means, deviations and categories are agreed upon with "
+                "all sites. Give numbers that are encoded already: arrays (X, y), or a data set."
+            )
+        fitted = source.fitted(splits)
+        source = replace(source, train=fitted.train, val=fitted.val, test=fitted.test)
     unknown = unknown_classes(corruptions)
     splits = leave_out_unknown(splits, labels, corruptions)
 
@@ -228,6 +253,11 @@ def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None
     for client, held in enumerate(splits.clients):
         if options["drop_last"] and len(held["train"]) < size:
             raise ConfigurationError(
-                f"Client {client} has {len(held['train'])} training samples, not one full batch of {size}: with "
-                f"drop_last=True it would never train. Lower batch_size, or set drop_last to false."
+                f"{client_called(client, splits.names, 'Client')} has {len(held['train'])} training samples, not one "
+                f"full batch of {size}: with drop_last=True it would never train. Lower batch_size, or set drop_last "
+                "to false."
             )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(map(repr, names[:5])) + (", ..." if len(names) > 5 else "")

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from flsv.data.federated_data import FederatedData, check_full_batches
+from flsv.data.names import client_called
 from flsv.errors import ConfigurationError
 from flsv.participants import LocalData
 from flsv.seeding import generator_for
@@ -41,8 +42,8 @@ def without_flagged(module: Dealt, dealt: FederatedData, detector: FedBary) -> F
         keep, kept_counts = client.ask(_kept)
         if not keep.any():
             raise ConfigurationError(
-                f"drop_flagged: all {len(keep)} training samples of client {client.id} are flagged. Leave the client "
-                "out, or set drop_flagged to false."
+                f"drop_flagged: all {len(keep)} training samples of {client_called(client.id, dealt.splits.names)} are "
+                "flagged. Leave the client out, or set drop_flagged to false."
             )
         splits.append({**parts, "train": parts["train"][keep]})
         counts.append(kept_counts)

@@ -9,6 +9,7 @@ from torch.utils.data import Dataset
 
 from flsv.data.labels import in_words
 from flsv.data.loaders import tensors_of
+from flsv.data.names import client_called
 from flsv.data.splits import FederatedSplits
 from flsv.errors import ConfigurationError
 
@@ -58,7 +59,11 @@ def check_inputs(train: Dataset, splits: FederatedSplits, held_out: dict[str, Da
     broken = not_finite(train)
     if len(broken):
         sets = {"the server's validation set": splits.server_val}
-        sets |= {f"client {i}'s {name} set": held[name] for i, held in enumerate(splits.clients) for name in held}
+        sets |= {
+            f"{client_called(i, splits.names)}'s {name} set": held[name]
+            for i, held in enumerate(splits.clients)
+            for name in held
+        }
         for name, rows in sets.items():
             here = rows[torch.isin(rows, broken)]
             if len(here) and not name.endswith(" train set"):

@@ -7,17 +7,30 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from flsv.data.columns import attribute, column
+from flsv.data.names import plain_names
 from flsv.errors import ConfigurationError
 
 
 def dataset_groups(dataset: Dataset, groups: Any = None) -> Tensor | None:
-    """The natural group of every sample, int64 ``[N]`` numbered in sorted order, or None.
+    """The natural group of every sample, int64 ``[N]`` numbered in sorted order, or None; see :func:`named_groups`.
+
+    Example:
+        >>> dataset_groups(torch.utils.data.TensorDataset(torch.zeros(3, 2)), ["St Mary", "General", "St Mary"])
+        tensor([1, 0, 1])
+    """
+    found = named_groups(dataset, groups)
+    return None if found is None else found[0]
+
+
+def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor, tuple[str, ...]] | None:
+    """The natural group of every sample, int64 ``[N]`` numbered in sorted order, and the groups' names; or None.
 
     Args:
-        dataset: the training data.
+        dataset: the training data. Its attribute ``group_kind`` says what its attribute ``groups`` are, such as
+            ``"school"``.
         groups: one entry (number or string) per sample, or the name of an attribute of ``dataset`` or of a field of its
             samples that has them; None looks for an attribute ``groups``.
 
@@ -25,14 +38,18 @@ def dataset_groups(dataset: Dataset, groups: Any = None) -> Tensor | None:
         ConfigurationError: nothing of that name, a length that is not the data set's, or entries that are missing.
 
     Example:
-        >>> dataset_groups(torch.utils.data.TensorDataset(torch.zeros(3, 2)), ["St Mary", "General", "St Mary"])
-        tensor([1, 0, 1])
+        >>> data = torch.utils.data.TensorDataset(torch.zeros(3, 2))
+        >>> named_groups(data, [7, 3, 7])
+        (tensor([1, 0, 1]), ('group 3', 'group 7'))
     """
+    kind = "group"
     if groups is None:
         groups = attribute(dataset, "groups")
         if groups is None:
             return None
+        kind = kind_of_groups(dataset) or kind
     elif isinstance(groups, str):
+        kind = kind if groups in ("group", "groups") else groups
         groups = column(dataset, groups, "groups")
     ids = np.asarray(groups)
     length = len(dataset)  # type: ignore[arg-type]
@@ -48,7 +65,14 @@ def dataset_groups(dataset: Dataset, groups: Any = None) -> Tensor | None:
             f"them a group, or leave them out of the training data."
         )
     try:
-        numbers = np.unique(ids, return_inverse=True)[1]
+        found, numbers = np.unique(ids, return_inverse=True)
     except TypeError as error:
         raise ConfigurationError(f"groups mixes kinds of entries ({error}). Make all of them strings.") from error
-    return torch.from_numpy(numbers.reshape(-1).astype(np.int64))
+    return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), plain_names(found.tolist(), kind)
+
+
+def kind_of_groups(dataset: Dataset) -> str | None:
+    """What the groups of a data set are, found through ``Subset``."""
+    while isinstance(dataset, Subset) and not hasattr(dataset, "group_kind"):
+        dataset = dataset.dataset
+    return getattr(dataset, "group_kind", None)

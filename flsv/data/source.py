@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -19,51 +18,125 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
+    TensorDataset,
 )
 
 from flsv.data.labels import class_names_of
-from flsv.data.sets import load_image_data
+from flsv.data.parts.arrays import is_array, is_pair_of_arrays
+from flsv.data.parts.frames import is_columnar
+from flsv.data.parts.read import Reading, find_place
+from flsv.data.parts.source import own_source
+from flsv.data.sets import is_known, load_image_data
+from flsv.data.sets.columns import Columns
+from flsv.data.sets.layout import TABLES, folder_layout
+from flsv.data.source_data import SourceData
 from flsv.errors import ConfigurationError
+
+#: What may be dealt out: a name or a path, a data module, a data set, ``(train, test)``, arrays ``(X, y)``, or an
+#: object with named columns.
+Source = Any
 
 
 @dataclass(frozen=True)
-class SourceData:
-    """What a source has to offer.
+class OwnData:
+    """What a user says of data of their own, see :class:`~flsv.data.FederatedDataModule`."""
 
-    Args:
-        train: the training data, map-style.
-        val: the source's own validation data, or None.
-        val_loaders: a loader, or several, to validate with as they are, where ``val`` would not do them justice.
-        test: test data, or None.
-        indices: which samples of ``train`` may be used, int64 ``[n]``; None for all.
-        class_names: names of the classes, empty where the source has none.
-        train_options: ``batch_size`` and what else a ``DataLoader`` is told, as far as the source says.
-        eval_options: the same for evaluation.
+    clients: Mapping[str, Any] | None = None
+    val: Any = None
+    test: Any = None
+    label: str | None = None
+    groups: Any = None
+    columns: Columns | None = None
+
+
+def open_source(source: Source, root: str, download: bool, image_size: int, own: OwnData | None = None) -> SourceData:
+    """The data of a name or path (see :func:`~flsv.data.load_image_data`), a data module, data sets, or a user's own.
+
+    Raises:
+        ConfigurationError: what cannot be read, with what can.
     """
-
-    train: Dataset
-    val: Dataset | None = None
-    val_loaders: Iterable[Any] | None = None
-    test: Dataset | None = None
-    indices: Tensor | None = None
-    class_names: tuple[str, ...] = ()
-    train_options: dict[str, Any] = field(default_factory=dict)
-    eval_options: dict[str, Any] = field(default_factory=dict)
-
-
-def open_source(
-    source: str | L.LightningDataModule | Dataset | Sequence[Dataset], root: str, download: bool, image_size: int
-) -> SourceData:
-    """The data of a name or path (see :func:`~flsv.data.load_image_data`), a data module, or data sets."""
+    own = own or OwnData()
+    group = own.groups if isinstance(own.groups, str) else None
+    reading = Reading(root, image_size, own.label, group, own.columns or Columns())
+    held = {"val": own.val, "test": own.test}
+    if own.clients is not None:
+        return own_source(own.clients, held, reading, clients=True)
     if isinstance(source, L.LightningDataModule):
+        given = [name for name in ("val", "test", "label", "columns") if getattr(own, name) is not None]
+        if given:
+            raise ConfigurationError(
+                f"{given[0]} says how data are read, but a {type(source).__name__} reads its own. Say it there."
+            )
         return module_source(source)
     if isinstance(source, str):
-        data = load_image_data(source, root, download, image_size)
+        return _named_source(source, download, held, reading, own)
+    if isinstance(source, Mapping):
+        return own_source(*_by_split(source, held), reading)
+    pair = isinstance(source, list | tuple) and len(source) == 2 and not is_pair_of_arrays(source)
+    if pair and not all(isinstance(part, Dataset) for part in source):
+        return own_source({"source": source[0]}, _filled(held, {"test": source[1]}), reading)
+    if is_pair_of_arrays(source) or is_array(source) or is_columnar(source):
+        return own_source({"source": source}, held, reading)
+    found = dataset_source(source)
+    if own.val is None and own.test is None and own.label is None:
+        return found
+    return own_source({"source": found.train}, _filled(held, {"test": found.test}), reading)
+
+
+def _named_source(name: str, download: bool, held: dict[str, Any], reading: Reading, own: OwnData) -> SourceData:
+    place = None if is_known(name) else find_place(name, reading.root)
+    if place is not None and place.is_file() and place.suffix.lower() in TABLES:
+        return own_source({"source": name}, held, reading)
+    if place is not None and place.is_dir():
+        layout = folder_layout(place)
+        if layout.kind == "clients":
+            if own.groups is not None:
+                raise ConfigurationError(
+                    f"groups={own.groups!r}: {place} has a folder or a file per client, which says whose the samples "
+                    "are. Leave groups out."
+                )
+            return own_source(layout.clients, _filled(held, layout.held_out), reading, clients=True)
+    data = load_image_data(name, reading.root, download, reading.image_size)
+    if reading.label is not None:
+        raise ConfigurationError(
+            f"label={reading.label!r} names a column of a table, and {name} has images. Leave it out."
+        )
+    held = _filled(held, {"val": data.val, "test": data.test})
+    if own.val is None and own.test is None:
         return SourceData(data.train, data.val, test=data.test, class_names=data.class_names)
-    return dataset_source(source)
+    # What is given besides has to mean the same by its classes' numbers.
+    if type(data.train) is TensorDataset:
+        data.train.classes = data.class_names  # type: ignore[attr-defined]
+        for part in (data.val, data.test):
+            if part is not None:
+                part.classes = data.class_names  # type: ignore[attr-defined]
+    return own_source({"source": data.train}, held, reading)
 
 
-def source_name(source: str | L.LightningDataModule | Dataset | Sequence[Dataset]) -> str:
+def _filled(given: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is held out, as given or else as found with the source."""
+    twice = [name for name, each in found.items() if each is not None and given.get(name) is not None]
+    if twice:
+        raise ConfigurationError(f"{twice[0]}: the source has {twice[0]} data of its own. Leave it out.")
+    return {name: found.get(name) if given.get(name) is None else given[name] for name in ("val", "test")}
+
+
+def _by_split(source: Mapping[str, Any], held: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Splits by name, as Hugging Face's ``DatasetDict`` has them."""
+    known = {"train": "train", "test": "test", "validation": "val", "valid": "val", "val": "val"}
+    strange = [str(name) for name in source if name not in known]
+    if "train" not in source or strange:
+        raise ConfigurationError(
+            f"source is a {type(source).__name__} of {', '.join(map(str, list(source)[:5])) or 'nothing'}: as a source "
+            "it has train and perhaps validation and test. Data by client are given as clients={...}."
+        )
+    found: dict[str, Any] = {}
+    for name, part in source.items():
+        found = {**found, known[str(name)]: part}
+    return {"source": found.pop("train")}, _filled(held, found)
+
+
+def source_name(source: Source) -> str:
     """The name given, or the types of what was given."""
     if isinstance(source, str):
         return source

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from flsv.data.names import client_called, names_of_parts
 from flsv.data.partition.base import Partitioner, shuffled
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
@@ -18,10 +21,12 @@ class FederatedSplits:
     Args:
         server_val: the server's validation samples; empty where validation data come from elsewhere.
         clients: per client, a dictionary with ``train``, ``val`` and ``test``.
+        names: of the clients; empty where they have none but their numbers.
     """
 
     server_val: Tensor
     clients: tuple[dict[str, Tensor], ...]
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ def split_federation(
     pool: Tensor,
     partitioner: Partitioner,
     options: SplitOptions,
+    group_names: Sequence[str] = (),
+    whole: bool = False,
 ) -> FederatedSplits:
     """Deal the samples ``pool`` out to the server and the clients.
 
@@ -75,9 +82,12 @@ def split_federation(
         pool: indices of the samples to use, int64 ``[n]``.
         partitioner: deals what the server leaves to the clients.
         options: fractions and seed.
+        group_names: of the groups, by number, for the names of clients that have whole groups.
+        whole: whether no group may go lost.
 
     Raises:
-        ConfigurationError: a server validation set or a client's training set without samples.
+        ConfigurationError: a server validation set or a client's training set without samples; with ``whole``, a group
+            all of whose samples are the server's or left out.
 
     Example:
         >>> import torch
@@ -88,6 +98,7 @@ def split_federation(
         >>> len(splits.server_val), [len(client["train"]) for client in splits.clients]
         (10, [30, 30, 30])
     """
+    everybody = pool
     if options.max_samples is not None:
         pool = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
     pool = shuffled(pool, generator_for(options.seed, "server_val"))
@@ -98,12 +109,36 @@ def split_federation(
             f"validation set would be empty. Raise the fraction, or set it to 0 to train without validation."
         )
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
+    if partitioner.keeps_groups and groups is not None:
+        _tell_lost(groups[everybody], groups[rest], group_names, options, whole)
     parts = partitioner(labels[rest], num_classes, None if groups is None else groups[rest])
-    clients = [_split_client(client, rest[part], options) for client, part in enumerate(parts)]
-    return FederatedSplits(server_val, tuple(clients))
+    names: tuple[str, ...] = ()
+    if partitioner.keeps_groups and groups is not None and group_names:
+        names = names_of_parts([rest[part] for part in parts], groups, group_names)
+    clients = [_split_client(client, rest[part], options, names) for client, part in enumerate(parts)]
+    return FederatedSplits(server_val, tuple(clients), names)
 
 
-def _split_client(client: int, samples: Tensor, options: SplitOptions) -> dict[str, Tensor]:
+def _tell_lost(before: Tensor, after: Tensor, names: Sequence[str], options: SplitOptions, whole: bool) -> None:
+    """Warn of groups that no client has, or refuse them."""
+    lost = sorted(set(before.tolist()) - set(after.tolist()))
+    if not lost:
+        return
+    called = ", ".join(repr(names[group]) if names else str(group) for group in lost[:5])
+    left_out = "" if options.max_samples is None else f", or are left out (max_samples={options.max_samples})"
+    message = (
+        f"Nothing is left to {called}{', ...' if len(lost) > 5 else ''}: all their samples went to the server's "
+        f"validation set (server_val_fraction={options.server_val_fraction}){left_out}."
+    )
+    if whole:
+        raise ConfigurationError(
+            f"{message} Give the server validation data of its own (val), or server_val_fraction: 0, or leave this "
+            "client out."
+        )
+    rank_zero_warn(f"{message} They are no clients.")
+
+
+def _split_client(client: int, samples: Tensor, options: SplitOptions, names: Sequence[str]) -> dict[str, Tensor]:
     # At least one sample where a split is asked for: the mean over clients of an evaluation needs them all.
     val, test = (
         max(1, int(fraction * len(samples) + 0.5)) if fraction > 0 else 0
@@ -112,9 +147,10 @@ def _split_client(client: int, samples: Tensor, options: SplitOptions) -> dict[s
     train = len(samples) - val - test
     if train < 1:
         raise ConfigurationError(
-            f"Client {client} has {len(samples)} samples, of which client_val_fraction={options.client_val_fraction} "
-            f"and client_test_fraction={options.client_test_fraction} leave none to train on. Lower them, or partition "
-            f"so that every client has more samples (DirichletPartitioner has min_samples for this)."
+            f"{client_called(client, names, 'Client')} has {len(samples)} samples, of which client_val_fraction="
+            f"{options.client_val_fraction} and client_test_fraction={options.client_test_fraction} leave none to "
+            f"train on. Lower them, or partition so that every client has more samples (DirichletPartitioner has "
+            f"min_samples for this)."
         )
     order = shuffled(samples, generator_for(options.seed, "client_split", client))
     pieces = order.split([train, val, test])

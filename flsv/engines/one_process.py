@@ -93,7 +93,7 @@ class OneProcess:
         self.options = OptimizerOptions(trainer)
         self.roster = self._make_roster()
         self.roster.chunk = state.chunk
-        self.watch = UpdateWatch(arguments["outlier_threshold"], arguments["exclude_outliers"])
+        self.watch = UpdateWatch(arguments["outlier_threshold"], arguments["exclude_outliers"], data.client_names)
         self.server = RoundServer(
             board,
             self._strategies["aggregator"],

@@ -449,7 +449,7 @@ class FederatedLoop(SavedLoop):
 
     def _place(self) -> str:
         """Whose turn it is, in words."""
-        return where(self._running.clients.client, self.round_index)
+        return where(self._running.clients.client, self.round_index, self._data.client_names)
 
     def _discard(self, why: str) -> None:
         if self._running.discard():

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flsv.data.names import client_called
 from flsv.metrics.base import ContributionMetric
 from flsv.privacy.gaussian import GaussianPrivacy
 
@@ -81,7 +82,8 @@ class PrivacyLoss(ContributionMetric):
         client = int(self.participations.argmax())
         taken = int(self.participations[client])
         return (
-            f"client {client} has spent epsilon = {self.privacy.epsilon(taken):.4g} in {taken} rounds, and one more "
-            f"would make it {self.privacy.epsilon(taken + 1):.4g}, above max_epsilon={self.privacy.max_epsilon:g} "
+            f"{client_called(client, self.client_names or ())} has spent epsilon = "
+            f"{self.privacy.epsilon(taken):.4g} in {taken} rounds, and one more would make it "
+            f"{self.privacy.epsilon(taken + 1):.4g}, above max_epsilon={self.privacy.max_epsilon:g} "
             f"(delta={self.privacy.delta:g})"
         )

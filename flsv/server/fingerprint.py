@@ -48,6 +48,8 @@ def fingerprint(settings: Mapping[str, str], data: FederatedDataModule) -> dict[
         without pickle.
     """
     facts = {**data.describe(), "max_samples": data.split_options.max_samples, "class_names": data.class_names}
+    if "client_names" in facts:
+        facts["client_names"] = data.client_names  # all of them
     if isinstance(data.source, str):
         facts["source"] = PurePath(data.source).name  # the same data in another folder are the same
     # A partitioner comes as its repr already.
@@ -73,6 +75,8 @@ def check_same(saved: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping
         f"{name} is {after.get(name, 'None')} and was {before.get(name, 'None')}"
         for name in {**before, **after}
         if before.get(name, "None") != after.get(name, "None")
+        # Checkpoints of versions that had no names yet hold none.
+        and not (name == "data.client_names" and name not in before)
     ]
     names = {**saved["samples"], **now["samples"]}
     others = [name for name in names if saved["samples"].get(name) != now["samples"].get(name)]

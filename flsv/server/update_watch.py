@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flsv.data.names import client_called
 from flsv.functional.update_outliers import large_updates
 
 NOT_FINITE = "returned a model with NaN or infinite entries"
@@ -24,12 +25,14 @@ class UpdateWatch:
     Args:
         threshold: of :func:`flsv.functional.update_outliers.large_updates`; None: norms are not judged.
         exclude: leave outliers out of their rounds.
+        names: of the clients.
 
     Attributes:
         norms: client id to the norm of its update in the last round; without those that are not finite.
     """
 
-    def __init__(self, threshold: float | None, exclude: bool) -> None:
+    def __init__(self, threshold: float | None, exclude: bool, names: Sequence[str] = ()) -> None:
+        self._names = names
         self._threshold, self._exclude = threshold, exclude
         self.norms: dict[int, float] = {}
         self._times: Counter[tuple[str, int]] = Counter()
@@ -100,8 +103,9 @@ class UpdateWatch:
         return due
 
     def _name(self, fault: str, clients: Sequence[int]) -> str:
+        called = {client: client_called(client, self._names).removeprefix("client ") for client in clients}
         times = {client: self._times[fault, client] for client in clients}
-        named = [f"{client} ({count} times)" if count > 1 else str(client) for client, count in times.items()]
+        named = [called[client] + (f" ({count} times)" if count > 1 else "") for client, count in times.items()]
         return f"client{'s' if len(named) > 1 else ''} {', '.join(named)}"
 
 

@@ -18,6 +18,7 @@ from torch.utils.data import Dataset, Subset
 
 from flsv.data.corruption.base import Corruption
 from flsv.data.labels import dataset_labels
+from flsv.data.names import client_called
 from flsv.data.splits import FederatedSplits
 from flsv.errors import ConfigurationError
 
@@ -103,7 +104,7 @@ def leave_out_unknown(splits: FederatedSplits, labels: Tensor, corruptions: Sequ
         for client, sets in enumerate(splits.clients)
     )
     left = replace(splits, server_val=splits.server_val[known[splits.server_val]], clients=clients)
-    empty = [f"client {client}" for client, sets in enumerate(left.clients) if not len(sets["train"])]
+    empty = [client_called(client, splits.names) for client, sets in enumerate(left.clients) if not len(sets["train"])]
     empty += ["the server's validation set"] if len(splits.server_val) and not len(left.server_val) else []
     if empty:
         raise ConfigurationError(

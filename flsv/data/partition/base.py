@@ -42,6 +42,9 @@ class Partitioner(ABC):
     """Whether :meth:`partition` looks at the labels. Where it does not, data without classes will do, whose labels are
     all 0."""
 
+    keeps_groups: bool = False
+    """Whether every natural group is dealt to one client as a whole, whose name is the group's then."""
+
     def __init__(self, num_clients: int, seed: int = 0) -> None:
         if num_clients < 2:
             raise ConfigurationError(

@@ -19,7 +19,7 @@ class GroupPartitioner(Partitioner):
 
     Args:
         num_clients: number of clients, at least 2; None makes one client of each group, in the groups' order, and is
-            known to the caller only after the data have been seen.
+            known to the caller only after the data have been seen. Clients are called after their groups.
         seed: taken for uniformity; nothing here is random.
 
     Raises:
@@ -32,6 +32,7 @@ class GroupPartitioner(Partitioner):
     """
 
     needs_classes = False
+    keeps_groups = True
 
     def __init__(self, num_clients: int | None = None, seed: int = 0) -> None:
         super().__init__(2 if num_clients is None else num_clients, seed)

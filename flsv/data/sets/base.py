@@ -18,14 +18,14 @@ class ImageData:
 
     Args:
         train: training images; items are ``(image float32 [C, H, W], class)``.
-        test: test images, held by nobody.
+        test: test images, held by nobody; None where a folder has no such split.
         val: the data set's own validation images, or None.
         num_classes: number of classes.
         class_names: their names, ``num_classes`` of them.
     """
 
     train: Dataset
-    test: Dataset
+    test: Dataset | None
     val: Dataset | None
     num_classes: int
     class_names: tuple[str, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,13 +42,7 @@ class CharacterData(CSVData):
         text: the column with the documents.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
         length: characters that a sample predicts.
-        root: folder of the files.
-        test_path: a second file with the same columns for testing.
-        batch_size: samples per batch.
-        val_fraction: share of the pieces for validation.
-        test_fraction: share of the pieces for testing, unless there is a ``test_path``.
-        delimiter: one character between values.
-        seed: of the choice of validation and test pieces.
+        options: see :class:`~flsv.data.CSVData`.
 
     Raises:
         ConfigurationError: from construction, arguments out of range; from ``setup``, a file that is no table, columns
@@ -70,15 +65,9 @@ class CharacterData(CSVData):
         text: str = "text",
         group: str | None = None,
         length: int = 64,
-        root: str = "data",
-        test_path: str | None = None,
-        batch_size: int = 32,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.0,
-        delimiter: str = ",",
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(path, test_path, root, group, batch_size, val_fraction, test_fraction, delimiter, seed)
+        super().__init__(path, group, **options)
         check_number(self, "length", length, least=1, whole=True)
         self.text, self.length = text, length
 

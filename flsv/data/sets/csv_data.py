@@ -12,10 +12,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.arguments import check_number
-from flsv.data.labels import in_words
 from flsv.data.sets.csv_file import CSVFile, find_file, read_csv
-from flsv.data.sets.csv_values import natural_order
-from flsv.data.sets.encoding import find_gaps
+from flsv.data.sets.csv_values import group_values
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 
@@ -30,9 +28,9 @@ class CSVData(L.LightningDataModule):
 
     Args:
         path: the file, looked up below ``root``, then as it is.
-        test_path: a second file with the same columns for testing; None: ``test_fraction`` of the first.
-        root: folder of the files.
         group: the column whose values are the natural clients; None: there are none.
+        root: folder of the files.
+        test_path: a second file with the same columns for testing; None: ``test_fraction`` of the first.
         batch_size: samples per batch.
         val_fraction: share of the first file's samples for validation; 0: no validation set.
         test_fraction: share of them for testing, unless there is a ``test_path``; 0: no test set.
@@ -41,7 +39,7 @@ class CSVData(L.LightningDataModule):
 
     Attributes:
         train_set, val_set, test_set: after ``setup``, each None where there is none. ``train_set.groups`` has the group
-            of each sample, ``train_set.classes`` the classes' names.
+            of each sample, ``train_set.group_kind`` the column's name, ``train_set.classes`` the classes' names.
         group_names: the groups in the order in which :class:`~flsv.data.GroupPartitioner` makes clients of them.
         input_shape: shape of one sample.
         num_classes: number of classes; None where there are none.
@@ -54,14 +52,15 @@ class CSVData(L.LightningDataModule):
     def __init__(
         self,
         path: str,
-        test_path: str | None,
-        root: str,
-        group: str | None,
-        batch_size: int,
-        val_fraction: float,
-        test_fraction: float,
-        delimiter: str,
-        seed: int,
+        group: str | None = None,
+        *,
+        root: str = "data",
+        test_path: str | None = None,
+        batch_size: int = 32,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.0,
+        delimiter: str = ",",
+        seed: int = 0,
     ) -> None:
         super().__init__()
         check_number(self, "batch_size", batch_size, least=1, whole=True)
@@ -120,15 +119,7 @@ class CSVData(L.LightningDataModule):
         """The group of each row ``[N]``, as numbers if all are; None without a group column."""
         if self.group is None:
             return None
-        values = [value.strip() for value in file.column(self.group, "group")]
-        empty = np.flatnonzero(find_gaps(values, [""])).tolist()
-        if empty:
-            raise ConfigurationError(
-                f"{file.path}: {len(empty)} of {len(file)} rows have no {self.group!r} (group): line "
-                f"{in_words([file.lines[row] for row in empty])}. Every row belongs to a client: fill them in, or "
-                "leave the rows out of the file."
-            )
-        return np.array(natural_order(values))
+        return group_values(file, self.group)
 
     def split(self, samples: int, groups: np.ndarray | None) -> dict[str, np.ndarray]:
         """Ascending sample numbers of ``train``, ``val`` and ``test``."""
@@ -168,6 +159,7 @@ class CSVData(L.LightningDataModule):
         assert self.train_set is not None
         if groups is not None:
             self.train_set.groups = groups[splits["train"]]  # type: ignore[attr-defined]
+            self.train_set.group_kind = self.group  # type: ignore[attr-defined]
             self.group_names = tuple(map(str, np.unique(groups)))
         if classes is not None:
             self.train_set.classes = tuple(classes)  # type: ignore[attr-defined]

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from flsv.data.labels import in_words
 from flsv.errors import ConfigurationError
 
 _LIMIT = threading.Lock()
@@ -17,20 +18,31 @@ _LIMIT = threading.Lock()
 
 @dataclass(frozen=True)
 class CSVFile:
-    """A file's columns, as text.
+    """A file's columns, as text; or those of an object that has columns.
 
     Args:
-        path: the file, for messages.
+        path: the file, or what else the rows come from, for messages.
         columns: values by column name, ``N`` each.
         lines: the line of the file in which each row ends, ``N``.
+        unit: what ``lines`` counts: lines of a file, or the rows of an object.
     """
 
-    path: Path
+    path: Path | str
     columns: dict[str, list[str]]
     lines: list[int]
+    unit: str = "line"
 
     def __len__(self) -> int:
         return len(self.lines)
+
+    def places(self, rows: Sequence[int]) -> str:
+        """Where some rows are, in words.
+
+        Example:
+            >>> CSVFile("wards.csv", {}, [2, 3, 4, 9]).places([0, 1, 2, 3])
+            'line 2 .. 4, 9'
+        """
+        return f"{self.unit} {in_words([self.lines[row] for row in rows])}"
 
     def column(self, name: str, argument: str) -> list[str]:
         """The values of a column.

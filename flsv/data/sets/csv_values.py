@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from flsv.data.labels import in_words
 from flsv.data.sets.csv_file import CSVFile
 from flsv.data.sets.encoding import as_numbers, find_gaps
 from flsv.errors import ConfigurationError
@@ -27,6 +27,22 @@ def natural_order(values: Sequence[str]) -> list[int] | list[str]:
     except ValueError:
         return list(values)
     return numbers if all(str(number) == value for number, value in zip(numbers, values)) else list(values)
+
+
+def group_values(file: CSVFile, name: str) -> np.ndarray:
+    """The group of each row ``[N]``, as numbers if all are.
+
+    Raises:
+        ConfigurationError: no such column, or a row without a group.
+    """
+    values = [value.strip() for value in file.column(name, "group")]
+    empty = np.flatnonzero(find_gaps(values, [""])).tolist()
+    if empty:
+        raise ConfigurationError(
+            f"{file.path}: {len(empty)} of {len(file)} rows have no {name!r} (group): {file.places(empty)}. Every row "
+            "belongs to a client: fill them in, or leave the rows out."
+        )
+    return np.array(natural_order(values))
 
 
 def with_values(file: CSVFile, name: str, argument: str, gaps: Collection[str] = ("",)) -> CSVFile:
@@ -49,7 +65,7 @@ def with_values(file: CSVFile, name: str, argument: str, gaps: Collection[str] =
     rank_zero_warn(f"{file.path}: {missing.sum()} of {len(file)} rows have no {name!r} ({argument}) and are left out.")
     rows = np.flatnonzero(~missing)
     columns = {other: [values[row] for row in rows] for other, values in file.columns.items()}
-    return CSVFile(file.path, columns, [file.lines[row] for row in rows])
+    return replace(file, columns=columns, lines=[file.lines[row] for row in rows])
 
 
 def class_labels(file: CSVFile, values: Sequence[str], classes: Sequence[str], argument: str) -> Tensor:
@@ -62,7 +78,7 @@ def class_labels(file: CSVFile, values: Sequence[str], classes: Sequence[str], a
     unknown = next((row for row, value in enumerate(values) if value not in place), None)
     if unknown is not None:
         raise ConfigurationError(
-            f"{file.path}, line {file.lines[unknown]}: {values[unknown]!r} in {argument} is none of the "
+            f"{file.path}, {file.places([unknown])}: {values[unknown]!r} in {argument} is none of the "
             f"{len(classes)} classes that the training rows have: {', '.join(list(classes)[:20])}."
         )
     return torch.tensor([place[value] for value in values], dtype=torch.long)
@@ -75,7 +91,7 @@ def class_names(file: CSVFile, values: Sequence[str], argument: str) -> tuple[st
         ConfigurationError: one only, or nearly as many as there are rows.
 
     Example:
-        >>> class_names(CSVFile(None, {}, []), ["10", "2", "2", "10", "2"], "target")
+        >>> class_names(CSVFile("wards.csv", {}, []), ["10", "2", "2", "10", "2"], "target")
         ('2', '10')
     """
     names = tuple(map(str, sorted(set(natural_order(values)))))  # type: ignore[type-var]
@@ -106,9 +122,9 @@ def numbers_of(files: Sequence[CSVFile], name: str, values: Sequence[str], missi
     if not any(alone):
         return None
     row = next(row for row, number in enumerate(alone) if not number and not missing[row])
-    lines = [(file, line) for file in files for line in file.lines]
+    file, at = next(found for place, found in enumerate((f, r) for f in files for r in range(len(f))) if place == row)
     raise ConfigurationError(
-        f"{lines[row][0].path}, line {lines[row][1]}: {values[row]!r} in {name!r} is no finite number, but others "
+        f"{file.path}, {file.places([at])}: {values[row]!r} in {name!r} is no finite number, but others "
         f"there are. If it stands for a gap, add it to gaps; if the column has categories, name it in categorical."
     )
 
@@ -125,7 +141,7 @@ def numeric_target(file: CSVFile, name: str, values: Sequence[str]) -> np.ndarra
     if wrong:
         raise ConfigurationError(
             f"{file.path}: {name!r} (target) is no finite number in {len(wrong)} of {len(file)} rows, such "
-            f"as {values[wrong[0]]!r} in line {in_words([file.lines[row] for row in wrong])}. For classes, give "
+            f"as {values[wrong[0]]!r} in {file.places(wrong)}. For classes, give "
             "task: classification; what stands for a gap belongs into gaps."
         )
     return np.array([number[0] for number in numbers if number is not None])

@@ -1,4 +1,5 @@
-"""A folder of image files: ``train/<class>/*.png``, ``test/<class>/*.png`` and perhaps ``val/<class>/*.png``."""
+"""A folder of image files: ``train/<class>/*.png``, ``test/<class>/*.png`` and perhaps ``val/<class>/*.png``; or
+``<class>/*.png`` alone."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
 from flsv.data.sets.base import ImageData
+from flsv.data.sets.layout import folder_layout
 from flsv.errors import ConfigurationError
 
 
@@ -19,14 +21,24 @@ def folder(path: Path, image_size: int = 224) -> ImageData:
     is decoded is an error then, which names the file.
 
     Args:
-        path: the folder with ``train`` and ``test`` and, optionally, ``val``.
+        path: the folder with ``train`` and ``test`` and, optionally, ``val``; or with a folder for each class, all of
+            whose images are for training then.
         image_size: images are resized to a square of this many pixels; values lie in 0 .. 1.
 
     Raises:
         ConfigurationError: a missing or empty subfolder, splits whose classes differ, files that are no images, or
             images of more than 8 bits per channel.
     """
-    transform = transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()])
+    layout = folder_layout(path)
+    if layout.kind == "clients":
+        raise ConfigurationError(
+            f"{path} has data by client ({', '.join(list(layout.clients)[:5])}, ...): it is a source of a "
+            "FederatedDataModule."
+        )
+    if layout.kind == "classes":
+        whole = image_folder(path, image_size)
+        return ImageData(whole, None, None, len(whole.classes), tuple(whole.classes))
+    transform = _as_tensor(image_size)
     sets = {}
     for split in ("train", "test", "val"):
         if split == "val" and not (path / split).is_dir():
@@ -49,6 +61,22 @@ def folder(path: Path, image_size: int = 224) -> ImageData:
         for file, _ in images.samples:
             check_image(file)
     return ImageData(sets["train"], sets["test"], sets.get("val"), len(classes), tuple(classes))
+
+
+def image_folder(path: Path, image_size: int = 224) -> ImageFolder:
+    """The images of ``<class>/*.png`` alone; a class folder without one is a class, of which there is nothing here.
+
+    Raises:
+        ConfigurationError: files that are no images, or images of more than 8 bits per channel.
+    """
+    images = ImageFolder(str(path), transform=_as_tensor(image_size), loader=read_image, allow_empty=True)
+    for file, _ in images.samples:
+        check_image(file)
+    return images
+
+
+def _as_tensor(image_size: int) -> transforms.Compose:
+    return transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()])
 
 
 def read_image(path: str) -> Image.Image:

@@ -25,7 +25,8 @@ def load_image_data(name: str, root: str = "data", download: bool = False, image
     Args:
         name: ``digits``, ``gaussians``, ``mnist``, ``fashion_mnist``, ``cifar10``, ``cifar100`` (in any case, with or
             without separators), a MedMNIST-style ``.npz`` file, or a folder with ``train/<class>`` and
-            ``test/<class>`` images. Files and folders are looked up below ``root``, then as they are.
+            ``test/<class>`` images or with ``<class>`` images alone. Files and folders are looked up below ``root``,
+            then as they are.
         root: folder of the data.
         download: fetch torchvision's sets if they are missing.
         image_size: side in pixels of the images of a folder.
@@ -52,8 +53,8 @@ def load_image_data(name: str, root: str = "data", download: bool = False, image
             return npz(place)
         if place.is_file():
             raise ConfigurationError(
-                f"{place} is a file, but not one of data: expected a MedMNIST-style .npz file, or a folder with "
-                f"train/<class> and test/<class> images. (A configuration of a data module goes behind --config.)"
+                f"{place} is a file, but not one of data: expected a MedMNIST-style .npz file, a CSV file, or a folder "
+                f"of images or with data by client. (A configuration of a data module goes behind --config.)"
             )
         if place.is_dir():
             return folder(place, image_size)
@@ -65,9 +66,19 @@ def load_image_data(name: str, root: str = "data", download: bool = False, image
     close = difflib.get_close_matches(_plain(name), known, n=1)
     hint = f" Did you mean {known[close[0]]!r}?" if close else ""
     raise ConfigurationError(
-        f"No data set {name!r}.{hint} Known are {', '.join(DATA_SETS)}, any MedMNIST-style .npz file, and any folder "
-        f"with train/<class> and test/<class> images (looked at {looked})."
+        f"No data set {name!r}.{hint} Known are {', '.join(DATA_SETS)}, any MedMNIST-style .npz file, any CSV file, "
+        f"and any folder of images or with data by client (looked at {looked})."
     )
+
+
+def is_known(name: str) -> bool:
+    """Whether there is a data set of this name, which is no path then.
+
+    Example:
+        >>> is_known("FashionMNIST"), is_known("hospitals")
+        (True, False)
+    """
+    return _plain(name) in {_plain(kind) for kind in DATA_SETS}
 
 
 def is_downloadable(name: str) -> bool:

@@ -11,13 +11,13 @@ import re
 import unicodedata
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from flsv.arguments import check_number
-from flsv.data.labels import in_words
 from flsv.data.sets.csv_data import CSVData
 from flsv.data.sets.csv_file import CSVFile
 from flsv.data.sets.csv_values import class_labels, class_names, with_values
@@ -51,13 +51,7 @@ class TextData(CSVData):
         label: the column with the classes.
         group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
         max_words: how many words of a text count.
-        root: folder of the files.
-        test_path: a second file with the same columns for testing.
-        batch_size: samples per batch.
-        val_fraction: share of the texts for validation.
-        test_fraction: share of the texts for testing, unless there is a ``test_path``.
-        delimiter: one character between values.
-        seed: of the choice of validation and test texts.
+        options: see :class:`~flsv.data.CSVData`.
 
     Raises:
         ConfigurationError: from construction, arguments out of range; from ``setup``, a file that is no table, columns
@@ -82,15 +76,9 @@ class TextData(CSVData):
         label: str = "label",
         group: str | None = None,
         max_words: int = 200,
-        root: str = "data",
-        test_path: str | None = None,
-        batch_size: int = 32,
-        val_fraction: float = 0.1,
-        test_fraction: float = 0.0,
-        delimiter: str = ",",
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(path, test_path, root, group, batch_size, val_fraction, test_fraction, delimiter, seed)
+        super().__init__(path, group, **options)
         check_number(self, "max_words", max_words, least=1, whole=True)
         self.text, self.label, self.max_words = text, label, max_words
 
@@ -114,8 +102,5 @@ class TextData(CSVData):
             words[row, : len(hashes)] = torch.tensor(hashes, dtype=torch.long)
         empty = (words[:, 0] == 0).nonzero().flatten().tolist()
         if empty:
-            rank_zero_warn(
-                f"{file.path}: {len(empty)} of {len(texts)} texts have no words: line "
-                f"{in_words([file.lines[row] for row in empty])}."
-            )
+            rank_zero_warn(f"{file.path}: {len(empty)} of {len(texts)} texts have no words: {file.places(empty)}.")
         return words

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flsv.data import FederatedDataModule
+from flsv.data.names import client_called
 from flsv.errors import ConfigurationError
 
 
@@ -60,7 +61,7 @@ class RemoteData(FederatedDataModule):
 
     def client_loader(self, client: int, split: Literal["train", "val", "test"] = "train", *_: Any, **__: Any) -> Any:
         """Nothing can be read of it. Its length is the number of samples: batches are the site's to choose."""
-        return _Elsewhere(self._sizes[client][split], f"client {client} are at its site, {self.names[client]!r}")
+        return _Elsewhere(self._sizes[client][split], f"{client_called(client, self.names)} are at its site")
 
     def client_indices(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
         return torch.arange(self._sizes[client][split])

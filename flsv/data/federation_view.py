@@ -1,0 +1,232 @@
+"""What a federation reads of its data once they are dealt out: sizes, names, who holds what, and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from flsv.data.corruption import Corruption
+from flsv.data.federated_data import FederatedData
+from flsv.data.loaders import TensorBatches
+from flsv.data.partition import Partitioner
+from flsv.data.residence import Residence, reside
+from flsv.data.sets.columns import Columns
+from flsv.data.source import OwnData, Source, source_name
+from flsv.data.splits import SplitOptions
+from flsv.errors import ConfigurationError
+from flsv.seeding import generator_for
+from flsv.valuation import FedBary
+
+BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+#: Names of classes and clients that a description of a run lists.
+_LISTED = 20
+
+
+class FederationView(L.LightningDataModule):
+    """The half of :class:`~flsv.data.FederatedDataModule` that is read; see there."""
+
+    source: Source
+    partitioner: Partitioner
+    split_options: SplitOptions
+    corruptions: list[Corruption]
+    detector: FedBary | None
+    seed: int
+    train_transform: Callable[[Tensor], Any] | None
+    on_device: bool | Literal["auto"]
+    residence: Residence | None
+    _given: OwnData
+    _module: L.LightningDataModule | None
+    _dealt: FederatedData | None
+    _dropped: int
+    _eval_loaders: dict[Any, Any]
+    _undecided: bool
+
+    @property
+    def num_clients(self) -> int:
+        """Number of clients; before ``setup`` where the partitioner knows it."""
+        if self._dealt is None and not self._undecided and self.partitioner.num_clients is not None:
+            return self.partitioner.num_clients
+        return len(self._data.splits.clients)
+
+    @property
+    def num_samples(self) -> Tensor:
+        """Training samples of each client, int64 ``[num_clients]``."""
+        return self.class_counts.sum(1)
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Training samples of each client and class, int64 ``[num_clients, num_classes]``; ``[num_clients, 1]`` of data
+        without classes.
+
+        By the labels that the clients have, which ``corruptions`` may have changed.
+        """
+        return self._data.class_counts
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes.
+
+        1 for data without classes, unless a wrapped data module has a ``num_classes`` of its own, which then is what
+        its users mean.
+        """
+        theirs = getattr(self._module, "num_classes", None) if self._data.no_classes else None
+        return theirs if isinstance(theirs, int) else len(self._data.class_names)
+
+    @property
+    def known_class_counts(self) -> Tensor | None:
+        """:attr:`class_counts` where there are classes, and whoever judges a metric can know them; else None."""
+        return self.class_counts if self.no_classes is None else None
+
+    @property
+    def no_classes(self) -> str | None:
+        """Why the training samples have no classes, in words; None where they have some."""
+        return self._data.no_classes
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Names of the classes; their numbers where the source has no names. ``("samples",)`` without classes."""
+        return self._data.class_names
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        """Names of the clients: keys, folders or groups; their numbers where the data have no names for them."""
+        return self._data.client_names
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, such as ``(1, 28, 28)``."""
+        return self._data.input_shape
+
+    @property
+    def server_val_indices(self) -> Tensor:
+        """The server's validation samples as indices into the training data; empty if the source has its own."""
+        return self._data.splits.server_val
+
+    def client_indices(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
+        """A client's samples as sorted indices into the source's training data, int64 ``[n]``."""
+        clients = self._data.splits.clients
+        if not 0 <= client < len(clients) or split not in ("train", "val", "test"):
+            raise ConfigurationError(
+                f"client {client}, split {split!r}: clients are 0 .. {len(clients) - 1}, splits train, val and test."
+            )
+        return clients[client][split]
+
+    def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
+        """A client's labels, as it has them, int64 ``[n]`` beside :meth:`client_indices`; all 0 without classes."""
+        assert self._data.labels is not None
+        return self._data.labels[self.client_indices(client, split)]
+
+    def corrupted_samples(self, client: int) -> Tensor:
+        """Which of a client's training samples differ from the source's, bool ``[n]`` beside :meth:`client_indices`.
+
+        Ground truth for tests and figures. Nothing of it reaches the server.
+        """
+        indices, corrupted = self.client_indices(client), self._data.corrupted
+        return torch.zeros(len(indices), dtype=torch.bool) if corrupted is None else corrupted.differs[indices]
+
+    @property
+    def malicious(self) -> list[int]:
+        """The clients with a corrupted sample, ascending. Ground truth, as :meth:`corrupted_samples`."""
+        return [client for client in range(self.num_clients) if self.corrupted_samples(client).any()]
+
+    def client_loader(
+        self,
+        client: int,
+        split: Literal["train", "val", "test"] = "train",
+        generator: torch.Generator | None = None,
+        shuffle: bool = True,
+    ) -> TensorBatches | DataLoader:
+        """A client's batches.
+
+        Args:
+            client: the client's number.
+            split: ``train`` is shuffled (but for ``overfit_batches``) and transformed; ``val`` and ``test`` come in
+                order.
+            generator: drives the shuffle, and nothing else does; by default one of this module's seed and the client.
+            shuffle: False gives the training samples as the client has them: in order, not transformed.
+        """
+        indices = self.client_indices(client, split)
+        if split == "train" and not shuffle:
+            return self._near(self._data.held_loader(indices))
+        if split == "train":
+            generator = None if self._overfits else generator or generator_for(self.seed, "client", client)
+            loader = self._data.train_loader(indices, generator, self.train_transform)
+            # What a transform draws, it may draw where its images are.
+            return loader if self.train_transform is not None and self.on_device == "auto" else self._near(loader)
+        key = (client, split)
+        return self._near(self._cached(key, lambda: self._data.eval_loader(self._data.train, indices)), key)
+
+    def reside(self, trainer: L.Trainer) -> Residence | None:
+        """The data on a trainer's accelerator, as ``on_device`` says; None: they stay where they are.
+
+        Raises:
+            ConfigurationError: see :func:`flsv.data.residence.reside`.
+        """
+        asking = (trainer.lightning_module, self)
+        if self._dealt is None or (
+            self.on_device == "auto" and any(is_overridden(hook, o) for hook in BATCH_HOOKS[:2] for o in asking)
+        ):
+            return None
+        return reside(self._dealt, self.on_device, trainer.strategy.root_device, self._source_name)
+
+    def describe(self) -> dict[str, str | int | float]:
+        """What was asked for and what came of it, flat, to be logged with a run's hyper-parameters."""
+        options = self.split_options
+        facts: dict[str, str | int | float] = {
+            "source": self._source_name,
+            "partitioner": repr(self.partitioner),
+            "server_val_fraction": options.server_val_fraction,
+            "client_val_fraction": options.client_val_fraction,
+            "client_test_fraction": options.client_test_fraction,
+            "data_seed": self.seed,
+        }
+        if self.corruptions:
+            facts["corruptions"] = ", ".join(map(repr, self.corruptions))
+        if self.detector is not None:
+            facts |= {"drop_flagged": repr(self.detector), "dropped_samples": self._dropped}
+        if self._given.label is not None:
+            facts |= {"label": self._given.label, "columns": repr(self._given.columns or Columns())}
+        if self._dealt is not None:
+            facts |= {
+                "batch_size": self._dealt.train_options["batch_size"],
+                "num_clients": self.num_clients,
+                "num_classes": self.num_classes,
+                "train_samples": int(self.num_samples.sum()),
+                "server_val_samples": len(self.server_val_indices),
+            }
+            for name, held in (("client_names", self.client_names), ("class_names", self.class_names)):
+                if held != tuple(map(str, range(len(held)))):
+                    facts[name] = ", ".join(held[:_LISTED]) + (", ..." if len(held) > _LISTED else "")
+        return facts
+
+    @property
+    def _source_name(self) -> str:
+        clients = self._given.clients
+        return source_name(self.source) if clients is None else f"{len(clients)} clients' data"
+
+    @property
+    def _overfits(self) -> bool:
+        """Whether the same first batches are wanted again and again, as Lightning does it: in order."""
+        return self.trainer is not None and self.trainer.overfit_batches > 0  # type: ignore[attr-defined]
+
+    @property
+    def _data(self) -> FederatedData:
+        if self._dealt is None:
+            raise RuntimeError(
+                "The data are not loaded yet: let a Trainer do it, or call prepare_data() and setup('fit')."
+            )
+        return self._dealt
+
+    def _near(self, loader: Any, key: Any = None) -> Any:
+        return loader if self.residence is None else self.residence.near(loader, key)
+
+    def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._eval_loaders:
+            self._eval_loaders[key] = make()
+        return self._eval_loaders[key]

@@ -1,0 +1,89 @@
+"""What the clients are called: by the keys, folders or groups that their samples come from, else by their numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+
+#: A client of several groups is called after so many of them at most.
+_MOST = 3
+#: Words that say no more than that there are several.
+GENERIC = ("group", "site")
+_NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
+
+
+def client_called(client: int, names: Sequence[str] = (), noun: str = "client") -> str:
+    """A client in a sentence: its number, and its name if it has one.
+
+    Args:
+        client: its number.
+        names: of the clients; empty where they have none.
+        noun: what a client is called, such as ``"Client"`` at the beginning.
+
+    Example:
+        >>> client_called(1), client_called(1, ("0", "1")), client_called(1, ("Boston", "Lyon"))
+        ('client 1', 'client 1', "client 1 ('Lyon')")
+    """
+    name = names[client] if client < len(names) else str(client)
+    return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
+
+
+def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
+    """What keys, folders or groups are called: on one line, and never by a number alone.
+
+    A school 7 is rarely client 7, so a number gets a word before it: ``"school 7"``.
+
+    Args:
+        values: strings or numbers.
+        kind: that word; where it is only ``"group"`` or ``"site"``, numbers 0 .. n-1 stay alone: they are the clients'.
+
+    Raises:
+        ConfigurationError: a name without a character, or two alike.
+
+    Example:
+        >>> plain_names(["Sankt  Anna", 7, "08"], "ward")
+        ('Sankt Anna', 'ward 7', 'ward 08')
+    """
+    values = list(values)
+    if kind in GENERIC and list(map(str, values)) == list(map(str, range(len(values)))):
+        return tuple(map(str, values))
+    found: dict[str, Any] = {}
+    for value in values:
+        name = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+        if not name:
+            raise ConfigurationError(f"A client is called {value!r}: a name needs a character that can be seen.")
+        if _NUMBER.fullmatch(name):
+            name = f"{kind} {name}"
+        if name in found:
+            raise ConfigurationError(f"Two clients are called {name!r} ({found[name]!r} and {value!r}). Names differ.")
+        found[name] = value
+    return tuple(found)
+
+
+def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]) -> tuple[str, ...]:
+    """Clients that hold whole groups by the names of these, such as ``"Boston"`` or ``"Boston + Lyon + 3 more"``.
+
+    Args:
+        parts: each client's samples, int64 ``[n]``.
+        groups: group of every sample, int64 ``[N]``.
+        names: of the groups, by number.
+
+    Example:
+        >>> import torch
+        >>> names_of_parts([torch.tensor([0, 3]), torch.tensor([1, 2])], torch.tensor([2, 0, 0, 1]), ("a", "b", "c"))
+        ('b + c', 'a')
+    """
+    found: list[str] = []
+    for part in parts:
+        held = [names[group] for group in groups[part].unique().tolist()]
+        more = [f"{len(held) - _MOST} more"] if len(held) > _MOST else []
+        name = " + ".join([*held[:_MOST], *more])
+        name = f"group {name}" if _NUMBER.fullmatch(name) and name != str(len(found)) else name
+        # A group may itself be called "a + b".
+        found.append(name if name not in found else f"{name} ({len(found)})")
+    return tuple(found)

@@ -1,0 +1,97 @@
+"""Which columns of a table are used, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
+
+GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
+
+
+@dataclass
+class Columns:
+    """How the columns of a table become inputs and targets.
+
+    Numbers are standardised, and a gap becomes 0, the mean. Other columns are one-hot; a gap, or a category that no
+    training row has, is a row of zeros. A column with a gap among the training rows gets another one, 1 where the gap
+    is. Rows without a target are left out, with a warning.
+
+    Only training rows tell means, deviations and categories. ``statistics="pooled"`` takes means and deviations over
+    all clients together: everybody's rows influence everybody's features a little, and in a federation of several
+    machines the clients would have to send, for each column, how many values they have, their sum and their sum of
+    squares. ``"group"`` takes each client's own, for its validation and test rows too: no number crosses, but what
+    distinguishes the clients' means goes lost, and a small client's are rough. With either, all agree beforehand on the
+    columns, the categories' names (the union of what the clients' training rows have), the classes' names (the union
+    over all rows) and which columns have gaps.
+
+    A number to predict is as in the table, or, with ``standardise_target``, less the mean and over the deviation of all
+    training rows' (pooled over the clients, whatever ``statistics`` says): squared errors are shares of its variance
+    then. Otherwise a network starts far from the mean, and what everybody's training gains first, is the mean.
+
+    Args:
+        task: ``"classification"``, the target's values are classes, or ``"regression"``.
+        features: columns to predict from; None: all others, with identifiers and what came after the target.
+        exclude: columns to leave out of these.
+        categorical: columns whose numbers are names of categories.
+        gaps: what a missing value looks like, besides white space around it; None for :data:`GAPS`.
+        statistics: whose rows tell a column's mean and deviation: ``"pooled"`` or ``"group"``.
+        standardise_target: for regression.
+        max_categories: how many categories a column may have; more are taken for a mistake.
+        delimiter: one character between values of a file.
+
+    Raises:
+        ConfigurationError: arguments out of range or that contradict each other.
+    """
+
+    task: Literal["classification", "regression"] = "classification"
+    features: list[str] | None = None
+    exclude: list[str] | None = None
+    categorical: list[str] | None = None
+    gaps: list[str] | None = None
+    statistics: Literal["pooled", "group"] = "pooled"
+    standardise_target: bool = False
+    max_categories: int = 50
+    delimiter: str = ","
+
+    def __post_init__(self) -> None:
+        self.check("Columns")
+
+    @property
+    def missing(self) -> frozenset[str]:
+        """What stands for a gap."""
+        return frozenset(GAPS if self.gaps is None else ("", *map(str, self.gaps)))
+
+    def check(self, owner: str) -> None:
+        """See the errors of the class; ``owner`` is whose arguments these are, for messages."""
+        for name, value, known in (
+            ("task", self.task, ("classification", "regression")),
+            ("statistics", self.statistics, ("pooled", "group")),
+        ):
+            if value not in known:
+                raise ConfigurationError(f"{owner}({name}={value!r}): expected one of {', '.join(known)}.")
+        check_number(owner, "max_categories", self.max_categories, least=2, whole=True)
+        if self.standardise_target and self.task != "regression":
+            raise ConfigurationError(f"{owner}(standardise_target=True) is for task: regression; classes have no mean.")
+        for argument in ("features", "exclude", "categorical", "gaps"):
+            if isinstance(getattr(self, argument), str):
+                raise ConfigurationError(f"{owner}({argument}={getattr(self, argument)!r}): expected a list.")
+        features = self.features or []
+        twice = next((column for column in features if features.count(column) > 1), None)
+        if twice is not None:
+            raise ConfigurationError(f"{owner}: features has {twice!r} more than once.")
+
+    def check_roles(self, target: str, group: str | None, owner: str) -> None:
+        """Raise ConfigurationError where a column has two roles, or there is no group to take statistics of."""
+        if self.statistics == "group" and group is None:
+            raise ConfigurationError(f"{owner}(statistics='group') needs group, the column with the rows' groups.")
+        used = [*(self.features or ()), *(self.categorical or ())]
+        for column, argument in ((target, "target"), (group, "group")):
+            if column is not None and column in used:
+                raise ConfigurationError(
+                    f"{owner}: {column!r} is the {argument}, and cannot be among features or categorical."
+                )
+        if target == group:
+            raise ConfigurationError(f"{owner}: target and group are both {target!r}.")

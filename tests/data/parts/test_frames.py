@@ -1,0 +1,257 @@
+"""DataFrames and Hugging Face data sets, imitated and, where they are installed, real."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from frames import ClassLabel, Frame, HuggingFace
+from PIL import Image
+from torch.utils.data import TensorDataset
+
+from flsv.data import Columns, FederatedDataModule
+from flsv.data.parts.column_samples import ColumnSamples
+from flsv.data.parts.frames import column_keys, frame_table, is_hugging_face
+from flsv.data.sets.csv_file import read_csv
+from flsv.errors import ConfigurationError
+
+ROWS = 40
+AGE = [float(20 + i) if i % 7 else float("nan") for i in range(ROWS)]
+SEX = ["fm"[i % 2] for i in range(ROWS)]
+WARD = [["Boston", "Lyon", "Köln / Ost"][i % 3] for i in range(ROWS)]
+ILL = [i % 4 // 3 for i in range(ROWS)]
+PATIENTS = {"age": AGE, "sex": SEX, "ward": WARD, "ill": ILL}
+
+
+def ready(*args, **kwargs):
+    data = FederatedDataModule(*args, **kwargs)
+    data.setup("fit")
+    return data
+
+
+def everything(data):
+    return [data._data.train.tensors, [data.client_indices(i) for i in range(data.num_clients)]]
+
+
+def test_columns_as_text():
+    table = frame_table(
+        Frame(a=[1.0, float("nan"), 3.0], b=[0.1, None, 2.0], c=[True, None, "x"], d=np.array([1, 2, 3]), e=[1, 2, 3]),
+        leave_out=("e",),
+    )
+    assert table.columns == {
+        "a": ["1", "", "3"],
+        "b": ["0.1", "", "2.0"],
+        "c": ["True", "", "x"],
+        "d": ["1", "2", "3"],
+        "e": ["", "", ""],
+    }
+    assert table.places([0, 2]) == "row 0, 2"
+
+
+def test_what_has_columns():
+    assert column_keys(Frame(a=[1], b=[2])) == {"a": "a", "b": "b"}
+    assert is_hugging_face(HuggingFace({"a": [1]}))
+    assert not is_hugging_face(Frame(a=[1]))
+    for other in ([1], {"columns": [1]}, np.zeros((2, 2)), TensorDataset(torch.zeros(2)), "columns", None):
+        assert column_keys(other) is None
+    frame = Frame(a=[1])
+    frame.columns = ["a", "a"]
+    with pytest.raises(ConfigurationError, match="several columns are called 'a'"):
+        column_keys(frame)
+
+
+def test_a_frame_is_a_federation_in_one_line():
+    data = ready(Frame(**PATIENTS), label="ill", groups="ward", server_val_fraction=0.2)
+    assert data.client_names == ("Boston", "Köln / Ost", "Lyon")
+    assert data.class_names == ("0", "1")
+    assert int(data.num_samples.sum()) == 32
+    x, y = next(iter(data.client_loader(0)))
+    assert (x.shape[1:], y.dtype) == ((4,), torch.int64)  # age, sex=f, sex=m, age missing
+    wards = np.unique(WARD)
+    for client, ward in enumerate(wards):
+        assert {WARD[i] for i in data.client_indices(client).tolist()} == {ward}
+
+
+def test_a_frame_and_the_same_file_are_the_same(tmp_path):
+    rows = [f"{'' if np.isnan(a) else a},{s},{w},{i}" for a, s, w, i in zip(*PATIENTS.values())]
+    (tmp_path / "wards.csv").write_text("\n".join(["age,sex,ward,ill", *rows]), "utf-8")
+    frame = ready(Frame(**PATIENTS), label="ill", groups="ward")
+    file = ready("wards.csv", root=str(tmp_path), label="ill", groups="ward")
+    hugging = ready(HuggingFace(PATIENTS), label="ill", groups="ward")
+    assert read_csv(tmp_path / "wards.csv").columns["age"][:2] == ["", "21.0"]
+    for other in (file, hugging):
+        assert other.client_names == frame.client_names
+        torch.testing.assert_close(everything(other), everything(frame), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "Frame is a table: say label, the column to predict. It has age, sex, ward, ill"),
+        ({"label": "il"}, r"no column 'il' \(label\). Did you mean 'ill'\?"),
+        ({"label": "ill", "groups": "clinic"}, r"no column 'clinic' \(groups\)"),
+        ({"label": "ill", "groups": "ill"}, "target and group are both 'ill'"),
+        ({"label": "age"}, "34 different values in 34 rows, which are no classes"),
+        ({"label": "ill", "columns": Columns(features=["weight"])}, r"no column 'weight' \(features\)"),
+        (
+            {"label": "sex", "columns": Columns(task="regression")},
+            "'sex' .target. is no finite number",
+        ),
+        ({"label": "ill", "columns": Columns(statistics="group")}, "needs group"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*are left out")
+def test_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ready(Frame(**PATIENTS), **options)
+
+
+def test_missing_groups_and_labels():
+    gone = [None, *WARD[1:]]
+    with pytest.raises(ConfigurationError, match=r"1 of 40 rows have no 'ward' \(group\): row 0"):
+        ready(Frame(**{**PATIENTS, "ward": gone}), label="ill", groups="ward")
+    with pytest.warns(UserWarning, match=r"1 of 40 rows have no 'ill' \(target\) and are left out"):
+        data = ready(Frame(**{**PATIENTS, "ill": [None, *map(float, ILL[1:])]}), label="ill", groups="ward")
+    assert data.class_names == ("0", "1")  # not 0.0 and 1.0
+    assert int(data.num_samples.sum()) + len(data.server_val_indices) == 39
+
+
+def pictures(number, mode="L", side=6):
+    shape = (side, side + 1) if mode == "L" else (side, side + 1, 3)
+    return [Image.fromarray(np.full(shape, 51 * (i % 5), np.uint8)) for i in range(number)]
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3)])
+def test_pictures_with_named_classes(mode, channels):
+    source = HuggingFace(
+        {"image": pictures(30, mode), "label": [i % 3 for i in range(30)], "clinic": [f"c{i % 2}" for i in range(30)]},
+        label=ClassLabel(["cat", "dog", "eel"]),
+    )
+    data = ready(source, label="label", groups="clinic", columns=Columns(features=["image"]))
+    assert (data.class_names, data.client_names) == (("cat", "dog", "eel"), ("c0", "c1"))
+    assert data.input_shape == (channels, 6, 7)
+    x, y = next(iter(data.client_loader(0, shuffle=False)))
+    rows = data.client_indices(0).tolist()
+    assert y.tolist() == [row % 3 for row in rows]
+    assert x[:, 0, 0, 0].tolist() == pytest.approx([(row % 5) / 5 for row in rows])
+    with pytest.raises(ConfigurationError, match=r"name it, columns.features: \[image\]"):
+        ready(source, label="label")
+
+
+def test_nothing_is_read_of_pictures_before_it_is_needed():
+    source = HuggingFace({"image": pictures(30), "label": [i % 3 for i in range(30)]})
+    samples = ColumnSamples(source, "image", "label")
+    assert source.rows_read == 0
+    assert samples[4][1].item() == 1
+    assert source.rows_read == 1
+
+
+def test_arrays_and_targets_of_hugging_face():
+    source = HuggingFace({"x": [[i, 0.5] for i in range(20)], "y": [0.5 * i for i in range(20)]})
+    data = ready(source, label="y")
+    assert data.no_classes is not None
+    x, y = data._data.train[3]
+    assert (x.tolist(), y.item(), x.dtype) == ([3.0, 0.5], 1.5, torch.float32)
+    words = HuggingFace({"x": [[i, 0.5] for i in range(20)], "y": ["no", "yes"] * 10})
+    assert ready(words, label="y").class_names == ("no", "yes")
+
+
+def test_refused_columns_of_hugging_face():
+    with pytest.raises(ConfigurationError, match=r"1 of 2 rows have no 'y' \(label\), such as row 1"):
+        ColumnSamples(HuggingFace({"x": [[1], [2]], "y": [1, None]}), "x", "y")
+    odd = ColumnSamples(HuggingFace({"x": [[1], {"a": 1}], "y": [1, 0]}), "x", "y")
+    with pytest.raises(ConfigurationError, match="row 1: 'x' is a dict, which is no image and no array"):
+        odd[1]
+    deep = ColumnSamples(HuggingFace({"x": [Image.new("I;16", (3, 3))], "y": [1]}), "x", "y")
+    with pytest.raises(ConfigurationError, match="more than 8 bits per pixel"):
+        deep[0]
+
+
+def test_clients_number_the_classes_alike():
+    parts = {
+        name: HuggingFace({"x": [[1.0, 2.0]] * 20, "y": words}, y=None)
+        for name, words in {"Boston": ["cat", "dog"] * 10, "Lyon": ["dog"] * 20}.items()
+    }
+    data = ready(clients=parts, label="y", server_val_fraction=0.0)
+    assert data.class_names == ("cat", "dog")
+    assert data.class_counts.tolist() == [[10, 10], [0, 20]]
+
+
+def test_splits_by_name():
+    train, test = (HuggingFace({"x": [1.0, 2.0] * n, "y": ["a", "b"] * n}) for n in (20, 5))
+    data = ready({"train": train, "validation": test, "test": test}, label="y")
+    assert len(data.server_val_indices) == 0
+    assert sum(len(y) for _, y in data.val_dataloader()) == 10
+    assert sum(len(y) for _, y in data.test_dataloader()) == 10
+    with pytest.raises(ConfigurationError, match="Data by client are given as clients"):
+        ready({"Boston": train, "Lyon": test}, label="y")
+
+
+def test_hugging_face_without_label_stays_rows():
+    rows = HuggingFace({"x": [torch.ones(2)] * 20, "label": [0, 1] * 10})
+    data = ready(rows)
+    assert set(next(iter(data.client_loader(0)))) == {"x", "label"}
+
+
+def test_pandas():
+    pandas = pytest.importorskip("pandas")
+    data = pandas.DataFrame(PATIENTS)
+    found = ready(data, label="ill", groups="ward")
+    torch.testing.assert_close(
+        everything(found), everything(ready(Frame(**PATIENTS), label="ill", groups="ward")), rtol=0, atol=0
+    )
+    by_ward = {name: rows.drop(columns="ward") for name, rows in data.groupby("ward")}
+    assert ready(clients=by_ward, label="ill").client_names == found.client_names
+    odd = data.assign(
+        age=pandas.array([None if np.isnan(a) else int(a) for a in AGE], dtype="Int64"),
+        sex=pandas.Categorical(SEX),
+        ill=pandas.Series(ILL).astype("boolean"),
+    )
+    again = ready(odd, label="ill", groups="ward")
+    assert again.class_names == ("False", "True")
+    torch.testing.assert_close(everything(again), everything(found), rtol=0, atol=0)
+    series = ready((data[["age"]].fillna(0).to_numpy(), data["ill"]))
+    assert series.class_counts.sum(0).tolist() != [0, 0]
+
+
+def test_the_real_library():
+    datasets, arrow = pytest.importorskip("datasets"), pytest.importorskip("pyarrow")
+
+    def made(columns, features):
+        table = arrow.table(columns, schema=features.arrow_schema)
+        # With a fingerprint: to make one, the library pickles the table, which some versions of its own parts cannot.
+        info = datasets.DatasetInfo(features=features)
+        return datasets.Dataset(datasets.table.InMemoryTable(table), info=info, fingerprint="made here")
+
+    kinds = {"age": "float64", "sex": "string", "ward": "string", "ill": "int64"}
+    real = made(PATIENTS, datasets.Features({name: datasets.Value(kind) for name, kind in kinds.items()}))
+    found = ready(real, label="ill", groups="ward")
+    torch.testing.assert_close(
+        everything(found), everything(ready(Frame(**PATIENTS), label="ill", groups="ward")), rtol=0, atol=0
+    )
+    assert ready(real.with_format("torch"), label="ill", groups="ward").client_names == found.client_names
+
+    def png(image):
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return {"bytes": file.getvalue(), "path": None}
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    source = made({"image": list(map(png, pictures(20))), "label": [0, 1] * 10}, features)
+    data = ready(datasets.DatasetDict({"train": source, "test": source}), label="label")
+    assert data.class_names == ("cat", "dog")
+    assert data.input_shape == (1, 6, 7)
+    assert ready(clients={"a": source, "b": source}, label="label").client_names == ("a", "b")
+    assert ready(real, labels="ill", groups="ward").client_names == found.client_names  # rows, as dictionaries
+
+
+@pytest.mark.parametrize("library", ["polars", "pyarrow"])
+def test_other_tables(library):
+    module = pytest.importorskip(library)
+    table = (module.DataFrame if library == "polars" else module.table)({**PATIENTS})
+    torch.testing.assert_close(
+        everything(ready(table, label="ill", groups="ward")),
+        everything(ready(Frame(**PATIENTS), label="ill", groups="ward")),
+        rtol=0,
+        atol=0,
+    )

@@ -1,0 +1,41 @@
+"""Objects with columns, as small as they can be."""
+
+
+class Frame:
+    """As a DataFrame of pandas or polars: ``columns``, a length, a column by its name."""
+
+    def __init__(self, **columns):
+        self.columns = list(columns)
+        self._values = columns
+
+    def __len__(self):
+        return len(self._values[self.columns[0]])
+
+    def __getitem__(self, name):
+        return self._values[name]
+
+
+class ClassLabel:
+    """As Hugging Face's: its numbers have names."""
+
+    def __init__(self, names):
+        self.names = names
+
+
+class HuggingFace:
+    """As a data set of the library ``datasets``: rows by number, columns by name."""
+
+    def __init__(self, columns, **features):
+        self.column_names = list(columns)
+        self.features = {name: features.get(name) for name in columns}
+        self._values = columns
+        self.rows_read = 0
+
+    def __len__(self):
+        return len(next(iter(self._values.values())))
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            return self._values[key]
+        self.rows_read += 1
+        return {name: values[key] for name, values in self._values.items()}
