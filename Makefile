@@ -33,8 +33,8 @@ test: ## all tests and doctests
 
 # Branches and coverage slow tests down, so it is measured on the fast ones, and reported only.
 coverage: ## lines reached by the fast tests, as a report
-	$(PYTHON) -m pytest -q -p no:doctest --cov=flsv --cov-report=term:skip-covered \
-	  tests/functional tests/metrics tests/aggregation tests/server tests/round tests/test_loop.py
+	$(PYTHON) -m pytest -q --cov=flsv --cov-report=term:skip-covered \
+	  tests/functional tests/metrics tests/aggregation tests/server tests/round tests/sampling tests/test_loop.py
 
 docs: ## the site, into site/; warnings are errors
 	$(PYTHON) -m mkdocs build --quiet
@@ -57,4 +57,4 @@ flower: ## the tests of Flower, whose pins are its own, in an environment of the
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower
 
-ci: check test coverage docs lowest flower ## all of it
+ci: check docs test coverage lowest flower ## all of it
