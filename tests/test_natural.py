@@ -44,6 +44,13 @@ SMALLER = {
         "data.source.init_args.val_fraction": 0.02,
     },
 }
+CLIENTS = {
+    "clinics": ("K", "M", "N"),
+    "districts": tuple(f"district {i}" for i in range(5)),
+    "reuters": tuple(map(str, range(5))),
+    "schools": tuple(f"school {i}" for i in range(5)),
+    "tales": ("group 0", "group 1", "group 2"),
+}
 WORDS = ["king", "wolf", "corn", "oil", "ship", "bank", "profit", "trade", "ate", "sank", "rose", "paid"]
 
 
@@ -166,8 +173,10 @@ def test_made_data(run, made: str, name: str, clients: int) -> None:
         "reuters": {"data.partitioner.init_args.min_samples": 5},
         "districts": {"model.init_args.optimizer.init_args.lr": 1.0},  # so little else would change nobody's rank
     }
-    loop, values, _ = run(name, made, **more.get(name, {}))
+    loop, values, cli = run(name, made, **more.get(name, {}))
     check(loop, values, clients)
+    assert cli.datamodule.client_names == CLIENTS[name]
+    assert loop.metrics["shapley"].client_names == CLIENTS[name]
 
 
 @pytest.mark.parametrize(

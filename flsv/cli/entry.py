@@ -128,6 +128,7 @@ def _quieten(quiet: bool) -> None:
     """Leave out what Lightning says to everybody and nobody can act on; when quiet, all that is no warning."""
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # given: without --quiet
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)")  # Lightning's use of torch
+    warnings.filterwarnings("ignore", message="Couldn't infer the batch indices")  # our samples come in order
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda record: "Tip:" not in record.getMessage()
     )

@@ -69,7 +69,7 @@ def value(
     seconds = time.perf_counter() - start
     out.mkdir(parents=True, exist_ok=True)
     columns = columns_of(found)
-    write_csv(out / "valuation.csv", columns)
+    write_csv(out / "valuation.csv", columns, data.client_names)
     for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
         with drawing(f"{out / name}.png"):
             draw(found).savefig(out / f"{name}.png")
@@ -94,13 +94,14 @@ def columns_of(found: Valuation) -> dict[str, Tensor]:
     return columns | ({"not_finite": found.broken} if found.broken.any() else {})
 
 
-def write_csv(path: Path, columns: Mapping[str, Tensor]) -> None:
-    """One row per client; what is not known is left empty."""
-    with path.open("w", newline="") as file:
+def write_csv(path: Path, columns: Mapping[str, Tensor], names: Sequence[str]) -> None:
+    """One row per client, its name last; what is not known is left empty."""
+    with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["client", *columns])
+        writer.writerow(["client", *columns, "client_name"])
         for client, row in enumerate(zip(*(column.tolist() for column in columns.values()))):
-            writer.writerow([client, *("" if x != x else f"{x:.6g}" if isinstance(x, float) else x for x in row)])
+            known = ("" if x != x else f"{x:.6g}" if isinstance(x, float) else x for x in row)
+            writer.writerow([client, *known, names[client]])
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:

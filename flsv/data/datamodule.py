@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
@@ -151,9 +152,16 @@ class FederatedDataModule(FederationView):
         columns: Columns | None = None,
     ) -> None:
         super().__init__()
+        source = str(source) if isinstance(source, Path) else source
         for part in source if isinstance(source, list | tuple) else [source]:
             check_package(part, "source")
         # Not by their names: a wrapped module's own val, test and label are found here.
+        if label is not None and labels not in (None, False):
+            raise ConfigurationError(
+                f"label={label!r} and labels: the classes are in the column {label!r}. Leave labels out."
+            )
+        if columns is not None and label is None:
+            raise ConfigurationError("columns says what becomes of a table's columns: say label, the one to predict.")
         self._given = OwnData(clients, val, test, label, groups, columns)
         if clients is not None:
             _check_clients(clients, source, partitioner, groups)

@@ -157,7 +157,8 @@ def dataset_source(datasets: Dataset | Sequence[Dataset]) -> SourceData:
         kinds = ", ".join(type(part).__name__ for part in pair)
         raise ConfigurationError(
             f"source=({kinds}): expected a training data set or (training, test), each with __len__ and __getitem__; "
-            f"or a LightningDataModule, or the name of a data set."
+            f"or a LightningDataModule, the name of a data set, the path of a file or a folder, arrays (X, y), a "
+            f"DataFrame or a Hugging Face data set."
         )
     return SourceData(pair[0], test=pair[1] if len(pair) == 2 else None, class_names=class_names_of(pair[0]))
 

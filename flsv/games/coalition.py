@@ -265,7 +265,7 @@ class CoalitionGames:
     def table_of(self, round: Round, metric: str | Performance) -> CoalitionTable:
         """A table for games of another round than the current one, such as one made of all rounds; it counts, too."""
         table = CoalitionTable(round, self.evaluator_of(metric))
-        self._tables[round] = table
+        self._tables[object()] = table
         return table
 
     def gradient_products(self, order: int = 1) -> GradientProducts:

@@ -62,11 +62,8 @@ def lines(block: Lines) -> str:
     known = [value for row in block.values for value in row if math.isfinite(value)]
     if not known:
         return ""
-    chosen = highlighted(block)
-    colours = {client: COLOURS[place % len(COLOURS)] for place, client in enumerate(chosen)}
-    if count <= NAMED:  # the same in every chart of the same names
-        colours = {client: COLOURS[client] for client in chosen}
-    longest = max(len(short(block.names[client])) for client in chosen)
+    colours = colours_of(block)
+    longest = max(len(short(block.names[client])) for client in colours)
     ticks = nice_ticks(min(known), max(known))
     low, high = min(ticks[0], *known), max(ticks[-1], *known)
     left, right, top, height = 14 + 7 * max(len(f"{t:g}") for t in ticks), 26 + 7 * longest, 10, 300
@@ -153,6 +150,13 @@ def highlighted(block: Lines) -> list[int]:
             last[client] = known[-1]
     order = sorted(last, key=lambda client: (-last[client], client))
     return order if len(order) <= NAMED else order[: NAMED // 2] + order[-NAMED // 2 :]
+
+
+def colours_of(block: Lines) -> dict[int, str]:
+    """Of the lines that have one, by their place; the same in every chart of the same few names."""
+    chosen = highlighted(block)
+    few = len(block.names) <= NAMED
+    return {client: COLOURS[client if few else place] for place, client in enumerate(chosen)}
 
 
 def spread(

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import shlex
 from pathlib import Path
 
-from flsv.errors import ConfigurationError
 from flsv.report.blocks import (
     Bars,
     Block,
@@ -29,6 +27,7 @@ from flsv.report.figures import (
     client_label,
     ends_of,
     logged,
+    or_none,
     order_of,
     share,
     state_of,
@@ -41,13 +40,8 @@ from flsv.reporting.names import CONTRIBUTIONS
 COUNTED = 20
 
 
-def page_for_all(run: Run, valuation: Path | None = None) -> Page:
-    """Who took part, what each contributed, and what it takes to replay the run.
-
-    Args:
-        run: read.
-        valuation: folder of ``flsv value``, whose findings are added.
-    """
+def page_for_all(run: Run) -> Page:
+    """Who took part, what each contributed, and what it takes to replay the run."""
     sections = [
         Section("In short", _in_short(run)),
         Section("Who took part", _who(run)),
@@ -55,8 +49,8 @@ def page_for_all(run: Run, valuation: Path | None = None) -> Page:
         *_over_rounds(run),
         *_per_class(run),
         *_gains(run),
-        Section("Suspicious samples", _suspicious(run, valuation)),
-        *([Section("Value of the data before training", _valuation(run, valuation))] if valuation else []),
+        Section("Suspicious samples", _suspicious(run)),
+        *_valuation(run),
         Section("How to read this", _caveats(run)),
         Section("Settings", _settings(run)),
         Section("To replay the run", _replay(run)),
@@ -226,10 +220,10 @@ def gain_cells(row: dict[str, str]) -> list[str]:
     return [percent(alone), percent(received), f"{100 * (received - alone):+.1f} points", percent(trained)]
 
 
-def _suspicious(run: Run, valuation: Path | None) -> list[Block]:
+def _suspicious(run: Run) -> list[Block]:
     blocks: list[Block] = []
     never = [i for i, count in enumerate(run.taken_part()) if not count]
-    found = run.flagged() or (Run(valuation, run.record, run.rows).flagged() if valuation else {})
+    found = run.flagged()
     samples = run.record.get("samples")
     if found:
         rows = []
@@ -247,20 +241,14 @@ def _suspicious(run: Run, valuation: Path | None) -> list[Block]:
     return blocks
 
 
-def _valuation(run: Run, folder: Path | None) -> list[Block]:
-    assert folder is not None
-    path = folder / "valuation.csv"
-    if not path.is_file():
-        raise ConfigurationError(f"{folder} holds no valuation.csv: name a folder that flsv value has written.")
-    with path.open(newline="", encoding="utf-8") as file:
-        head, *rows = list(csv.reader(file))
-    if len(rows) != run.num_clients:
-        raise ConfigurationError(
-            f"{path} is of {len(rows)} clients and the run of {run.num_clients}: not of the same data."
-        )
+def _valuation(run: Run) -> list[Section]:
+    rows = run.valued()
+    if not rows:
+        return []
     text = "Distances of the clients' data from the server's validation set, or from their barycentre (flsv value):"
-    labelled = [[client_label(run, int(row[0])), *(row[1:])] for row in rows]
-    return [Text(text), Table(head, labelled)]
+    cells = [[client_label(run, client), *map(or_none, row.values())] for client, row in enumerate(rows)]
+    table = Table(["client", *rows[0]], [cells[client] for client in ends_of(order_of(run))])
+    return [Section("Value of the data before training", [Text(text), table])]
 
 
 def _caveats(run: Run) -> list[Block]:

@@ -43,6 +43,7 @@ def page_for_one(run: Run, client: int) -> Page:
         *_over_rounds(run, client),
         *_per_class(run, client),
         *_gains(run, client),
+        *_valuation(run, client),
         *_suspicious(run, client),
         Section("How to read this", _caveats(run)),
         Section("The run", _facts(run, client)),
@@ -143,6 +144,19 @@ def _gains(run: Run, client: int) -> list[Section]:
     return [Section("Compared with training alone", [Text(text), Table(GAIN_HEAD, [gain_cells(rows[client])])])]
 
 
+def _valuation(run: Run, client: int) -> list[Section]:
+    """Its own row of the valuation, and the means of what is no count."""
+    rows = run.valued()
+    if not rows:
+        return []
+    table = []
+    for name, cell in rows[client].items():
+        column = [float(row[name]) if row[name] else NAN for row in rows]
+        table.append([name.replace("_", " "), or_none(cell), number(mean_of(column))])
+    text = "Your data against the server's validation set, or the clients' barycentre, before training (flsv value):"
+    return [Section("Value of your data before training", [Text(text), Table(["", "yours", OTHERS], table)])]
+
+
 def _suspicious(run: Run, client: int) -> list[Section]:
     flagged = run.flagged().get(client)
     if flagged is None:
@@ -170,7 +184,9 @@ def _facts(run: Run, client: int) -> list[Block]:
     rows = [[role.replace("_", " "), name] for role, name in run.record.get("algorithm", {}).items()]
     rows += [["model", str(run.record["module"])]] if "module" in run.record else []
     rows += [[f"metric {name}", str(run.about(name).get("class", NONE))] for name in run.metrics]
-    rows += [[f"last {name}", value] for name, value in logged(run)]
+    named = [name for name in run.client_names if not name.isdigit()]
+    # What a model logs may be called after a client.
+    rows += [[f"last {key}", value] for key, value in logged(run) if not any(name in key for name in named)]
     rows += [[f"package {name}", str(version)] for name, version in run.record.get("packages", {}).items()]
     own = run.record.get("hashes", {}).get(str(client))
     rows += [["hash of your samples and labels", own]] if own else []

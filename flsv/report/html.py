@@ -46,7 +46,10 @@ svg .ink { stroke: var(--ink); fill: none; stroke-width: 1.2; }
 svg .faint { stroke: var(--dim); stroke-opacity: .35; stroke-width: 1; }
 svg .hollow { stroke: var(--rule); }
 pre { background: var(--soft); padding: .8rem 1rem; overflow-x: auto; font-size: .85rem; border-radius: 4px; }
-@media (max-width: 40rem) { body { padding: 1.25rem .9rem 3rem; } h1 { font-size: 1.4rem; } }
+p.key { display: none; font-size: .85rem; }
+p.key span { margin-right: 1em; white-space: nowrap; }
+p.key i { display: inline-block; width: .7em; height: .7em; margin-right: .35em; }
+@media (max-width: 40rem) { p.key { display: block; } body { padding: 1.25rem .9rem 3rem; } h1 { font-size: 1.4rem; } }
 """
 
 
@@ -80,7 +83,14 @@ def _block(block: Block) -> str:
         return _table([escape(cell) for cell in block.head], rows, "texts" if block.texts else "")
     if isinstance(block, Heat):
         return _heat_table(block) if len(block.columns) <= NUMBERED else _wide(charts.heat(block))
-    return _wide(charts.bars(block) if isinstance(block, Bars) else charts.lines(block))
+    if isinstance(block, Bars):
+        return _wide(charts.bars(block))
+    # On a small screen the names at the lines' ends are out of sight.
+    key = "".join(
+        f'<span><i style="background: {colour}"></i>{escape(charts.short(block.names[client]))}</span>'
+        for client, colour in charts.colours_of(block).items()
+    )
+    return f'<p class="key">{key}</p>{_wide(charts.lines(block))}'
 
 
 def _wide(content: str) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from flsv._lightning.durable import replacing
 from flsv.errors import ConfigurationError
-from flsv.report.blocks import Page
 from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
 from flsv.report.html import to_html
@@ -29,7 +28,7 @@ def write_report(
         client: number or name of the client whose page it is; None: for whoever runs the federation.
         out: the file, ``.html`` or ``.md``; None: both, ``report.html`` and ``report.md`` in the run's folder, or
             ``clients/<number>/report.html`` and ``.md``.
-        valuation: folder of ``flsv value``, to be added to the report of all.
+        valuation: folder of ``flsv value`` on the same data, whose findings are added.
 
     Returns:
         The files.
@@ -37,11 +36,9 @@ def write_report(
     Raises:
         ConfigurationError: no run there, no such client, another ending.
     """
-    run = open_run(path)
-    if client is not None and valuation is not None:
-        raise ConfigurationError("valuation= compares all clients: leave it out of one client's page.")
+    run = open_run(path, valuation)
     number = None if client is None else find_client(run, client)
-    page = _page(run, number, None if valuation is None else Path(valuation))
+    page = page_for_all(run) if number is None else page_for_one(run, number)
     if out is None:
         folder = run.folder if number is None else run.folder / "clients" / str(number)
         files = [folder / f"report{ending}" for ending in WRITERS]
@@ -72,7 +69,3 @@ def find_client(run: Run, client: int | str) -> int:
         return int(text)
     names = ", ".join(run.client_names[:10]) + (", ..." if run.num_clients > 10 else "")
     raise ConfigurationError(f"client={client!r}: the run has no such client. It has {names}.")
-
-
-def _page(run: Run, client: int | None, valuation: Path | None) -> Page:
-    return page_for_all(run, valuation) if client is None else page_for_one(run, client)

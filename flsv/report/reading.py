@@ -18,6 +18,7 @@ OF_A_ROUND = ("weight", "accuracy", "update_norm")
 #: What ``flsv compare`` leaves in the folder of each of its runs.
 GAINS = "gains.csv"
 FLAGGED = "flagged.csv"
+VALUATION = "valuation.csv"
 NAN = float("nan")
 
 
@@ -41,12 +42,14 @@ class Run:
         record: ``run.json``; empty in a folder written by an earlier version.
         rows: of ``contributions.csv``, in its order.
         named: names of clients and of classes that the CSV itself tells, by number.
+        valuation: a folder of ``flsv value`` on the same data.
     """
 
     folder: Path
     record: Mapping[str, Any]
     rows: Sequence[Row]
     named: tuple[Mapping[int, str], Mapping[int, str]] = field(default_factory=lambda: ({}, {}))
+    valuation: Path | None = None
 
     @cached_property
     def num_clients(self) -> int:
@@ -128,22 +131,43 @@ class Run:
         return count
 
     def flagged(self) -> dict[int, list[dict[str, str]]]:
-        """Client to the rows of its ``clients/<number>/flagged.csv``, where there is one."""
+        """Client to the rows of its ``clients/<number>/flagged.csv``, of the valuation or in the run's folder."""
         found: dict[int, list[dict[str, str]]] = {}
-        for client in range(self.num_clients):
-            path = self.folder / "clients" / str(client) / FLAGGED
-            if path.is_file():
-                with path.open(newline="", encoding="utf-8") as file:
-                    found[client] = list(csv.DictReader(file))
+        for folder in (self.folder, *([self.valuation] if self.valuation else [])):
+            for client in range(self.num_clients):
+                path = folder / "clients" / str(client) / FLAGGED
+                if path.is_file():
+                    found[client] = _table(path)
         return found
 
     def gains(self) -> list[dict[str, str]]:
         """``[n]``, what each client has alone and in the federation, where ``flsv compare`` has measured it."""
         path = self.folder / GAINS
-        if not path.is_file():
+        return self._by_client(path) if path.is_file() else []
+
+    def valued(self) -> list[dict[str, str]]:
+        """``[n]``, what ``flsv value`` has found of each client, without its name; empty without a valuation.
+
+        Raises:
+            ConfigurationError: the folder holds none, or one of other clients.
+        """
+        if self.valuation is None:
             return []
-        with path.open(newline="", encoding="utf-8") as file:
-            rows = {int(row["client"]): row for row in csv.DictReader(file)}
+        path = self.valuation / VALUATION
+        if not path.is_file():
+            raise ConfigurationError(
+                f"{self.valuation} holds no {VALUATION}: name a folder that flsv value has written."
+            )
+        rows = self._by_client(path)
+        if len(_table(path)) != self.num_clients or not all(rows):
+            raise ConfigurationError(
+                f"{path} is of {len(_table(path))} clients and the run of {self.num_clients}: not of the same data."
+            )
+        shown = ("client", "client_name")
+        return [{name: cell for name, cell in row.items() if name not in shown} for row in rows]
+
+    def _by_client(self, path: Path) -> list[dict[str, str]]:
+        rows = {int(row["client"]): row for row in _table(path)}
         return [rows.get(client, {}) for client in range(self.num_clients)]
 
     def _of(self, metric: str, column: str) -> list[Row]:
@@ -157,11 +181,12 @@ class Run:
         return found
 
 
-def open_run(path: str | Path) -> Run:
+def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
     """Read a run's folder.
 
     Args:
         path: the folder that holds ``contributions.csv`` (``flsv fit`` says where it is), or that file.
+        valuation: a folder of ``flsv value`` on the same data, whose findings belong to the run.
 
     Raises:
         ConfigurationError: there is no such folder or nothing of a run in it, naming runs below it if there are any; a
@@ -174,7 +199,7 @@ def open_run(path: str | Path) -> Run:
     if not file.is_file():
         raise ConfigurationError(_nothing_there(folder))
     rows, named = _read_rows(file)
-    run = Run(folder, _read_record(folder / RECORD), rows, named)
+    run = Run(folder, _read_record(folder / RECORD), rows, named, None if valuation is None else Path(valuation))
     beyond = [row.client for row in rows if row.client >= run.num_clients]
     if beyond:
         raise ConfigurationError(
@@ -182,6 +207,11 @@ def open_run(path: str | Path) -> Run:
             "the same run. Give each run a folder of its own."
         )
     return run
+
+
+def _table(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def _nothing_there(folder: Path) -> str:

@@ -90,7 +90,7 @@ def test_everybody_starts_from_the_same_weights_and_runs_repeat(tmp_path: Path) 
 def test_coalitions_are_counted(tmp_path: Path) -> None:
     assert compare(tmp_path, *configs("fedsv"), "--trainer.max_epochs", "1", "--federation.sampler", "null") == 0
     (row, *_) = read(tmp_path)["fedsv", "received"]
-    assert int(row["evaluations"]) == 2 * 32  # two metrics ask for all coalitions of five clients, and share them
+    assert int(row["evaluations"]) == 32  # two metrics ask for all coalitions of five clients, and share them
 
 
 def test_other_partitions_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,8 +169,44 @@ def test_tables(tmp_path: Path) -> None:
     text = markdown(outcomes)
     assert "| client 0 | 75.0 | **62.5 (-12.5)** | 87.5 (+12.5) |" in text
     assert text.count("| mean |") == 2
+    assert "**Bold**: the client has lost by taking part" in text
     write_csv(tmp_path / "table.csv", outcomes)
     assert (tmp_path / "table.csv").read_text().splitlines()[1] == ("standalone,received,0,0.750000,0.750000,1.500,0")
+
+
+def test_one_clients_gains_go_to_its_runs_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert compare(tmp_path, *configs("shapfed"), "--trainer.max_epochs", "1") == 0
+    out = capsys.readouterr().out
+    for text in ("Run 1 of 2: standalone", "Run 2 of 2: shapfed, about", "flsv report "):
+        assert text in out
+    table = read(tmp_path)
+    (file,) = (tmp_path / "shapfed").rglob("gains.csv")
+    with file.open() as lines:
+        gains = list(csv.DictReader(lines))
+    for what, name in (("alone", "standalone"), ("received", "shapfed"), ("trained", "shapfed")):
+        models = "received" if what == "alone" else what
+        wanted = [row["balanced_accuracy"] for row in table[name, models]]
+        assert [row[f"balanced_accuracy_{what}"] for row in gains] == wanted
+    assert main(["report", str(file.parent)]) == 0
+    assert "points" in (file.parent / "report.md").read_text()
+
+
+def test_the_first_run_does_not_pay_for_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fit that is thrown away comes first, and leaves no trace."""
+    order: list[tuple[str, bool]] = []
+    before = L.Trainer.fit
+
+    def fit_and_note(self: L.Trainer, *args: Any, **kwargs: Any) -> None:
+        order.append((Path(self.default_root_dir).name, bool(self.fast_dev_run)))  # type: ignore[attr-defined]
+        before(self, *args, **kwargs)
+
+    monkeypatch.setattr(L.Trainer, "fit", fit_and_note)
+    assert compare(tmp_path / "out", *configs("fedavg"), "--trainer.max_epochs", "1", "--quiet") == 0
+    assert capsys.readouterr().out == ""
+    assert order == [("out", True), ("standalone", False), ("fedavg", False)]
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["compare.csv", "compare.md", "fedavg", "standalone"]
 
 
 def test_a_run_that_was_stopped(tmp_path: Path) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import csv
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
+import flsv
 from flsv import __version__
 from flsv.cli import main
+from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.metrics import ClassSpecificShapley
 
 QUICKSTART = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
 
@@ -31,6 +36,101 @@ def contributions(folder: Path) -> str:
 def test_version_and_the_same_program_as_a_module() -> None:
     command = [sys.executable, "-m", "flsv", "--version"]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == f"flsv {__version__}"
+
+
+WAITS_FOR_NOTHING = """
+import sys
+from flsv.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+found = {"torch", "lightning", "matplotlib", "jsonargparse", "rich", "numpy"} & set(sys.modules)
+assert not found, found
+"""
+
+
+@pytest.mark.parametrize("words", ["--version", "--help", "report --help"])
+def test_version_and_help_wait_for_nothing_heavy(words: str) -> None:
+    """Not the time, which a test cannot judge, but what takes it: torch, Lightning, matplotlib."""
+    command = [sys.executable, "-c", WAITS_FOR_NOTHING, *words.split()]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "flsv" in done.stdout
+
+
+def test_the_front_page_has_its_names_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in flsv.__all__:
+        monkeypatch.delitem(vars(flsv), name, raising=False)  # as before anybody asked
+        assert name in dir(flsv)
+        assert getattr(flsv, name).__name__ == name
+        assert name in vars(flsv)
+    assert flsv.metrics.ClassSpecificShapley is ClassSpecificShapley
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = flsv.nothing
+    with pytest.raises(ImportError):
+        from flsv import nothing  # noqa: F401
+
+
+def test_help_lists_every_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert main([]) == 0
+    assert capsys.readouterr().out == text
+    for name in ("fit", "validate", "test", "predict", "compare", "value", "report", "init"):
+        assert f"\n    {name} " in text, name
+
+
+def test_a_mistyped_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["comprae"]) == 2
+    assert "no subcommand 'comprae'. Did you mean compare?" in capsys.readouterr().err
+
+
+def test_a_closing_line_and_quiet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rounds = ("--trainer.max_epochs", "1")
+    assert fit(Path("here there"), *rounds) == 0
+    out = capfd.readouterr().out
+    folder = "'here there/lightning_logs/version_0'"
+    assert f"Results: {folder}" in out
+    assert "tensorboard --logdir 'here there/lightning_logs'" in out
+    assert f"flsv report {folder}" in out
+    assert main(["report", "here there/lightning_logs/version_0"]) == 0
+    assert "report.html'" in capfd.readouterr().out
+    for quiet in ("--quiet", "-q"):
+        command = ["fit", quiet, "--config", QUICKSTART, "--trainer.default_root_dir", "quiet", *rounds]
+        assert main(command) == 0
+        said = capfd.readouterr()
+        assert said.out == ""
+        assert "GPU available" not in said.err
+        assert "Epoch" not in said.err
+    assert main(["report", "-q", "quiet/lightning_logs/version_0", "--client", "1"]) == 0
+    assert capfd.readouterr().out == ""
+    assert (tmp_path / "quiet/lightning_logs/version_0/clients/1/report.html").is_file()
+
+
+def test_predict_writes_its_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert fit(tmp_path, "--trainer.max_epochs", "1") == 0
+    (checkpoint,) = tmp_path.rglob("last.ckpt")
+    options = ["--config", QUICKSTART, "--trainer.default_root_dir", str(tmp_path / "predicted")]
+    assert run("predict", *options, "--ckpt_path", str(checkpoint)) == 0
+    (file,) = tmp_path.rglob("predictions.csv")
+    assert f"predictions.csv ({360} samples)" in capsys.readouterr().out
+    with file.open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert [int(row["index"]) for row in rows] == list(range(360))
+    chances = torch.tensor([[float(row[str(j)]) for j in range(10)] for row in rows])
+    assert chances.sum(1).allclose(torch.ones(360), atol=1e-4)
+    assert [int(row["prediction"]) for row in rows] == chances.argmax(1).tolist()
+    # Against the test set itself: as good as Lightning says.
+    data = FederatedDataModule("digits", IIDPartitioner(2))
+    data.setup("test")
+    y = torch.cat([labels for _, labels in data.test_dataloader()])
+    right = sum(int(row["prediction"]) == label for row, label in zip(rows, y.tolist())) / 360
+    assert run("test", *options, "--ckpt_path", str(checkpoint)) == 0
+    assert f"{right:.4f}"[:5] in capsys.readouterr().out
 
 
 def test_fit_writes_everything_below_the_root_and_prints_the_table(

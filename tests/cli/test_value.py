@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch.utils.data import TensorDataset
 
 from flsv.cli import main
+from flsv.cli.value import value as run_value
+from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.valuation import FedBary
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -59,7 +64,7 @@ def test_arguments(folder: Path, capsys: Any) -> None:
     assert value(*given) == 0
     assert "barycentre" in capsys.readouterr().out
     assert len(rows(folder.parent / "there")) == 5
-    assert not (folder.parent / "there" / "clients").exists()
+    assert {path.name for path in (folder.parent / "there" / "clients").glob("*/*")} == {"flagged.csv"}
     assert not folder.exists()
 
 
@@ -81,6 +86,59 @@ def test_samples_that_are_not_finite_have_a_column(folder: Path, tmp_path: Path)
     more.write_text("data: {corruptions: [{class_path: broken.Broken, init_args: {clients: [2]}}]}\n")
     assert value("--config", str(more)) == 0
     assert [row["not_finite"] for row in rows(folder)] == ["0", "0", "3", "0", "0"]
+    flagged = flagged_rows(folder, 2)
+    assert [row["score"] for row in flagged[:3]] == ["", "", ""]
+    assert all("not finite" in row["why"] for row in flagged[:3])
+    assert not any("not finite" in row["why"] for row in flagged[3:])
+
+
+def flagged_rows(folder: Path, client: int) -> list[dict[str, str]]:
+    with (folder / "clients" / str(client) / "flagged.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_flagged_samples_are_listed_for_their_client(folder: Path, capsys: Any) -> None:
+    assert value("--pictures", "0") == 0
+    assert "flagged.csv" in capsys.readouterr().out
+    for client, row in enumerate(rows(folder)):
+        flagged = flagged_rows(folder, client)
+        assert len(flagged) == int(row["flagged"])
+        scores = [float(sample["score"]) for sample in flagged]
+        assert scores == sorted(scores, reverse=True)
+        assert all(score > 0 for score in scores)
+        assert len({sample["index"] for sample in flagged}) == len(flagged)
+        far = [float(sample["why"].split()[0]) for sample in flagged]
+        assert all(number >= 4.5 for number in far)
+        assert all("above the centre of its class" in sample["why"] for sample in flagged)
+    assert sum(int(row["flagged"]) for row in rows(folder)) > 20
+
+
+def test_the_index_is_the_data_sets(tmp_path: Path) -> None:
+    """Samples that are far from all others are found again at their places in the data set, with their labels."""
+    x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(400) % 2
+    bad = {17: 1, 202: 0, 311: 1}
+    for place in bad:
+        x[place] += 40.0
+    data = FederatedDataModule((TensorDataset(x, y), TensorDataset(x[:20], y[:20])), IIDPartitioner(3, seed=2))
+    data.setup("fit")
+    bad = {place: label for place, label in bad.items() if place not in data.server_val_indices.tolist()}
+    run_value(data, FedBary(support=20), tmp_path, pictures=0, table=False)
+    found: dict[int, str] = {}
+    for client in range(3):
+        own = set(data.client_indices(client).tolist())
+        for row in flagged_rows(tmp_path, client):
+            assert int(row["index"]) in own
+            found[int(row["index"])] = row["label"]
+    assert len(bad) >= 2
+    for place, label in bad.items():
+        assert found[place] == str(data.class_names[label])
+
+
+def test_quiet_writes_and_says_nothing(folder: Path, capsys: Any) -> None:
+    assert value("--pictures", "0", "--quiet") == 0
+    assert capsys.readouterr().out == ""
+    assert (folder / "valuation.csv").is_file()
 
 
 def test_what_cannot_work_is_said(folder: Path, capsys: Any) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,15 @@ from toys import Plain, fit, toy_sets, trainer_for
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.cli import main
-from flsv.data import Columns, DirichletPartitioner, FederatedDataModule, GroupPartitioner, IIDPartitioner, TableData
+from flsv.data import (
+    Columns,
+    DirichletPartitioner,
+    FederatedDataModule,
+    GroupPartitioner,
+    IIDPartitioner,
+    OneClient,
+    TableData,
+)
 from flsv.engines.remote.data import RemoteData
 from flsv.errors import ConfigurationError
 from flsv.metrics import ClassSpecificShapley
@@ -124,6 +133,8 @@ def test_named_classes_of_data_sets_are_numbered_anew_by_their_names():
             {"partitioner": IIDPartitioner(2)},
             r"by client \('a', 'b'\), and IIDPartitioner.* anew",
         ),
+        ({"a": HERE, "b": HERE}, {"columns": Columns()}, "columns says .*: say label, the one to predict"),
+        ({"a": HERE, "b": HERE}, {"label": "y", "labels": [0] * 120}, "the classes are in the column 'y'"),
         ({"a": HERE, "b": HERE}, {"label": "y"}, "label='y' names the column to predict of a table"),
         ({"a": HERE, "b": Frame(a=[1, 2], y=[0, 1])}, {"label": "y"}, "'b' is a table and 'a' is not .TensorDataset."),
         ({"a": HERE, "b": (X[:0], Y[:0])}, {}, "client 'b': there are no samples"),
@@ -217,6 +228,25 @@ def test_server_data_beside_any_source():
         ConfigurationError, match="label says how data are read, but a FederatedDataModule reads its own"
     ):
         ready(FederatedDataModule(), label="y")
+
+
+def test_a_path_and_a_site(tmp_path):
+    file = tmp_path / "all.csv"
+    file.write_text("age,ward,ill\n" + "".join(f"{i},{'ab'[i % 2]},{i % 3 % 2}\n" for i in range(40)))
+    assert ready(file, label="ill", groups="ward").client_names == ("a", "b")
+    assert ready((file, file), label="ill", groups="ward").num_clients == 2
+    assert ready(file, label="ill", groups=[i % 3 for i in range(40)]).num_clients == 3
+    with pytest.raises(ConfigurationError, match="A table of one site alone cannot be encoded"):
+        ready(file, OneClient(), label="ill")
+    with pytest.raises(ConfigurationError, match="the path of a file or a folder, arrays .X, y., a DataFrame"):
+        ready(None)
+
+
+def test_it_can_be_sent_to_another_process(tmp_path):
+    data = ready(clients={"a": patients(20, 1), "b": patients(20, 2)}, label="ill")
+    again = pickle.loads(pickle.dumps(data))
+    assert again.client_names == ("a", "b")
+    assert torch.equal(again._data.train.tensors[0], data._data.train.tensors[0])
 
 
 def test_remote_data_have_the_sites_names():

@@ -22,6 +22,7 @@ from torchmetrics.classification import MulticlassF1Score, MulticlassHingeLoss
 from flsv.errors import ConfigurationError
 from flsv.games import CoalitionGames, CoalitionTable, CoalitionUtility, ModelEvaluator, Renormalized
 from flsv.games.evaluation import vmapped
+from flsv.games.evaluation.coalition_models import CoalitionModels
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
 
@@ -862,3 +863,24 @@ def test_what_does_not_fit_together() -> None:
             utility(wrong)
     with pytest.raises(ValueError, match="expected vectors"):
         evaluator(torch.zeros(3))
+
+
+def test_coalitions_of_all_rounds_are_counted_once_each() -> None:
+    module = nn.Linear(2, 2, bias=False)
+    space = ParameterSpace(module)
+    games = CoalitionGames(ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2))
+    models = torch.tensor([[1.0, 0, 0, 1], [-3.0, 0, 0, -3]])
+    masks = torch.tensor([[False, False], [True, False], [True, True]])
+    total = 0
+    for index in range(3):
+        games.begin(Round(index, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space))
+        games.utility("accuracy")(masks)
+        games.utility("negative_loss")(masks[:2])  # known already
+        total += 3
+        assert games.total_evaluations == total
+        if index == 1:
+            games.table_of(games.round, "accuracy").scores(CoalitionModels(games.round, "uniform", 1.0), masks)
+            total += 3  # a game of its own
+            assert games.total_evaluations == total
+        games.end()
+        assert games.total_evaluations == total

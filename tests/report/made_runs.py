@@ -53,7 +53,7 @@ def make_run(
         "clients": list(named),
         "classes": [f"class {j}" for j in range(classes)],
         "samples": [100 + 7 * i for i in range(clients)],
-        "class_counts": [[11 * i + j + 1 for j in range(classes)] for i in range(clients)],
+        "class_counts": [[1100 * (i + 1) + j for j in range(classes)] for i in range(clients)],
         "metrics": {
             "cssv": {
                 "class": "ClassSpecificShapley",
