@@ -14,12 +14,15 @@ from flsv.metrics import (
     ClassSpecificShapley,
     CollaborativeFairness,
     CommunicationCost,
+    ContributionEstimation,
     CosineGradientShapley,
     CumulativeShapley,
     DecayedShapley,
     DomainRelevance,
+    EverybodyElse,
     GradientShapley,
     LeaveOneOut,
+    LowerBoundShapley,
     MeanTestAccuracy,
     OneRoundShapley,
     PartialFederatedShapley,
@@ -27,6 +30,7 @@ from flsv.metrics import (
     SurrogateFederatedShapley,
     WassersteinContribution,
 )
+from flsv.participants import Client, LocalData
 from flsv.privacy import GaussianPrivacy
 from flsv.valuation import clients_of, server_of
 
@@ -40,12 +44,15 @@ MAKERS: dict[str, Callable[[], Metric]] = {
     "ClassSpecificShapley": lambda: ClassSpecificShapley(N, M, momentum=0.6),
     "CollaborativeFairness": CollaborativeFairness,
     "CommunicationCost": lambda: CommunicationCost(N),
+    "ContributionEstimation": lambda: ContributionEstimation(N, combine="plus"),
     "CosineGradientShapley": lambda: CosineGradientShapley(N, alpha=0.7),
     "CumulativeShapley": lambda: CumulativeShapley(N),
     "DecayedShapley": lambda: DecayedShapley(N, decay=0.7),
     "DomainRelevance": lambda: DomainRelevance(N, alpha=0.4),
+    "EverybodyElse": lambda: EverybodyElse(N),
     "GradientShapley": lambda: GradientShapley(N, momentum=0.5),
     "LeaveOneOut": lambda: LeaveOneOut(N, momentum=0.3),
+    "LowerBoundShapley": lambda: LowerBoundShapley(N),
     "MeanTestAccuracy": lambda: MeanTestAccuracy(N),
     "OneRoundShapley": lambda: OneRoundShapley(len(COHORTS), N, coalition_weights="fixed"),
     "PartialFederatedShapley": lambda: PartialFederatedShapley(N, M, momentum=0.5),
@@ -56,6 +63,27 @@ MAKERS: dict[str, Callable[[], Metric]] = {
 
 #: What a run's parts cannot be put together of.
 WHOLE = ("OneRoundShapley",)
+
+
+class Sigmoid:
+    """The score of models: of the sum of their entries."""
+
+    def __init__(self, models: Tensor) -> None:
+        self.models = models
+
+    def value(self, metric: Any) -> Tensor:
+        return self.models.double().sum(1).sigmoid()
+
+
+def judges(ids: Tensor, models: Tensor) -> list[Client]:
+    """Clients that have trained these models ``[k, P]`` from zero, and judge models by :class:`Sigmoid`."""
+    clients = []
+    for i, model in zip(ids.tolist(), models):
+        counts = torch.tensor([4, 4])
+        data = LocalData(f"client {i}", lambda split: [], counts, 3 * counts, evaluator=lambda batches: Sigmoid)
+        data.visit(torch.zeros_like(model), model)
+        clients.append(Client(i, data))
+    return clients
 
 
 def feed(metric: Metric, index: int) -> None:
@@ -76,6 +104,11 @@ def feed(metric: Metric, index: int) -> None:
         arguments = {"standalone": normal(2), "final": normal(2)}
     elif name == "CommunicationCost":
         arguments |= {"uploaded": torch.randint(9, (k,), generator=draw), "downloaded": ids + index}
+    elif name in ("ContributionEstimation", "EverybodyElse"):
+        models = normal(k, P)
+        arguments |= {"aggregation_weights": shares, "aggregate": models.mean(0), "clients": judges(ids, models)}
+        if name == "ContributionEstimation":
+            arguments["client_updates"] = models
     elif name == "CosineGradientShapley":
         arguments |= {"client_updates": normal(k, P), "num_samples": 10 + ids, "aggregation_weights": shares}
     elif name == "DomainRelevance":

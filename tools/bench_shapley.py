@@ -1,6 +1,7 @@
 """The Shapley estimators: what they cost, and what they give for it.
 
     python tools/bench_shapley.py [overhead | coalitions | accuracy] [--seeds 20] [--png docs/images/shapley_error.png]
+    python tools/bench_shapley.py accuracy --only surrogate leverage
 
 Without a section, all three, one after the other:
 
@@ -45,8 +46,10 @@ from flsv.functional.shapley import (
     difference_shapley,
     exact_shapley,
     gtg_shapley,
+    leverage_shapley,
     normalize_shapley,
     permutation_shapley,
+    regression_adjusted_shapley,
     regression_shapley,
     stratified_shapley,
     surrogate_shapley,
@@ -66,6 +69,9 @@ ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
     "stratified": stratified_shapley,
     "complementary": complementary_shapley,
     "regression": regression_shapley,
+    "leverage": leverage_shapley,
+    "regression-adjusted, linear": regression_adjusted_shapley,
+    "regression-adjusted, trees": partial(regression_adjusted_shapley, model="trees"),
     "surrogate, unbiased": partial(surrogate_shapley, unbiased=True),
     "surrogate": surrogate_shapley,
 }
@@ -128,7 +134,7 @@ def real_games(root: str) -> dict[str, list[Tensor]]:
     return keep.games
 
 
-def errors(table: Tensor, seeds: int) -> dict[str, dict[int, tuple[float, float]]]:
+def errors(table: Tensor, seeds: int, names: list[str]) -> dict[str, dict[int, tuple[float, float]]]:
     """Estimator and budget to the mean squared NSV error over seeds and the mean number of evaluations spent."""
     torch.set_num_threads(1)
     places = 2 ** torch.arange(PLAYERS)
@@ -138,7 +144,8 @@ def errors(table: Tensor, seeds: int) -> dict[str, dict[int, tuple[float, float]
 
     exact = normalize_shapley(exact_shapley(utility, PLAYERS).values)
     result: dict[str, dict[int, tuple[float, float]]] = {}
-    for name, estimator in ESTIMATORS.items():
+    for name in names:
+        estimator = ESTIMATORS[name]
         for budget in BUDGETS:
             squares, spent = [], []
             for seed in range(seeds):
@@ -150,28 +157,29 @@ def errors(table: Tensor, seeds: int) -> dict[str, dict[int, tuple[float, float]
     return result
 
 
-def accuracy(seeds: int, png: Path | None, workers: int) -> None:
+def accuracy(seeds: int, png: Path | None, workers: int, only: list[str] | None = None) -> None:
     """Print the tables, and draw them."""
+    names = [name for name in ESTIMATORS if only is None or name in {DMC, *only}]
     games = real_games(os.environ.get("FLSV_DATA_ROOT", "data"))
     figure = Figure(figsize=(11, 4.2), dpi=110, layout="constrained")
     console = Console(width=110)
     for axis, (metric, tables) in zip(figure.subplots(1, 2), games.items()):
         axis.set_prop_cycle(color=colormaps["tab20"].colors)
         with ProcessPoolExecutor(workers) as pool:
-            each = list(pool.map(partial(errors, seeds=seeds), tables))
+            each = list(pool.map(partial(errors, seeds=seeds, names=names), tables))
         mean = {
             name: {
                 b: (statistics.mean(e[name][b][0] for e in each), statistics.mean(e[name][b][1] for e in each))
                 for b in BUDGETS
             }
-            for name in ESTIMATORS
+            for name in names
         }
         title = f"MSE of NSV, utility {metric}, {len(tables)} rounds x {seeds} seeds (in brackets: share of {DMC}'s)"
         out = Table(title=title, title_justify="left")
         out.add_column("evaluations")
         for budget in BUDGETS:
             out.add_column(str(budget), justify="right")
-        for name in ESTIMATORS:
+        for name in names:
             cells = [f"{mean[name][b][0]:.1e} ({mean[name][b][0] / mean[DMC][b][0]:.2f})" for b in BUDGETS]
             out.add_row(name, *cells)
             axis.plot([mean[name][b][1] for b in BUDGETS], [mean[name][b][0] for b in BUDGETS], marker="o", label=name)
@@ -190,6 +198,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", help="overhead, coalitions, accuracy; default: all")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument(
+        "--only", nargs="+", choices=ESTIMATORS, help="estimators of the accuracy section; default: all"
+    )
     parser.add_argument("--workers", type=int, default=2, help="processes of the accuracy section")
     parser.add_argument("--png", type=Path)
     arguments = parser.parse_args()
@@ -199,7 +210,7 @@ def main() -> None:
     for section in arguments.sections or ["overhead", "coalitions", "accuracy"]:
         print(f"\n== {section}")
         if section == "accuracy":
-            accuracy(arguments.seeds, arguments.png, arguments.workers)
+            accuracy(arguments.seeds, arguments.png, arguments.workers, arguments.only)
             continue
         script = here / {"overhead": "bench_shapley_overhead.py", "coalitions": "bench_coalitions.py"}[section]
         sys.argv = [str(script)]

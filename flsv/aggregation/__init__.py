@@ -5,6 +5,7 @@ from flsv.aggregation.cgsv import CGSV
 from flsv.aggregation.divergence_weighted import DivergenceWeighted
 from flsv.aggregation.fedavg import FedAvg
 from flsv.aggregation.fedbuff import FedBuff, StaleStarts
+from flsv.aggregation.fedce import FedCE
 from flsv.aggregation.fednova import FedNova
 from flsv.aggregation.geometric_median import GeometricMedian
 from flsv.aggregation.server_optimizer import FedAdam, FedAvgM, FedYogi, ServerOptimizer
@@ -20,6 +21,7 @@ __all__ = [
     "FedAvg",
     "FedAvgM",
     "FedBuff",
+    "FedCE",
     "FedNova",
     "FedYogi",
     "GeometricMedian",

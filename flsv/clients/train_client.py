@@ -237,7 +237,7 @@ class LocalTraining:
             if not (math.isfinite(total) or vector.isfinite().all()) or self._broken(private):
                 self.optimizers.leave()
                 return None
-            local.visit(start, trained)
+            local.visit(start, trained, vector)
             if self.next_buffers is None:
                 self.next_buffers = self._leftovers.read()
             visit.trained, visit.sent = trained, vector

@@ -166,11 +166,12 @@ class OneProcess:
         games = [name for name, measure in measures.items() if not isinstance(measure, Performance)]
         every = arguments["evaluate_clients_every"] if self.clients_here else 0
         try_evaluations(trainer, self._data, every, games)
-        for strategy in self._strategies.values() if self.clients_here else ():
-            performance = getattr(strategy, "performance", None)
+        asking_clients = [*self._strategies.values(), *board.evaluating.values()]
+        for asks in asking_clients if self.clients_here else ():
+            performance = getattr(asks, "performance", None)
             if isinstance(performance, Performance):
                 self.roster.any_task(0, "val", performance)
-            elif strategy.evaluates:
+            elif asks.evaluates:
                 self.roster.tried()
         if measures:
             asking = {f"metric {name!r}": measure for name, measure in measures.items()}

@@ -4,11 +4,14 @@ from flsv.functional.allocation import allocate
 from flsv.functional.class_specific_shapley import class_specific_shapley, participant_weights
 from flsv.functional.collaborative_fairness import collaborative_fairness
 from flsv.functional.communication import classifier_size, communication_parameters, download_schedule
+from flsv.functional.contribution_estimation import contribution_estimates, leave_one_out_cosines
 from flsv.functional.cosine_gradient_shapley import cosine_gradient_shapley
 from flsv.functional.decayed_shapley import MULTI_ROUND_INDICES, DecayedValues, decayed_shapley
 from flsv.functional.divergence_weights import divergence_weights
+from flsv.functional.everybody_else import everybody_else, without_own
 from flsv.functional.gradient_shapley import gradient_shapley
 from flsv.functional.label_divergence import label_divergence
+from flsv.functional.lower_bound import lower_bound
 from flsv.functional.personalised_weights import personalised_weights
 from flsv.functional.relevance import discovery_bound, label_overlap, relevance_auroc
 from flsv.functional.shapley import (
@@ -16,15 +19,18 @@ from flsv.functional.shapley import (
     DifferenceEstimate,
     ShapleyEstimate,
     banzhaf,
+    beta_shapley,
     complementary_shapley,
     difference_shapley,
     exact_shapley,
     gtg_shapley,
     importance_probabilities,
     leave_one_out,
+    leverage_shapley,
     normalize_differences,
     normalize_shapley,
     permutation_shapley,
+    regression_adjusted_shapley,
     regression_shapley,
     stratified_shapley,
     surrogate_shapley,
@@ -67,6 +73,7 @@ __all__ = [
     "TransportServer",
     "allocate",
     "banzhaf",
+    "beta_shapley",
     "calibrated_gradient",
     "class_specific_shapley",
     "class_statistics",
@@ -75,6 +82,7 @@ __all__ = [
     "collaborative_fairness",
     "communication_parameters",
     "complementary_shapley",
+    "contribution_estimates",
     "contribution_shares",
     "cosine_gradient_shapley",
     "debiased_potential",
@@ -84,6 +92,7 @@ __all__ = [
     "discovery_bound",
     "divergence_weights",
     "download_schedule",
+    "everybody_else",
     "exact_shapley",
     "federated_wasserstein",
     "gradient_shapley",
@@ -99,11 +108,15 @@ __all__ = [
     "lava",
     "lava_values",
     "leave_one_out",
+    "leave_one_out_cosines",
+    "leverage_shapley",
+    "lower_bound",
     "normalize_differences",
     "normalize_shapley",
     "participant_weights",
     "permutation_shapley",
     "personalised_weights",
+    "regression_adjusted_shapley",
     "regression_shapley",
     "relevance_auroc",
     "stratified_shapley",
@@ -111,4 +124,5 @@ __all__ = [
     "top_k_download",
     "wasserstein_barycenter",
     "wasserstein_distance",
+    "without_own",
 ]

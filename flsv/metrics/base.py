@@ -54,6 +54,9 @@ class ContributionMetric(Metric):
     uses_ground_truth = False
     """Whether the metric is judged by what no server knows: it is then given every client's ``class_counts``."""
 
+    evaluates = False
+    """Whether clients evaluate models for it on their own validation samples: then all of them must have some."""
+
     rounds: Tensor
 
     def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:

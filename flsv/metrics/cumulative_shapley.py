@@ -44,11 +44,15 @@ class CumulativeShapley(PartialFederatedShapley):
         self._check_clients(client_ids)
         estimate: ShapleyEstimate = self._estimate(utility, len(client_ids), generator)
         shape = (len(client_ids), -1)
-        self.total[client_ids] += estimate.values.to(self.total).reshape(shape)
+        self._add(client_ids, estimate.values.to(self.total).reshape(shape))
         self.variance[client_ids] += estimate.stderr.to(self.variance).reshape(shape) ** 2
         self.seen[client_ids] += 1
         self.evaluations += estimate.evaluations
         self.rounds += 1
+
+    def _add(self, client_ids: Tensor, values: Tensor) -> None:
+        """Fold one round's values ``[k, 1 or M]``, before the clients' rounds are counted."""
+        self.total[client_ids] += values
 
     def compute(self) -> Tensor:
         """``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""

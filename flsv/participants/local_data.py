@@ -84,6 +84,7 @@ class LocalData:
         self._state = state or (lambda: own)
         self._start: Tensor | None = None
         self._model: Tensor | None = None
+        self._sent: Tensor | None = None
 
     @property
     def num_classes(self) -> int:
@@ -114,6 +115,12 @@ class LocalData:
         return self._model
 
     @property
+    def sent(self) -> Tensor | None:
+        """``[P]``, what it has sent of that: after attacks, noise and compression; None before that."""
+        self._check()
+        return self._sent
+
+    @property
     def state(self) -> State:
         """What this client keeps between rounds, tensors by name: saved with the run, and seen by nobody else.
 
@@ -127,9 +134,10 @@ class LocalData:
         """Of its state the module's own entries that it does not share, by their names in the module."""
         return Prefixed(self.state, "module.")
 
-    def visit(self, start: Tensor | None, model: Tensor | None) -> None:
-        """Said by the client's own training: what it started this round from and what it has made of it."""
-        self._start, self._model = start, model
+    def visit(self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None) -> None:
+        """Said by the client's own training: what it started this round from, what it has made of it, and what it has
+        sent where that is something else."""
+        self._start, self._model, self._sent = start, model, model if sent is None else sent
 
     def samples(self, split: Split = "train") -> tuple[Tensor, Tensor]:
         """All samples of a split in a fixed order, x ``[m, ...]`` and y ``[m]``, with the client's own labels.

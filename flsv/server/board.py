@@ -104,6 +104,11 @@ class ContributionBoard:
         """Names of the metrics that ask what the clients find each other to be worth."""
         return [name for name, fields in self.fields.items() if "peer_values" in fields.values()]
 
+    @property
+    def evaluating(self) -> dict[str, ContributionMetric]:
+        """The metrics for which clients evaluate models on their own validation samples."""
+        return {n: m for n, m in self.metrics.items() if isinstance(m, ContributionMetric) and m.evaluates}
+
     def with_priors(self) -> dict[str, Tensor]:
         """The contributions as strategies see them: a client never seen counts as the metric's prior, if it has one."""
         known = dict(self.contributions)

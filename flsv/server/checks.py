@@ -154,6 +154,13 @@ def check_setup(
                 f"{role} {strategy!r} reads the metric {strategy.metric!r}, which is not defined. Defined: {defined}. "
                 f"Add it to FederatedLoop(metrics={{{strategy.metric!r}: ...}}) or name one that is there."
             )
+    if board.evaluating:
+        empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
+        if empty:
+            raise ConfigurationError(
+                f"metrics {list(board.evaluating)} need validation samples at every client; clients {empty} have none. "
+                "Set FederatedDataModule(client_val_fraction=0.2), or leave those metrics out."
+            )
     judging, personalizer = board.peer_metrics, strategies.get("personalizer")
     if judging and not getattr(personalizer, "gives_peer_values", False):
         raise ConfigurationError(

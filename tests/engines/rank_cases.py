@@ -39,7 +39,9 @@ from flsv.metrics import (
     CalibratedOTGradient,
     ClassSpecificShapley,
     CommunicationCost,
+    ContributionEstimation,
     DomainRelevance,
+    EverybodyElse,
     LeaveOneOut,
     SurrogateFederatedShapley,
 )
@@ -152,7 +154,12 @@ def afedsv_plus() -> Case:
 def pfedsv() -> Case:
     loop = FederatedLoop(
         personalizer=PFedSV(),
-        metrics={"relevance": DomainRelevance(), "cost": CommunicationCost()},
+        metrics={
+            "relevance": DomainRelevance(),
+            "cost": CommunicationCost(),
+            "fedce": ContributionEstimation(),
+            "else": EverybodyElse(),
+        },
         sampler=UniformSampler(4),
         evaluate_clients_every=2,
         seed=3,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from metric_rounds import judges
 from toys import fit, toy_data
 
 import flsv.metrics
@@ -49,17 +50,26 @@ def data(metric: Any) -> None:
     metric.update(COHORT, [clients[0], clients[2]], server_of(x[20:], y))
 
 
+def judged(metric: Any) -> None:
+    models = torch.tensor([[0.1, 0.4], [0.3, -0.2]])
+    asked = (torch.full((2,), 0.5), models.mean(0), judges(COHORT, models))
+    metric.update(COHORT, *([models] if metric.__class__.__name__ == "ContributionEstimation" else []), *asked)
+
+
 FEDBARY: dict[str, Any] = {"num_clients": N, "features": "pixels", "support": 4, "iterations": 5}
 CASES: dict[str, tuple[dict[str, Any], Callable[[Any], None]]] = {
     "CalibratedOTGradient": (FEDBARY, data),
     "ClassSpecificShapley": ({"num_clients": N, "num_classes": M}, heads),
     "CommunicationCost": ({"num_clients": N}, lambda m: m.update(COHORT, torch.ones(2).long(), torch.ones(2).long())),
+    "ContributionEstimation": ({"num_clients": N}, judged),
     "CosineGradientShapley": ({"num_clients": N}, lambda m: m.update(COHORT, torch.randn(2, 5))),
     "CumulativeShapley": ({"num_clients": N}, play),
     "DecayedShapley": ({"num_clients": N}, decayed),
     "DomainRelevance": ({"num_clients": N}, lambda m: m.update(COHORT, VIEWS)),
+    "EverybodyElse": ({"num_clients": N}, judged),
     "GradientShapley": ({"num_clients": N}, lambda m: m.update(COHORT, torch.tensor([1.0, 2.0]))),
     "LeaveOneOut": ({"num_clients": N}, play),
+    "LowerBoundShapley": ({"num_clients": N}, play),
     "OneRoundShapley": ({"rounds": 1, "num_clients": N}, whole_run),
     "PartialFederatedShapley": ({"num_clients": N}, play),
     "PrivacyLoss": ({"privacy": GaussianPrivacy(1.0, 2.0), "num_clients": N}, lambda m: m.update(COHORT)),

@@ -138,8 +138,8 @@ class RankTraining(CohortTraining):
     def _move(self, client: int, row: Tensor, vector: Tensor) -> None:
         """What a client has trained is the row that it sends: one in memory."""
         with at(self._roster.locals[client]) as local:
-            if local.model is row:
-                local.visit(local.start, vector)
+            if local.sent is row:
+                local.visit(local.start, vector if local.model is row else local.model, vector)
 
     def _all_trained(
         self, ranks: Ranks, parts: Sequence[Mapping[str, Any]], mine: Tensor, about: str

@@ -106,8 +106,17 @@ class RemoteFederation(OneProcess):
                     f"{role} {strategy!r} works with the clients' class counts, and a site knows neither the "
                     "classes nor the counts of the others. Choose another, or measure it in a simulation."
                 )
+        evaluating = self.server.board.evaluating
+        for metric, asks in evaluating.items():
+            performance = getattr(asks, "performance", "accuracy")
+            if not isinstance(performance, str):
+                raise ConfigurationError(
+                    f"the metric {metric!r} lets sites measure models by {performance!r}, which cannot be sent to "
+                    'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
+                )
         for metric, fields in self.server.board.fields.items():
-            if {"clients"} & {field for field in fields.values() if isinstance(field, str)}:
+            asks_clients = "clients" in {field for field in fields.values() if isinstance(field, str)}
+            if asks_clients and metric not in evaluating:
                 raise ConfigurationError(
                     f"the metric {metric!r} asks clients about their samples, which a deployment does not give. Leave "
                     "it out, or measure it in a simulation."

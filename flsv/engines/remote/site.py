@@ -32,7 +32,9 @@ QUESTIONS = (
     "flsv.personalization.pfedsv:collaborate",
     "flsv.personalization.fedfomo:mix_models",
     "flsv.round.round:started_from",
+    "flsv.metrics.leave_self_out:leave_self_out",
 )
+_VISIT = ("start", "trained", "sent")
 _QUIET = {
     "logger": False,
     "enable_checkpointing": False,
@@ -190,7 +192,7 @@ class Site:
         states.load_state_dict({0: kept.get("state", {})})
         states.to(module.device)
         local = Roster(trainer, self._data, space, states).locals[0]
-        local.visit(*(None if kept.get(n) is None else kept[n].to(module.device) for n in ("start", "trained")))
+        local.visit(*(None if kept.get(n) is None else kept[n].to(module.device) for n in _VISIT))
         return space, local
 
     def _trainer(self, round_index: int, rounds: int, callback: L.Callback) -> L.Trainer:

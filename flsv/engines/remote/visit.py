@@ -201,6 +201,7 @@ class SiteVisit(L.Callback):
                 "buffers": self._local.buffers(),
                 "start": local.start,
                 "trained": local.model,
+                "sent": None if local.sent is local.model else local.sent,
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:

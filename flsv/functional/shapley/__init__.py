@@ -7,7 +7,8 @@ and returns a :class:`ShapleyEstimate`; ``ESTIMATORS`` lists them by name. Which
 - otherwise ``surrogate``: by far the smallest error per evaluation on games made of averaged model updates.
 - ``stratified``, ``complementary``, ``permutation`` and ``difference`` make no assumption on the game and are unbiased;
   so is ``surrogate`` with ``unbiased=True``.
-- ``leave_one_out`` and ``banzhaf`` are other values, not estimates of the Shapley value.
+- ``leverage`` and ``regression_adjusted`` are the published ones next to it; see docs/results/shapley.md.
+- ``leave_one_out``, ``banzhaf`` and ``beta`` are other values, not estimates of the Shapley value.
 
 Example:
     >>> import torch
@@ -21,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from flsv.functional.shapley.banzhaf import banzhaf
+from flsv.functional.shapley.beta import beta_shapley
 from flsv.functional.shapley.complementary import complementary_shapley
 from flsv.functional.shapley.difference import DifferenceEstimate, difference_shapley
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
@@ -29,9 +31,11 @@ from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.gtg import gtg_shapley
 from flsv.functional.shapley.importance import importance_probabilities
 from flsv.functional.shapley.leave_one_out import leave_one_out
+from flsv.functional.shapley.leverage import leverage_shapley
 from flsv.functional.shapley.normalize import normalize_differences, normalize_shapley
 from flsv.functional.shapley.permutation import permutation_shapley
 from flsv.functional.shapley.regression import regression_shapley
+from flsv.functional.shapley.regression_adjusted import regression_adjusted_shapley
 from flsv.functional.shapley.stratified import stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
 
@@ -42,10 +46,13 @@ ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
     "complementary": complementary_shapley,
     "difference": difference_shapley,
     "regression": regression_shapley,
+    "leverage": leverage_shapley,
+    "regression_adjusted": regression_adjusted_shapley,
     "surrogate": surrogate_shapley,
     "gtg": gtg_shapley,
     "leave_one_out": leave_one_out,
     "banzhaf": banzhaf,
+    "beta": beta_shapley,
 }
 """Estimators by name; all accept ``budget``, ``generator`` and ``target_stderr``."""
 
@@ -56,15 +63,18 @@ __all__ = [
     "ShapleyEstimate",
     "Utility",
     "banzhaf",
+    "beta_shapley",
     "complementary_shapley",
     "difference_shapley",
     "exact_shapley",
     "gtg_shapley",
     "importance_probabilities",
     "leave_one_out",
+    "leverage_shapley",
     "normalize_differences",
     "normalize_shapley",
     "permutation_shapley",
+    "regression_adjusted_shapley",
     "regression_shapley",
     "stratified_shapley",
     "surrogate_shapley",

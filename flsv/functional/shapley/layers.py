@@ -4,11 +4,12 @@ The coalitions of one size are a *layer*. A layer is drawn without replacement, 
 that is drawn completely contributes no error at all, and the sampling fraction enters the standard error. Sizes 1 and
 n - 1 are always complete: they are the cheapest layers and the ones that weigh most in the Shapley kernel.
 
-*How many of each size.* Seen from one player, the layer of size s enters the Shapley value with weight 1/n through a
-mean over the s/n of its coalitions that contain the player and a mean over the others. If utilities spread equally at
-all sizes, its error has variance proportional to (1/m)(n/s + n/(n - s)) = n^2 / (s (n - s) m) for m samples, and
-minimising the sum at fixed cost gives m proportional to 1 / sqrt(s (n - s)). The same rule comes out of the kernel
-regression (kernel weight 1 / (s (n - s)) times the length sqrt(s (n - s) / n) of the centred membership vector).
+*How many of each size*, unless the caller says ``share``. Seen from one player, the layer of size s enters the Shapley
+value with weight 1/n through a mean over the s/n of its coalitions that contain the player and a mean over the others.
+If utilities spread equally at all sizes, its error has variance proportional to (1/m)(n/s + n/(n - s)) =
+n^2 / (s (n - s) m) for m samples, and minimising the sum at fixed cost gives m proportional to 1 / sqrt(s (n - s)). The
+same rule comes out of the kernel regression (kernel weight 1 / (s (n - s)) times the length sqrt(s (n - s) / n) of the
+centred membership vector).
 
 *Pairs.* With ``paired`` the unit is a coalition together with its complement; layers s and n - s are one.
 
@@ -69,6 +70,8 @@ class LayeredSample:
         paired: draw coalitions with their complements.
         cover: every player is in and out of a coalition of each size.
         at_least: draws per layer in any case, where no cover asks for more.
+        share: gives what a layer's number of draws shall be proportional to; None: the rule above.
+        ends: sizes 1 and n - 1 are always complete.
         generator: source of the draws.
 
     Attributes:
@@ -84,16 +87,19 @@ class LayeredSample:
         paired: bool,
         cover: bool = False,
         at_least: int = 2,
+        share: Callable[[Layer], float] | None = None,
+        ends: bool = True,
         generator: Generator | None = None,
     ) -> None:
         self.num_players, self.paired, self.cover, self.generator = num_players, paired, cover, generator
+        self._share = share or self._equal_spread
         self.layers: list[Layer] = []
         for size in range(1, (num_players // 2 if paired else num_players - 1) + 1):
             middle = paired and 2 * size == num_players
             capacity = math.comb(num_players, size) // (2 if middle else 1)
             short = min(size, num_players - size)
             minimum = at_least
-            if short == 1:
+            if short == 1 and ends:
                 minimum = num_players
             elif cover:
                 minimum = max(at_least, 1 if middle else -(-num_players // short))
@@ -106,7 +112,7 @@ class LayeredSample:
     def grow(self, total: int) -> None:
         """Draw until there are ``total`` coalitions (pairs) in all, keeping those drawn before."""
         counts = [max(layer.minimum, len(layer.masks)) for layer in self.layers]
-        share = [layer.sizes / math.sqrt(layer.size * (self.num_players - layer.size)) for layer in self.layers]
+        share = [self._share(layer) for layer in self.layers]
         heap = [((counts[k] + 1) / share[k], k) for k in range(len(counts)) if counts[k] < self.layers[k].capacity]
         heapq.heapify(heap)
         for _ in range(min(total, self.capacity) - sum(counts)):
@@ -116,6 +122,9 @@ class LayeredSample:
                 heapq.heappush(heap, ((counts[k] + 1) / share[k], k))
         for layer, count in zip(self.layers, counts, strict=True):
             self._draw(layer, count)
+
+    def _equal_spread(self, layer: Layer) -> float:
+        return layer.sizes / math.sqrt(layer.size * (self.num_players - layer.size))
 
     def _draw(self, layer: Layer, count: int) -> None:
         if count > len(layer.masks) and count == layer.capacity:

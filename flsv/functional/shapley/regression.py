@@ -21,6 +21,8 @@ leverage, layer by layer with the sampling fraction taken out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Generator, Tensor
 
@@ -39,6 +41,43 @@ def centred(layer: Layer) -> Tensor:
 def kernel_share(layer: Layer) -> float:
     """The layer's total weight in the Shapley kernel, up to the factor n - 1: 1 / (s (n - s)) for each of its sizes."""
     return layer.sizes / (layer.size * (layer.masks.shape[1] - layer.size))
+
+
+def kernel_regression(
+    game: MemoizedGame, sample: LayeredSample, solve: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The weighted least-squares problem on a paired sample, and the standard error of its solution.
+
+    Args:
+        game: its empty and grand coalition are known.
+        sample: paired; each of its layers gets the layer's share of the kernel.
+        solve: ``(A [n, n], B [n, M])`` to X with A X = B.
+
+    Returns:
+        Values and standard errors, both ``[n, M]``.
+    """
+    num_players = sample.num_players
+    empty, grand = game.empty_and_grand()
+    gain = grand - empty
+    # The ones make the matrix regular without touching solutions that sum to 0.
+    matrix = torch.full((num_players, num_players), 1 / num_players, dtype=torch.float64)
+    right = torch.zeros(num_players, len(gain), dtype=torch.float64)
+    rows: list[tuple[Layer, Tensor, Tensor, float]] = []
+    for layer in sample.layers:
+        x, weight = centred(layer), kernel_share(layer) / len(layer.masks)
+        y = (game(layer.masks) - game(~layer.masks) - gain * (2 * layer.size / num_players - 1)) / 2
+        matrix = matrix + weight * x.T @ x
+        right = right + weight * x.T @ y
+        rows.append((layer, x, y, weight))
+    psi = solve(matrix, right)
+    variance = torch.zeros_like(psi)
+    for layer, x, y, weight in rows:
+        directions = solve(matrix, x.T).T
+        leverage = (weight * (x * directions).sum(dim=1)).clamp_max(0.9)
+        residuals = (y - x @ psi) / (1 - leverage).unsqueeze(1)
+        influences = weight * directions.unsqueeze(-1) * residuals.unsqueeze(1)
+        variance = variance + layer_variance(layer, influences - influences.mean(dim=0))
+    return gain / num_players + psi, variance.sqrt()
 
 
 def regression_shapley(
@@ -76,28 +115,9 @@ def regression_shapley(
     if target_stderr is None and buys_exact(num_players, budget):
         return exact_shapley(utility, num_players)
     game = MemoizedGame(utility, num_players)
-    empty, grand = game.empty_and_grand()
-    gain = grand - empty
+    game.empty_and_grand()
 
     def estimator() -> tuple[Tensor, Tensor]:
-        # The ones make the matrix regular without touching solutions that sum to 0.
-        matrix = torch.full((num_players, num_players), 1 / num_players, dtype=torch.float64)
-        right = torch.zeros(num_players, len(gain), dtype=torch.float64)
-        rows: list[tuple[Layer, Tensor, Tensor, float]] = []
-        for layer in sample.layers:
-            x, weight = centred(layer), kernel_share(layer) / len(layer.masks)
-            y = (game(layer.masks) - game(~layer.masks) - gain * (2 * layer.size / num_players - 1)) / 2
-            matrix = matrix + weight * x.T @ x
-            right = right + weight * x.T @ y
-            rows.append((layer, x, y, weight))
-        psi = torch.linalg.solve(matrix, right)
-        variance = torch.zeros_like(psi)
-        for layer, x, y, weight in rows:
-            directions = torch.linalg.solve(matrix, x.T).T
-            leverage = (weight * (x * directions).sum(dim=1)).clamp_max(0.9)
-            residuals = (y - x @ psi) / (1 - leverage).unsqueeze(1)
-            influences = weight * directions.unsqueeze(-1) * residuals.unsqueeze(1)
-            variance = variance + layer_variance(layer, influences - influences.mean(dim=0))
-        return gain / num_players + psi, variance.sqrt()
+        return kernel_regression(game, sample, torch.linalg.solve)
 
     return estimate_in_stages(game, sample, budget, target_stderr, estimator)

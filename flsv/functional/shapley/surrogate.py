@@ -14,7 +14,8 @@ which is KernelSHAP with the expectation of its matrix (that is a multiple of th
 sampled one, hence unbiased; S and its complement together contribute (r(S) - r(N \\ S)) (z_i - s/n). The sample is the
 paired, layered one of ``layers``, without replacement.
 
-This is no paper's method. Choices:
+Regression-adjusted Monte Carlo (Witter, Liu and Musco 2025; see ``regression_adjusted``) is the same scheme with linear
+or tree regressions as g, found independently. The fit, and what is done below, is no paper's. Choices:
 
 - *Kernels.* ``"additive"``: membership. ``"quadratic"``: membership + pairwise products + membership / |S|.
   ``"averaging"``: membership + Gaussian in the averaging weights z / |S|, of four widths. ``"auto"`` (default):
@@ -34,11 +35,13 @@ This is no paper's method. Choices:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
 from flsv.errors import ConfigurationError
+from flsv.functional.shapley.adjusted import AdjustedEstimator
 from flsv.functional.shapley.budget import buys_exact, resolve_budget
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
@@ -52,8 +55,7 @@ from flsv.functional.shapley.kernels import (
     membership,
     pairs,
 )
-from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
-from flsv.functional.shapley.regression import centred, kernel_share
+from flsv.functional.shapley.layers import LayeredSample, estimate_in_stages
 
 SURROGATES: dict[str, list[list[Kernel]]] = {
     "additive": [[membership]],
@@ -64,7 +66,6 @@ SURROGATES["auto"] = [parts for name in ("averaging", "quadratic", "additive") f
 
 _PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
 _CONSTANT = 100.0  # prior variance of the mean utility, in units of the sample's variance: vague
-_MAX_FIT = 1000  # coalitions; a fit costs the cube of their number
 
 
 @dataclass
@@ -172,68 +173,6 @@ def surrogate_shapley(
     if num_players <= 2 or (target_stderr is None and buys_exact(num_players, budget)):
         return exact_shapley(utility, num_players)
     game = MemoizedGame(utility, num_players)
-    estimator = _Estimator(game, sample, SURROGATES[surrogate], 5 if unbiased else 1)
+    fit = partial(fit_surrogate, SURROGATES[surrogate])
+    estimator = AdjustedEstimator(game, sample, fit, 5 if unbiased else 1)
     return estimate_in_stages(game, sample, budget, target_stderr, estimator)
-
-
-def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
-    """What each pair, with residual r(S) - r(N \\ S) of shape ``[m, M]``, says of SV(r): ``[m, n, M]``."""
-    return kernel_share(layer) * layer.masks.shape[1] / 2 * centred(layer).unsqueeze(-1) * residuals.unsqueeze(1)
-
-
-@dataclass
-class _Estimator:
-    """From the sample as it stands to values and standard errors ``[n, M]``."""
-
-    game: MemoizedGame
-    sample: LayeredSample
-    candidates: list[list[Kernel]]
-    folds: int
-
-    def __call__(self) -> tuple[Tensor, Tensor]:
-        layers, n = self.sample.layers, self.sample.num_players
-        # An open layer has coalitions that were not drawn; only its pairs can be held out.
-        open_sizes = [len(layer.masks) for layer in layers if len(layer.masks) < layer.capacity]
-        folds = min([self.folds, *open_sizes]) if open_sizes else 1
-        values, variance = torch.zeros(2, n, len(self.game.empty_and_grand()[0]), dtype=torch.float64)
-        before = [torch.zeros(len(layer.masks), values.shape[1], dtype=torch.float64) for layer in layers]
-        for fold in range(folds):
-            fitted = [self._fitted(k, fold, folds) for k in range(len(layers))]
-            halves = torch.cat([layer.masks[index] for layer, index in zip(layers, fitted, strict=True)])
-            ends = torch.arange(2)[:, None].expand(2, n).bool()
-            masks = torch.cat([ends, halves, ~halves])
-            game, left_out = fit_surrogate(self.candidates, masks, self.game(masks))
-            residual = self.game(ends) - game(ends)
-            values = values + (game.shapley() + (residual[1] - residual[0]) / n) / folds
-            left_out = (left_out[2 : 2 + len(halves)] - left_out[2 + len(halves) :]).split([len(i) for i in fitted])
-            for k, layer in enumerate(layers):
-                known = torch.zeros(len(layer.masks), dtype=torch.bool)
-                known[fitted[k]] = True
-                pair = self.game(layer.masks) - self.game(~layer.masks) - game(layer.masks) + game(~layer.masks)
-                terms = _pair_terms(layer, pair)
-                mean = terms.mean(dim=0)
-                if folds > 1 and not bool(known.all()):
-                    share = float(known.sum()) / layer.capacity
-                    mean = share * terms[known].mean(dim=0) + (1 - share) * terms[~known].mean(dim=0)
-                values = values + mean / folds
-                if folds == 1:
-                    before[k] = pair
-                    before[k][fitted[k]] = left_out[k]
-                elif len(layer.masks) < layer.capacity:
-                    held_out = torch.arange(fold, len(layer.masks), folds)
-                    before[k][held_out] = pair[held_out]
-        for layer, pair in zip(layers, before, strict=True):
-            count = len(layer.masks)
-            terms = _pair_terms(layer, pair)
-            influences = (terms - terms.mean(dim=0)) / (count * max(count - 1, 1)) ** 0.5
-            variance = variance + layer_variance(layer, influences)
-        return values, variance.sqrt()
-
-    def _fitted(self, k: int, fold: int, folds: int) -> Tensor:
-        """Layer k's pairs that the fit of this fold sees: all but every ``folds``-th, or a share of them if many."""
-        layer = self.sample.layers[k]
-        index = torch.arange(len(layer.masks))
-        if folds > 1 and len(index) < layer.capacity:
-            index = index[index % folds != fold]
-        total = 2 * sum(len(layer.masks) for layer in self.sample.layers)
-        return index[: max(2, round(len(index) * min(1.0, _MAX_FIT / total)))]

@@ -15,12 +15,19 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from remote_sites import NAMES, QUIET, SEED, SiteData, SiteTransport, module, whole
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
-from flsv.aggregation import DivergenceWeighted, FedAvg, ShapFedWA
+from flsv.aggregation import DivergenceWeighted, FedAvg, FedCE, ShapFedWA
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.data import OneClient
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, agreement
 from flsv.errors import ConfigurationError
-from flsv.metrics import ClassSpecificShapley, DecayedShapley, DomainRelevance, WassersteinContribution
+from flsv.metrics import (
+    ClassSpecificShapley,
+    ContributionEstimation,
+    DecayedShapley,
+    DomainRelevance,
+    EverybodyElse,
+    WassersteinContribution,
+)
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
@@ -163,19 +170,48 @@ def test_sites_answer_what_they_find_others_worth(tmp_path: Path, personalizer: 
             evaluate_clients_every=2,
         )
 
-    splits = {"client_val_fraction": 0.3, "client_test_fraction": 0.2}
-    # The same splits on both sides: a site's are its own to choose.
-    remote = Remotely(tmp_path / "b", make)
-    for address, client in zip(remote.sites, range(3)):
-        remote.transport.sites[address] = Site(
-            NAMES[client], module, partial(InSplits, client, splits), make, tmp_path / "sites"
-        )
-    local = one_process(tmp_path / "a", make, **splits)
-    loop = remote.fit()
+    loop, local = both_with_splits(tmp_path, make)
     assert_same(loop, local)
     assert loop.client_accuracy is not None
     torch.testing.assert_close(loop.client_accuracy, local.client_accuracy, rtol=0, atol=0)
     assert local.contributions["relevance"].isfinite().any()
+
+
+def test_sites_say_what_the_others_model_is_worth(tmp_path: Path) -> None:
+    """FedCE and EverybodyElse, where what sites send is not what they have trained."""
+
+    def make() -> FederatedLoop:
+        metrics = {"fedce": ContributionEstimation(), "else": EverybodyElse(performance="negative_loss")}
+        return shapfed(aggregator=FedCE(), metrics=metrics, uploads=[TopK(share=0.2)])
+
+    loop, local = both_with_splits(tmp_path, make)
+    assert_same(loop, local)
+    assert local.contributions["else"].isfinite().all()
+
+
+def test_what_cannot_be_sent_to_sites_is_refused_before_the_first_round(tmp_path: Path) -> None:
+    metric = partial(EverybodyElse, performance="val_loss", mode="min")
+    with pytest.raises(ConfigurationError, match=r"measure models by .*'val_loss'.*cannot be sent to them"):
+        with_splits(tmp_path, lambda: shapfed(metrics={"cssv": ClassSpecificShapley(), "else": metric()})).fit()
+
+
+SPLITS = {"client_val_fraction": 0.3, "client_test_fraction": 0.2}
+
+
+def with_splits(tmp_path: Path, make: Make) -> Remotely:
+    """Sites with validation and test samples."""
+    remote = Remotely(tmp_path / "b", make)
+    for address, client in zip(remote.sites, range(3)):
+        remote.transport.sites[address] = Site(
+            NAMES[client], module, partial(InSplits, client, SPLITS), make, tmp_path / "sites"
+        )
+    return remote
+
+
+def both_with_splits(tmp_path: Path, make: Make) -> tuple[FederatedLoop, FederatedLoop]:
+    """Sites and one process, with the same splits on both sides: a site's are its own to choose."""
+    local = one_process(tmp_path / "a", make, **SPLITS)
+    return with_splits(tmp_path, make).fit(), local
 
 
 class InSplits(FederatedDataModule):
@@ -297,6 +333,7 @@ def _die() -> Packet:
     ("metric", "words"),
     [
         (WassersteinContribution, "asks clients about their samples"),
+        (EverybodyElse, "need validation samples at every client"),
     ],
 )
 def test_what_a_deployment_cannot_give_is_refused_before_the_first_round(

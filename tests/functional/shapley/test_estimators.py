@@ -31,10 +31,16 @@ UNBIASED = {
     "difference": ESTIMATORS["difference"],
     "algorithm_3": partial(ESTIMATORS["difference"], shared=False),
     "surrogate": partial(ESTIMATORS["surrogate"], unbiased=True, surrogate="quadratic"),
+    "regression_adjusted": ESTIMATORS["regression_adjusted"],
     "gtg": PLAIN_GTG,
 }
-SAMPLED = {**UNBIASED, "surrogate": ESTIMATORS["surrogate"], "regression": ESTIMATORS["regression"]}
-ENUMERATING = [name for name in ESTIMATORS if name not in ("gtg", "leave_one_out", "banzhaf")]
+SAMPLED = {
+    **UNBIASED,
+    "surrogate": ESTIMATORS["surrogate"],
+    "regression": ESTIMATORS["regression"],
+    "leverage": ESTIMATORS["leverage"],
+}
+ENUMERATING = [name for name in ESTIMATORS if name not in ("gtg", "leave_one_out", "banzhaf", "beta")]
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
@@ -58,7 +64,9 @@ def test_closed_form_games(name: str, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", range(3, 7))
-@pytest.mark.parametrize("name", ["stratified", "complementary", "regression", "surrogate"])
+@pytest.mark.parametrize(
+    "name", ["stratified", "complementary", "regression", "leverage", "regression_adjusted", "surrogate"]
+)
 def test_a_sample_of_everything_is_exact(name: str, n: int) -> None:
     # A target nobody can meet makes them draw to the last coalition instead of calling exact_shapley.
     table = random_table(n, seed=n, columns=2)
@@ -133,7 +141,9 @@ def test_symmetric_and_null_players(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["additive", "constant"])
-@pytest.mark.parametrize("estimator", ["permutation", "monte_carlo", "regression", "surrogate", "gtg"])
+@pytest.mark.parametrize(
+    "estimator", ["permutation", "monte_carlo", "regression", "leverage", "regression_adjusted", "surrogate", "gtg"]
+)
 def test_additive_games_need_no_luck(estimator: str, name: str) -> None:
     utility, expected = closed_form_games(12)[name]
     estimate = SAMPLED[estimator](utility, 12, budget=120, generator=rng())
@@ -202,10 +212,10 @@ def test_generator_decides(name: str) -> None:
     assert torch.equal(torch.get_rng_state(), before), "touched the global generator"
 
 
-@pytest.mark.parametrize("name", [*SAMPLED, "banzhaf"])
+@pytest.mark.parametrize("name", [*SAMPLED, "banzhaf", "beta"])
 def test_target_standard_error_stops_early(name: str) -> None:
     table = accuracy_table(9)
-    estimator = {**SAMPLED, "banzhaf": ESTIMATORS["banzhaf"]}[name]
+    estimator = {**ESTIMATORS, **SAMPLED}[name]
     loose = estimator(table_game(table), 9, target_stderr=0.05, budget=450, generator=rng())
     assert (loose.stderr <= 0.05).all()
     assert loose.evaluations < 400

@@ -1,0 +1,70 @@
+"""What clients gain from everybody else, shared out equally among everybody else: a value made of sums only.
+
+A client that knows the aggregate, its own part in it and its own weight can take its part out again, without any single
+one of the others' updates. It finds out what the others' model gains it on its own validation samples, and reports one
+number. It is the leave-one-out model of secure aggregation: nobody but the client itself can make it.
+
+The idea, that a client's value rests on evaluations by all the others and on none of its own, is the one of
+Everybody-Else (Jaramillo-Velez et al., "Private and Robust Contribution Evaluation in Federated Learning", arXiv
+2602.21721, 2026). The formula here is ours: theirs could not be established from what is public.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def without_own(aggregate: Tensor, own: Tensor, weight: float) -> Tensor | None:
+    """The others' weighted average (A - w x) / (1 - w), from the average A of all.
+
+    Args:
+        aggregate: ``[P]``, A.
+        own: ``[P]``, x, what the client has in it.
+        weight: w in [0, 1].
+
+    Returns:
+        ``[P]``; None where nobody else has any weight.
+
+    Raises:
+        ValueError: a weight outside [0, 1].
+
+    Example:
+        >>> without_own(torch.tensor([3.0, 5.0]), torch.tensor([1.0, 1.0]), 0.5)
+        tensor([5., 9.])
+    """
+    if not -1e-6 <= weight <= 1 + 1e-6:
+        raise ValueError(f"a client's weight in the aggregate lies in [0, 1]; got {weight}.")
+    rest = 1 - weight
+    if rest < 1e-6:
+        return None
+    return (aggregate - weight * own) / rest
+
+
+def everybody_else(gains: Tensor) -> Tensor:
+    r"""Each client's share of what the others have gained.
+
+    .. math:: v_i = \frac1{k-1} \sum_{j \ne i} g_j
+
+    with :math:`g_j` what client *j* gains from everybody else. The values sum to the gains; a client's own report is
+    not in its own value.
+
+    Args:
+        gains: ``[k]``.
+
+    Returns:
+        ``[k]``; 0 for a client that is alone.
+
+    Raises:
+        ValueError: not a vector.
+
+    Example:
+        >>> everybody_else(torch.tensor([0.1, 0.2, 0.3]))
+        tensor([0.2500, 0.2000, 0.1500])
+    """
+    if gains.ndim != 1:
+        raise ValueError(f"expected gains [k], got {list(gains.shape)}.")
+    if len(gains) < 2:
+        return torch.zeros_like(gains)
+    others = gains.expand(len(gains), -1).masked_fill(torch.eye(len(gains), dtype=torch.bool, device=gains.device), 0)
+    return others.sum(dim=1) / (len(gains) - 1)

@@ -1,0 +1,194 @@
+"""ContributionEstimation: FedCE's weights, from update directions and from errors of the others' model.
+
+Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023 (FedCE).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
+from flsv.functional.contribution_estimation import Combine, contribution_estimates, leave_one_out_cosines
+from flsv.games.performance import Mode, performance_of
+from flsv.metrics.base import ContributionMetric
+from flsv.metrics.leave_self_out import leave_self_out, secure_sum, shares
+from flsv.participants import Client, converse
+from flsv.round import ClientMatrix
+
+
+class ContributionEstimation(ContributionMetric):
+    r"""FedCE's contribution estimates, see :mod:`flsv.functional.contribution_estimation`.
+
+    .. math::
+        c_i \propto \Bigl(1 - \overline{\cos}\bigl(d_i, \textstyle\sum_{j \ne i} c_j d_j\bigr)\Bigr) \cdot
+        \Bigl(1 - \overline{m}_i\Bigr)
+
+    A client counts for more the less its update points where the others' do, and the worse the others' model does on
+    its own validation samples: it is paid for what it alone brings. Noise, too, is what only one client brings: the
+    estimate says how different a client is and not how useful, and is no safeguard against free riders and bad data.
+    Measured on the digits (FedAvg, 6 equal clients, 8 rounds, one run each): a client that returns the model as it got
+    it has 0.45, the honest ones 0.10 to 0.13; one whose labels are all wrong 0.44, the others 0.09 to 0.13. Under
+    :class:`flsv.aggregation.FedCE` these are the weights.
+
+    As input to ``update``: ``client_ids [k]``, ``client_updates [k, P]`` (parameters only), ``aggregation_weights
+    [k]``, ``aggregate [P]`` (the models' average by these weights) and the ``clients``, which are asked for the score
+    of the aggregate without their part. ``compute`` gives ``[num_clients]``, which sum to 1 up to the floor; NaN for
+    clients never seen. ``diagnostics`` holds the mean cosines and the mean errors.
+
+    Departures from the authors' code, which has all clients in all rounds: means are over a client's own rounds;
+    the aggregate is judged in its own round, where the client judges it at the beginning of its next one, and the score
+    0 that every client's mean starts with there is part of the mean here; the others' directions are weighed as they
+    are in the aggregate (``consensus="weights"``), which is what the code's comments say, while the code has equal
+    weights in all rounds (``"uniform"``).
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        combine: ``"times"``, as above, or ``"plus"``: the sum of the two.
+        performance: m, a score in [0, 1] of which more is better: ``"accuracy"``, ``"balanced_accuracy"``, a value that
+            the module logs when it validates, or a torchmetrics metric; see :mod:`flsv.games.performance`.
+        consensus: how the others' updates are weighed: ``"weights"`` or ``"uniform"``.
+        floor: no share is below it.
+        mode: ``"max"`` for a value that the module logs.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: an unknown word; a performance of which less is better; before training, a client without
+            validation samples.
+        ValueError: a score outside [0, 1].
+
+    Example:
+        >>> from flsv.participants import LocalData
+        >>> class Scores:  # of models that have one parameter, their accuracy
+        ...     def __init__(self, models): self.models = models
+        ...     def value(self, metric): return self.models[:, 0].double()
+        >>> count = torch.tensor([4])
+        >>> clients = []
+        >>> for i, model in enumerate([0.6, 0.8, 0.4]):
+        ...     data = LocalData(f"client {i}", lambda split: [], count, 3 * count, evaluator=lambda batches: Scores)
+        ...     data.visit(torch.zeros(1), torch.tensor([model]))
+        ...     clients.append(Client(i, data))
+        >>> metric = ContributionEstimation(num_clients=4)
+        >>> updates, weights = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]]), torch.full((3,), 1 / 3)
+        >>> metric.update(torch.arange(3), updates, weights, torch.tensor([0.6]), clients)
+        >>> metric.compute()
+        tensor([0.1908, 0.2044, 0.6048,    nan])
+    """
+
+    per_class = False
+    evaluates = True
+    plot_lower_bound = 0.0
+
+    cosines: Tensor
+    scores: Tensor
+    seen: Tensor
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        combine: Combine = "times",
+        performance: str | Metric = "accuracy",
+        consensus: Literal["weights", "uniform"] = "weights",
+        floor: float = 1e-3,
+        mode: Mode | None = None,
+        **kwargs: Any,
+    ) -> None:
+        who = type(self).__name__
+        if combine not in ("times", "plus"):
+            raise ConfigurationError(f'{who}(combine={combine!r}): expected "times" or "plus".')
+        if consensus not in ("weights", "uniform"):
+            raise ConfigurationError(f'{who}(consensus={consensus!r}): expected "weights" or "uniform".')
+        check_number(self, "floor", floor, least=0, below=1)
+        self.performance = performance_of(self, performance, mode)
+        if self.performance == "negative_loss" or getattr(self.performance, "mode", "max") == "min":
+            raise ConfigurationError(
+                f"{who}(performance={performance!r}): the error is 1 - score, of a score in [0, 1] of which more is "
+                'better. Use "accuracy" or "balanced_accuracy".'
+            )
+        self.combine, self.consensus, self.floor = combine, consensus, floor
+        super().__init__(num_clients, None, **kwargs)
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        return {
+            "client_updates": lambda round: round.matrix.until(round.space.num_parameters),
+            "aggregate": secure_sum,
+        }
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        for name in ("cosines", "scores"):
+            self.add_state(name, torch.zeros(num_clients), dist_reduce_fx="sum")
+        self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(
+        self,
+        client_ids: Tensor,
+        client_updates: Tensor | ClientMatrix,
+        aggregation_weights: Tensor,
+        aggregate: Tensor,
+        clients: Sequence[Client],
+    ) -> None:
+        """Add one round; shapes ``[k]``, ``[k, P]``, ``[k]``, ``[P]``."""
+        self._check_clients(client_ids)
+        if [client.id for client in clients] != client_ids.tolist():
+            raise ValueError(f"clients {[c.id for c in clients]} are not those of client_ids={client_ids.tolist()}.")
+        if isinstance(client_updates, Tensor):
+            client_updates = ClientMatrix(client_updates, [torch.zeros_like(client_updates[0])] * len(client_updates))
+        weights = shares(aggregation_weights)
+        scores = asked_scores(clients, aggregate, weights, partial(leave_self_out, performance=self.performance))
+        scores = scores.to(self.scores)
+        if bool(((scores < 0) | (scores > 1)).any()):
+            raise ValueError(
+                f"FedCE's error is 1 - score, of a score in [0, 1]; performance={self.performance!r} gave "
+                f"{scores.tolist()}."
+            )
+        consensus = weights if self.consensus == "weights" else torch.full_like(weights, 1 / len(weights))
+        cosines = leave_one_out_cosines(client_updates.gram(), consensus)
+        self.cosines, self.scores, self.seen = self.cosines.clone(), self.scores.clone(), self.seen.clone()
+        self.cosines[client_ids] += cosines.to(self.cosines)
+        self.scores[client_ids] += scores
+        self.seen[client_ids] += 1
+        self.rounds += 1
+
+    def compute(self) -> Tensor:
+        """``[num_clients]``, NaN for clients never seen."""
+        known = self.seen > 0
+        value = torch.full_like(self.cosines, float("nan"))
+        if known.any():
+            cosines, scores = self._means()
+            estimates = contribution_estimates(cosines[known].cpu(), scores[known].cpu(), self.combine, self.floor)
+            value[known] = estimates.to(value)
+        return value
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """Each client's mean cosine with the others, and mean error of the others' model, ``[num_clients]``."""
+        cosines, scores = self._means()
+        return {"cosine": cosines, "error": 1 - scores}
+
+    def _means(self) -> tuple[Tensor, Tensor]:
+        never = self.seen == 0
+        return (
+            (self.cosines / self.seen).masked_fill(never, float("nan")),
+            (self.scores / (self.seen + 1)).masked_fill(never, float("nan")),
+        )
+
+
+def asked_scores(clients: Sequence[Client], aggregate: Tensor, weights: Tensor, question: Any) -> Tensor:
+    """``[k]``: every client's answer about the aggregate ``[P]`` without its part, of weight ``weights[i]``."""
+    own = dict(zip([client.id for client in clients], weights.tolist()))
+    answers = torch.stack(converse(clients, lambda client: client.ask(question, aggregate, own[client.id])))
+    broken = [client.id for client, answer in zip(clients, answers.tolist()) if not math.isfinite(answer)]
+    if broken:
+        raise ValueError(
+            f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
+            "cannot be made of it. Measure by a bounded score (performance='accuracy'), or lower the learning rate."
+        )
+    return answers

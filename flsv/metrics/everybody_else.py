@@ -1,0 +1,126 @@
+"""EverybodyElse: what the others gain, by reports of the others, from sums of updates only.
+
+After the idea of Jaramillo-Velez et al., "Private and Robust Contribution Evaluation in Federated Learning", arXiv
+2602.21721, 2026; the formula is ours, see :mod:`flsv.functional.everybody_else`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.functional.everybody_else import everybody_else
+from flsv.games.performance import Mode, performance_of
+from flsv.metrics.base import ContributionMetric
+from flsv.metrics.contribution_estimation import asked_scores
+from flsv.metrics.leave_self_out import leave_self_out, secure_sum, shares
+from flsv.participants import Client
+
+
+class EverybodyElse(ContributionMetric):
+    r"""Each client's share of what the others have gained without themselves.
+
+    .. math::
+        g_j = u_j\Bigl(\sum_{i \ne j} \frac{w_i}{1 - w_j} x_i\Bigr) - u_j(x), \qquad
+        v_i = \frac1{k-1} \sum_{j \ne i} g_j
+
+    with :math:`u_j` the score on client *j*'s own validation samples, :math:`x_i` the models of the round and
+    :math:`w_i` their weights in its aggregate. The values of a round sum to all that clients have gained from each
+    other, and no client's value holds its own report. Over rounds, values are summed; absent clients get 0.
+
+    **Sums only.** The server is told the sum of the models and a number by each client. A client takes its own part out
+    of the sum itself: nobody else can. So the metric works under secure aggregation, where no metric of single updates
+    does. It does not make an aggregation secure: the engines here still send every update by itself.
+
+    **What it cannot tell.** It has no null player: whoever does nothing shares in what the others gain from each other,
+    and with k clients all values lie within a range of 1/(k-1) of the largest gain. A client gains little, and so is
+    worth much, where its data are unlike all others': because they are rare, or because they are wrong. A client cannot
+    raise its own value by its report; a low report lowers the others'. Measured on the digits (FedAvg, 6 equal clients,
+    8 rounds, one run each): by the loss a free rider has 0.750 and the honest clients 0.757 to 0.781, a client with
+    wrong labels 0.699 and the others 0.722 to 0.742: last, and paid nearly as much. By the accuracy neither is told
+    from the rest.
+
+    As input to ``update``: ``client_ids [k]``, ``aggregation_weights [k]``, ``aggregate [P]`` (the models' average by
+    these weights) and the ``clients``. ``compute`` gives ``[num_clients]``, in the score's unit; NaN for clients never
+    seen. ``diagnostics`` holds what each client has gained.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        performance: u, see :mod:`flsv.games.performance`.
+        mode: whether less (``"min"``) or more of a logged value is better.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: a wrong performance; before training, a client without validation samples.
+
+    Example:
+        >>> from flsv.participants import LocalData
+        >>> class Scores:  # of models that have one parameter, their accuracy
+        ...     def __init__(self, models): self.models = models
+        ...     def value(self, metric): return self.models[:, 0].double()
+        >>> count = torch.tensor([4])
+        >>> clients = []
+        >>> for i, model in enumerate([0.6, 0.8, 0.4]):
+        ...     data = LocalData(f"client {i}", lambda split: [], count, 3 * count, evaluator=lambda batches: Scores)
+        ...     data.visit(torch.zeros(1), torch.tensor([model]))
+        ...     clients.append(Client(i, data))
+        >>> metric = EverybodyElse(num_clients=4)
+        >>> metric.update(torch.arange(3), torch.full((3,), 1 / 3), torch.tensor([0.6]), clients)
+        >>> metric.compute()
+        tensor([0.6000, 0.6500, 0.5500,    nan])
+    """
+
+    per_class = False
+    evaluates = True
+
+    total: Tensor
+    gains: Tensor
+    seen: Tensor
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        performance: str | Metric = "accuracy",
+        mode: Mode | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.performance = performance_of(self, performance, mode)
+        super().__init__(num_clients, None, **kwargs)
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        return {"aggregate": secure_sum}
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        for name in ("total", "gains"):
+            self.add_state(name, torch.zeros(num_clients), dist_reduce_fx="sum")
+        self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
+
+    def update(
+        self, client_ids: Tensor, aggregation_weights: Tensor, aggregate: Tensor, clients: Sequence[Client]
+    ) -> None:
+        """Add one round; shapes ``[k]``, ``[k]``, ``[P]``."""
+        self._check_clients(client_ids)
+        if [client.id for client in clients] != client_ids.tolist():
+            raise ValueError(f"clients {[c.id for c in clients]} are not those of client_ids={client_ids.tolist()}.")
+        question = partial(leave_self_out, performance=self.performance, gain=True)
+        gains = asked_scores(clients, aggregate, shares(aggregation_weights), question).to(self.gains)
+        self.total, self.gains, self.seen = self.total.clone(), self.gains.clone(), self.seen.clone()
+        self.gains[client_ids] += gains
+        self.total[client_ids] += everybody_else(gains)
+        self.seen[client_ids] += 1
+        self.rounds += 1
+
+    def compute(self) -> Tensor:
+        """``[num_clients]``, NaN for clients never seen."""
+        return self.total.masked_fill(self.seen == 0, float("nan"))
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """What each client has gained from everybody else, over its rounds, ``[num_clients]``."""
+        return {"gain": self.gains.masked_fill(self.seen == 0, float("nan"))}

@@ -1,0 +1,131 @@
+"""Beta Shapley, exact and sampled."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from functional.shapley.games import Watched, accuracy_table, closed_form_games, random_table, rng, table_game
+from scipy import integrate, special
+
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley import banzhaf, beta_shapley, exact_shapley, leave_one_out
+from flsv.functional.shapley.beta import beta_weights
+
+PARAMETERS = [(1.0, 1.0), (16.0, 1.0), (4.0, 1.0), (1.0, 4.0), (0.5, 2.5)]
+
+
+def reference(table: torch.Tensor, alpha: float, beta: float) -> torch.Tensor:
+    """Every coalition that a player can join, one by one, weighted by the paper's Beta function."""
+    n = len(table).bit_length() - 1
+    values = []
+    for i in range(n):
+        others = [j for j in range(n) if j != i]
+        total = torch.zeros(table.shape[1:], dtype=torch.float64)
+        for size in range(n):
+            weight = special.beta(size + beta, n - 1 - size + alpha) / special.beta(alpha, beta)
+            for members in itertools.combinations(others, size):
+                coalition = sum(1 << j for j in members)
+                total = total + weight * (table[coalition | 1 << i] - table[coalition])
+        values.append(total)
+    return torch.stack(values)
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+@pytest.mark.parametrize(("alpha", "beta"), PARAMETERS)
+def test_exact(n: int, alpha: float, beta: float) -> None:
+    for columns in (None, 2):
+        table = random_table(n, n, columns)
+        estimate = beta_shapley(Watched(table_game(table)), n, alpha=alpha, beta=beta)
+        torch.testing.assert_close(estimate.values, reference(table, alpha, beta))
+        assert estimate.evaluations == 2**n
+        assert (estimate.stderr == 0).all()
+    additive, weights = closed_form_games(n)["additive"]
+    torch.testing.assert_close(beta_shapley(additive, n, alpha=alpha, beta=beta).values, weights)
+
+
+def test_weights_are_the_integral_over_the_beta_distribution() -> None:
+    # A player joins each other one's coalition with the same chance t, drawn from Beta(beta, alpha).
+    for s, weight in enumerate(beta_weights(9, 4.0, 2.0)):
+
+        def density(t: float, s: int = s) -> float:
+            return special.comb(8, s) * t**s * (1 - t) ** (8 - s) * t * (1 - t) ** 3 / special.beta(2, 4)
+
+        assert weight == pytest.approx(integrate.quad(density, 0, 1)[0], rel=1e-9)
+    many = torch.tensor(beta_weights(2000, 16, 1))
+    assert many.isfinite().all()
+    assert many.sum().item() == pytest.approx(1)
+
+
+def test_its_special_cases() -> None:
+    utility = table_game(random_table(6, seed=4))
+    torch.testing.assert_close(beta_shapley(utility, 6, alpha=1, beta=1).values, exact_shapley(utility, 6).values)
+    loo = leave_one_out(utility, 6).values
+    torch.testing.assert_close(beta_shapley(utility, 6, alpha=1, beta=1e9).values, loo, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(16.0, 1.0), (1.0, 4.0)])
+@pytest.mark.parametrize("budget", [24, 45])
+def test_unbiased_within_budget(alpha: float, beta: float, budget: int) -> None:
+    table, runs = accuracy_table(6), []
+    for seed in range(200):
+        utility = Watched(table_game(table))
+        runs.append(beta_shapley(utility, 6, alpha=alpha, beta=beta, budget=budget, generator=rng(seed)))
+        assert runs[-1].evaluations == len(utility.seen) <= budget
+    values = torch.stack([run.values for run in runs])
+    error = values.mean(dim=0) - reference(table, alpha, beta)
+    assert (error.abs() <= 4 * values.std(dim=0) / 200**0.5 + 1e-9).all()
+
+
+def test_standard_error_is_within_a_quarter_of_the_spread() -> None:
+    table = accuracy_table(8)
+    runs = [beta_shapley(table_game(table), 8, alpha=4, budget=150, generator=rng(s)) for s in range(300)]
+    spread = torch.stack([run.values for run in runs]).std(dim=0)
+    claimed = torch.stack([run.stderr for run in runs]).square().mean(dim=0).sqrt()
+    assert ((claimed / spread - 1).abs() < 0.25).all(), claimed / spread
+
+
+def test_draws_where_the_weight_is() -> None:
+    seen = []
+    for alpha, beta in ((16.0, 1.0), (1.0, 16.0)):
+        utility = Watched(lambda masks: masks.sum(dim=1).double())
+        beta_shapley(utility, 12, alpha=alpha, beta=beta, budget=200, generator=rng())
+        seen.append(torch.tensor([sum(mask) for mask in utility.seen]).bincount())
+    assert seen[0][2] > 2 * seen[0][10]
+    assert seen[1][10] > 2 * seen[1][2]
+
+
+def test_what_a_duplicate_gains() -> None:
+    """A player that comes as two: the figures of the module's docstring."""
+
+    def owners(*who: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        def utility(masks: torch.Tensor) -> torch.Tensor:
+            present = torch.stack([masks[:, [p for p, o in enumerate(who) if o == i]].any(1) for i in range(4)], dim=1)
+            return 1 - 0.5 ** present.double().sum(1)
+
+        return utility
+
+    shares = {}
+    for name, estimator in {
+        "shapley": exact_shapley,
+        "banzhaf": banzhaf,
+        "leave_one_out": leave_one_out,
+        "beta(16, 1)": beta_shapley,
+        "beta(1, 4)": partial(beta_shapley, alpha=1, beta=4),
+    }.items():
+        one, two = estimator(owners(0, 1, 2, 3), 4).values, estimator(owners(0, 0, 1, 2, 3), 5).values
+        assert one[0] / one.sum() == pytest.approx(0.25)
+        shares[name] = round((two[:2].sum() / two.sum()).item(), 2)
+        if name == "banzhaf":
+            torch.testing.assert_close(two[:2].sum(), one[0])
+    expected = {"shapley": 0.33, "banzhaf": 0.29, "leave_one_out": 0, "beta(16, 1)": 0.39, "beta(1, 4)": 0.17}
+    assert shares == expected
+
+
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_parameters_are_above_0(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}=0.*above 0"):
+        beta_shapley(lambda masks: masks.sum(dim=1), 3, **{name: 0})

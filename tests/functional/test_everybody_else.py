@@ -1,0 +1,42 @@
+"""The others' average, and shares of what they gain."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flsv.functional import everybody_else, without_own
+
+
+@pytest.mark.parametrize("k", [2, 3, 6])
+def test_the_others_average(k: int) -> None:
+    draw = torch.Generator().manual_seed(k)
+    models, weights = torch.randn(k, 9, generator=draw, dtype=torch.float64), torch.rand(k, generator=draw).double()
+    weights = weights / weights.sum()
+    aggregate = weights @ models
+    for i in range(k):
+        others = [j for j in range(k) if j != i]
+        expected = sum(weights[j] * models[j] for j in others) / weights[others].sum()
+        found = without_own(aggregate, models[i], float(weights[i]))
+        torch.testing.assert_close(found, expected)
+
+
+def test_nobody_else() -> None:
+    assert without_own(torch.ones(3), torch.ones(3), 1.0) is None
+    assert torch.equal(without_own(torch.ones(3), torch.zeros(3), 0.0), torch.ones(3))
+    with pytest.raises(ValueError, match=r"lies in \[0, 1\]; got 1.5"):
+        without_own(torch.ones(3), torch.ones(3), 1.5)
+
+
+def test_values_sum_to_the_gains_and_no_report_is_in_its_own_value() -> None:
+    gains = torch.tensor([0.3, -0.1, 0.2, 0.05], dtype=torch.float64)
+    values = everybody_else(gains)
+    for i in range(4):
+        torch.testing.assert_close(values[i], torch.stack([gains[j] for j in range(4) if j != i]).mean())
+    torch.testing.assert_close(values.sum(), gains.sum())
+    lying = gains.clone()
+    lying[2] = -9.0
+    assert torch.equal(everybody_else(lying)[2], values[2])
+    assert everybody_else(torch.tensor([0.4])).tolist() == [0]
+    with pytest.raises(ValueError, match=r"expected gains \[k\]"):
+        everybody_else(torch.zeros(2, 2))

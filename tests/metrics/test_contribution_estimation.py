@@ -1,0 +1,188 @@
+"""FedCE in federations: its estimates and weights against the formulas, worked out by hand from the clients' models."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics
+from functional.test_contribution_estimation import reference_coefficients, reference_cosines
+from metric_rounds import judges
+from resuming import assert_resumes
+from toys import Plain, fit, network, toy_data
+
+from flsv.aggregation import FedAvg, FedCE
+from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import ContributionEstimation
+from flsv.parameters import ParameterSpace
+from flsv.round import Round
+from flsv.sampling import FixedCohort
+from flsv.uploads import Upload
+
+THREE = (4.0, 1.0, 2.0)
+
+
+def data(**kwargs: Any) -> FederatedDataModule:
+    return toy_data(THREE, **{"client_val_fraction": 0.3, **kwargs})
+
+
+class Kept(FedCE):
+    """Keeps the rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: list[Round] = []
+
+    def end_round(self, round: Round) -> None:
+        self.rounds.append(round)
+
+
+def accuracy(vector: torch.Tensor, dealt: FederatedDataModule, client: int) -> float:
+    """Of a model ``[P]`` on a client's validation samples."""
+    module = Plain(network(batch_norm=False))
+    ParameterSpace(module).write(module, vector)
+    module.eval()
+    hits = [(module(x).argmax(-1) == y).float() for x, y in dealt.client_loader(client, "val", shuffle=False)]
+    return float(torch.cat(hits).mean())
+
+
+@pytest.mark.parametrize("combine", ["times", "plus"])
+def test_a_federation_by_hand(tmp_path: Path, combine: Any) -> None:
+    aggregator, dealt = Kept(), data()
+    loop = FederatedLoop(aggregator, {"fedce": ContributionEstimation(combine=combine)}, seed=1, print_table=False)
+    fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=3)
+
+    coefficients = np.full(3, 1 / 3)
+    cosines, scores = [], [np.zeros(3)]
+    for round in aggregator.rounds:
+        used = round.aggregation_weights
+        assert used is not None
+        np.testing.assert_allclose(used.numpy(), coefficients / coefficients.sum(), atol=1e-6)
+        models = round.client_vectors.double()
+        cosines.append(reference_cosines((models - round.global_vector).numpy(), used.double().numpy()))
+        others = [sum(float(used[j]) * models[j] for j in range(3) if j != i) / (1 - float(used[i])) for i in range(3)]
+        scores.append(np.array([accuracy(model.float(), dealt, i) for i, model in enumerate(others)]))
+        coefficients = reference_coefficients(np.array(cosines), np.array(scores), combine)
+    np.testing.assert_allclose(loop.contributions["fedce"].numpy(), coefficients, atol=1e-5)
+    assert np.ptp(coefficients) > 0.01
+    said = loop.metrics["fedce"].diagnostics()
+    np.testing.assert_allclose(said["cosine"].numpy(), np.mean(cosines, 0), atol=1e-5)
+    np.testing.assert_allclose(said["error"].numpy(), 1 - np.mean(scores, 0), atol=1e-5)
+
+
+class Constant(Upload):
+    """Sends another update than the one that was trained."""
+
+    def apply(self, update: torch.Tensor, departure: Any) -> torch.Tensor:
+        return torch.full_like(update, 0.3)
+
+
+def test_a_client_takes_out_what_it_has_sent(tmp_path: Path) -> None:
+    """Not what it has trained: under an attack, noise or compression that is not in the sum."""
+    aggregator, dealt = Kept(), data()
+    metric = ContributionEstimation()
+    loop = FederatedLoop(aggregator, {"fedce": metric}, uploads=[Constant()], seed=1, print_table=False)
+    fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=1)
+    models = aggregator.rounds[0].client_vectors
+    expected = [accuracy(models[[j for j in range(3) if j != i]].mean(0), dealt, i) for i in range(3)]
+    np.testing.assert_allclose(metric.scores.numpy(), expected, atol=1e-6)
+
+
+def test_an_absent_client_keeps_what_it_has() -> None:
+    metric = ContributionEstimation(4)
+    models = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
+    for ids in ([0, 1, 2], [0, 1]):
+        cohort = torch.tensor(ids)
+        part = models[: len(ids)]
+        metric.update(cohort, part, torch.ones(len(ids)), part.mean(0), judges(cohort, part))
+    assert metric.seen.tolist() == [2, 2, 1, 0]
+    said = metric.diagnostics()
+    assert said["cosine"].isnan().tolist() == [False] * 3 + [True]
+    value = metric.compute()
+    assert value[3].isnan()
+    assert value[:3].sum().item() == pytest.approx(1, abs=3e-3)
+    weights = FedCE().weights(_round(torch.tensor([2, 3])), {"fedce": value})
+    mean = value[:3].mean()
+    torch.testing.assert_close(weights.float(), torch.stack([value[2], mean]) / (value[2] + mean))
+
+
+def _round(ids: torch.Tensor) -> Round:
+    space = ParameterSpace(torch.nn.Linear(2, 1))
+    return Round(0, ids, torch.ones(len(ids)), torch.zeros(3), torch.zeros(len(ids), 3), space)
+
+
+def test_equal_directions_with_uniform_consensus() -> None:
+    models = torch.randn(3, 6, generator=torch.Generator().manual_seed(1))
+    weights = torch.tensor([0.7, 0.2, 0.1])
+    for consensus, used in (("weights", weights), ("uniform", torch.full((3,), 1 / 3))):
+        metric = ContributionEstimation(3, consensus=consensus)  # type: ignore[arg-type]
+        metric.update(torch.arange(3), models, weights, weights @ models, judges(torch.arange(3), models))
+        expected = reference_cosines(models.double().numpy(), used.double().numpy())
+        np.testing.assert_allclose(metric.diagnostics()["cosine"].numpy(), expected, atol=1e-6)
+
+
+def test_who_is_alone_is_judged_by_what_it_started_from() -> None:
+    metric, model = ContributionEstimation(2), torch.tensor([[1.0, 2.0]])
+    metric.update(torch.tensor([1]), model, torch.tensor([1.0]), model[0], judges(torch.tensor([1]), model))
+    assert metric.scores.tolist() == [0, 0.5]  # the sigmoid of the zero model
+    assert metric.compute()[1] == 1
+
+
+def test_the_whole_algorithm_resumes(tmp_path: Path) -> None:
+    assert_resumes(
+        lambda: FederatedLoop(FedCE(), {"fedce": ContributionEstimation()}, sampler=FixedCohort([0, 2]), seed=2),
+        tmp_path,
+        data=data,
+    )
+
+
+def test_another_score(tmp_path: Path) -> None:
+    """A torchmetrics metric in place of the accuracy, and one that the module logs."""
+    scores = []
+    f1 = torchmetrics.F1Score("multiclass", num_classes=3)
+    for options in ({}, {"performance": f1}, {"performance": "val_acc", "mode": "max"}):
+        metric = ContributionEstimation(**copy.deepcopy(options))
+        loop = FederatedLoop(FedAvg(), {"fedce": metric}, seed=1, print_table=False)
+        fit(loop, tmp_path, data=data(batch_size=64), rounds=1)
+        scores.append(metric.scores)
+    torch.testing.assert_close(scores[1], scores[0])  # F1, averaged over samples, is the accuracy
+    torch.testing.assert_close(scores[2], scores[0])
+
+
+def test_what_cannot_be_is_refused_before_training(tmp_path: Path) -> None:
+    loop = FederatedLoop(FedAvg(), {"fedce": ContributionEstimation()})
+    with pytest.raises(ConfigurationError, match=r"metrics \['fedce'\] need validation samples at every client.*0.2"):
+        fit(loop, tmp_path, data=toy_data())
+    for wrong in ("negative_loss", torchmetrics.MeanSquaredError()):
+        with pytest.raises(ConfigurationError, match=r"the error is 1 - score"):
+            ContributionEstimation(performance=wrong)
+    with pytest.raises(ConfigurationError, match=r'combine=\'minus\'\): expected "times" or "plus"'):
+        ContributionEstimation(combine="minus")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="consensus='equal'"):
+        ContributionEstimation(consensus="equal")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="floor=1"):
+        ContributionEstimation(floor=1)
+
+
+def test_a_score_outside_0_and_1_is_refused() -> None:
+    class Wild:
+        def __init__(self, models: torch.Tensor) -> None:
+            self.models = models
+
+        def value(self, metric: Any) -> torch.Tensor:
+            return self.models.double().sum(1) + 7
+
+    metric, models = ContributionEstimation(2), torch.ones(2, 3)
+    clients = judges(torch.arange(2), models)
+    for client in clients:
+        client.ask(lambda local: local._evaluators.update({("val", None): Wild}))
+    with pytest.raises(ValueError, match=r"of a score in \[0, 1\]; performance='accuracy' gave"):
+        metric.update(torch.arange(2), models, torch.ones(2), models.mean(0), clients)
+    with pytest.raises(ValueError, match="are not those of client_ids"):
+        metric.update(torch.arange(2), models, torch.ones(2), models.mean(0), clients[::-1])

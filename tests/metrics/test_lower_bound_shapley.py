@@ -1,0 +1,77 @@
+"""LowerBoundShapley: the bound of what the rounds gave, round by round."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from metric_rounds import COHORTS
+from resuming import assert_resumes
+from scipy import stats
+
+from flsv.aggregation import ShapleyWeighted
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import LowerBoundShapley
+
+
+def test_the_rounds_by_hand() -> None:
+    draw, metric = torch.Generator().manual_seed(0), LowerBoundShapley(5, confidence=0.8)
+    seen: dict[int, list[float]] = {}
+    for ids in COHORTS:
+        worth = torch.randn(len(ids), generator=draw)
+        metric.update(torch.tensor(ids), lambda masks, worth=worth: masks.float() @ worth)
+        for i, value in zip(ids, worth.tolist()):
+            seen.setdefault(i, []).append(value)
+    value = metric.compute()
+    assert value[4].isnan()
+    for i, values in seen.items():
+        mean = sum(values) / len(values)
+        bound = mean - stats.t.ppf(0.8, len(values) - 1) * stats.sem(values)
+        assert value[i].item() == pytest.approx(bound, abs=1e-5)
+        assert metric.diagnostics()["mean"][i].item() == pytest.approx(mean, abs=1e-6)
+
+
+def test_small_values_far_from_0_keep_their_spread() -> None:
+    metric = LowerBoundShapley(2)
+    for step in range(50):
+        worth = torch.tensor([9.0, 9 + 1e-3 * (step % 2)], dtype=torch.float64)
+        metric.update(torch.arange(2), lambda masks, worth=worth: masks.double() @ worth)
+    bound = metric.compute()
+    assert bound[0].item() == pytest.approx(9, abs=1e-5)
+    expected = 9 + 5e-4 - stats.t.ppf(0.9, 49) * 1e-3 / 2 / 49**0.5
+    assert bound[1].item() == pytest.approx(expected, abs=2e-5)
+
+
+def test_a_first_round_takes_the_estimators_error() -> None:
+    def noisy(masks: torch.Tensor) -> torch.Tensor:
+        return masks.double().sum(1) + (masks.double() @ torch.arange(1.0, 13.0).double()).sin()
+
+    metric = LowerBoundShapley(12, estimator="permutation", estimator_args={"budget": 200}, confidence=0.9)
+    metric.update(torch.arange(12), noisy, torch.Generator().manual_seed(0))
+    below = metric.diagnostics()["mean"] - metric.compute()
+    assert (below > 0).all()
+    torch.testing.assert_close(below, metric.variance.sqrt().squeeze(-1) * float(stats.norm.ppf(0.9)))
+
+
+def test_per_class_and_arguments() -> None:
+    metric = LowerBoundShapley(3, 2)
+    for sign in (1.0, -1.0):
+        worth = torch.tensor([[1.0, sign], [2.0, 2.0]])
+        metric.update(torch.tensor([0, 2]), lambda masks, worth=worth: masks.float() @ worth)
+    value = metric.compute()
+    assert value.shape == (3, 2)
+    assert value[[0, 2], [0, 1]].tolist() == pytest.approx([1.0, 2.0])
+    assert value[0, 1].item() == pytest.approx(-stats.t.ppf(0.9, 1))
+    for confidence in (0.3, 1):
+        with pytest.raises(ConfigurationError, match="confidence"):
+            LowerBoundShapley(3, confidence=confidence)
+
+
+def test_it_resumes(tmp_path: Path) -> None:
+    def make() -> FederatedLoop:
+        return FederatedLoop(ShapleyWeighted("bound"), {"bound": LowerBoundShapley(estimator="banzhaf")}, seed=2)
+
+    whole = assert_resumes(make, tmp_path)
+    assert whole.contributions["bound"].isfinite().all()
