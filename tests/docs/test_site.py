@@ -92,3 +92,11 @@ def test_docstrings_become_markdown() -> None:
 def test_links_out_of_the_site_become_words() -> None:
     page = "[a](../../flsv/a.py), [b](../gpu.md#x), [c](https://example.org), [d](#here)"
     assert docs_site.inside_docs(page, "results/x.md") == "a, [b](../gpu.md#x), [c](https://example.org), [d](#here)"
+
+
+def test_every_metric_is_explained() -> None:
+    """CollaborativeFairness and MeanTestAccuracy judge runs, not clients; the base class nothing."""
+    page = (ROOT / "docs" / "explanation" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
+    others = {"CollaborativeFairness", "ContributionMetric", "MeanTestAccuracy"}
+    assert set(rows) == set(importlib.import_module("flsv.metrics").__all__) - others
