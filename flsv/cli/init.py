@@ -43,7 +43,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
 
 def _copy_configs(names: Sequence[str], folder: Path) -> str:
-    copies = {folder / path.name: path for path in map(find_config, names)}
+    paths = dict.fromkeys(map(find_config, names))
+    copies = {folder / path.name: path for path in paths}
+    if len(copies) < len(paths):
+        raise ConfigurationError(f"two of {', '.join(map(str, paths))} have one name: copy them to two folders.")
     there = [str(copy) for copy in copies if copy.exists()]
     if there:
         raise ConfigurationError(f"{', '.join(there)} is there already: name another folder, or use what is there.")

@@ -85,6 +85,14 @@ def test_init_of_a_folder_is_the_quickstart_and_overwrites_nothing(capsys: pytes
     assert Path("mine/quickstart.yaml").read_text() == "mine"
 
 
+def test_init_does_not_write_two_files_of_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other").mkdir()
+    Path("other/fedsv.yaml").write_text("federation: {}")
+    assert main(["init", "mine", "--config", "fedsv", "--config", "other/fedsv.yaml"]) == 2
+    assert "have one name" in capsys.readouterr().err
+    assert not Path("mine").exists()
+
+
 @pytest.mark.parametrize("wrong", [[], ["mine", "--flower", "other"]])
 def test_init_says_what_it_needs(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
