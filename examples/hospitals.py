@@ -42,7 +42,7 @@ def main(rounds: int, seed: int) -> torch.Tensor:
     wrong = ClosedSetLabelNoise(rate=1 / 3, clients=[list(hospitals).index("Quito")])
     data = FederatedDataModule(clients=hospitals, val=val, test=test, batch_size=16, corruptions=[wrong])
     module = ClassifierClient("mlp", {"hidden": [16]}, optimizer=partial(torch.optim.SGD, lr=0.1))
-    loop = FederatedLoop(metrics={"value": CumulativeShapley(performance="negative_loss")})
+    loop = FederatedLoop(metrics={"value": CumulativeShapley(performance="negative_loss", weighting="samples")})
     trainer = L.Trainer(max_epochs=rounds, callbacks=[loop], default_root_dir="runs/hospitals", accelerator="cpu")
     trainer.fit(module, data)
 
