@@ -69,7 +69,8 @@ def main(clients: int, epochs: int) -> float:
         trainer = L.Trainer(**options)
         trainer.fit(module, data)
     else:  # what federating the project takes
-        loop = FederatedLoop(metrics={"value": CumulativeShapley(performance="val_loss", mode="min", weighting="samples")})
+        value = CumulativeShapley(performance="val_loss", mode="min", weighting="samples")
+        loop = FederatedLoop(metrics={"value": value})
         trainer = L.Trainer(callbacks=[loop], **options)
         trainer.fit(module, FederatedDataModule(data, SizePartitioner(list(range(1, clients + 1)))))
         print("contributions:", [round(value, 4) for value in loop.metrics["value"].compute().tolist()])
