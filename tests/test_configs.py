@@ -1,7 +1,6 @@
 """The configuration files: each one loads, each scenario deals out what it says, and the quick start runs."""
 
 import functools
-import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -125,27 +124,6 @@ def test_the_quick_start_runs(run, tmp_path, capsys):
 def test_scenarios_run_on_the_quick_start(run, scenario):
     quick = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--federation.print_table", "false"]
     run(CONFIGS / "quickstart.yaml", SCENARIOS / f"{scenario}.yaml", arguments=quick)
-
-
-PEFT = pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="peft is not installed")
-RUN = [
-    "fedce",
-    "everybody_else",
-    "beta_shapley",
-    "scaffold",
-    "fednova",
-    "feddyn",
-    "fedbn",
-    "fedper",
-    "fedrep",
-    pytest.param("lora", marks=PEFT),
-]
-
-
-@pytest.mark.parametrize("algorithm", RUN)
-def test_algorithms_run_on_the_quick_start(run, algorithm):
-    quick = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "2", "--federation.print_table", "false"]
-    run(CONFIGS / "quickstart.yaml", CONFIGS / f"{algorithm}.yaml", arguments=quick)
 
 
 def test_what_is_shared_may_be_a_function(load, tmp_path):

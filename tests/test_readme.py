@@ -1,4 +1,4 @@
-"""What the README shows, works."""
+"""What the README names, is there. That its snippets run: tests/docs/test_snippets.py."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-import lightning as L
-import pytest
-import torch
-from torch.utils.data import DataLoader
-from toys import Plain, fit, network, toy_sets
+import yaml
+from toys import fit
 
 import flsv
+from flsv.cli.packaged import packaged_names
 from flsv.loop import FederatedLoop
 
 ROOT = Path(__file__).parent.parent
@@ -22,46 +20,28 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
 
 
-class MyData(L.LightningDataModule):
-    """A user's data module, which knows nothing of flsv."""
-
-    def setup(self, stage: str) -> None:
-        self.train, self.test = toy_sets(400)
-
-    def train_dataloader(self) -> DataLoader:
-        return DataLoader(self.train, batch_size=16, shuffle=True)
-
-    def val_dataloader(self) -> DataLoader:
-        return DataLoader(self.test, batch_size=16)
-
-
-def test_the_snippet_federates_an_existing_module_and_data_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    code = BLOCKS[0].replace("max_epochs=50,", "max_epochs=2,").replace("num_classes=10", "num_classes=3")
-    scope: dict[str, Any] = {"my_module": Plain(network(batch_norm=False)), "my_datamodule": MyData()}
-    exec(code, scope)
-    loop = next(c for c in scope["trainer"].callbacks if isinstance(c, FederatedLoop))
-    assert loop.round_index == 2
-    assert loop.metrics["cssv"].compute().shape == (5, 3)
-    assert "val_acc" in scope["trainer"].callback_metrics
-
-
 def test_the_metric_of_your_own(tmp_path: Path) -> None:
-    scope: dict[str, Any] = {"torch": torch}
-    exec(BLOCKS[1], scope)
+    (block,) = (block for block in BLOCKS if "UpdateNorm" in block)
+    scope: dict[str, Any] = {}
+    exec(block, scope)
     loop = FederatedLoop(metrics={"norm": scope["UpdateNorm"]()}, seed=1)
     fit(loop, tmp_path)
     assert (loop.contributions["norm"] > 0).all()
 
 
 def test_every_path_named_is_there() -> None:
-    named = re.findall(r"(?:configs|tools|docs)/[\w/.*-]+\w", README)
-    assert named
-    for path in named:
-        if "NAME" not in path:
-            assert list(ROOT.glob(path)), path
+    paths = re.findall(r"(?:tools|docs)/[\w/.*-]+\w", README)
+    assert len(paths) > 20
+    for path in paths:
+        assert list(ROOT.glob(path)), path
+    for name in re.findall(r"--config ([\w/]+)", README):
+        assert name in packaged_names(), name
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= set(citation)
+    assert citation["version"] == flsv.__version__
 
 
 def test_public_names() -> None:

@@ -1,6 +1,6 @@
 """``flsv compare``: several algorithms on one partition, and what each client got out of it.
 
-    flsv compare --config configs/fedavg.yaml --config configs/shapfed.yaml --base configs/quickstart.yaml
+    flsv compare --base quickstart --config fedavg --config shapfed
 
 Every ``--config`` is one algorithm; a ``--base`` comes before each. A run in which every client is alone comes first
 (``Standalone``): gains and collaborative fairness (Tastan et al., IJCAI 2024, section 4.3, tables 1-2) are relative to
@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from flsv.cli.own_models import MEASURES, OwnModels, Tests
+from flsv.cli.packaged import find_config
 from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.cli.paths import shown
 from flsv.data import FederatedDataModule
@@ -100,8 +101,8 @@ def compare(
     """Run the standalone baseline and every configuration.
 
     Args:
-        configs: configuration files, one per algorithm.
-        base: configuration files that come before each of them.
+        configs: configuration files or names of packaged ones, one per algorithm.
+        base: configuration files or names that come before each of them.
         arguments: further arguments of ``flsv fit``, which override the files.
         out: what the runs write goes below, a folder each.
         tests: what models are tested on, see :class:`OwnModels`.
@@ -112,6 +113,8 @@ def compare(
             that have none.
     """
     warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # given, beside this process's own
+    for file in (*base, *configs):
+        find_config(file)  # before the first of them is run
     names = [STANDALONE, *_names(configs)]
     outcomes: list[Outcome] = []
     dealt: list[Tensor] | None = None

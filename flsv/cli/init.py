@@ -1,4 +1,4 @@
-"""``flsv init --flower DIR``: a project to start from."""
+"""``flsv init``: a configuration, or a Flower project, to start from."""
 
 from __future__ import annotations
 
@@ -7,27 +7,58 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from flsv.cli.packaged import find_config
 from flsv.errors import ConfigurationError
 
 _TEMPLATE = Path(__file__).parent.parent / "engines" / "flower" / "template"
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """Copy a template into a new folder.
+    """Copy packaged configurations into a folder, or a template into a new one. Nothing that is there is overwritten.
 
     Args:
         args: the command line, without ``init`` itself.
         quiet: do not say what to do next.
 
     Raises:
-        ConfigurationError: there is something in the folder.
+        ConfigurationError: there is no such configuration, or something is there already.
     """
-    parser = argparse.ArgumentParser("flsv init", description="A project to start from.")
-    parser.add_argument("--flower", metavar="DIR", type=Path, required=True, help="a federation that `flwr run` starts")
-    folder = parser.parse_args(args).flower
+    parser = argparse.ArgumentParser("flsv init", description="Something to start from.")
+    parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="where the files go; by default here")
+    parser.add_argument(
+        "--config", metavar="NAME", action="append", help="one that comes with flsv, such as quickstart; give several"
+    )
+    parser.add_argument("--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts")
+    given = parser.parse_args(args)
+    if given.flower is not None:
+        if given.folder is not None or given.config is not None:
+            parser.error("--flower DIR makes a project of its own: give it alone")
+        said = _copy_template(given.flower)
+    elif given.folder is None and given.config is None:
+        parser.error("say where to (flsv init DIR) or what (flsv init --config quickstart), or --flower DIR")
+    else:
+        said = _copy_configs(given.config or ["quickstart"], given.folder or Path())
+    if not quiet:
+        print(said)
+
+
+def _copy_configs(names: Sequence[str], folder: Path) -> str:
+    paths = dict.fromkeys(map(find_config, names))
+    copies = {folder / path.name: path for path in paths}
+    if len(copies) < len(paths):
+        raise ConfigurationError(f"two of {', '.join(map(str, paths))} have one name: copy them to two folders.")
+    there = [str(copy) for copy in copies if copy.exists()]
+    if there:
+        raise ConfigurationError(f"{', '.join(there)} is there already: name another folder, or use what is there.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for copy, path in copies.items():
+        shutil.copyfile(path, copy)
+    options = " ".join(f"--config {copy}" for copy in copies)
+    return f"Written: {', '.join(map(str, copies))}. To run it: flsv fit {options}"
+
+
+def _copy_template(folder: Path) -> str:
     if folder.exists() and any(folder.iterdir()):
         raise ConfigurationError(f"{folder} is not empty: name a new folder.")
     shutil.copytree(_TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
-    if not quiet:
-        own = f"{folder}/fedapp/federation.py"
-        print(f"{folder}/README.md says how to run it; {own} is where your own module and data go.")
+    return f"{folder}/README.md says how to run it; {folder}/fedapp/federation.py is where your own module and data go."

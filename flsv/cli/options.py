@@ -17,18 +17,26 @@ from jsonargparse import ActionConfigFile, ArgumentParser
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv._lightning.old_package import old_class_named
+from flsv.cli.packaged import find_config
 from flsv.errors import ConfigurationError
 
 #: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.
 BY_NAME = ("federation.metrics",)
-CONFIG_HELP = "Path to a YAML file; give several: a later one overrides, and adds to federation.metrics by name."
+CONFIG_HELP = (
+    "A YAML file, or the name of one that comes with flsv (quickstart); give several: a later one overrides, and adds "
+    "to federation.metrics by name."
+)
 
 
 class ConfigFile(ActionConfigFile):
-    """``--config``: refuses a key that is there twice; metrics of several files come together."""
+    """``--config``: a file, or the name of one that comes with flsv.
+
+    Refuses a key that is there twice; metrics of several files come together.
+    """
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        if Path(str(values)).is_file():
+        if isinstance(values, str) and not ("{" in values or ": " in values or "\n" in values):  # that is YAML itself
+            values = str(find_config(values))
             check_keys(Path(values))
         before = {name: cfg.get(name) for name in BY_NAME}
         super().__call__(parser, cfg, values, option_string)
@@ -116,7 +124,7 @@ def option_names(parser: argparse.ArgumentParser) -> set[str]:
 
 
 UNKNOWN = (
-    r"unrecognized arguments: (--[\w.-]+)",
+    r"[Uu]nrecognized arguments: (--[\w.-]+)",
     r"does not accept (?:option|nested key) '([\w.-]+)'",
     r"[Oo]ption '([\w.-]+)' is not accepted",
     r"[Kk]ey '([\w.-]+)' is not expected",

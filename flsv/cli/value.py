@@ -1,6 +1,6 @@
 """``flsv value``: what clients and their samples are worth, before anything is trained.
 
-    flsv value --config configs/quickstart.yaml --config configs/value.yaml
+    flsv value --config quickstart --config value
 
 No model and no training: the Wasserstein distance of every client's data from the server's validation set (from the
 clients' barycentre, without one), contribution shares, and the samples that the clients flag. Of a configuration file
@@ -19,7 +19,7 @@ from jsonargparse import SUPPRESS
 from torch import Tensor
 
 from flsv.cli.counted_bar import counted_bar
-from flsv.cli.options import ConfigFile, PlainParser
+from flsv.cli.options import CONFIG_HELP, ConfigFile, PlainParser
 from flsv.cli.paths import shown
 from flsv.data import FederatedDataModule
 from flsv.drawing import drawing
@@ -111,7 +111,7 @@ def write_csv(path: Path, columns: Mapping[str, Tensor], names: Sequence[str]) -
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``value`` itself."""
     parser = PlainParser(prog="flsv value", description=__doc__)
-    parser.add_argument("--config", action=ConfigFile, help="a configuration file; give several")
+    parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
     parser.add_class_arguments(FederatedDataModule, "data")
     parser.add_class_arguments(FedBary, "value")
     parser.add_argument("--validation", type=bool, default=True, help="false: measure against the clients' barycentre")

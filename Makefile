@@ -1,0 +1,60 @@
+# What CI runs, by the same names. PYTHON is an environment with flsv[dev]; `make install` makes one in .venv.
+PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
+PIP = $(PYTHON) -m pip install --quiet --disable-pip-version-check
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help install check lint format types layers test coverage docs tables lowest flower ci
+
+help: ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+install: ## a virtual environment in .venv with all that is needed
+	python3 -m venv .venv
+	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
+
+check: lint types layers ## all that needs no test
+
+lint: ## style and format
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+
+format: ## format, and mend what can be mended
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+types: ## mypy
+	$(PYTHON) -m mypy
+
+layers: ## who may import whom
+	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+test: ## all tests and doctests
+	$(PYTHON) -m pytest
+
+# Branches and coverage slow tests down, so it is measured on the fast ones, and reported only.
+coverage: ## lines reached by the fast tests, as a report
+	$(PYTHON) -m pytest -q --cov=flsv --cov-report=term:skip-covered \
+	  tests/functional tests/metrics tests/aggregation tests/server tests/round tests/sampling tests/test_loop.py
+
+docs: ## the site, into site/; warnings are errors
+	$(PYTHON) -m mkdocs build --quiet
+
+tables: ## the tables of README.md
+	$(PYTHON) tools/docs_site.py
+
+lowest: ## a small part of the tests with the lowest versions of pyproject.toml, in an environment of its own
+	rm -rf .venv-lowest
+	python3 -m venv .venv-lowest
+	$(PYTHON) tools/lowest_versions.py > .venv-lowest/lowest.txt
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-lowest/lowest.txt -e '.[test]'
+	.venv-lowest/bin/python -m flsv fit --config quickstart --trainer.max_epochs 2 \
+	  --trainer.enable_progress_bar false --trainer.default_root_dir .venv-lowest/runs
+	.venv-lowest/bin/python -m pytest -q tests/test_loop.py tests/functional tests/metrics/test_federated_shapley.py
+
+flower: ## the tests of Flower, whose pins are its own, in an environment of their own
+	rm -rf .venv-flower
+	python3 -m venv .venv-flower
+	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
+	.venv-flower/bin/python -m pytest -m flower tests/engines/flower
+
+ci: check docs test coverage lowest flower ## all of it

@@ -1,0 +1,121 @@
+"""Configurations by name, copies of them to edit, and the wheel that holds them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from flsv import ConfigurationError
+from flsv.cli import main
+from flsv.cli.packaged import find_config, packaged_names
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "configs"
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_every_file_has_a_name() -> None:
+    files = {path.resolve() for path in CONFIGS.rglob("*.yaml")}
+    assert len(files) > 60
+    assert {find_config(name).resolve() for name in packaged_names()} == files
+    assert len(packaged_names()) == len(files)
+
+
+@pytest.mark.parametrize("file", ["fedavg", "fedavg.yaml"])
+def test_a_file_that_is_there_comes_first(file: str) -> None:
+    Path(file).write_text("federation: {}")
+    assert find_config("fedavg") == Path(file)
+
+
+def test_a_folder_of_that_name_does_not() -> None:
+    Path("fedavg").mkdir()
+    assert find_config("fedavg") == CONFIGS / "fedavg.yaml"
+
+
+@pytest.mark.parametrize(
+    ("given", "near"), [("quickstrat", "quickstart"), ("configs/fedavg.yaml", "fedavg"), ("fedavg.yaml", "fedavg")]
+)
+def test_what_is_unknown_lists_what_there_is(given: str, near: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"Did you mean --config {near}, which comes") as caught:
+        find_config(given)
+    assert all(name in str(caught.value) for name in ("quickstart", "scenarios/guo_noisy", "natural/clinics"))
+
+
+def test_what_resembles_nothing_gets_no_hint() -> None:
+    with pytest.raises(ConfigurationError, match=r"no configuration file zzzzzz\. By name: afedsv"):
+        find_config("zzzzzz")
+
+
+@pytest.mark.parametrize("command", ["fit", "value", "compare"])
+def test_the_commands_say_it_in_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {"compare": ["--base", "quickstart", "--config", "fedavg", "--config", "nothing"]}
+    assert main([command, *names.get(command, ["--config", "nothing"])]) == 2
+    assert "no configuration file nothing" in capsys.readouterr().err
+
+
+def test_a_config_given_as_yaml_is_taken_as_such(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "federation: {server_lr: 0.25}", "--print_config"])
+    assert "server_lr: 0.25" in capsys.readouterr().out
+
+
+def test_init_copies_one_that_is_used_from_then_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "--config", "quickstart"]) == 0
+    assert Path("quickstart.yaml").read_text() == (CONFIGS / "quickstart.yaml").read_text()
+    assert find_config("quickstart") == Path("quickstart.yaml")
+    assert main(["init", "mine", "--config", "fedsv", "--config", "scenarios/guo_noisy"]) == 0
+    assert sorted(path.name for path in Path("mine").iterdir()) == ["fedsv.yaml", "guo_noisy.yaml"]
+    assert "flsv fit --config mine/fedsv.yaml --config mine/guo_noisy.yaml" in capsys.readouterr().out
+
+
+def test_init_of_a_folder_is_the_quickstart_and_overwrites_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "mine"]) == 0
+    Path("mine/quickstart.yaml").write_text("mine")
+    assert main(["init", "mine"]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert Path("mine/quickstart.yaml").read_text() == "mine"
+
+
+def test_init_does_not_write_two_files_of_one_name(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("other").mkdir()
+    Path("other/fedsv.yaml").write_text("federation: {}")
+    assert main(["init", "mine", "--config", "fedsv", "--config", "other/fedsv.yaml"]) == 2
+    assert "have one name" in capsys.readouterr().err
+    assert not Path("mine").exists()
+
+
+@pytest.mark.parametrize("wrong", [[], ["mine", "--flower", "other"]])
+def test_init_says_what_it_needs(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["init", *wrong])
+    assert "flsv init" in capsys.readouterr().err
+
+
+def test_a_wheel_runs_without_a_checkout(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="hatchling is not installed: no wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "installed")  # which is all that pip does with a wheel of plain Python
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    quick = "--trainer.max_epochs 1 --trainer.limit_train_batches 1 --trainer.enable_progress_bar false"
+    code = (
+        "import sys, flsv; from flsv.cli import main; from flsv.cli.packaged import FOLDER, packaged_names\n"
+        f"assert {str(tmp_path / 'installed')!r} in flsv.__file__ and FOLDER.parent.name == 'flsv', FOLDER\n"
+        f"assert len(packaged_names()) == {len(packaged_names())}\n"
+        f"sys.exit(main('fit --config quickstart {quick}'.split()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Contributions" in done.stdout
+    assert list(tmp_path.glob("runs/**/contributions.csv"))

@@ -1,0 +1,102 @@
+"""The pages that are made, and the table that they are made of."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import docs_site
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
+
+
+def test_every_configuration_is_of_one_algorithm() -> None:
+    named = [config for each in docs_site.algorithms() for config in each.configs]
+    assert sorted([*named, *docs_site.BASES]) == CONFIGS
+
+
+def test_results_that_are_named_are_there() -> None:
+    for each in docs_site.algorithms():
+        for name in each.results:
+            assert (ROOT / "docs" / "results" / f"{name}.md").is_file(), name
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_every_part_is_found_and_is_there(config: str) -> None:
+    parts = docs_site.parts(config)
+    named = {value for part, values in parts.items() if part != "share" for value in values}
+    whole = (ROOT / "configs" / f"{config}.yaml").read_text()
+    whole = "\n".join(line.partition("#")[0] for line in whole.splitlines())
+    classes = set(re.findall(r"flsv\.[\w.]+", whole))
+    assert named == {path for path in classes if not path.startswith("flsv.data.")}
+    for path in named:
+        module, _, name = path.rpartition(".")
+        assert hasattr(importlib.import_module(module), name), path
+
+
+def test_a_page_lists_the_parts_and_shows_the_configuration() -> None:
+    (afedsv,) = (each for each in docs_site.algorithms() if "afedsv_plus" in each.configs)
+    page = docs_site.algorithm_page(afedsv)
+    for part, name in (("metric", "SurrogateFederatedShapley"), ("sampler", "ShapleyImportanceSampler")):
+        assert re.search(rf"\| {part} \| .*{name}", page)
+    assert "importance sampling (Theorem 5.1)" in page
+    assert "Composes with" not in page
+    assert "flsv fit --config quickstart --config afedsv_plus" in page
+    assert "[ShapleyFL](../results/shapleyfl.md)" in page
+
+
+def test_readmes_table_is_that_of_the_algorithms() -> None:
+    """To write it: python tools/docs_site.py"""
+    readme = (ROOT / "README.md").read_text()
+    assert docs_site.with_table(readme) == readme
+
+
+def test_the_reference_has_everything_that_is_exported() -> None:
+    pages = docs_site.generated_pages()
+    for package in docs_site.PACKAGES:
+        names = importlib.import_module(package).__all__
+        assert names == docs_site.public_names(package)
+        assert all(f"::: {package}.{name}" in pages[f"reference/{package}.md"] for name in names)
+    assert "flsv.metrics" in docs_site.PACKAGES
+
+
+def test_every_page_has_its_place() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    listed = [
+        page for section in nav for pages in section.values() for page in ([pages] if pages == "index.md" else pages)
+    ]
+    written = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    assert set(listed) == {page for page in written if not page.startswith("results/")}
+
+
+def test_docstrings_become_markdown() -> None:
+    pytest.importorskip("griffe", reason="flsv[docs] is not installed")
+    import docs_roles
+
+    text = (
+        "Of :class:`~flsv.Round` and\n:func:`flsv.functional.\n    banzhaf`.\n\n.. math::\n    x_i = 1\n\nThen "
+        ":math:`y`.\n\nExample:\n    >>> 1\n    1\n"
+    )
+    made = docs_roles.markdown(text)
+    assert '<autoref identifier="flsv.Round" optional><code>Round</code></autoref>' in made
+    assert ".. math" not in made
+    assert ":math:" not in made
+    assert made.count("<math") == 2
+    assert "\nExamples:\n    >>> 1" in made
+
+
+def test_links_out_of_the_site_become_words() -> None:
+    page = "[a](../../flsv/a.py), [b](../gpu.md#x), [c](https://example.org), [d](#here)"
+    assert docs_site.inside_docs(page, "results/x.md") == "a, [b](../gpu.md#x), [c](https://example.org), [d](#here)"
+
+
+def test_every_metric_is_explained() -> None:
+    """CollaborativeFairness and MeanTestAccuracy judge runs, not clients; the base class nothing."""
+    page = (ROOT / "docs" / "explanation" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|", page, flags=re.MULTILINE)
+    others = {"CollaborativeFairness", "ContributionMetric", "MeanTestAccuracy"}
+    assert set(rows) == set(importlib.import_module("flsv.metrics").__all__) - others

@@ -1,0 +1,83 @@
+"""What the pages show, runs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import docs_site
+import lightning as L
+import pytest
+import snippets
+
+from flsv import FederatedLoop
+from flsv.cli.parser import make_cli
+
+ROOT = Path(__file__).parents[2]
+#: Pages of results show what tools print; they have tests of their own.
+WRITTEN = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "results")
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
+
+
+@pytest.fixture(autouse=True)
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own, whose modules can be imported, and fits of two rounds of one batch a client."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["flsv"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
+    monkeypatch.setattr(L.Trainer, "fit", short(L.Trainer.fit))
+    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")
+
+
+def short(fit: Any) -> Any:
+    @functools.wraps(fit)  # the command line reads fit's signature
+    def first_rounds(self: L.Trainer, *args: Any, **kwargs: Any) -> Any:
+        self.fit_loop.max_epochs = min(self.max_epochs or 2, 2 if kwargs.get("ckpt_path") is None else 3)
+        self.limit_train_batches = 1
+        return fit(self, *args, **kwargs)
+
+    return first_rounds
+
+
+def fit_only(command: list[str]) -> None:
+    """``flsv fit`` without the other subcommands' parsers and without figures, which take most of such a short run."""
+    if command[1] != "fit":
+        return snippets.run_command(command)
+    quiet = ["--trainer.enable_progress_bar", "false", "--trainer.enable_checkpointing", "false"]
+    off = ["--federation.figures_every", "0", "--federation.print_table", "false"]
+    cli = make_cli([*command[2:], *quiet, *off], run=False)
+    cli.trainer.fit(cli.model, cli.datamodule)
+    assert next(c for c in cli.trainer.callbacks if isinstance(c, FederatedLoop)).round_index == 2
+
+
+@pytest.mark.parametrize("page", [pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in PAGES])
+def test_all_that_a_page_shows_runs(page: Path) -> None:
+    text = page.read_text()
+    assert snippets.run_page(text) == text.count("```") // 2
+
+
+@pytest.mark.parametrize("each", [pytest.param(each, id=each.configs[0]) for each in docs_site.algorithms()])
+def test_the_command_of_every_algorithm_runs(each: docs_site.Algorithm) -> None:
+    if "lora" in each.configs:
+        pytest.importorskip("peft")
+    page = docs_site.algorithm_page(each)
+    assert snippets.run_page(page, fit_only) == 2 * len(each.configs)
+
+
+def test_what_is_neither_run_nor_listed_is_found() -> None:
+    with pytest.raises(AssertionError, match="neither run nor listed"):
+        snippets.run_page("```bash\nrm -rf runs\n```\n")
+    with pytest.raises(AssertionError, match="no command runs it"):
+        snippets.run_page('```yaml title="a.yaml"\na: 1\n```\n')
+    with pytest.raises(AssertionError, match="without a title"):
+        snippets.run_page("```yaml\na: 1\n```\n")
+    with pytest.raises(AssertionError, match="does not say so"):
+        snippets.run_page('```python title="fedapp/federation.py"\nserver = None\n```\n')
+    with pytest.raises(AssertionError):
+        snippets.run_page("```bash\nflsv fit --config nothing\n```\n")
+    with pytest.raises(NameError):
+        snippets.run_page("```python\nmy_module\n```\n")

@@ -1,0 +1,46 @@
+"""A Griffe extension: the docstrings' reST roles and doctests, as mkdocstrings' Markdown can show them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import griffe
+from latex2mathml.converter import convert
+
+_ROLE = re.compile(r":(class|func|meth|attr|mod|data|obj|exc):`~?([^`]+)`", flags=re.DOTALL)
+_MATH = re.compile(r":math:`([^`]+)`", flags=re.DOTALL)
+_DISPLAY = re.compile(r"^( *)\.\. math::[ ]*(.*(?:\n(?:\1 +.*|[ ]*))*)", flags=re.MULTILINE)
+#: A doctest under its own heading; with anything else in it, it stays an aside.
+_EXAMPLE = re.compile(r"^( *)Examples?:(?=\n\s*>>>)", flags=re.MULTILINE)
+
+
+def markdown(text: str) -> str:
+    """A docstring with references, formulas and doctests as the site shows them.
+
+    Example:
+        >>> markdown("See :class:`flsv.Round`.")
+        'See <autoref identifier="flsv.Round" optional><code>Round</code></autoref>.'
+    """
+    text = _DISPLAY.sub(lambda m: f"{m[1]}{_mathml(m[2], 'block')}\n\n", text)
+    text = _MATH.sub(lambda m: _mathml(m[1], "inline"), text)
+    text = _ROLE.sub(_reference, text)
+    return _EXAMPLE.sub(r"\1Examples:", text)
+
+
+def _mathml(formula: str, display: str) -> str:
+    return convert(" ".join(formula.split()), display=display)
+
+
+def _reference(match: re.Match[str]) -> str:
+    target = " ".join(match[2].split())
+    shown = target.rpartition(".")[2] if match[1] != "mod" else target
+    return f'<autoref identifier="{target}" optional><code>{shown}</code></autoref>'
+
+
+class Roles(griffe.Extension):
+    """Rewrites every docstring before it is parsed."""
+
+    def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
+        if obj.docstring is not None:
+            obj.docstring.value = markdown(obj.docstring.value)

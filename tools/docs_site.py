@@ -1,0 +1,277 @@
+"""The pages of the site that follow from something else: algorithms, the reference, the lists of pages.
+
+    python tools/docs_site.py          # writes the table of algorithms into README.md
+
+As a hook of MkDocs (mkdocs.yml) it makes a page per algorithm out of ``docs/algorithms.yaml`` and ``configs/``, and a
+page per package out of its ``__all__``. Nothing of that lies in the repository, so nothing of it can be out of date; of
+the table in README.md a test says so.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "configs"
+TABLE = ("<!-- algorithms -->\n", "<!-- end of algorithms -->\n")
+#: Data and what is no algorithm of its own.
+BASES = ("quickstart", "fashion_mnist", "cifar10_resnet34")
+#: The parts of a federation, and where a configuration names them.
+PARTS = {
+    "metric": ("federation", "metrics"),
+    "aggregator": ("federation", "aggregator"),
+    "personaliser": ("federation", "personalizer"),
+    "sampler": ("federation", "sampler"),
+    "client algorithm": ("federation", "client_algorithm"),
+    "upload": ("federation", "uploads"),
+    "share": ("federation", "share"),
+    "model": ("model",),
+}
+#: Packages of the reference, in the order of the way of a round.
+PACKAGES = {
+    "flsv": "What most programs import",
+    "flsv.data": "Data, partitions, corruptions",
+    "flsv.models": "Modules and networks",
+    "flsv.participants": "Clients, and what crosses",
+    "flsv.clients.algorithms": "What clients do otherwise than SGD",
+    "flsv.uploads": "Compression",
+    "flsv.attacks": "Attacks",
+    "flsv.privacy": "Differential privacy",
+    "flsv.round": "A round, as the server knows it",
+    "flsv.sampling": "Who takes part",
+    "flsv.games": "Coalitions and utilities",
+    "flsv.metrics": "Contributions",
+    "flsv.aggregation": "Aggregators",
+    "flsv.personalization": "Personalisers",
+    "flsv.valuation": "Valuation before training",
+    "flsv.features": "Features for valuation",
+    "flsv.server": "The server",
+    "flsv.functional": "The mathematics, as functions",
+}
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """One entry of ``docs/algorithms.yaml``.
+
+    Args:
+        title: its name, or several.
+        configs: names of its files in ``configs/``.
+        papers: as Markdown.
+        gives: what one has of it.
+        needs: what not every federation has.
+        results: names of pages in ``docs/results/``.
+    """
+
+    title: str
+    configs: list[str]
+    papers: list[str]
+    gives: str
+    needs: str = ""
+    results: list[str] = field(default_factory=list)
+
+
+def algorithms() -> list[Algorithm]:
+    """All entries, in their order."""
+    return [Algorithm(**entry) for entry in yaml.safe_load((ROOT / "docs" / "algorithms.yaml").read_text())]
+
+
+def readme_table() -> str:
+    """The table of README.md."""
+    lines = ["| algorithm | paper | `--config` | it needs | it gives |", "|---|---|---|---|---|"]
+    for each in algorithms():
+        names = ", ".join(f"`{name}`" for name in each.configs)
+        lines.append(f"| {each.title} | {', '.join(each.papers)} | {names} | {each.needs} | {each.gives} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(readme: str) -> str:
+    """README.md with the table as it has to be."""
+    before, rest = readme.split(TABLE[0])
+    return before + TABLE[0] + readme_table() + TABLE[1] + rest.split(TABLE[1])[1]
+
+
+def parts(config: str) -> dict[str, list[str]]:
+    """What a configuration names, by part: class paths, and patterns where it says what is shared."""
+    found: dict[str, list[str]] = {}
+    whole = yaml.safe_load((CONFIGS / f"{config}.yaml").read_text())
+    for part, path in PARTS.items():
+        node: Any = whole
+        for key in path:
+            node = node.get(key) if isinstance(node, dict) else None
+        named = [str(each) for each in _named(node)] if part != "share" else _shared(node)
+        if named:
+            found[part] = named
+    return found
+
+
+def _named(node: Any) -> Iterator[str]:
+    if isinstance(node, str) and node.startswith("flsv."):
+        yield node
+    elif isinstance(node, dict):
+        for value in node.values():
+            yield from _named(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _named(value)
+
+
+def _shared(node: Any) -> list[str]:
+    return [] if node is None else [str(each) for each in (node if isinstance(node, list) else [node])]
+
+
+def about(config: str) -> str:
+    """The text at the top of a configuration, without the commands."""
+    lines = []
+    for line in (CONFIGS / f"{config}.yaml").read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        lines.append(line.removeprefix("#").removeprefix(" "))
+    text = "\n".join(lines)
+    text = re.sub(r"^(?:Composes with any data|Composes with any data of images):.*$", "", text, flags=re.MULTILINE)
+    text = re.sub(r"^ +(?:flsv|--config) .*$", "", text, flags=re.MULTILINE)
+    text = text.replace("Composes with any data of images:", "").strip()
+    return re.sub(r"\s*[^.]*:$", "", re.sub(r"\n{2,}", "\n", text))
+
+
+def algorithm_page(each: Algorithm) -> str:
+    """One algorithm: what it is, its parts, its configuration, its paper and results."""
+    out = [f"# {each.title}\n", f"*{', '.join(each.papers)}*\n"]
+    out += [f"It gives {each.gives}.\n"] + ([f"It needs {each.needs}.\n"] if each.needs else [])
+    for config in each.configs:
+        if len(each.configs) > 1:
+            out.append(f"## `{config}`\n")
+        out.append(about(config) + "\n")
+        named = parts(config)
+        rows = [(part, value) for part, values in named.items() for value in values]
+        if rows:
+            out.append("| part | |\n|---|---|")
+            out += [f"| {part} | {_linked(value, part)} |" for part, value in rows]
+            out.append("")
+        out.append(f'```yaml title="{config}.yaml"\n{_body(config)}\n```\n')
+        command = "value" if config == "value" else "fit"
+        out.append(f"```bash\nflsv {command} --config quickstart --config {config}\n```\n")
+    if each.results:
+        links = ", ".join(f"[{_title(name)}](../results/{name}.md)" for name in each.results)
+        out.append(f"Results: {links}.\n")
+    return "\n".join(out)
+
+
+def _body(config: str) -> str:
+    text = (CONFIGS / f"{config}.yaml").read_text()
+    return "\n".join(line for line in text.splitlines() if not line.startswith("#")).strip()
+
+
+def _linked(value: str, part: str) -> str:
+    if part == "share":
+        return f"`{value}`"
+    return f'<autoref identifier="{value}" optional><code>{value}</code></autoref>'
+
+
+def _title(name: str) -> str:
+    return (ROOT / "docs" / "results" / f"{name}.md").read_text().split("\n", 1)[0].removeprefix("# ")
+
+
+def page_of(each: Algorithm) -> str:
+    """Its address on the site."""
+    return f"algorithms/{each.configs[0]}.md"
+
+
+def algorithms_index() -> str:
+    """The table of all, with links to the pages."""
+    rows = []
+    for each in algorithms():
+        name = f"[{each.title}]({posixpath.basename(page_of(each))})"
+        rows.append(f"| {name} | {', '.join(each.papers)} | {each.needs} | {each.gives} |")
+    return "\n".join(
+        [
+            "# Algorithms\n",
+            "An algorithm is a combination of small parts, so it is a configuration file. Every one composes with any",
+            "data: `flsv fit --config quickstart --config NAME`. What is not among them is put together in the same",
+            "way: [an algorithm of your own](../howto/own_algorithm.md).\n",
+            "| algorithm | paper | it needs | it gives |\n|---|---|---|---|",
+            *rows,
+            "",
+        ]
+    )
+
+
+def public_names(package: str) -> list[str]:
+    """``__all__`` of a package, without importing it."""
+    path = ROOT / Path(*package.split(".")) / "__init__.py"
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
+            return list(ast.literal_eval(node.value))
+    raise ValueError(f"{package} has no __all__")
+
+
+def reference_page(package: str) -> str:
+    """Everything that a package exports."""
+    names = "\n\n".join(f"::: {package}.{name}" for name in public_names(package))
+    return f"# `{package}`\n\n{PACKAGES[package]}.\n\n{names}\n"
+
+
+def generated_pages() -> dict[str, str]:
+    """Markdown by address on the site."""
+    pages = {"algorithms/index.md": algorithms_index()}
+    pages |= {page_of(each): algorithm_page(each) for each in algorithms()}
+    pages |= {f"reference/{package}.md": reference_page(package) for package in PACKAGES}
+    return pages
+
+
+def inside_docs(markdown: str, source: str) -> str:
+    """A page whose links into the rest of the repository, which is not on the site, are names only.
+
+    Example:
+        >>> inside_docs("see [it](../../flsv/a.py) and [that](../gpu.md)", "results/round.md")
+        'see it and [that](../gpu.md)'
+    """
+
+    def kept(match: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join(posixpath.dirname(source), match[2].partition("#")[0]))
+        return match[1] if target.startswith("../") else match[0]
+
+    return re.sub(r"\[([^\]]*)\]\(((?!\w+:|#)[^)\s]+)\)", kept, markdown)
+
+
+# ---- the hook of MkDocs
+
+
+def on_config(config: Any) -> Any:
+    """The pages that nobody has to list."""
+    results = sorted((ROOT / "docs" / "results").glob("*.md"), key=lambda path: _title(path.stem).casefold())
+    for section in config.nav:
+        if "Algorithms" in section:
+            section["Algorithms"] = ["algorithms/index.md", *({e.title: page_of(e)} for e in algorithms())]
+        if "Results" in section:
+            section["Results"] = [f"results/{path.name}" for path in results]
+        if "Reference" in section:
+            section["Reference"] += [{package: f"reference/{package}.md"} for package in PACKAGES]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages that are made here."""
+    from mkdocs.structure.files import File
+
+    for address, content in generated_pages().items():
+        files.append(File.generated(config, address, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Links that lead out of docs/ become words."""
+    return inside_docs(markdown, page.file.src_uri)
+
+
+if __name__ == "__main__":
+    readme = ROOT / "README.md"
+    readme.write_text(with_table(readme.read_text()))
