@@ -46,7 +46,7 @@ def value(
     device: str = "cpu",
     table: bool = True,
 ) -> Valuation:
-    """Value the clients of a data module, print a table and write ``valuation.csv`` and figures.
+    """Value the clients of a data module, print a table and write ``valuation.csv``, figures and TensorBoard events.
 
     The grids of the most harmful images and the lists of flagged samples (``flagged.csv``, see
     :func:`flsv.valuation.write_flagged`) are the clients' own: each is written to ``out/clients/<name>``.
@@ -142,4 +142,5 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     if not quiet:
         print(f"Results: {shown(Path(objects.out))} (valuation.csv, contributions.png, gradients.png)")
+        print(f"Charts:  tensorboard --logdir {shown(Path(objects.out))}")
         print(f"Of each client's samples: {shown(Path(objects.out) / 'clients')}/<name>/ (flagged.csv, pictures)")

@@ -27,7 +27,7 @@ from flsv.round import ClientMatrix
 
 
 class CosineGradientShapley(ContributionMetric):
-    r"""CGSV's reputations.
+    r"""CGSV's reputations: how well each client's updates point where the cohort's go.
 
     .. math::
         \varphi_i = \cos(u_i, u_N), \qquad r_i \leftarrow \max(\alpha r_i + (1 - \alpha)\varphi_i, \epsilon),

@@ -22,7 +22,7 @@ from flsv.valuation import FedBary, Valuation
 
 
 class WassersteinContribution(ContributionMetric):
-    r"""FedBary's contribution shares.
+    r"""FedBary's contribution shares: how close each client's data are to the validation data.
 
     .. math::
         \phi_i = \frac{1 / W(P_i, Q)}{\sum_j 1 / W(P_j, Q)}

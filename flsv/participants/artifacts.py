@@ -1,7 +1,7 @@
 """Pictures that a client draws of its own data, for its own eyes: no answer to the server holds them.
 
-A simulation writes them below ``clients/`` in the run's folder, where everybody who can read that finds them, and a
-TensorBoard that serves the folder shows them; see ``docs/trust.md``.
+A simulation writes them below ``clients/<name>/`` in the run's folder, where everybody who can read that finds them,
+and a TensorBoard that serves the folder shows them; see ``docs/trust.md``.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class EventFile:
     def __init__(self, folder: Path, first_round: int = 0, suffix: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads a folder's files by name, so by time.
-        unique = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.c{next(_count)}"
+        unique = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.c{next(_count):06d}"
         self._file = (folder / f"events.out.tfevents.{unique}{suffix}").open("ab")
         self._records = RecordWriter(self._file)
         self._add(Event(file_version=_VERSION))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -179,7 +181,9 @@ class TensorBoardRun:
             results += ["client_accuracy/min", "client_accuracy/std"]
         for logger, files in zip(self._loggers, self._files):
             version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
-            name = " ".join(str(part) for part in (self._chosen.get("algorithm"), version) if part)
+            # Runs of one name would be taken for repetitions of one, whose mean is shown.
+            place = f"#{zlib.crc32(os.path.abspath(logger.log_dir).encode()) & 0xFFFF:04x}"
+            name = " ".join(str(part) for part in (self._chosen.get("algorithm"), version, place) if part)
             files.summaries(*hyperparameters(self._chosen, results, name))
         self._in_table = True
 
