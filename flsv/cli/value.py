@@ -141,5 +141,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         table=not quiet,
     )
     if not quiet:
-        print(f"Results: {shown(Path(objects.out))} (valuation.csv, contributions.png, gradients.png, TensorBoard events)")
+        print(f"Results: {shown(Path(objects.out))} (valuation.csv, contributions.png, gradients.png)")
+        print(f"Charts:  tensorboard --logdir {shown(Path(objects.out))}")
         print(f"Of each client's samples: {shown(Path(objects.out) / 'clients')}/<name>/ (flagged.csv, pictures)")
