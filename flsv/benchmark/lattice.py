@@ -88,7 +88,10 @@ class _Lattice(L.Callback):
             )
             batches = iter(loader)
             # Who has no members stays as it is.
-            after = {name: tensor * (~self._masks.any(1)).view(-1, *[1] * (tensor.ndim - 1)) for name, tensor in models.items()}
+            after = {
+                name: tensor * (~self._masks.any(1)).view(-1, *[1] * (tensor.ndim - 1))
+                for name, tensor in models.items()
+            }
             for visit in loader.visits:
                 given = [next(batches) for _ in range(visit.batches)]
                 rows = self._masks[:, visit.client].nonzero().flatten()
@@ -135,9 +138,7 @@ def _vectors(space: ParameterSpace, models: State) -> Tensor:
     return torch.cat([models[name].flatten(1).to(space.dtype) for name in space.names], 1)
 
 
-def _scores(
-    trainer: L.Trainer, space: ParameterSpace, federation: Federation, vectors: Tensor
-) -> dict[str, Tensor]:
+def _scores(trainer: L.Trainer, space: ParameterSpace, federation: Federation, vectors: Tensor) -> dict[str, Tensor]:
     data = federation.datamodule()
     measure = performance_of(federation.name, federation.performance, federation.mode)
     if isinstance(measure, Performance):

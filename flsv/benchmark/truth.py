@@ -84,7 +84,11 @@ class Truth:
         exceed, which sees one run. NaN of one seed."""
         values = self.values
         others = [torch.cat([values[:s], values[s + 1 :]]).mean(0) for s in range(len(values))]
-        return float(np.mean([spearman(mine, rest) for mine, rest in zip(values, others)])) if len(values) > 1 else float("nan")
+        return (
+            float(np.mean([spearman(mine, rest) for mine, rest in zip(values, others)]))
+            if len(values) > 1
+            else float("nan")
+        )
 
 
 def truth_table(federation: Federation, folder: Path | None = None) -> Truth:
@@ -152,7 +156,9 @@ def make_truth(
         wanted = [tuple(sorted(members)) for members in coalitions]
     folder.mkdir(parents=True, exist_ok=True)
     if not path.is_file():
-        path.write_text(f"# {federation.name}: settings {settings(federation)}\n{','.join(COLUMNS)}\n", encoding="utf-8")
+        path.write_text(
+            f"# {federation.name}: settings {settings(federation)}\n{','.join(COLUMNS)}\n", encoding="utf-8"
+        )
     trained = 0
     for seed in seeds:
         todo = [members for members in wanted if (seed, members) not in known]

@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 
+from flsv.cli.bench import main as bench
 from flsv.cli.compare import main as compare
 from flsv.cli.init import main as init
 from flsv.cli.parser import make_cli
@@ -38,6 +39,8 @@ def main(args: list[str] | None = None) -> int:
             compare(given[1:])
         elif given[:1] == ["value"]:
             value(given[1:])
+        elif given[:1] == ["bench"]:
+            bench(given[1:])
         elif given[:1] == ["init"]:
             init(given[1:])
         else:

@@ -1,8 +1,8 @@
 """Federated learning in which every participant's contribution is measured.
 
 LightningCLI, with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``. Besides the
-subcommands below there are ``flsv compare``, several algorithms on one partition, and ``flsv value``, valuation before
-training (``flsv compare --help``, ``flsv value --help``).
+subcommands below there are ``flsv compare``, several algorithms on one partition, ``flsv value``, valuation before
+training, and ``flsv bench``, contribution metrics against retrained Shapley values (``flsv compare --help`` and so on).
 """
 
 from __future__ import annotations
