@@ -1,4 +1,4 @@
-"""The benchmark's federations: each is a YAML file in this package, and so small that all its coalitions can be trained.
+"""The benchmark's federations: each is a YAML file in this package, so small that all its coalitions can be trained.
 
 A file holds the sections ``data`` and ``model`` of a configuration of ``flsv fit`` and says beside them how many rounds
 there are, what a model is measured by, who is bad and in which way, and whether the federation is held out from tuning.

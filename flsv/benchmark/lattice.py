@@ -1,7 +1,7 @@
 """The federations of all coalitions of a federation, trained side by side.
 
-A client sees the same batches in every coalition, since what it sees depends on the seed, the round and the client only.
-So the models of all coalitions that a client is in are trained on its batches at once, as rows of one batched model
+A client sees the same batches in every coalition: what it sees depends on the seed, the round and the client only. So
+the models of all coalitions that a client is in are trained on its batches at once, as rows of one batched model
 (:mod:`flsv.clients.batched`). To rounding it is what :class:`flsv.games.retraining.RetrainedUtility` comes to, which
 trains them one after the other; for six clients it is some thirty times as fast.
 """

@@ -40,8 +40,8 @@ class Entry:
     Args:
         title: in words.
         made_by: a class path, a class, or a function from a data module, that is set up, to values ``[n]``.
-        arguments: of the class. ``performance``, ``mode`` and ``rounds`` are the federation's where they are not said
-            here and the class takes them.
+        arguments: of the class. ``performance``, ``mode``, ``rounds`` and ``loss`` (the name of a loss that the module
+            logs; None for classifiers) are the federation's where they are not said here and the class takes them.
         needs: names in :data:`NEEDS`.
     """
 
@@ -63,7 +63,13 @@ class Entry:
             return made_by
         given = dict(self.arguments)
         takes = inspect.signature(made_by).parameters
-        known = {"performance": federation.performance, "mode": federation.mode, "rounds": federation.rounds}
+        logged = None if federation.classifies else federation.performance
+        known = {
+            "performance": federation.performance,
+            "mode": federation.mode,
+            "rounds": federation.rounds,
+            "loss": logged,
+        }
         given |= {name: value for name, value in known.items() if name in takes and name not in given}
         try:
             made = made_by(**given)
@@ -83,8 +89,8 @@ def _located(path: str) -> Any:
         return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(
-            f"there is no metric {path!r} ({error}): expected one of {', '.join(METRICS)}, or the path of a class, such "
-            "as my_package.MyMetric."
+            f"there is no metric {path!r} ({error}): expected one of {', '.join(METRICS)}, or the path of a class, "
+            "such as my_package.MyMetric."
         ) from error
 
 
@@ -169,6 +175,7 @@ METRICS: dict[str, Entry] = {
     "gradient_2": Entry(
         "gradient Shapley, second order", _metric("GradientShapley"), {"order": 2, "momentum": 0.9}, (*_GAME, "classes")
     ),
+    "gradient_agreement": Entry("gradient agreement", _metric("GradientAgreement"), {}, _GAME),
     "fedbary": Entry(
         "FedBary: shares by distance",
         _metric("WassersteinContribution"),

@@ -107,7 +107,11 @@ def truth_table(federation: Federation, folder: Path | None = None) -> Truth:
             f"there is no truth of {federation.name} ({path}): make it, flsv bench --truth --federations ... --out ..."
         )
     rows = _read(path, federation)
-    clients = max(len(members) for _, members in rows)
+    if not rows:
+        raise ConfigurationError(
+            f"{path} holds no coalition yet. Go on with the command that makes it, flsv bench --truth."
+        )
+    clients = max(1 + max(members, default=-1) for _, members in rows)
     coalitions = [_members(mask) for mask in all_coalitions(clients)]
     seeds = tuple(sorted({seed for seed, _ in rows}))
     missing = [(seed, members) for seed in seeds for members in coalitions if (seed, members) not in rows]
