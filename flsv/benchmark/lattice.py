@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from flsv._lightning.evaluation import all_on_device
 from flsv.attacks import Attack
 from flsv.benchmark.federation import Federation
+from flsv.benchmark.quiet import quiet
 from flsv.clients.batched import BatchedTraining, State
 from flsv.clients.batched_trial import at_once
 from flsv.clients.cohort import CohortLoader
@@ -50,7 +51,7 @@ def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> dict[s
     """
     trained = _Lattice(federation, masks, seed)
     # What the loop's own seed gives: with the same seed it starts from the same weights.
-    with isolated_rngs(seed, "benchmark"):
+    with isolated_rngs(seed, "benchmark"), quiet():
         trainer = federation.trainer(trained)
         trainer.fit(federation.module(), federation.datamodule())
     return trained.scores

@@ -73,7 +73,9 @@ class Entry:
         given |= {name: value for name, value in known.items() if name in takes and name not in given}
         try:
             made = made_by(**given)
-        except TypeError as error:
+        except ConfigurationError:
+            raise
+        except (TypeError, ValueError) as error:  # torchmetrics' own, of keywords that nobody takes
             raise ConfigurationError(f"{self.title}: {error}") from error
         if not isinstance(made, Metric):
             raise ConfigurationError(

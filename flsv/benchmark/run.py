@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import csv
-import logging
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +16,7 @@ from torchmetrics import Metric
 from flsv.arguments import plain_name
 from flsv.benchmark.conditions import CONDITIONS, arguments
 from flsv.benchmark.federation import Federation
+from flsv.benchmark.quiet import quiet
 from flsv.benchmark.registry import Entry
 from flsv.benchmark.truth import Truth
 from flsv.errors import ConfigurationError
@@ -151,20 +149,6 @@ class _Clock:
 
 def _one_number(value: Tensor) -> Tensor:
     return value.mean(-1) if value.ndim == 2 else value
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Within it, Lightning and warnings say nothing of the hundred fits that nobody asked for one by one."""
-    logger = logging.getLogger("lightning.pytorch")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 class Results:

@@ -16,7 +16,7 @@ def spearman(values: Tensor, truth: Tensor) -> float:
         truth: ``[n]``.
 
     Example:
-        >>> spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.1, 0.2, 9.0]))
+        >>> round(spearman(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0.1, 0.2, 9.0])), 6)
         1.0
     """
     return pearson(_ranks(values), _ranks(truth))

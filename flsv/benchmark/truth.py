@@ -46,7 +46,7 @@ class Truth:
     Example:
         >>> from flsv.benchmark import federation
         >>> truth = truth_table(federation("digits_sizes"))
-        >>> truth.utilities.shape, truth.mean.shape, truth.ceiling > 0.9
+        >>> truth.utilities.shape, truth.mean.shape, truth.ceiling > 0.8
         (torch.Size([5, 64]), torch.Size([6]), True)
     """
 

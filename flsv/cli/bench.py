@@ -28,9 +28,9 @@ from flsv.benchmark.conditions import CONDITIONS
 from flsv.benchmark.federation import SETS
 from flsv.benchmark.page import markdown, write
 from flsv.benchmark.registry import METRICS, entry
-from flsv.benchmark.run import bench, quiet
+from flsv.benchmark.run import bench
 from flsv.benchmark.summary import Summary, costs, summarise
-from flsv.benchmark.truth import FOLDER, SEEDS
+from flsv.benchmark.truth import SEEDS, settings
 from flsv.drawing import drawing
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
@@ -48,16 +48,18 @@ def main(args: Sequence[str]) -> None:
     ranks = ranks_of_environment()
     asked = _asked(options.federations, options.root)
     if options.truth:
-        with quiet():
-            for each in asked[ranks.rank :: ranks.size]:
-                trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + options.truth_seeds))
-                print(f"{each.name}: {trained} coalitions trained, in {options.out / each.name}.csv", flush=True)
+        for each in asked[ranks.rank :: ranks.size]:
+            trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + options.truth_seeds))
+            print(f"{each.name}: {trained} coalitions trained, in {options.out / each.name}.csv", flush=True)
         return
     entries = dict(entry(name) for name in options.metric or METRICS)
     known: dict[str, tuple[Federation, Truth]] = {}
     for each in asked:
+        if ranks.rank:  # what is not there yet, the first rank makes
+            ranks.everybody(None, "the truth")
         known[each.name] = (each, _truth(each, options.out, options.truth_seeds, ranks.rank))
-        ranks.everybody(None, "the truth")
+        if not ranks.rank:
+            ranks.everybody(None, "the truth")
     if not known:
         raise ConfigurationError("there is no federation to run: the data of none of those asked for are there.")
     chosen = ["base", *(options.conditions if options.conditions is not None else CONDITIONS)]
@@ -138,13 +140,15 @@ def _asked(given: Sequence[str] | None, root: str | None) -> list[Federation]:
 
 
 def _truth(each: Federation, out: Path, seeds: int, rank: int) -> Truth:
-    if (FOLDER / f"{each.name}.csv").is_file():
+    shipped = federation(each.name) if each.name in names() else None
+    if shipped is not None and settings(shipped) == settings(each):
         return truth_table(each)
+    folder = out / "truths"
     if rank == 0:
-        print(f"{each.name}: training all of its coalitions, {seeds} times.")
-        with quiet():
-            make_truth(each, out / "truths", range(SEEDS[0], SEEDS[0] + seeds))
-    return truth_table(each, out / "truths")
+        if not (folder / f"{each.name}.csv").is_file():
+            print(f"{each.name}: training all of its coalitions, {seeds} times.", flush=True)
+        make_truth(each, folder, range(SEEDS[0], SEEDS[0] + seeds))
+    return truth_table(each, folder)
 
 
 def _list() -> None:
@@ -155,8 +159,8 @@ def _list() -> None:
     console.print(table)
     table = Table("federation", "what it is", "set", "data", box=SIMPLE_HEAD)
     for name in names():
-        each = federation(name)
-        table.add_row(name, each.title, each.set.replace("_", " "), "there" if each.available else "not there")
+        found = federation(name)
+        table.add_row(name, found.title, found.set.replace("_", " "), "there" if found.available else "not there")
     console.print(table)
 
 

@@ -30,7 +30,7 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: float = 0.5) -
 
     Returns:
         float64 ``[n]``, which sums to 1; NaN for clients never seen. Where nobody has a positive number of one kind,
-        that part is 0 for all.
+        the other counts alone; where of neither, all have 0.
 
     Raises:
         ValueError: shapes that do not fit, ``blend`` out of range.
@@ -42,10 +42,9 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: float = 0.5) -
     check_number("gradient_agreement", "blend", blend, least=0, most=1)
     if descent.ndim != 1 or descent.shape != agreement.shape:
         raise ValueError(f"expected two vectors [n], got {list(descent.shape)} and {list(agreement.shape)}.")
-    return (1 - blend) * _shares(descent) + blend * _shares(agreement)
-
-
-def _shares(values: Tensor) -> Tensor:
-    positive = values.double().clamp(min=0)
-    total = positive.nansum()
-    return positive / total.where(total > 0, torch.ones_like(total))
+    parts = torch.stack([descent.double(), agreement.to(descent.device).double()]).clamp(min=0)
+    totals = parts.nansum(1, keepdim=True)
+    weights = (totals > 0) * totals.new_tensor([[1 - blend], [blend]])
+    shares = parts / totals.where(totals > 0, torch.ones_like(totals))
+    whole = weights.sum()
+    return (weights / whole.where(whole > 0, torch.ones_like(whole)) * shares).sum(0)

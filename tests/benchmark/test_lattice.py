@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
+from small_federation import small
 
 from flsv import FederatedLoop
-from flsv.benchmark import Federation, federation, train_coalitions
+from flsv.benchmark import Federation, train_coalitions
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.exact import all_coalitions
 from flsv.games.retraining import RetrainedUtility
 from flsv.sampling import FixedCohort
 from flsv.seeding import seed_global_rngs
-
-RIDER = {"class_path": "flsv.attacks.FreeRider", "init_args": {"mode": "noise", "scale": 0.5, "clients": [2]}}
-
-
-def small(**changes: object) -> Federation:
-    """Three clients of the digits, the third a free rider, two rounds."""
-    like = federation("digits_sizes")
-    partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2], "seed": 1}}
-    data = {**like.data, "partitioner": partitioner, "max_samples": 160, "batch_size": 8}
-    made = replace(like, name="small", rounds=2, data=data, attacks=[RIDER], bad={"free_rider": [2]})
-    return replace(made, **changes)
 
 
 def retrained(small: Federation, tmp_path: Path, seed: int, metric: str) -> RetrainedUtility:
