@@ -53,7 +53,7 @@ def _main(
     costs: Mapping[str, Cost],
 ) -> str:
     head = ["metric", "tuning", "held out", "all", "worst", "Pearson", "share error", "seeds", "aggregators"]
-    head += ["ms a round", "evaluations a round", "needs"]
+    head += ["CPU ms a round", "evaluations a round", "needs"]
     ceilings = {name: truth.ceiling for name, (_, truth) in federations.items()}
     sets = {name: each.set for name, (each, _) in federations.items()}
     top = [_mean([c for n, c in ceilings.items() if sets[n] == which]) for which in ("tuning", "held_out")]
@@ -132,7 +132,7 @@ def draw(summaries: Mapping[str, Summary], costs: Mapping[str, Cost], federation
     axes.axhline(_mean([t.ceiling for _, t in federations.values()]), color="grey", linestyle="--", linewidth=1)
     axes.set(
         xscale="log",
-        xlabel="ms a round, blue: with coalitions evaluated",
+        xlabel="ms of the processor a round; blue: with coalitions evaluated",
         ylabel="mean rank correlation with the retrained values",
     )
     axes.spines[["top", "right"]].set_visible(False)

@@ -37,9 +37,9 @@ class Values:
     Args:
         values: metric to values ``[n]``.
         refused: metric to why it has none.
-        seconds: of each metric's own updates, what it asked for included; only where it rode alone.
+        seconds: of the processor, for each metric's own updates, what it asked for included; only where it rode alone.
         evaluations: coalitions that each metric asked for.
-        fit: seconds of the whole fit.
+        fit: the same for the whole fit.
     """
 
     values: dict[str, Tensor]
@@ -78,9 +78,9 @@ def run(
                     made.check(data.num_samples)
                 metrics[name] = made
             else:
-                start = time.perf_counter()
+                start = time.process_time()
                 result.values[name] = made(data)
-                result.seconds[name] = time.perf_counter() - start
+                result.seconds[name] = time.process_time() - start
         except ConfigurationError as error:
             result.refused[name] = str(error)
     if not metrics:
@@ -122,9 +122,9 @@ def _fit(federation: Federation, metrics: Mapping[str, Metric], seed: int, condi
     clock = _Clock(loop)
     with isolated_rngs(seed, "benchmark"), quiet():
         trainer = federation.trainer(loop)
-        start = time.perf_counter()
+        start = time.process_time()
         trainer.fit(federation.module(), federation.datamodule())
-        seconds = time.perf_counter() - start
+        seconds = time.process_time() - start
     values, evaluations = {}, {}
     for (name, metric), key in zip(metrics.items(), inside):
         value = loop.contributions[key].detach().cpu()
@@ -135,16 +135,17 @@ def _fit(federation: Federation, metrics: Mapping[str, Metric], seed: int, condi
 
 
 class _Clock:
-    """How long a loop's metrics take, with all that they ask a round for."""
+    """How long a loop's metrics take, with all that they ask a round for: time of the processor, which does not depend
+    on what else runs on the machine."""
 
     def __init__(self, loop: FederatedLoop) -> None:
         self.seconds, self._update = 0.0, loop.board.update
         loop.board.update = self  # type: ignore[method-assign, assignment]
 
     def __call__(self, *args: Any) -> None:
-        start = time.perf_counter()
+        start = time.process_time()
         self._update(*args)
-        self.seconds += time.perf_counter() - start
+        self.seconds += time.process_time() - start
 
 
 def _one_number(value: Tensor) -> Tensor:
@@ -246,7 +247,7 @@ def bench(
             continue
         found = run(federation, todo, seed, condition, int(truth.mean.argmax()))
         results.add(name, condition, seed, found)
-        say(f"{name}, {condition}, seed {seed}: {len(found.values)} metrics, {found.fit:.1f} s")
+        say(f"{name}, {condition}, seed {seed}: {len(found.values)} metrics, {found.fit:.1f} s of the processor")
     for values, refused in ranks.everybody((results.values, results.refused), "the benchmark's values"):
         results.values |= values
         results.refused |= refused

@@ -27,7 +27,7 @@ class Cost:
     """Of a metric that rides alone.
 
     Args:
-        seconds: a round, what it asks for included.
+        seconds: of the processor a round, what it asks for included.
         evaluations: models that it asks to have evaluated, a round.
         training: seconds of a round without it.
     """
