@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.arguments import plain_name
 from flsv.benchmark.conditions import CONDITIONS, arguments
 from flsv.benchmark.federation import Federation
 from flsv.benchmark.quiet import quiet
@@ -235,8 +234,6 @@ def bench(
     for condition in conditions:
         if condition not in CONDITIONS:
             raise ConfigurationError(f"there is no condition {condition!r}: expected one of {list(CONDITIONS)}.")
-    for name in entries:
-        plain_name(name.replace("(", "_").replace(")", "_").replace("=", "_").replace(", ", "_"), "metric")
     results = Results(folder, ranks.rank)
     tasks = [(name, "base", seed) for seed in range(seeds) for name in federations]
     tasks += [(name, other, 0) for other in conditions if other != "base" for name in federations]

@@ -159,10 +159,9 @@ def make_truth(
     else:
         wanted = [tuple(sorted(members)) for members in coalitions]
     folder.mkdir(parents=True, exist_ok=True)
-    if not path.is_file():
-        path.write_text(
-            f"# {federation.name}: settings {settings(federation)}\n{','.join(COLUMNS)}\n", encoding="utf-8"
-        )
+    if not known and not (path.is_file() and path.read_text(encoding="utf-8").count("\n") > 1):
+        header = f"# {federation.name}: settings {settings(federation)}"
+        path.write_text(f"{header}\n{','.join(COLUMNS)}\n", encoding="utf-8")
     trained = 0
     for seed in seeds:
         todo = [members for members in wanted if (seed, members) not in known]
@@ -193,6 +192,8 @@ def _read(path: Path, federation: Federation) -> dict[tuple[int, Members], tuple
     whole = text[: text.rfind("\n") + 1]
     if whole != text:
         path.write_text(whole, encoding="utf-8")
+    if not whole:
+        return {}
     first, *lines = whole.splitlines()
     if not first.endswith(settings(federation)):
         raise ConfigurationError(

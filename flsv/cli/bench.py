@@ -175,9 +175,9 @@ def _show(summaries: dict[str, Summary], known: dict[str, tuple[Federation, Trut
         summaries.items(), key=lambda item: -(item[1].mean if item[1].mean == item[1].mean else -2)
     ):
         where, worst = each.worst
-        table.add_row(
-            Text(name), f"{each.tuning:.2f}", f"{each.held_out:.2f}", f"{each.mean:.2f}", f"{worst:.2f} {where}"
-        )
+        numbers = ("" if value != value else f"{value:.2f}" for value in (each.tuning, each.held_out, each.mean, worst))
+        *cells, least = numbers
+        table.add_row(Text(name), *cells, f"{least} {where}")
     Console().print(table)
 
 
