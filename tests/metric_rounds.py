@@ -18,6 +18,7 @@ from flsv.metrics import (
     CumulativeShapley,
     DecayedShapley,
     DomainRelevance,
+    GradientAgreement,
     GradientShapley,
     LeaveOneOut,
     MeanTestAccuracy,
@@ -44,6 +45,7 @@ MAKERS: dict[str, Callable[[], Metric]] = {
     "CumulativeShapley": lambda: CumulativeShapley(N),
     "DecayedShapley": lambda: DecayedShapley(N, decay=0.7),
     "DomainRelevance": lambda: DomainRelevance(N, alpha=0.4),
+    "GradientAgreement": lambda: GradientAgreement(N),
     "GradientShapley": lambda: GradientShapley(N, momentum=0.5),
     "LeaveOneOut": lambda: LeaveOneOut(N, momentum=0.3),
     "MeanTestAccuracy": lambda: MeanTestAccuracy(N),
@@ -81,6 +83,8 @@ def feed(metric: Metric, index: int) -> None:
     elif name == "DomainRelevance":
         values = normal(k, N)
         arguments["peer_values"] = values.masked_fill(values < 0, float("nan"))
+    elif name == "GradientAgreement":
+        arguments |= {"gradient_products": normal(k), "client_updates": normal(k, P), "num_samples": 10 + ids}
     elif name == "GradientShapley":
         arguments |= {"gradient_products": normal(k), "hessian_products": None}
     elif name == "MeanTestAccuracy":

@@ -10,6 +10,7 @@ from flsv.metrics.cumulative_shapley import CumulativeShapley
 from flsv.metrics.decayed_shapley import DecayedShapley
 from flsv.metrics.domain_relevance import DomainRelevance
 from flsv.metrics.federated_shapley import LeaveOneOut, PartialFederatedShapley
+from flsv.metrics.gradient_agreement import GradientAgreement
 from flsv.metrics.gradient_shapley import GradientShapley
 from flsv.metrics.mean_test_accuracy import MeanTestAccuracy
 from flsv.metrics.one_round_shapley import OneRoundShapley
@@ -27,6 +28,7 @@ __all__ = [
     "CumulativeShapley",
     "DecayedShapley",
     "DomainRelevance",
+    "GradientAgreement",
     "GradientShapley",
     "LeaveOneOut",
     "MeanTestAccuracy",

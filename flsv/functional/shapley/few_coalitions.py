@@ -6,7 +6,8 @@ each player alone) or 2 n + 2 (everybody but one, besides) and fits a Gaussian p
 
 - membership: what a player adds;
 - a Gaussian kernel on the weights z / |S| with which a coalition averages its members' models (z_i: membership of
-  player i), of width 0.3^0.5: coalitions whose averages are close are worth about the same.
+  player i), of width 0.3^0.5: coalitions whose averages are close are worth about the same;
+- where a metric of the run is given as a hint, the additive game of its values, times an unknown factor.
 
 The Shapley value is linear in the game, so that of the fitted game is known in closed form (``kernels``), and so is how
 uncertain it is: with L_i g the value of player i in the game g, K the kernel matrix of the coalitions with the noise in
@@ -24,6 +25,7 @@ worth something together only, is outside of them.
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -74,7 +76,13 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
     return masks[sorted(first.values())]
 
 
-def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: float | None = None) -> ShapleyEstimate:
+def few_coalitions_shapley(
+    masks: Tensor,
+    utilities: Tensor,
+    noise: float | None = None,
+    hint: Tensor | None = None,
+    hint_weight: float | None = None,
+) -> ShapleyEstimate:
     """Shapley values of the Gaussian process that fits some coalitions' utilities.
 
     Args:
@@ -82,12 +90,16 @@ def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: float | None
         utilities: ``[K]`` or ``[K, M]``, a game per column.
         noise: standard deviation of a utility from one training to the next, in its unit, where it is known: the fit
             then leaves no less. None: by marginal likelihood.
+        hint: ``[n]``, values that a metric gave, in any unit of its own; more is better. None: nothing is known.
+        hint_weight: its prior variance over the coalitions, in units of each other part's. Default: 10, or 100 where
+            no more than n + 2 coalitions are known.
 
     Returns:
         ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``; ``evaluations`` K.
 
     Raises:
-        ValueError: shapes that do not fit, utilities that are not finite, coalitions twice, or no nobody or everybody.
+        ValueError: shapes that do not fit, utilities or hints that are not finite, coalitions twice, or no nobody or
+            everybody.
 
     Example:
         Ten coalitions of the 16 of a game that is the sum of gains and of an average. Exact are 0.5278, 1.1389, 1.75
@@ -102,21 +114,32 @@ def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: float | None
     columns = torch.as_tensor(utilities).detach().cpu().double()
     flat = columns.ndim == 1
     columns = columns[:, None] if flat else columns
-    _check(masks, columns)
+    _check(masks, columns, hint)
     n = masks.shape[1]
     if len(masks) == 2**n:
         table = dict(zip(map(tuple, masks.tolist()), columns))
-        known = exact_shapley(lambda rows: torch.stack([table[tuple(row)] for row in rows.tolist()]), n)
-        exact, spread = (part[:, 0] if flat else part for part in (known.values, known.stderr))
-        return ShapleyEstimate(exact, spread, len(masks))
-    solved = [_solve(masks.cpu(), column, noise) for column in columns.T]
+        exact = exact_shapley(lambda rows: torch.stack([table[tuple(row)] for row in rows.tolist()]), n).values
+        spread = torch.full_like(exact, (noise or 0.0) * _noise_of_exact(n))
+        return ShapleyEstimate(exact[:, 0] if flat else exact, spread[:, 0] if flat else spread, len(masks))
+    if hint_weight is None:
+        hint_weight = 10.0 if len(masks) > n + 2 else 100.0
+    known = None if hint is None else torch.as_tensor(hint).detach().cpu().double()
+    solved = [_solve(masks.cpu(), column, noise, known, hint_weight) for column in columns.T]
     values, stderr = (torch.stack(part, dim=1) for part in zip(*solved))
     first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
     values = values + (columns[last] - columns[first] - values.sum(0)) / n
     return ShapleyEstimate(values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks))
 
 
-def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
+def _noise_of_exact(n: int) -> float:
+    """Standard deviation of an exact value where every utility has noise of 1: the root of the sum of the squared
+    weights 1 / (n C(n - 1, s)), twice C(n - 1, s) of them for every size s."""
+    return (sum(2 / math.comb(n - 1, size) for size in range(n)) / n**2) ** 0.5
+
+
+def _solve(
+    masks: Tensor, utilities: Tensor, noise: float | None, hint: Tensor | None, hint_weight: float
+) -> tuple[Tensor, Tensor]:
     """Posterior mean and standard deviation ``[n]`` of the fitted game's Shapley values."""
     n, mean, scale = masks.shape[1], utilities.mean(), float(utilities.std())
     if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions are worth the same
@@ -124,7 +147,7 @@ def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tenso
         return nothing, nothing
     y = (utilities - mean) / scale
     kernel = torch.full((len(masks), len(masks)), _CONSTANT, dtype=torch.float64)  # whose own values are 0
-    values, before = torch.zeros(len(masks), n, dtype=torch.float64), 0.0
+    values, before = torch.zeros(len(masks), n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
     for part in PARTS:
         gram_matrix = gram(part, masks, masks)
         # Each part has unit variance over the coalitions, as in surrogate_shapley.
@@ -132,6 +155,14 @@ def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tenso
         kernel += weight * gram_matrix
         values += weight * kernel_shapley(part, masks)
         before += weight * prior_variance(part, n)
+    if hint is not None:
+        told = masks.double() @ hint
+        if float(told.var(unbiased=False)) > 0:
+            scaled = hint * (hint_weight / float(told.var(unbiased=False))) ** 0.5
+            told = masks.double() @ scaled
+            kernel += torch.outer(told, told)
+            values += torch.outer(told, scaled)
+            before += scaled**2
     eigenvalues, vectors = torch.linalg.eigh(kernel)
     shrunk = eigenvalues.clamp_min(0)[None] + _PENALTIES[:, None]
     signal = ((vectors.T @ y).square()[None] / shrunk).mean(1).clamp_min(1e-12)
@@ -164,11 +195,15 @@ def prior_variance(kernel: Kernel, num_players: int) -> float:
     return float((inside - outside).mean())
 
 
-def _check(masks: Tensor, columns: Tensor) -> None:
+def _check(masks: Tensor, columns: Tensor, hint: Tensor | None) -> None:
     if masks.dtype != torch.bool or masks.ndim != 2 or columns.ndim != 2 or len(masks) != len(columns):
         raise ValueError(
             f"expected masks bool [K, n] and utilities [K] or [K, M], got {masks.dtype} {list(masks.shape)} and "
             f"{list(columns.shape)}."
+        )
+    if hint is not None and (hint.shape != masks.shape[1:] or not hint.isfinite().all()):
+        raise ValueError(
+            f"expected hint [{masks.shape[1]}], all of it finite, got {list(hint.shape)}: {hint.tolist()}."
         )
     if len(masks.unique(dim=0)) < len(masks):
         raise ValueError("a coalition is there twice: average what it came to first.")

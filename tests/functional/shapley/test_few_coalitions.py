@@ -116,6 +116,29 @@ def test_intervals_cover_games_of_the_form_with_noise() -> None:
     assert widths["singles"] > widths["both"]
 
 
+@pytest.mark.parametrize("which", ["singles", "leave-one-out", "both"])
+def test_a_hint_is_a_part_of_the_fit(which: str) -> None:
+    """A true one helps, whatever its unit; one that says nothing changes nothing; the posterior is that of features."""
+    masks, a = few_coalitions(6, which), torch.tensor([0.1, 0.5, 0.2, 0.9, 0.4, 0.3]).double()  # type: ignore[arg-type]
+    noisy = played(masks, a, 0 * a) + 0.3 * torch.randn(
+        len(masks), generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    plain = few_coalitions_shapley(masks, noisy, 0.3).values
+    found = few_coalitions_shapley(masks, noisy, 0.3, hint=7 * a)
+    assert float((found.values - a).norm()) < 0.7 * float((plain - a).norm())
+    torch.testing.assert_close(found.values, few_coalitions_shapley(masks, noisy, 0.3, hint=a).values)
+    torch.testing.assert_close(few_coalitions_shapley(masks, noisy, 0.3, hint=0 * a).values, plain, rtol=0, atol=0)
+    with pytest.raises(ValueError, match="expected hint .6., all of it finite"):
+        few_coalitions_shapley(masks, noisy, 0.3, hint=a / 0)
+
+
+def test_noise_of_exact_values_is_that_of_many_draws() -> None:
+    masks = few_coalitions(4, "all")
+    drawn = torch.randn(2000, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    found = few_coalitions_shapley(masks, drawn.T, noise=1.0)
+    torch.testing.assert_close(found.values.std(1), found.stderr[:, 0], rtol=0.06, atol=0)
+
+
 def test_coalitions_that_are_all_worth_the_same() -> None:
     found = few_coalitions_shapley(few_coalitions(4), torch.full((10,), 0.5))
     assert found.values.tolist() == [0.0] * 4
