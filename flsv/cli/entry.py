@@ -29,6 +29,7 @@ OWN = {
     "compare": "several algorithms on one partition, and what each client gains",
     "value": "what clients and their samples are worth, before anything is trained",
     "settle": "what each client is worth by training without it, after the fact",
+    "bench": "contribution metrics against Shapley values by retraining",
     "report": "a run's results as a page to hand out, for all or for one client",
     "init": "a project to start from",
 }

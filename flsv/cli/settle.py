@@ -40,6 +40,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley
 from flsv.games.kept import KeptUtility
 from flsv.games.retraining import RetrainedUtility
+from flsv.report.reading import open_run
 from flsv.reporting.names import SETTLED
 from flsv.sampling import FixedCohort
 from flsv.strategy import Strategy
@@ -72,6 +73,7 @@ def settle(
     rounds: int | None = None,
     seeds: int = 1,
     level: float = 0.9,
+    hint: str | None = None,
     overrides: Sequence[str] = (),
     told: Any = lambda done, of: None,
 ) -> tuple[list[dict[str, Any]], Path]:
@@ -85,6 +87,7 @@ def settle(
         rounds: of each training; default: as many as the run had been given.
         seeds: trainings of every coalition; their spread is then the noise of the fit.
         level: of the intervals.
+        hint: a metric of the run, whose last values join the fit; see :func:`flsv.functional.few_coalitions_shapley`.
         overrides: arguments of ``flsv fit``.
         told: called with how many coalitions are trained and how many there are, after each.
 
@@ -132,7 +135,7 @@ def settle(
         names = cli.datamodule.client_names
     table = torch.stack(utilities)
     noise = float(table.var(0).mean().sqrt()) / seeds**0.5 if seeds > 1 else None
-    found = few_coalitions_shapley(masks, table.mean(0), noise)
+    found = few_coalitions_shapley(masks, table.mean(0), noise, None if hint is None else _last_values(run, hint))
     rows = _rows(names, found.values, found.stderr, level)
     path = run / SETTLED
     if ranks.rank == 0:
@@ -143,6 +146,24 @@ def settle(
         with replacing(path) as out:
             out.write(text.getvalue().encode())
     return rows, path
+
+
+def _last_values(run: Path, metric: str) -> Tensor:
+    """``[n]``, a metric's last values, overall or mean over classes.
+
+    Raises:
+        ConfigurationError: the run has no such metric, or some client has no value.
+    """
+    told = open_run(run)
+    if metric not in told.metrics:
+        raise ConfigurationError(f"hint={metric!r}: the run has the metrics {', '.join(told.metrics) or 'none'}.")
+    columns = told.columns(metric) or ("",)
+    values = torch.tensor([told.final(metric, column) for column in columns], dtype=torch.float64).nanmean(0)
+    if not values.isfinite().all():
+        raise ConfigurationError(
+            f"hint={metric!r}: clients {values.isnan().nonzero().flatten().tolist()} have no value."
+        )
+    return values
 
 
 def _loop(trainer: L.Trainer) -> FederatedLoop:
@@ -214,6 +235,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument("--metric", default="accuracy", help="what a model is worth: accuracy, or what the module logs")
     parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
     parser.add_argument("--rounds", type=int, help="of each training; default: the run's")
+    parser.add_argument(
+        "--hint", metavar="METRIC", help="a metric of the run that joins the fit, where it can be trusted"
+    )
     parser.add_argument("--seeds", type=int, default=1, help="trainings of each coalition; their spread is the noise")
     options, rest = parser.parse_known_args(list(args))
     console = Console()
@@ -229,6 +253,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         mode=options.mode,
         rounds=options.rounds,
         seeds=options.seeds,
+        hint=options.hint,
         overrides=rest,
         told=told,
     )

@@ -49,6 +49,7 @@ def page_for_all(run: Run) -> Page:
         *_contributions(run),
         *_over_rounds(run),
         *_per_class(run),
+        *_settled(run),
         *_gains(run),
         Section("Suspicious samples", _suspicious(run)),
         *_valuation(run),
@@ -208,6 +209,30 @@ def _gains(run: Run) -> list[Section]:
     table = Table(["client", *GAIN_HEAD], [[name, *row] for name, row in zip(names, cells)])
     text = f"Accuracy {where}: of a model that the client trains alone for as many rounds, and of what it receives."
     return [Section("Compared with training alone", [Text(text), Bars(names, gains), table])]
+
+
+def _settled(run: Run) -> list[Section]:
+    rows = run.settled()
+    if not any(rows):
+        return []
+    order = [client for client in ends_of(order_of(run)) if rows[client]]
+    names = [client_label(run, client) for client in order]
+    values, low, high = ([float(rows[client][name]) for client in order] for name in ("value", "low", "high"))
+    table = Table(SETTLED_HEAD, [[name, *settled_cells(rows[client])] for name, client in zip(names, order)])
+    text = (
+        "The same federation was trained again with some of its clients only (flsv settle), and a Shapley value fitted "
+        "to what came of it. The intervals, 90 %, say what these trainings leave open."
+    )
+    return [Section("Settled by training again", [Text(text), Bars(names, values, low, high), table])]
+
+
+SETTLED_HEAD = ("client", "value", "90 % interval", "share")
+
+
+def settled_cells(row: dict[str, str]) -> list[str]:
+    """A client's value, interval and share, in ``SETTLED_HEAD``'s order."""
+    value, low, high = (number(float(row[name])) for name in ("value", "low", "high"))
+    return [value, f"{low} to {high}", percent(float(row["share"]))]
 
 
 GAIN_HEAD = ("alone", "received", "gain", "trained last")

@@ -24,7 +24,7 @@ from flsv.report.blocks import (
 )
 from flsv.report.caveats import ONE_RUN, caveats
 from flsv.report.figures import algorithm, client_label, guides, logged, or_none, share, state_of, values_of
-from flsv.report.for_all import GAIN_HEAD, gain_cells
+from flsv.report.for_all import GAIN_HEAD, SETTLED_HEAD, gain_cells, settled_cells
 from flsv.report.reading import NAN, Run
 
 #: Clients below which no mean is given.
@@ -42,6 +42,7 @@ def page_for_one(run: Run, client: int) -> Page:
         Section("What you contributed", _contributions(run, client)),
         *_over_rounds(run, client),
         *_per_class(run, client),
+        *_settled(run, client),
         *_gains(run, client),
         *_valuation(run, client),
         *_suspicious(run, client),
@@ -130,6 +131,17 @@ def _per_class(run: Run, client: int) -> list[Section]:
         titles = [run.column_name(metric, column) for column in columns]
         blocks += [Text(f"{metric} by class; blue is above 0, orange below:"), Heat(names, titles, rows, "")]
     return [Section("Class by class", blocks)] if blocks else []
+
+
+def _settled(run: Run, client: int) -> list[Section]:
+    rows = run.settled()
+    if not rows or not rows[client]:
+        return []
+    text = (
+        "The same federation was trained again with some of its clients only (flsv settle), and a Shapley value fitted "
+        "to what came of it. The interval, 90 %, says what these trainings leave open."
+    )
+    return [Section("Settled by training again", [Text(text), Table(SETTLED_HEAD[1:], [settled_cells(rows[client])])])]
 
 
 def _gains(run: Run, client: int) -> list[Section]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flsv.errors import ConfigurationError
-from flsv.reporting.names import CONTRIBUTIONS, RECORD, VERSION
+from flsv.reporting.names import CONTRIBUTIONS, RECORD, SETTLED, VERSION
 
 #: Rows of ``contributions.csv`` that belong to one round and are no metric's.
 OF_A_ROUND = ("weight", "accuracy", "update_norm")
@@ -148,6 +148,11 @@ class Run:
     def gains(self) -> list[dict[str, str]]:
         """``[n]``, what each client has alone and in the federation, where ``flsv compare`` has measured it."""
         path = self.folder / GAINS
+        return self._by_client(path) if path.is_file() else []
+
+    def settled(self) -> list[dict[str, str]]:
+        """``[n]``, what each client is worth by training with some of the clients only, where ``flsv settle`` has."""
+        path = self.folder / SETTLED
         return self._by_client(path) if path.is_file() else []
 
     def valued(self) -> list[dict[str, str]]:

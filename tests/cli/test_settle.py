@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -106,6 +107,11 @@ def test_the_command_goes_on_and_its_shares_sum_to_one(run: Path, capsys: pytest
     assert main(command) == 0
     assert kept.read_bytes() == b"".join(lines)
     assert rows(run / "settled.csv") == before
+    page, mine = run / "all.md", run / "mine.md"
+    assert main(["report", str(run), "--out", str(page)]) == 0
+    assert main(["report", str(run), "--out", str(mine), "--client", "1"]) == 0
+    assert "Settled by training again" in page.read_text()
+    assert "Settled by training again" in mine.read_text()
     # More of the same game: what is known is not trained again.
     assert main([*command[:-1], "both", "--quiet"]) == 0
     assert kept.read_bytes().startswith(b"".join(lines))
@@ -119,6 +125,18 @@ def test_seeds_tell_the_noise(run: Path) -> None:
     assert all(float(row["high"]) > float(row["low"]) for row in rows(run / "settled.csv"))
     with pytest.raises(ConfigurationError, match=r"holds trainings of other settings \(metric\)"):
         settle(run, "singles", rounds=1)
+    for file in run.glob("settled*"):
+        file.unlink()
+
+
+def test_a_metric_of_the_run_joins_the_fit(run: Path) -> None:
+    options: dict[str, Any] = {"rounds": 1, "metric": "negative_loss"}
+    plain, _ = settle(run, "leave-one-out", **options)
+    hinted, _ = settle(run, "leave-one-out", hint="cssv", **options)
+    assert [row["value"] for row in plain] != [row["value"] for row in hinted]
+    assert sum(row["value"] for row in plain) == pytest.approx(sum(row["value"] for row in hinted))
+    with pytest.raises(ConfigurationError, match="hint='ssv': the run has the metrics cssv"):
+        settle(run, "leave-one-out", hint="ssv", **options)
     for file in run.glob("settled*"):
         file.unlink()
 

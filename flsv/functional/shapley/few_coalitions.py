@@ -1,28 +1,31 @@
-"""Shapley values from a handful of coalitions: a regression on membership and on shares of an average.
+"""Shapley values from a handful of coalitions: a regression on membership and on the average that members make.
 
 Training a federation again for every coalition costs 2^n trainings. This asks for n + 2 of them (nobody, everybody,
-each player alone) or 2 n + 2 (everybody but one, besides) and fits to what they came to
+each player alone) or 2 n + 2 (everybody but one, besides) and fits a Gaussian process to what they came to, the
+``surrogate`` of ``surrogate_shapley`` with fixed parts:
 
-    U(S) = c + sum_i z_i a_i + sum_i (z_i / |S|) b_i,
+- membership: what a player adds;
+- a Gaussian kernel on the weights z / |S| with which a coalition averages its members' models (z_i: membership of
+  player i), of width 0.3^0.5: coalitions whose averages are close are worth about the same;
+- where a metric of the run is given as a hint, the additive game of its values, times an unknown factor.
 
-z_i the membership of player i. The first part is what a player adds; the second is what an average of models does, in
-which a player's share shrinks as others join. The Shapley value is linear in the game, so that of the fitted game is
-exact:
+The Shapley value is linear in the game, so that of the fitted game is known in closed form (``kernels``), and so is how
+uncertain it is: with L_i g the value of player i in the game g, K the kernel matrix of the coalitions with the noise in
+its diagonal, and v = Var(L_i g) before anything is known,
 
-    SV_i = a_i + (H_n / n) b_i - (H_n - 1) / (n (n - 1)) sum_{j != i} b_j,      H_n = 1 + 1/2 + ... + 1/n,
+    E[L_i g | U] = L_i k(., X) K^-1 U,        Var(L_i g | U) = v - L_i k(., X) K^-1 k(X, .) L_i'.
 
-(``v_j(S) = z_j / |S|`` gives j itself H_n / n and takes (H_n - 1) / (n (n - 1)) from each other). What the fit leaves
-of U(everybody) - U(nobody) is dealt out equally, so that the values add up to it. Where all 2^n coalitions are known,
-nothing is fitted: the values are exact.
+What the fit leaves of U(everybody) - U(nobody) is dealt out equally, so that the values add up to it. Where all 2^n
+coalitions are known, nothing is fitted: the values are exact.
 
-This is no paper's method. It is Bayesian linear regression (MacKay, "Bayesian Interpolation", Neural Computation 4(3),
-1992): a and b have a common prior variance each, scaled as in ``surrogate_shapley``, noise and signal are set by
-marginal likelihood. The standard errors are the posterior's: what these coalitions leave open *if the game is of this
-form*. A game that is not, such as one in which two players are worth something together only, is outside of them.
+This is no paper's method. Signal and noise are set by marginal likelihood. The standard errors are the posterior's:
+what these coalitions leave open *if the game is of this kind*. A game that is not, such as one in which two players are
+worth something together only, is outside of them.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -32,9 +35,12 @@ from flsv.errors import ConfigurationError
 from flsv.functional.shapley.estimate import ShapleyEstimate
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.game import check_num_players
+from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapley, membership
 
 Which = Literal["singles", "leave-one-out", "both", "all"]
 
+#: What games are made of.
+PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
 _PENALTIES = 10.0 ** torch.arange(-8, 2.5, 0.5, dtype=torch.float64)
 _CONSTANT = 100.0  # prior variance of c, in units of the utilities' variance: vague
 
@@ -70,94 +76,134 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
     return masks[sorted(first.values())]
 
 
-def few_coalitions_shapley(masks: Tensor, utilities: Tensor, noise: float | None = None) -> ShapleyEstimate:
-    """Shapley values of the regression that fits some coalitions' utilities.
+def few_coalitions_shapley(
+    masks: Tensor,
+    utilities: Tensor,
+    noise: float | None = None,
+    hint: Tensor | None = None,
+    hint_weight: float | None = None,
+) -> ShapleyEstimate:
+    """Shapley values of the Gaussian process that fits some coalitions' utilities.
 
     Args:
         masks: bool ``[K, n]``, distinct, nobody and everybody among them, such as :func:`few_coalitions` gives.
         utilities: ``[K]`` or ``[K, M]``, a game per column.
         noise: standard deviation of a utility from one training to the next, in its unit, where it is known: the fit
             then leaves no less. None: by marginal likelihood.
+        hint: ``[n]``, values that a metric gave, in any unit of its own; more is better. None: nothing is known.
+        hint_weight: its prior variance over the coalitions, in units of each other part's. Default: 10, or 100 where
+            no more than n + 2 coalitions are known.
 
     Returns:
         ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``; ``evaluations`` K.
 
     Raises:
-        ValueError: shapes that do not fit, utilities that are not finite, coalitions twice, or no nobody or everybody.
+        ValueError: shapes that do not fit, utilities or hints that are not finite, coalitions twice, or no nobody or
+            everybody.
 
     Example:
-        A game of this form is known from 2 n + 2 coalitions:
+        Ten coalitions of the 16 of a game that is the sum of gains and of an average. Exact are 0.5278, 1.1389, 1.75
+        and 3.5833.
 
         >>> masks = few_coalitions(4)
         >>> gains = torch.tensor([1.0, 2, 3, 6]).double()
         >>> utilities = masks.double() @ gains / masks.sum(1).clamp_min(1) + masks.sum(1)
         >>> few_coalitions_shapley(masks, utilities).values
-        tensor([0.5278, 1.1389, 1.7500, 3.5833], dtype=torch.float64)
+        tensor([0.5675, 1.1588, 1.7500, 3.5237], dtype=torch.float64)
     """
     columns = torch.as_tensor(utilities).detach().cpu().double()
     flat = columns.ndim == 1
     columns = columns[:, None] if flat else columns
-    _check(masks, columns)
+    _check(masks, columns, hint)
     n = masks.shape[1]
     if len(masks) == 2**n:
         table = dict(zip(map(tuple, masks.tolist()), columns))
-        known = exact_shapley(lambda rows: torch.stack([table[tuple(row)] for row in rows.tolist()]), n)
-        exact, spread = (part[:, 0] if flat else part for part in (known.values, known.stderr))
-        return ShapleyEstimate(exact, spread, len(masks))
-    solved = [_solve(masks.cpu(), column, noise) for column in columns.T]
+        exact = exact_shapley(lambda rows: torch.stack([table[tuple(row)] for row in rows.tolist()]), n).values
+        spread = torch.full_like(exact, (noise or 0.0) * _noise_of_exact(n))
+        return ShapleyEstimate(exact[:, 0] if flat else exact, spread[:, 0] if flat else spread, len(masks))
+    if hint_weight is None:
+        hint_weight = 10.0 if len(masks) > n + 2 else 100.0
+    known = None if hint is None else torch.as_tensor(hint).detach().cpu().double()
+    solved = [_solve(masks.cpu(), column, noise, known, hint_weight) for column in columns.T]
     values, stderr = (torch.stack(part, dim=1) for part in zip(*solved))
     first, last = (int((masks.sum(1) == size).int().argmax()) for size in (0, n))
     values = values + (columns[last] - columns[first] - values.sum(0)) / n
     return ShapleyEstimate(values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks))
 
 
-def _features(masks: Tensor) -> tuple[Tensor, Tensor]:
-    """``[K, 2 n]``, membership and shares, and their Shapley values ``[n, 2 n]``."""
-    z, n = masks.double(), masks.shape[1]
-    shares = z / z.sum(1, keepdim=True).clamp_min(1)
-    harmonic = float((1 / torch.arange(1, n + 1, dtype=torch.float64)).sum())
-    own, other = harmonic / n, -(harmonic - 1) / (n * max(n - 1, 1))
-    eye = torch.eye(n, dtype=torch.float64)
-    return torch.cat([z, shares], 1), torch.cat([eye, other * (1 - eye) + own * eye], 1)
+def _noise_of_exact(n: int) -> float:
+    """Standard deviation of an exact value where every utility has noise of 1: the root of the sum of the squared
+    weights 1 / (n C(n - 1, s)), twice C(n - 1, s) of them for every size s."""
+    return (sum(2 / math.comb(n - 1, size) for size in range(n)) / n**2) ** 0.5
 
 
-def _solve(masks: Tensor, utilities: Tensor, noise: float | None) -> tuple[Tensor, Tensor]:
+def _solve(
+    masks: Tensor, utilities: Tensor, noise: float | None, hint: Tensor | None, hint_weight: float
+) -> tuple[Tensor, Tensor]:
     """Posterior mean and standard deviation ``[n]`` of the fitted game's Shapley values."""
-    features, shapley = _features(masks)
     n, mean, scale = masks.shape[1], utilities.mean(), float(utilities.std())
     if scale <= 1e-12 * (1 + abs(float(mean))):  # all coalitions are worth the same
         nothing = torch.zeros(n, dtype=torch.float64)
         return nothing, nothing
     y = (utilities - mean) / scale
-    # Each part's kernel has unit variance over the coalitions, as in surrogate_shapley.
-    prior = torch.ones(2 * n, dtype=torch.float64)
-    for part in (slice(0, n), slice(n, 2 * n)):
-        gram = features[:, part] @ features[:, part].T
-        prior[part] = 1 / (gram.diagonal().mean() - gram.mean()).clamp_min(1e-12)
-    kernel = (features * prior) @ features.T + _CONSTANT
+    kernel = torch.full((len(masks), len(masks)), _CONSTANT, dtype=torch.float64)  # whose own values are 0
+    values, before = torch.zeros(len(masks), n, dtype=torch.float64), torch.zeros(n, dtype=torch.float64)
+    for part in PARTS:
+        gram_matrix = gram(part, masks, masks)
+        # Each part has unit variance over the coalitions, as in surrogate_shapley.
+        weight = 1 / float((gram_matrix.diagonal().mean() - gram_matrix.mean()).clamp_min(1e-12))
+        kernel += weight * gram_matrix
+        values += weight * kernel_shapley(part, masks)
+        before += weight * prior_variance(part, n)
+    if hint is not None:
+        told = masks.double() @ hint
+        if float(told.var(unbiased=False)) > 0:
+            scaled = hint * (hint_weight / float(told.var(unbiased=False))) ** 0.5
+            told = masks.double() @ scaled
+            kernel += torch.outer(told, told)
+            values += torch.outer(told, scaled)
+            before += scaled**2
     eigenvalues, vectors = torch.linalg.eigh(kernel)
-    penalties = _PENALTIES
-    shrunk = eigenvalues.clamp_min(0)[None] + penalties[:, None]
+    shrunk = eigenvalues.clamp_min(0)[None] + _PENALTIES[:, None]
     signal = ((vectors.T @ y).square()[None] / shrunk).mean(1).clamp_min(1e-12)
     loss = signal.log() + shrunk.log().mean(1)
     if noise is not None:
         # A ridge penalty is the noise's variance in units of the signal's.
-        loss = torch.where(penalties * signal * scale**2 >= noise**2, loss, torch.inf)
-        loss[-1] = loss[-1].nan_to_num(posinf=torch.finfo(torch.float64).max)
+        allowed = _PENALTIES * signal * scale**2 >= noise**2
+        allowed[-1] = True
+        loss = torch.where(allowed, loss, torch.inf)
     at = int(loss.argmin())
     inverse = (vectors / shrunk[at]) @ vectors.T
-    weights = prior[:, None] * features.T @ inverse  # [2n, K]
-    coefficients = weights @ y
-    posterior = torch.diag(prior) - weights @ (features * prior)
-    variance = signal[at] * (shapley @ posterior * shapley).sum(1).clamp_min(0)
-    return scale * shapley @ coefficients, scale * variance.sqrt()
+    variance = signal[at] * (before - (values * (inverse @ values)).sum(0)).clamp_min(0)
+    return scale * values.T @ inverse @ y, scale * variance.sqrt()
 
 
-def _check(masks: Tensor, columns: Tensor) -> None:
+def prior_variance(kernel: Kernel, num_players: int) -> float:
+    """Variance of a player's Shapley value in a game drawn from a Gaussian process: the Shapley value of the game
+    T -> (the player's Shapley value in the game S -> k(S, T)), which depends on T's size and the player's membership.
+
+    Example:
+        In a game with independent gains of variance 1, each player is worth its own gain.
+
+        >>> round(prior_variance(membership, 5), 9)
+        1.0
+    """
+    sizes = torch.arange(num_players + 1)
+    first = sizes[:, None] > torch.arange(num_players)  # player 0 is in, then 1, and so on
+    inside = kernel_shapley(kernel, first)[1:, 0]  # of player 0, by |T| from 1
+    outside = kernel_shapley(kernel, first)[:-1, -1]  # of the last player, by |T| up to n - 1
+    return float((inside - outside).mean())
+
+
+def _check(masks: Tensor, columns: Tensor, hint: Tensor | None) -> None:
     if masks.dtype != torch.bool or masks.ndim != 2 or columns.ndim != 2 or len(masks) != len(columns):
         raise ValueError(
             f"expected masks bool [K, n] and utilities [K] or [K, M], got {masks.dtype} {list(masks.shape)} and "
             f"{list(columns.shape)}."
+        )
+    if hint is not None and (hint.shape != masks.shape[1:] or not hint.isfinite().all()):
+        raise ValueError(
+            f"expected hint [{masks.shape[1]}], all of it finite, got {list(hint.shape)}: {hint.tolist()}."
         )
     if len(masks.unique(dim=0)) < len(masks):
         raise ValueError("a coalition is there twice: average what it came to first.")
