@@ -1,12 +1,19 @@
-"""Pictures that cannot stop a run, whatever is in them."""
+"""Pictures that cannot stop a run, whatever is in them; and what all of them share: names and colours."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 LONGEST = 24
+
+#: Ten colours that people with any of the common kinds of colour blindness can tell apart: M. A. Petroff, "Accessible
+#: Color Sequences for Data Visualization", 2021 (matplotlib's "petroff10", from version 3.10 on).
+PALETTE = (
+    *("#3f90da", "#ffa90e", "#bd1f01", "#94a4a2", "#832db6"),
+    *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
+)
 
 
 @contextmanager
@@ -47,3 +54,19 @@ def label_text(name: object) -> str:
     text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
     text = text.replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
+
+
+def client_label(client: int, names: Sequence[str] | None = None) -> str:
+    """What a client is called where people read it: its name, and "client 3" where that is a number.
+
+    Example:
+        >>> client_label(0, ["Boston", "1"]), client_label(1, ["Boston", "1"]), client_label(2)
+        ('Boston', 'client 1', 'client 2')
+    """
+    name = str(client if names is None else names[client])
+    return f"client {name}" if name.isdigit() else name
+
+
+def client_labels(count: int, names: Sequence[str] | None = None) -> list[str]:
+    """:func:`client_label` of so many clients."""
+    return [client_label(client, names) for client in range(count)]

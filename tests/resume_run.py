@@ -75,6 +75,7 @@ def run(
         sampler=UniformSampler(3),
         client_optimizer=policy,
         evaluate_clients_every=2,
+        figures_every=4,
         local_epochs=2,
         seed=11,
     )

@@ -147,7 +147,7 @@ class Record(Callback):
         self.seen: list[dict[str, float]] = []
 
     def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        names = ("contribution/", "weight/", "client_accuracy/")
+        names = ("cssv/", "loo/", "cost/", "weight/", "client_accuracy/")
         self.seen.append({n: v.item() for n, v in trainer.callback_metrics.items() if n.startswith(names)})
 
 
@@ -162,16 +162,14 @@ def test_what_the_loggers_have_can_be_monitored(tmp_path: Path) -> None:
             "weight/client_0",
             "client_accuracy/mean",
             "client_accuracy/client_2",
-            "contribution/cost/bytes_down",
+            "cost/bytes_down",
         ]:
             assert seen[name] == pytest.approx(there[name])
         for name in ("cssv", "loo", "cost"):
             for client in range(3):
-                assert seen[f"contribution/{name}/client_{client}"] == pytest.approx(
-                    there[f"contribution/{name}/client_{client}"]
-                )
+                assert seen[f"{name}/client_{client}"] == pytest.approx(there[f"{name}/client_{client}"])
     expected = loop.metrics["cssv"].per_client(loop.contributions["cssv"])  # type: ignore[operator]
-    assert [record.seen[-1][f"contribution/cssv/client_{i}"] for i in range(3)] == pytest.approx(expected.tolist())
+    assert [record.seen[-1][f"cssv/client_{i}"] for i in range(3)] == pytest.approx(expected.tolist())
 
 
 class Cohorts(ClientSampler):
@@ -199,7 +197,7 @@ def test_a_value_stays_and_a_weight_is_its_rounds(tmp_path: Path) -> None:
     run(whole, 4, callbacks=[whole])
     for seen, cohort, known in zip(whole.seen, cohorts, ([0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2])):
         assert {name for name in seen if name.startswith("weight/")} == {f"weight/client_{i}" for i in cohort}
-        assert {n for n in seen if n.startswith("contribution/")} == {f"contribution/cssv/client_{i}" for i in known}
+        assert {n for n in seen if n.startswith("cssv/")} == {f"cssv/client_{i}" for i in known}
     saving = ModelCheckpoint(tmp_path / "c", "last")
     run(half, 2, callbacks=[half, saving], enable_checkpointing=True)
     run(rest, 4, callbacks=[rest], ckpt_path=tmp_path / "c/last.ckpt")
@@ -208,7 +206,7 @@ def test_a_value_stays_and_a_weight_is_its_rounds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("validation", [True, False])
 @pytest.mark.parametrize(
-    "name", ["contribution/cssv/client_1", "weight/client_0", "client_accuracy/mean", "client_accuracy/client_2"]
+    "name", ["cssv/client_1", "weight/client_0", "client_accuracy/mean", "client_accuracy/client_2"]
 )
 def test_early_stopping_and_checkpoints_by_contribution(tmp_path: Path, name: str, validation: bool) -> None:
     record = Record()
@@ -232,10 +230,13 @@ def test_early_stopping_and_checkpoints_by_contribution(tmp_path: Path, name: st
 @pytest.mark.parametrize(
     ("callback", "match"),
     [
+        (EarlyStopping("cvss/client_0"), r"there is no metric 'cvss'. Defined: \['cssv'\]"),
         (EarlyStopping("contribution/cvss/client_0"), r"there is no metric 'cvss'. Defined: \['cssv'\]"),
-        (ModelCheckpoint(monitor="contribution/cssv/client_3"), r"ModelCheckpoint\(.*: the clients are 0 to 2"),
+        (EarlyStopping("contribution/cssv/client_0"), "goes by the metric's name: monitor 'cssv/client_0'"),
+        (ModelCheckpoint(monitor="cssv/client_3"), r"ModelCheckpoint\(.*: the clients are 0 to 2"),
         (EarlyStopping("weight/client_7"), "the clients are 0 to 2"),
         (ModelCheckpoint(monitor="client_accuracy/mean"), r"Set FederatedLoop\(evaluate_clients_every=1\)"),
+        (ModelCheckpoint(monitor="client_accuracy/min"), r"Set FederatedLoop\(evaluate_clients_every=1\)"),
     ],
 )
 def test_a_name_that_there_will_not_be_is_refused_before_training(tmp_path: Path, callback: Any, match: str) -> None:
@@ -447,6 +448,6 @@ def test_callbacks_that_only_look_change_nothing(
 def test_a_cohort_of_some_and_a_monitor(tmp_path: Path) -> None:
     """A client that nobody has seen has no value, and Lightning says which there are."""
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, sampler=UniformSampler(1), seed=1)
-    stop = EarlyStopping("contribution/cssv/client_0", strict=False, patience=9)
+    stop = EarlyStopping("cssv/client_0", strict=False, patience=9)
     fit(loop, tmp_path, rounds=6, callbacks=[stop])
     assert loop.round_index == 6

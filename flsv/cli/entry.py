@@ -104,7 +104,7 @@ def _run(given: list[str]) -> None:
         names = [*OF_LIGHTNING, *OWN]
         near = difflib.get_close_matches(first, names, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
-        raise ConfigurationError(f"there is no subcommand {first!r}.{hint} There are {', '.join(names)}.")
+        raise ConfigurationError(f"there is no subcommand {first!r}. There are {', '.join(names)}.{hint}")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,7 +12,8 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
-from flsv import FederatedDataModule, FederatedLoop, __version__
+# ClassifierClient, so that it is found by its bare name: jsonargparse looks among the classes that are there.
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv.cli.checkpoints import check_there, default_checkpoints, find_checkpoint
 from flsv.cli.closing import say_where
 from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
@@ -44,7 +45,8 @@ class FederatedCLI(LightningCLI):
         for action in parser._actions:
             if action.dest == "data.source":
                 action._enable_path = False  # type: ignore[attr-defined]
-        parser.set_defaults({"model": {"class_path": "flsv.ClassifierClient", "init_args": {"network": "mlp"}}})
+        ready_made = f"flsv.{ClassifierClient.__name__}"
+        parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """``last.ckpt`` and ``best.ckpt`` are saved, unless callbacks of the configuration save checkpoints."""

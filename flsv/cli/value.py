@@ -24,8 +24,9 @@ from flsv.cli.paths import shown
 from flsv.data import FederatedDataModule
 from flsv.drawing import drawing
 from flsv.errors import ConfigurationError
-from flsv.participants.artifacts import write_artifacts
+from flsv.participants.artifacts import client_folders, write_artifacts
 from flsv.reporting.table import chosen, client_columns, make_console, print_table
+from flsv.reporting.valuation_events import write_events
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of, write_flagged
 from flsv.valuation.report import draw_contributions, histograms_of
@@ -45,10 +46,10 @@ def value(
     device: str = "cpu",
     table: bool = True,
 ) -> Valuation:
-    """Value the clients of a data module, print a table and write ``valuation.csv`` and figures.
+    """Value the clients of a data module, print a table and write ``valuation.csv``, figures and TensorBoard events.
 
     The grids of the most harmful images and the lists of flagged samples (``flagged.csv``, see
-    :func:`flsv.valuation.write_flagged`) are the clients' own: each is written to ``out/clients/<number>``.
+    :func:`flsv.valuation.write_flagged`) are the clients' own: each is written to ``out/clients/<name>``.
 
     Args:
         data: not set up yet, or set up.
@@ -69,21 +70,24 @@ def value(
     seconds = time.perf_counter() - start
     out.mkdir(parents=True, exist_ok=True)
     columns = columns_of(found)
-    write_csv(out / "valuation.csv", columns, data.client_names)
+    names = data.client_names
+    write_csv(out / "valuation.csv", columns, names)
     for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):
         with drawing(f"{out / name}.png"):
-            draw(found).savefig(out / f"{name}.png")
+            draw(found, names).savefig(out / f"{name}.png")
+    folders = client_folders(names)
     for client in clients:
-        own = out / "clients" / str(client.id)
+        own = out / "clients" / folders[client.id]
         client.ask(keep_pictures, pictures)
         client.ask(write_artifacts, own)
         client.ask(write_flagged, own, data.client_indices(client.id, "train"), data.class_names)
+    write_events(out, columns, found, names)
     target = "the server's validation set" if validation and server is not None else "the clients' barycentre"
     if table:
         title = f"Valuation against {target}, S = {found.support}, {seconds:.1f} s"
-        rows, gap = chosen(found.shares, len(data.client_names))
+        rows, gap = chosen(found.shares, len(names))
         cells = client_columns(columns.pop("samples"), columns, None)
-        print_table(make_console(), title, data.client_names, cells, rows, gap)
+        print_table(make_console(), title, names, cells, rows, gap)
     return found
 
 
@@ -138,4 +142,5 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     if not quiet:
         print(f"Results: {shown(Path(objects.out))} (valuation.csv, contributions.png, gradients.png)")
-        print(f"Of each client's samples: {shown(Path(objects.out) / 'clients')}/<number>/ (flagged.csv, pictures)")
+        print(f"Charts:  tensorboard --logdir {shown(Path(objects.out))}")
+        print(f"Of each client's samples: {shown(Path(objects.out) / 'clients')}/<name>/ (flagged.csv, pictures)")

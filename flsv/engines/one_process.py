@@ -28,7 +28,7 @@ from flsv.engines.vectors import shared_space
 from flsv.games import Performance
 from flsv.games.evaluation.any_task import validated_models
 from flsv.participants import ALONE, ClientStates, Ranks, converse
-from flsv.participants.artifacts import write_artifacts
+from flsv.participants.artifacts import client_folders, write_artifacts
 from flsv.participants.sharing import warn_of_sharing
 from flsv.round import FederationState, Instruction, Round
 from flsv.seeding import generator_for
@@ -124,8 +124,8 @@ class OneProcess:
 
     def write_artifacts(self, round: Round, folder: Path) -> None:
         """Let the round's clients write what they have drawn, each into a folder of its own below this one."""
-        index = round.round_index
-        converse(round.clients or (), lambda client: client.ask(write_artifacts, folder / str(client.id), index))
+        index, names = round.round_index, client_folders(self._data.client_names)
+        converse(round.clients or (), lambda client: client.ask(write_artifacts, folder / names[client.id], index))
 
     def _make_roster(self) -> Roster:
         return Roster(self._trainer, self._data, self.space, self._states)

@@ -24,6 +24,7 @@ from flsv._lightning.checkpoint_io import install
 from flsv._lightning.client_hooks import ClientHooks
 from flsv._lightning.lean import lean
 from flsv._lightning.patches import PatchedAttributes
+from flsv._lightning.placeholder import no_placeholder
 from flsv._lightning.round_axis import round_axis
 from flsv._lightning.round_boundary import RoundBoundary, global_weights
 from flsv._lightning.stepping import stepping
@@ -57,7 +58,7 @@ from flsv.seeding import seed_global_rngs
 from flsv.server import ContributionBoard
 from flsv.server.callback_checks import check_callbacks, check_stochastic_averaging
 from flsv.server.checks import check_arguments, check_names, check_packages, check_setup
-from flsv.server.description import settings
+from flsv.server.description import chosen, settings
 from flsv.server.fingerprint import fingerprint, settings_of
 from flsv.server.metric_shapes import check_metric_shapes
 from flsv.server.resume import check_checkpoint, check_sharing
@@ -84,8 +85,9 @@ class FederatedLoop(SavedLoop):
 
     Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
     contributions, the round's weights and the last accuracies of the clients' own models, by the loggers' names
-    (``contribution/<metric>/client_<i>``, ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``), for
-    ``EarlyStopping``, ``ModelCheckpoint``. A client never seen has no contribution, one outside the cohort no weight.
+    (``<metric>/client_<i>``, ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``, ``.../min``,
+    ``.../std``), for ``EarlyStopping``, ``ModelCheckpoint``. A client never seen has no contribution, one outside the
+    cohort no weight.
     ``WeightAveraging`` averages the global models, once a round.
 
     Args:
@@ -121,7 +123,11 @@ class FederatedLoop(SavedLoop):
             one that it trained last (the fine-tuned one).
         keep_trained: keep the model that every client trained last. Default: where ``evaluate_models`` asks for it.
         log_per_class: log per-class contributions to the loggers too (the CSV always has them).
-        figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none.
+        figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none; None:
+            ten in the run.
+        client_runs: whether every client has a run of its own in TensorBoard, ``<run>/clients/<name>``, so that a chart
+            holds all of them, in colours, by name (and every class, ``<run>/classes/<name>``, so that another holds all
+            of a client's classes). Else all curves are the run's, a tag each. ``"auto"``: for up to 30 clients.
         print_table: print a table of the clients at the end.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
         engine: how clients run. ``"sequential"``: in this process, one after the other. ``"vmap"``: in this process,
@@ -151,7 +157,6 @@ class FederatedLoop(SavedLoop):
     _limit: float
     _steps: LocalSteps
     # From the start of a fit on.
-    _reporter: Reporter
     _record: dict[str, Any]
     _progress: ProgressText | None
     _monitored: set[str]
@@ -177,7 +182,8 @@ class FederatedLoop(SavedLoop):
         evaluate_models: Literal["received", "trained"] = "received",
         keep_trained: bool | None = None,
         log_per_class: bool = True,
-        figures_every: int = 10,
+        figures_every: int | None = None,
+        client_runs: Literal["auto", True, False] = "auto",
         print_table: bool = True,
         seed: int | None = None,
         engine: str | Callable[..., Any] = "sequential",
@@ -208,7 +214,7 @@ class FederatedLoop(SavedLoop):
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
-        self.seed, self.engine = seed, engine
+        self.client_runs, self.seed, self.engine = client_runs, seed, engine
         self.write_csv = True
         made = {**self._arguments, **self.strategies, "metrics": self.metrics, "attacks": self.attacks}
         self._made = {**made, "keep_trained": self.keep_trained}
@@ -262,6 +268,7 @@ class FederatedLoop(SavedLoop):
                     (trainer.fit_loop.epoch_loop, "max_steps", -1),
                     (data, "round_loader", self._round_loader),
                     round_axis(trainer),
+                    *no_placeholder(trainer),
                     *stepping(trainer, self._steps.answer, self._is_last_batch),
                     *lean(trainer),
                 ]
@@ -298,11 +305,13 @@ class FederatedLoop(SavedLoop):
             per_class=self.log_per_class,
             figures_every=self.figures_every,
             client_names=data.client_names,
+            client_runs=self.client_runs,
+            evaluated=self.evaluate_clients_every > 0,
         )
         self._reporter.folder = fit.ranks.from_rank(0, self._reporter.folder, "the run's folder")
         if not self.write_csv or not trainer.is_global_zero:
             self._reporter.csv = None
-        partition = partial(plot_partition, data.class_counts, data.class_names)
+        partition = partial(plot_partition, data.class_counts, data.class_names, data.client_names)
         described = settings(self._made, data, self.state.seed)
         if self._reporter.csv is not None:
             roles = {**self.strategies, "privacy": self.privacy}
@@ -310,7 +319,9 @@ class FederatedLoop(SavedLoop):
                 trainer, data, self.metrics, roles, described, self._fingerprint, self.round_index, __version__
             )
             write_record(self._reporter.folder, self._record)
-        self._csv = self._reporter.begin(self.round_index, self._csv, described, partition, self.contributions)
+        columns = chosen(self.strategies, data, self.state.seed, trainer.max_epochs)
+        known = self.contributions
+        self._csv = self._reporter.begin(self.round_index, self._csv, described, partition, known, columns)
         self._progress = ProgressText(trainer)
         fit.begin_strategies(resumed=self._resumed or trainer.current_epoch > 0)
 
@@ -425,12 +436,11 @@ class FederatedLoop(SavedLoop):
         self._running.watch.finish()
         if self._reporter.csv is not None:
             write_record(self._reporter.folder, {**self._record, **ended(trainer, self.round_index)})
+        known = self._data.num_samples, self.participations, self.contributions, self.weights, self.client_accuracy
+        self._reporter.finish(*known, last_round=max(self.round_index - 1, 0))
         if self.print_table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             assert self._progress is not None
-            known = self.contributions, self.weights, self.client_accuracy
-            self._progress.afterwards(
-                partial(self._reporter.table, self._data.num_samples, self.participations, *known)
-            )
+            self._progress.afterwards(partial(self._reporter.table, *known))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if self._fit is not None:
@@ -479,5 +489,7 @@ class FederatedLoop(SavedLoop):
             self._lock.release()
         if self._progress is not None:
             self._progress.remove()
+        if (reporter := vars(self).get("_reporter")) is not None:
+            reporter.close()
         if self._fit is not None:
             self._fit.close()

@@ -11,6 +11,7 @@ from flsv._lightning.round_boundary import RoundBoundary
 from flsv._lightning.thawing import Thawing
 from flsv.loop.known import KnownLoop
 from flsv.participants import ClientStates
+from flsv.reporting.reporter import Reporter
 from flsv.server.resume import check_state
 
 #: What a loop has from the start of a fit on and does not take with it when it is copied or pickled.
@@ -31,6 +32,7 @@ class SavedLoop(KnownLoop):
     _fitting: bool
     _resumed: bool
     _boundary: RoundBoundary
+    _reporter: Reporter
     _average: RoundAverage
     _thawing: Thawing
     _thawed: dict[str, list[str]] | None
@@ -107,6 +109,7 @@ class SavedLoop(KnownLoop):
         training = None if self._fit is None else self._fit.training
         if training is None:
             return
+        self._reporter.flush()
         if training.active:
             self._boundary.rewind(checkpoint)
             training.local.optimizers.rewind(checkpoint)

@@ -13,6 +13,7 @@ from torchmetrics import Metric
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
+from flsv.metrics.guide import Guide
 from flsv.metrics.plot import plot_contributions
 from flsv.metrics.shown import shows
 
@@ -161,19 +162,50 @@ class ContributionMetric(Metric):
         if "plot" in vars(cls):
             cls.plot = shows(cls.plot)  # type: ignore[method-assign]
 
+    def guide(self) -> Guide:
+        """How to read the values; a subclass says more."""
+        more = "more is better" if self.higher_is_better else "less is better"
+        return Guide(
+            unit="contribution", sign=f"{more}.", needs="see its documentation.", cost="see its documentation."
+        )
+
     @shows
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """A picture of the contributions: a heatmap for per-class values, lines over rounds for several vectors.
+    def plot(
+        self,
+        val: Tensor | Sequence[Tensor] | None = None,
+        ax: Any = None,
+        *,
+        limits: tuple[float, float] | None = None,
+        stderr: Tensor | None = None,
+        sort: bool = False,
+    ) -> Any:
+        """A picture of the contributions: bars, a heatmap for per-class values, lines over rounds for several of them.
 
         Args:
-            val: what ``compute`` or ``forward`` gave, or a list of such vectors, one a round; by default ``compute()``.
+            val: what ``compute`` or ``forward`` gave, or a list of such values, one a round; by default ``compute()``.
             ax: a matplotlib axis to draw into.
+            limits: lowest and highest value of the scale; by default those of ``val``.
+            stderr: standard errors ``[num_clients]`` of bars; by default, of ``compute()``, those of ``diagnostics``.
+            sort: clients by value, largest first; else by number.
 
         Returns:
             ``(figure, axis)``. As the last line of a notebook's cell it is shown.
         """
-        val = self.compute() if val is None else val
-        return plot_contributions(val, ax=ax, name=type(self).__name__, class_names=self.class_names)
+        if val is None:
+            val = self.compute()
+            stderr = self.diagnostics().get("stderr") if stderr is None else stderr
+        return plot_contributions(
+            val,
+            ax=ax,
+            name=type(self).__name__,
+            class_names=self.columns() or self.class_names,
+            columns="class" if self.columns() is None else "",
+            client_names=self.client_names,
+            unit=self.guide().unit,
+            limits=limits,
+            stderr=stderr,
+            sort=sort,
+        )
 
     @property
     def _sized(self) -> bool:

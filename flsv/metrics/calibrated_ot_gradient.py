@@ -6,12 +6,14 @@ Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flsv.metrics.federated_shapley import latest
+from flsv.metrics.guide import Guide
 from flsv.metrics.wasserstein_contribution import WassersteinContribution
 from flsv.participants import Client, converse
 from flsv.valuation import Valuation, keep_pictures
@@ -99,12 +101,27 @@ class CalibratedOTGradient(WassersteinContribution):
         """Each client's distance and share of flagged samples ``[num_clients]``."""
         return {**super().diagnostics(), "flagged": self.flagged.clone()}
 
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
+    def guide(self) -> Guide:
+        return replace(
+            super().guide(),
+            unit="share of samples not flagged",
+            sign="from 0 to 1, more is better: 1 where no sample is suspicious.",
+        )
+
+    def plot(
+        self,
+        val: Tensor | Sequence[Tensor] | None = None,
+        ax: Any = None,
+        *,
+        limits: tuple[float, float] | None = None,
+        stderr: Tensor | None = None,
+        sort: bool = False,
+    ) -> Any:
         """The histograms of the clients' last calibrated gradients; with ``ax``, or given several rounds, the shares.
 
         Returns:
             ``(figure, axis)``; the axis holds the title only.
         """
         if ax is not None or not (val is None or isinstance(val, Tensor)) or not self.rounds:
-            return super().plot(val, ax)
-        return draw_histograms(self.edges.cpu(), self.counts.cpu(), self.flagged.cpu())
+            return super().plot(val, ax, limits=limits, stderr=stderr, sort=sort)
+        return draw_histograms(self.edges.cpu(), self.counts.cpu(), self.flagged.cpu(), self.client_names)

@@ -16,6 +16,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley, participant_weights
 from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.guide import Guide
 
 
 class ClassSpecificShapley(ContributionMetric):
@@ -85,6 +86,14 @@ class ClassSpecificShapley(ContributionMetric):
         if self.source == "update":
             return {}
         return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}
+
+    def guide(self) -> Guide:
+        return Guide(
+            unit="cosine with the aggregate",
+            sign="from -1 to 1: 1 pulls a class where the federation goes, negative the other way, 0 neither.",
+            needs="the classifier heads of the updates; no validation data.",
+            cost="a dot product per client and class; no coalition.",
+        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         assert num_classes is not None

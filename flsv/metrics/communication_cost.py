@@ -15,6 +15,7 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.guide import Guide
 from flsv.metrics.plot import plot_contributions
 
 
@@ -49,6 +50,7 @@ class CommunicationCost(ContributionMetric):
 
     higher_is_better = False
     per_class = False
+    plot_lower_bound = 0.0
     exchanged: Tensor
     seen: Tensor
     exchanged_bytes: Tensor
@@ -125,11 +127,33 @@ class CommunicationCost(ContributionMetric):
     def columns(self) -> list[str]:
         return ["up", "down"]
 
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
-        """A bar per client of all that it sent and received; ``val`` and ``ax`` as for other metrics."""
+    def guide(self) -> Guide:
+        return Guide(
+            unit="parameters",
+            sign="less is cheaper; it only grows.",
+            needs="nothing: the server counts what crosses.",
+            cost="none.",
+        )
+
+    def plot(
+        self,
+        val: Tensor | Sequence[Tensor] | None = None,
+        ax: Any = None,
+        *,
+        limits: tuple[float, float] | None = None,
+        stderr: Tensor | None = None,
+        sort: bool = False,
+    ) -> Any:
+        """A bar per client of all that it sent and received; arguments as for other metrics."""
         val = self.compute() if val is None else val
         total = self.per_client(val) if isinstance(val, Tensor) else [self.per_client(each) for each in val]
-        return plot_contributions(total, ax=ax, name="parameters sent and received")
+        style: dict[str, Any] = {
+            "client_names": self.client_names,
+            "unit": "parameters",
+            "limits": limits,
+            "sort": sort,
+        }
+        return plot_contributions(total, ax, "parameters sent and received", **style)
 
 
 def _any(stretches: Tensor) -> Tensor:

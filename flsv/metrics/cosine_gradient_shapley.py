@@ -22,11 +22,12 @@ from flsv.functional.cosine_gradient_shapley import (
     updated_reputation,
 )
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.guide import Guide
 from flsv.round import ClientMatrix
 
 
 class CosineGradientShapley(ContributionMetric):
-    r"""CGSV's reputations.
+    r"""CGSV's reputations: how well each client's updates point where the cohort's go.
 
     .. math::
         \varphi_i = \cos(u_i, u_N), \qquad r_i \leftarrow \max(\alpha r_i + (1 - \alpha)\varphi_i, \epsilon),
@@ -102,6 +103,14 @@ class CosineGradientShapley(ContributionMetric):
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``."""
         return {"client_updates": lambda round: round.matrix.until(round.space.num_parameters)}
+
+    def guide(self) -> Guide:
+        return Guide(
+            unit="reputation (share)",
+            sign="from 0 to 1, shares that sum to 1 over the clients seen; more is better.",
+            needs="the clients' updates; no validation data.",
+            cost="two products with the matrix of updates; no coalition.",
+        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("reputation", torch.full((num_clients,), float("nan")), dist_reduce_fx=None)

@@ -5,11 +5,14 @@ Wang et al., "A Principled Approach to Data Valuation for Federated Learning", 2
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from flsv.functional.shapley import ShapleyEstimate, Utility
 from flsv.metrics.federated_shapley import PartialFederatedShapley
+from flsv.metrics.guide import Guide
 
 
 class CumulativeShapley(PartialFederatedShapley):
@@ -31,6 +34,9 @@ class CumulativeShapley(PartialFederatedShapley):
     total: Tensor
     variance: Tensor
     seen: Tensor
+
+    def guide(self) -> Guide:
+        return replace(super().guide(), unit=f"{super().guide().unit}, sum over rounds")
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1

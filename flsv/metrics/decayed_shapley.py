@@ -6,6 +6,7 @@ Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sen
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from flsv.functional.shapley import ShapleyEstimate, Utility
 from flsv.games import CoalitionUtility, Renormalized
 from flsv.games.performance import Mode
 from flsv.metrics.federated_shapley import PartialFederatedShapley
+from flsv.metrics.guide import Guide
 from flsv.round import Round
 
 CoalitionWeights = Literal["renormalized", "fixed"]
@@ -132,6 +134,11 @@ class DecayedShapley(PartialFederatedShapley):
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen."""
         return self.total.masked_fill(self.seen == 0, float("nan"))
+
+    def guide(self) -> Guide:
+        shares = "decayed sum of shares of the rounds' gains"
+        told = super().guide()
+        return replace(told, unit=shares if self.normalize else f"{told.unit}, decayed sum over rounds")
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Coalitions evaluated, and how many rounds were skipped, flagged, and not evaluated."""

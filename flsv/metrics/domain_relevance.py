@@ -17,6 +17,7 @@ from flsv.arguments import check_number
 from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
 from flsv.functional.relevance import label_overlap, relevance_auroc
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.guide import Guide
 from flsv.metrics.plot import new_figure, plot_contributions
 
 
@@ -125,20 +126,40 @@ class DomainRelevance(ContributionMetric):
     def columns(self) -> list[str]:
         return [str(j) for j in range(self.num_clients or 0)]
 
-    def plot(self, val: Tensor | Sequence[Tensor] | None = None, ax: Any = None) -> Any:
+    def guide(self) -> Guide:
+        return Guide(
+            unit="gain in accuracy",
+            sign="positive: the row's client does better with the column's model; negative: worse; 0: no difference.",
+            needs="a personaliser whose clients try each other's models on their own validation samples (PFedSV).",
+            cost="none beside that: the clients' games are the personaliser's.",
+        )
+
+    def plot(
+        self,
+        val: Tensor | Sequence[Tensor] | None = None,
+        ax: Any = None,
+        *,
+        limits: tuple[float, float] | None = None,
+        stderr: Tensor | None = None,
+        sort: bool = False,
+    ) -> Any:
         """The scores as a heatmap, beside the truth where there is one.
 
         Args:
             val: what ``compute`` gave; by default ``compute()``.
             ax: a matplotlib axis to draw the scores into, and nothing else.
+            limits: lowest and highest score of the scale.
+            stderr: not drawn.
+            sort: not here: rows and columns are the same clients.
 
         Returns:
             ``(figure, axis of the scores)``.
         """
         val = self.compute() if val is None else val
-        truth = self.truth
-        if truth is None or ax is not None or not isinstance(val, Tensor) or val.ndim != 2:
-            return plot_contributions(val, ax=ax, name=type(self).__name__, columns="client")
-        ax, beside = new_figure(val, panels=2).subplots(1, 2)
-        plot_contributions(truth, ax=beside, name="truth", columns="client")
-        return plot_contributions(val, ax=ax, name=type(self).__name__, columns="client")
+        truth, names = self.truth, self.client_names
+        draw = partial(plot_contributions, columns="client", client_names=names, class_names=names)
+        beside = None
+        if truth is not None and ax is None and isinstance(val, Tensor) and val.ndim == 2:
+            ax, beside = new_figure(val, panels=2).subplots(1, 2)
+            draw(truth, ax=beside, name="truth", unit="overlap of the labels")
+        return draw(val, ax=ax, name=type(self).__name__, unit=self.guide().unit, limits=limits)

@@ -20,6 +20,7 @@ from flsv.functional.shapley import ESTIMATORS, ShapleyEstimate, Utility
 from flsv.games.performance import Mode, performance_of
 from flsv.metrics._estimator import check_estimator
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.guide import Guide
 
 Weighting = Literal["uniform", "samples", "fixed"]
 
@@ -132,6 +133,19 @@ class PartialFederatedShapley(ContributionMetric):
     def measured_by(self) -> Any:
         """What a game's models are measured by, see :meth:`flsv.Round.play`."""
         return "per_class_accuracy" if self.per_class else self.performance
+
+    def guide(self) -> Guide:
+        of = self.performance if isinstance(self.performance, str) else getattr(self.performance, "of", "performance")
+        said = of if isinstance(of, str) else type(of).__name__
+        units = {"accuracy": "gain in accuracy", "negative_loss": "fall of the validation loss (nats)"}
+        return Guide(
+            unit="gain in a class's accuracy"
+            if self.per_class
+            else units.get(said, f"gain in {said.replace('_', ' ')}"),
+            sign="positive: the coalitions do better with the client; negative: worse; 0: no difference.",
+            needs="the server's validation set.",
+            cost="a validation of every coalition's model: 2^k of k clients, or the estimator's budget.",
+        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1

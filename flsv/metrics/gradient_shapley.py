@@ -13,6 +13,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.gradient_shapley import gradient_shapley
 from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.guide import Guide
 
 
 class GradientShapley(ContributionMetric):
@@ -60,6 +61,14 @@ class GradientShapley(ContributionMetric):
             "gradient_products": lambda round: round.gradient_products(self.order).gradient,
             "hessian_products": lambda round: round.gradient_products(self.order).hessian,
         }
+
+    def guide(self) -> Guide:
+        return Guide(
+            unit="fall of the validation loss (nats)",
+            sign="positive: lowers the validation loss; negative: raises it; 0: no difference.",
+            needs="the server's validation set.",
+            cost="a gradient of the validation loss, and per client a dot product; order 2: a Hessian product too.",
+        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         reduction = partial(momentum_merge, momentum=self.momentum)

@@ -15,6 +15,7 @@ their mean over the rounds takes their place in the divisor.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,7 @@ from flsv.games import CoalitionUtility, Renormalized, Weighting
 from flsv.games.performance import Mode
 from flsv.metrics.decayed_shapley import CoalitionWeights, check_coalition_weights
 from flsv.metrics.federated_shapley import PartialFederatedShapley, latest
+from flsv.metrics.guide import Guide
 from flsv.round import Round
 
 Game = Callable[[Tensor, Tensor, Weighting], Utility]
@@ -168,6 +170,10 @@ class OneRoundShapley(PartialFederatedShapley):
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen and before the game is played."""
         return self.values
+
+    def guide(self) -> Guide:
+        cost = "a validation of every coalition's model once, at the end; n + 1 models in memory."
+        return replace(super().guide(), cost=cost)
 
     def diagnostics(self) -> dict[str, Tensor]:
         """Coalitions evaluated."""

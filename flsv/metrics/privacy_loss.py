@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flsv.data.names import client_called
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.guide import Guide
 from flsv.privacy.gaussian import GaussianPrivacy
 
 
@@ -51,6 +52,14 @@ class PrivacyLoss(ContributionMetric):
     def __init__(self, privacy: GaussianPrivacy, num_clients: int | None = None, **kwargs: Any) -> None:
         self.privacy = privacy
         super().__init__(num_clients, None, **kwargs)
+
+    def guide(self) -> Guide:
+        return Guide(
+            unit="epsilon spent",
+            sign="less is more private; it only grows.",
+            needs="nothing: the number of rounds a client took part in.",
+            cost="none.",
+        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("participations", torch.zeros(num_clients, dtype=torch.int64), dist_reduce_fx="sum")

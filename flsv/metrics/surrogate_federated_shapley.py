@@ -6,6 +6,7 @@ Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from flsv.functional.shapley import ShapleyEstimate, normalize_shapley
 from flsv.functional.shapley.normalize import Normalization
 from flsv.games.performance import Mode
 from flsv.metrics.federated_shapley import PartialFederatedShapley, Weighting
+from flsv.metrics.guide import Guide
 
 
 class SurrogateFederatedShapley(PartialFederatedShapley):
@@ -104,6 +106,13 @@ class SurrogateFederatedShapley(PartialFederatedShapley):
             mode=mode,
             init=init,
             **kwargs,
+        )
+
+    def guide(self) -> Guide:
+        return replace(
+            super().guide(),
+            unit="surrogate value",
+            sign="from 0 to 1, compared with the others of the cohort: 0 is the least of them, which may still help.",
         )
 
     def _value(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:

@@ -16,12 +16,13 @@ from flsv.features import Features
 from flsv.functional.transport import contribution_shares
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.federated_shapley import latest
+from flsv.metrics.guide import Guide
 from flsv.participants import Client, LocalData
 from flsv.valuation import FedBary, Valuation
 
 
 class WassersteinContribution(ContributionMetric):
-    r"""FedBary's contribution shares.
+    r"""FedBary's contribution shares: how close each client's data are to the validation data.
 
     .. math::
         \phi_i = \frac{1 / W(P_i, Q)}{\sum_j 1 / W(P_j, Q)}
@@ -105,6 +106,14 @@ class WassersteinContribution(ContributionMetric):
         """Settle on a support that suits the smallest of all clients."""
         self._sizes = dict(enumerate(num_samples.tolist()))
         self.valuer.support_for(self._sizes)
+
+    def guide(self) -> Guide:
+        return Guide(
+            unit="contribution share",
+            sign="from 0 to 1, shares that sum to 1 over the clients seen; more is closer to the validation data.",
+            needs="the server's validation set, or the clients' barycentre; interpolants cross, no samples.",
+            cost="linear in the number of clients; no coalition.",
+        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         self.add_state("distances", torch.full((num_clients,), float("nan")), dist_reduce_fx=latest)

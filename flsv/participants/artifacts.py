@@ -1,12 +1,13 @@
 """Pictures that a client draws of its own data, for its own eyes: no answer to the server holds them.
 
-A simulation writes them below ``clients/`` in the run's folder, where everybody who can read that finds them, and a
-TensorBoard that serves the folder shows them; see ``docs/trust.md``.
+A simulation writes them below ``clients/<name>/`` in the run's folder, where everybody who can read that finds them,
+and a TensorBoard that serves the folder shows them; see ``docs/trust.md``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -17,6 +18,29 @@ from flsv.participants import LocalData
 from flsv.participants.cache import memory
 
 _KEY = "artifacts"
+
+
+def client_folders(names: Sequence[str]) -> list[str]:
+    """A folder's name for each client: its own name, as far as every file system takes it. No two are the same.
+
+    Args:
+        names: of the clients, by number; any text.
+
+    Example:
+        >>> client_folders(["0", "1"]), client_folders(["St. Mary's", "a/b", "A:B", ".."])
+        (['0', '1'], ["St. Mary's", 'a_b', 'A_B_2', 'client_3'])
+    """
+    folders: list[str] = []
+    taken: set[str] = set()
+    for client, name in enumerate(names):
+        # Nothing that separates paths or that Windows refuses, no dot at either end.
+        plain = re.sub(r'[\x00-\x1f\x7f/\\:*?"<>|]+', "_", str(name)).strip(" .")[:60].strip(" .") or f"client_{client}"
+        unique = plain
+        while unique.casefold() in taken:
+            unique = f"{unique}_{client}"
+        taken.add(unique.casefold())
+        folders.append(unique)
+    return folders
 
 
 def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure]) -> None:
@@ -66,7 +90,8 @@ def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> 
     if step is not None and figures:
         from torch.utils.tensorboard import SummaryWriter
 
-        with SummaryWriter(folder) as writer:
+        # Of several files in one folder TensorBoard may read the latest only, and a run keeps one open here.
+        with SummaryWriter(folder / "pictures") as writer:
             for name, figure in figures.items():
                 with drawing(name):
                     writer.add_figure(name, figure, global_step=step)

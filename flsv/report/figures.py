@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flsv.report.blocks import NONE, number, numbers
+from flsv.report.blocks import NONE, Block, Table, number, numbers
 from flsv.report.reading import NAN, Run
 
 MOST = 30
@@ -92,6 +92,14 @@ def state_of(run: Run) -> str:
     planned = run.record.get("rounds")
     of = f" of {planned}" if run.ended is False and isinstance(planned, int) and planned > 0 else ""
     return f"{run.rounds}{of} rounds{' (not ended)' if run.ended is False else ''}"
+
+
+def guides(run: Run) -> list[Block]:
+    """How to read each metric: its unit, its sign, what it needs and what it costs."""
+    told = {name: run.about(name).get("guide", {}) for name in run.metrics}
+    heads = list(dict.fromkeys(head for lines in told.values() for head in lines))
+    rows = [[name, *(str(lines.get(head, NONE)) for head in heads)] for name, lines in told.items() if lines]
+    return [Table(["metric", *heads], rows, texts=True)] if rows else []
 
 
 def logged(run: Run) -> list[tuple[str, str]]:

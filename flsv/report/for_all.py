@@ -26,6 +26,7 @@ from flsv.report.figures import (
     algorithm,
     client_label,
     ends_of,
+    guides,
     logged,
     or_none,
     order_of,
@@ -231,7 +232,7 @@ def _suspicious(run: Run) -> list[Block]:
             of = percent(share(len(flagged), samples[client])) if samples else ""
             rows.append([client_label(run, client), str(len(flagged)), *([of] if samples else [])])
         text = "Samples that the clients flag in their own data. Which ones they are is each client's to know: "
-        blocks.append(Text(text + "clients/<number>/flagged.csv, and its own page, list them."))
+        blocks.append(Text(text + "clients/<name>/flagged.csv, and its own page, list them."))
         blocks.append(Table(["client", "flagged", *(["of its samples"] if samples else [])], rows))
     else:
         blocks.append(Text("Samples were not examined in this run. flsv value does, before anything is trained."))
@@ -256,7 +257,7 @@ def _caveats(run: Run) -> list[Block]:
     for metric in run.metrics:
         errors = values_of(run, metric).kind != ""
         items += [f"{metric}: {text}" for text in caveats(run.about(metric), errors)]
-    return [Bullets([*items, ONE_RUN])]
+    return [*guides(run), Bullets([*items, ONE_RUN])]
 
 
 def _settings(run: Run) -> list[Block]:

@@ -23,7 +23,7 @@ from flsv.report.blocks import (
     percent,
 )
 from flsv.report.caveats import ONE_RUN, caveats
-from flsv.report.figures import algorithm, client_label, logged, or_none, share, state_of, values_of
+from flsv.report.figures import algorithm, client_label, guides, logged, or_none, share, state_of, values_of
 from flsv.report.for_all import GAIN_HEAD, gain_cells
 from flsv.report.reading import NAN, Run
 
@@ -176,7 +176,10 @@ def _caveats(run: Run) -> list[Block]:
         for metric in run.metrics
         for text in caveats(run.about(metric), values_of(run, metric).kind != "")
     ]
-    return [Bullets([*items, ONE_RUN, "Other participants appear on this page in means over all clients only."])]
+    return [
+        *guides(run),
+        Bullets([*items, ONE_RUN, "Other participants appear on this page in means over all clients only."]),
+    ]
 
 
 def _facts(run: Run, client: int) -> list[Block]:

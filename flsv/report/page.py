@@ -27,7 +27,7 @@ def write_report(
         path: the run's folder; of a killed run, too.
         client: number or name of the client whose page it is; None: for whoever runs the federation.
         out: the file, ``.html`` or ``.md``; None: both, ``report.html`` and ``report.md`` in the run's folder, or
-            ``clients/<number>/report.html`` and ``.md``.
+            ``clients/<name>/report.html`` and ``.md``.
         valuation: folder of ``flsv value`` on the same data, whose findings are added.
 
     Returns:
@@ -40,7 +40,7 @@ def write_report(
     number = None if client is None else find_client(run, client)
     page = page_for_all(run) if number is None else page_for_one(run, number)
     if out is None:
-        folder = run.folder if number is None else run.folder / "clients" / str(number)
+        folder = run.folder if number is None else run.folder / "clients" / run.folders[number]
         files = [folder / f"report{ending}" for ending in WRITERS]
     else:
         files = [Path(out)]

@@ -63,6 +63,11 @@ class Run:
         return tuple(map(str, names))
 
     @cached_property
+    def folders(self) -> tuple[str, ...]:
+        """Of each client, below ``clients``."""
+        return tuple(self.record.get("folders") or map(str, range(self.num_clients)))
+
+    @cached_property
     def rounds(self) -> int:
         """Rounds that are there."""
         return 1 + max((row.round for row in self.rows), default=-1)
@@ -131,11 +136,11 @@ class Run:
         return count
 
     def flagged(self) -> dict[int, list[dict[str, str]]]:
-        """Client to the rows of its ``clients/<number>/flagged.csv``, of the valuation or in the run's folder."""
+        """Client to the rows of its ``clients/<name>/flagged.csv``, of the valuation or in the run's folder."""
         found: dict[int, list[dict[str, str]]] = {}
         for folder in (self.folder, *([self.valuation] if self.valuation else [])):
             for client in range(self.num_clients):
-                path = folder / "clients" / str(client) / FLAGGED
+                path = folder / "clients" / self.folders[client] / FLAGGED
                 if path.is_file():
                     found[client] = _table(path)
         return found

@@ -6,12 +6,15 @@ import csv
 import io
 import itertools
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from flsv._lightning.durable import append, replacing
+from flsv.errors import ConfigurationError
 
-HEADER = ("round", "metric", "client", "class", "value")
+HEADER = ("round", "metric", "client", "class", "value", "client_name", "class_name")
+#: Before clients had names.
+_FIRST_HEADER = HEADER[:5]
 Row = tuple[int, str, int, "int | str", float]
 
 
@@ -19,10 +22,14 @@ class ContributionsFile:
     """Appends a round at a time, in one write.
 
     Columns: ``round`` (from 0), ``metric``, ``client``, ``class`` (empty for a client's overall value; where a
-    metric's columns are no classes their names, such as the other client's number), ``value``.
+    metric's columns are no classes their names, such as the other client's number), ``value``; and once more by name,
+    ``client_name`` and ``class_name``. A file of a run that knew no names yet is gone on with: its rows get the
+    clients'.
 
     Args:
         path: the file.
+        client_names: of the clients; their numbers by default.
+        class_names: of the classes, likewise.
 
     Example:
         >>> import tempfile
@@ -31,11 +38,14 @@ class ContributionsFile:
         ...     file.begin(0)
         ...     file.append([(0, "cssv", 1, "", 0.5)])
         ...     print(file.path.read_text().splitlines())
-        ['round,metric,client,class,value', '0,cssv,1,,0.5']
+        ['round,metric,client,class,value,client_name,class_name', '0,cssv,1,,0.5,1,']
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, client_names: Sequence[str] | None = None, class_names: Sequence[str] | None = None
+    ) -> None:
         self.path = path
+        self._client_names, self._class_names = client_names, class_names
 
     def begin(self, first_round: int, earlier: Path | None = None) -> None:
         """Start writing at ``first_round``: keep the whole rounds before it, drop the rest. A file of another run is
@@ -44,12 +54,15 @@ class ContributionsFile:
         Args:
             first_round: the next round to be written.
             earlier: the file of the run that is resumed, where that is another one.
+
+        Raises:
+            ConfigurationError: the file to go on with has other columns.
         """
         source = self.path if earlier is None else earlier
         kept: Sequence[Sequence[str]] = []
         if first_round > 0:
             if source.is_file():
-                kept = [row for row in _rows(source) if int(row[0]) < first_round]
+                kept = [row for row in self._complete(source) if int(row[0]) < first_round]
             else:
                 warnings.warn(f"{source} is gone: {self.path} starts at round {first_round}.", stacklevel=2)
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -63,7 +76,29 @@ class ContributionsFile:
         Raises:
             OSError: they cannot be written; the rounds before stay as they are.
         """
-        append(self.path, _lines(rows))
+        append(self.path, _lines((*row, self._client(row[2]), self._class(row[3])) for row in rows))
+
+    def values(self) -> Iterator[tuple[str, float]]:
+        """Every value written so far, with its metric."""
+        for row in _rows(self.path):
+            yield row[1], float(row[4])
+
+    def _client(self, client: int) -> str:
+        return _line(client if self._client_names is None else self._client_names[client])
+
+    def _class(self, label: int | str) -> str:
+        return _line(label if isinstance(label, str) or self._class_names is None else self._class_names[label])
+
+    def _complete(self, source: Path) -> list[list[str]]:
+        """The rows of a file to go on with, with names."""
+        columns = _columns(source)
+        if columns not in (HEADER, _FIRST_HEADER):
+            raise ConfigurationError(
+                f"{source} has the columns {', '.join(columns)}: expected {', '.join(HEADER)}. Move it away; the run "
+                "then goes on with a new file, which begins where it is resumed."
+            )
+        # Whether a number in "class" was a class or the other client, nobody can tell any more.
+        return [row if len(row) == len(HEADER) else [*row, self._client(int(row[2])), ""] for row in _rows(source)]
 
     def _set_aside(self, first_round: int) -> None:
         """Keep a copy of a file whose rounds will not all be written again as they are.
@@ -91,8 +126,19 @@ def _lines(rows: Iterable[Sequence[object]]) -> bytes:
     return text.getvalue().encode()
 
 
+def _line(name: object) -> str:
+    # On one line, so that a row that a crash cut short can be told by its missing end.
+    return " ".join(str(name).split())
+
+
+def _columns(path: Path) -> tuple[str, ...]:
+    with path.open(newline="") as file:
+        return tuple(next(csv.reader(file), ()))
+
+
 def _rows(path: Path) -> list[list[str]]:
     """The complete rows of the file; a last line that a crash cut short is left out."""
+    width = len(_columns(path))
     with path.open(newline="") as file:
         lines = [line for line in file if line.endswith("\n")]
-    return [row for row in csv.reader(lines[1:]) if len(row) == len(HEADER) and row[0].isdigit()]
+    return [row for row in csv.reader(lines[1:]) if len(row) == width and row[0].isdigit()]

@@ -6,7 +6,6 @@ the hashes by which a second run can be told to be the same. A killed run has it
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import platform
@@ -24,6 +23,8 @@ from torchmetrics import Metric
 from flsv._lightning.durable import replacing
 from flsv.data import FederatedDataModule
 from flsv.metrics import ContributionMetric
+from flsv.metrics.guide import what_it_is
+from flsv.participants.artifacts import client_folders
 from flsv.reporting.names import RECORD, VERSION
 
 
@@ -75,6 +76,7 @@ def record_of(
         "algorithm": {role: type(made).__name__ for role, made in algorithm.items() if made is not None},
         "rounds": trainer.max_epochs,
         "clients": list(data.client_names),
+        "folders": client_folders(data.client_names),
         "classes": None if data.no_classes is not None else _class_names(data),
         "samples": data.num_samples.tolist(),
         "class_counts": None if counts is None or data.no_classes is not None else counts.tolist(),
@@ -104,18 +106,22 @@ def _described(metric: Metric) -> dict[str, Any]:
     columns = metric.columns() if isinstance(metric, ContributionMetric) else None
     return {
         "class": type(metric).__name__,
-        "about": _first_words(metric),
+        "about": _plain_words(what_it_is(metric)),
+        "guide": metric.guide().lines() if isinstance(metric, ContributionMetric) else {},
         "per_class": bool(getattr(metric, "per_class", False)) and columns is None,
         "columns": columns,
         "higher_is_better": metric.higher_is_better,
     }
 
 
-def _first_words(metric: Metric) -> str:
-    """The first paragraph of the class's docstring, without markup."""
-    text = (inspect.getdoc(type(metric)) or "").split("\n\n")[0]
-    text = re.sub(r":\w+:`~?([^`]*)`", r"\1", text)
-    return " ".join(text.replace("``", "").split())
+def _plain_words(text: str) -> str:
+    """Without markup.
+
+    Example:
+        >>> _plain_words("See :class:`~flsv.metrics.CGSV`, ``[n]``.")
+        'See flsv.metrics.CGSV, [n].'
+    """
+    return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What a run writes: scalars to every logger, figures to TensorBoard, rows to ``contributions.csv``, a last table.
+"""What a run writes: scalars to every logger, TensorBoard's tabs, rows to ``contributions.csv``, a last table.
 
 A client's value, once measured, stays until it is measured again. It is written in the rounds in which it changes: with
 10 of 1,000 clients in a round 10 rows, not 1,000 (where no value depends on the others', as a share does). What belongs
@@ -8,27 +8,22 @@ to one round, such as a weight or a norm, is written in that round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
-from matplotlib.figure import Figure
-from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
-from flsv.drawing import drawing, label_text
 from flsv.metrics import ContributionMetric
 from flsv.reporting.contributions_csv import ContributionsFile, Row
 from flsv.reporting.folder import run_folder
+from flsv.reporting.scalars import PER_CLASS, RoundScalars, client_tag, followed
 from flsv.reporting.table import chosen, class_columns, client_columns, make_console, print_table
-
-#: A figure and its axis.
-Picture = tuple[Figure, Any]
+from flsv.reporting.tensorboard import Picture, TensorBoardRun, fairness
 
 
 class Reporter:
@@ -39,8 +34,10 @@ class Reporter:
         metrics: the contribution metrics by name.
         class_names: names of the classes, or None.
         per_class: whether ``[n, M]`` values are logged per class too; columns that are no classes are in the CSV only.
-        figures_every: rounds between two figures of a metric; 0 for none.
+        figures_every: rounds between two figures of a metric; 0 for none; None for ten in the run.
         client_names: names of the clients, or None.
+        client_runs: whether every client has a run of its own in TensorBoard; "auto": up to 30 clients have.
+        evaluated: whether the clients' own models are evaluated.
 
     Attributes:
         folder: of this run, see :func:`flsv.reporting.folder.run_folder`.
@@ -53,15 +50,20 @@ class Reporter:
         metrics: Mapping[str, Metric],
         class_names: Sequence[str] | None,
         per_class: bool,
-        figures_every: int,
+        figures_every: int | None,
         client_names: Sequence[str] | None = None,
+        client_runs: bool | str = "auto",
+        evaluated: bool = False,
     ) -> None:
         self._trainer, self._metrics, self._class_names = trainer, metrics, class_names
-        self._per_class, self._figures_every = per_class, figures_every
-        self._client_names = client_names
+        self._per_class, self._client_names = per_class, client_names
         self._written: dict[str, Tensor] = {}
         self.folder = run_folder(trainer)
-        self.csv = None if trainer.fast_dev_run else ContributionsFile(self.folder / "contributions.csv")  # type: ignore[attr-defined]
+        path = self.folder / "contributions.csv"
+        self.csv = None if trainer.fast_dev_run else ContributionsFile(path, client_names, class_names)  # type: ignore[attr-defined]
+        self._board = TensorBoardRun(
+            trainer, metrics, client_names, class_names, per_class, client_runs, figures_every, evaluated
+        )
 
     def begin(
         self,
@@ -70,24 +72,27 @@ class Reporter:
         settings: Mapping[str, Any],
         partition: Callable[[], Picture],
         contributions: Mapping[str, Tensor],
+        chosen: Mapping[str, str | int | float] | None = None,
     ) -> str | None:
-        """Open the CSV; at the start of a run also log the settings and the picture that ``partition`` draws.
+        """Open the CSV and what TensorBoard reads; at the start of a run also log the settings and the picture that
+        ``partition`` draws.
 
-        ``contributions`` are those of the rounds before: what has been written already.
+        ``contributions`` are those of the rounds before: what has been written already. ``chosen`` are the settings
+        that tell runs apart, the columns of TensorBoard's table of runs.
 
         Returns:
             Where the CSV is, or None if none is written.
         """
-        if first_round == 0:
-            self._log_settings(settings)
-            self._figure("data/partition", partition, 0)
-        if self.csv is None:
-            return None
-        path = self.csv.path.resolve()
-        if first_round > 0 and Path(earlier_csv or path).is_file():
-            self._written = self._values(contributions)
-        self.csv.begin(first_round, Path(earlier_csv) if earlier_csv and Path(earlier_csv) != path else None)
-        return str(path)
+        described = self._log_settings(settings, first_round)
+        path = None if self.csv is None else self.csv.path.resolve()
+        if path is not None and self.csv is not None:
+            if first_round > 0 and Path(earlier_csv or path).is_file():
+                self._written = self._values(contributions)
+            self.csv.begin(first_round, Path(earlier_csv) if earlier_csv and Path(earlier_csv) != path else None)
+        self._board.begin(first_round, described, chosen or {}, partition)
+        known = self.csv.values() if self.csv is not None and first_round > 0 else ()
+        self._board.remember(self._values(contributions), known)
+        return None if path is None else str(path)
 
     def round(
         self,
@@ -102,68 +107,87 @@ class Reporter:
         training losses and norms of updates by client id, and the accuracies ``[n]`` of their own models where they
         were evaluated. NaN is not written."""
         rows: list[Row] = []
-        scalars: dict[str, float] = {}
+        scalars = RoundScalars(self._client_names, self._class_names)
         values = self._values(contributions)
         for name, value in values.items():
             before = self._written.get(name)
             new = value if before is None else value.masked_fill(value == before, float("nan"))
             if value.ndim == 0:
-                scalars[f"contribution/{name}"] = value.item()
+                scalars.share(name, value.item())
             elif value.ndim == 1:
                 changed = _rows(round_index, name, "", new)
                 rows += changed
-                scalars |= {f"contribution/{name}/client_{i}": v for _, _, i, _, v in changed}
+                for _, _, i, _, v in changed:
+                    scalars.add(name, i, v)
             else:
                 name = name.removesuffix(PER_CLASS)
                 names = self._columns(name)
                 for j, column in enumerate(new.T):
-                    changed = _rows(round_index, name, names[j] if names else j, column)
-                    rows += changed
-                    if self._per_class and names is None:
-                        scalars |= {f"contribution/{name}/class_{j}/client_{i}": v for _, _, i, _, v in changed}
+                    rows += _rows(round_index, name, names[j] if names else j, column)
+                if self._per_class and names is None:
+                    self._curves(scalars, name, new, value, values[name])
         self._written = values
         weighed = _rows(round_index, "weight", "", weights)
         rows += weighed
-        scalars |= {f"weight/client_{i}": w for _, _, i, _, w in weighed}
         rows += [(round_index, "update_norm", i, "", norm) for i, norm in norms.items()]
-        scalars |= {f"update_norm/client_{i}": norm for i, norm in norms.items()}
-        scalars |= {f"train_loss/client_{i}": loss for i, loss in losses.items() if loss == loss}
+        of_clients = {"weight": {i: w for _, _, i, _, w in weighed}, "update_norm": norms, "train_loss": losses}
         if accuracy is not None:
             evaluated = _rows(round_index, "accuracy", "", accuracy)
             rows += evaluated
-            scalars |= {f"client_accuracy/client_{i}": v for _, _, i, _, v in evaluated}
-            scalars["client_accuracy/mean"] = accuracy.mean().item()
+            of_clients["client_accuracy"] = {i: v for _, _, i, _, v in evaluated}
+            for tag, number in {**_spread(accuracy), **fairness(self._metrics, values, accuracy)}.items():
+                scalars.share(tag, number)
+        for tag, numbers in of_clients.items():
+            for i, number in numbers.items():
+                if number == number:
+                    scalars.add(tag, i, number)
         self._log(scalars, round_index)
         if self.csv is not None:
             self.csv.append(rows)
-        if self.figures_due(round_index):
-            self.figures(round_index, contributions)
+        self._board.round(round_index, contributions, values)
 
     def monitored(self, weights: Tensor, accuracy: Tensor | None) -> dict[str, Tensor]:
-        """What callbacks may monitor after :meth:`round`, by the names that the loggers have: every metric's value of
-        each client, what its diagnostics say of all, the round's weights ``[n]`` and the last known accuracies ``[n]``.
-        NaN is left out."""
+        """What callbacks may monitor after :meth:`round`, by the names that loggers without runs per client have: every
+        metric's value of each client, what its diagnostics say of all, the round's weights ``[n]``, the last known
+        accuracies ``[n]``, their mean, least and spread. NaN is left out."""
         scalars: dict[str, float] = {}
         for name, value in self._written.items():
             if value.ndim == 0:
-                scalars[f"contribution/{name}"] = value.item()
+                scalars[name] = value.item()
             elif name in self._metrics:
-                scalars |= _by_client(f"contribution/{name}", value)
+                scalars |= _by_client(name, value)
         scalars |= _by_client("weight", weights)
         if accuracy is not None:
-            scalars |= _by_client("client_accuracy", accuracy)
-            scalars["client_accuracy/mean"] = accuracy.mean().item()
+            scalars |= _by_client("client_accuracy", accuracy) | _spread(accuracy)
         return {name: torch.tensor(value) for name, value in scalars.items() if value == value}
 
     def figures_due(self, round_index: int) -> bool:
         """Whether this is a round for pictures."""
-        last = round_index + 1 == self._trainer.max_epochs
-        return bool(self._figures_every) and (last or (round_index + 1) % self._figures_every == 0)
+        return self._board.figures_due(round_index)
 
-    def figures(self, round_index: int, contributions: Mapping[str, Tensor]) -> None:
-        """One picture per metric."""
-        for name, value in contributions.items():
-            self._figure(f"contribution/{name}", partial(self._draw, name, value, round_index), round_index)
+    def finish(
+        self,
+        num_samples: Tensor,
+        rounds: Tensor,
+        contributions: Mapping[str, Tensor],
+        weights: Tensor | None,
+        accuracy: Tensor | None,
+        last_round: int,
+    ) -> None:
+        """After the last round: what everybody was worth, as a text in TensorBoard."""
+        known = {name: contributions[name] for name in self._metrics if name in contributions}
+        values = {name: self.overall(name, value).detach().cpu() for name, value in known.items()}
+        values |= {} if weights is None else {"weight": weights}
+        values |= {} if accuracy is None else {"own accuracy": accuracy}
+        self._board.finish({"samples": num_samples, "rounds": rounds}, values, last_round)
+
+    def flush(self) -> None:
+        """Everything to the disk, before a checkpoint that stands behind it."""
+        self._board.flush()
+
+    def close(self) -> None:
+        """Close what this opened; a second call does nothing."""
+        self._board.close()
 
     def table(
         self,
@@ -215,44 +239,46 @@ class Reporter:
         metric = self._metrics[name]
         return metric.columns() if isinstance(metric, ContributionMetric) else None
 
-    def _log(self, scalars: Mapping[str, float], step: int) -> None:
+    def _curves(self, scalars: RoundScalars, name: str, new: Tensor, value: Tensor, overall: Tensor) -> None:
+        """A metric's values per class: what is new of them, or where that would be too many curves, those of the
+        clients at the top and at the bottom."""
+        clients = followed(overall, value.shape[1])
+        shown = new if len(clients) == len(value) else value
+        numbers = shown.tolist()
+        for i in clients:
+            for j, number in enumerate(numbers[i]):
+                if number == number:
+                    scalars.add_class(name, j, i, number)
+
+    def _log(self, scalars: RoundScalars, step: int) -> None:
+        self._board.scalars(step, scalars)
         for logger in self._trainer.loggers:
-            if isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter):
-                # One event for the round: an event per scalar takes 30 us each, and there are n x M of them.
-                values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-                logger.experiment._get_file_writer().add_summary(Summary(value=values), step)
-            else:
-                logger.log_metrics(dict(scalars), step=step)
+            if not (isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter)):
+                logger.log_metrics(scalars.flat(), step=step)
 
-    @property
-    def _tensorboards(self) -> list[TensorBoardLogger]:
-        return [logger for logger in self._trainer.loggers if isinstance(logger, TensorBoardLogger)]
-
-    def _log_settings(self, settings: Mapping[str, Any]) -> None:
-        # TensorBoard keeps the first set of hyper-parameters of a run, so the module's and the data's go with ours.
+    def _log_settings(self, settings: Mapping[str, Any], first_round: int) -> dict[str, Any]:
         module, data = self._trainer.lightning_module, self._trainer.datamodule  # type: ignore[attr-defined]
         merged = {**module.hparams_initial, **getattr(data, "hparams_initial", {}), **settings}
         for logger in self._trainer.loggers:
-            logger.log_hyperparams(merged)
-
-    def _draw(self, name: str, value: Tensor, round_index: int) -> Picture:
-        figure, axis = self._metrics[name].plot(value)
-        axis.set_title(f"{label_text(name)}, round {round_index}")
-        return figure, axis
-
-    def _figure(self, tag: str, draw: Callable[[], Picture], step: int) -> None:
-        # In a fast_dev_run a logger's experiment is no writer.
-        writers = [x.experiment for x in self._tensorboards if isinstance(x.experiment, SummaryWriter)]
-        with drawing(tag):
-            for writer in writers:
-                writer.add_figure(tag, draw()[0], global_step=step)
+            # Of a run that goes on, other loggers have the settings already, and may not take others.
+            if first_round == 0 or isinstance(logger, TensorBoardLogger):
+                logger.log_hyperparams(merged)
+        return merged
 
 
-PER_CLASS = " per class"
+def _spread(accuracy: Tensor) -> dict[str, float]:
+    """Of the clients' accuracies ``[n]``. Their standard deviation is how unevenly they are served: Li, Sanjabi,
+    Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, definition 1."""
+    known = accuracy[~accuracy.isnan()].double()
+    if not len(known):
+        return {}
+    # NaN where somebody has no accuracy: it is a mean of all.
+    values = {"mean": accuracy.mean(), "min": known.min(), "std": known.std(correction=0)}
+    return {f"client_accuracy/{what}": value.item() for what, value in values.items()}
 
 
 def _by_client(name: str, values: Tensor) -> dict[str, float]:
-    return {f"{name}/client_{i}": value for i, value in enumerate(values.detach().double().tolist())}
+    return {client_tag(name, i): value for i, value in enumerate(values.detach().double().tolist())}
 
 
 def _rows(round_index: int, metric: str, label: int | str, values: Tensor) -> list[Row]:

@@ -16,7 +16,7 @@ from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
 from flsv.round import HEAD_FIELDS, VOCABULARY, Round, Stage, stage_of
 
-RESERVED = ("weight", "accuracy", "update_norm")
+RESERVED = ("weight", "accuracy", "update_norm", "train_loss", "client_accuracy", "data", "how to read")
 GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products"}
 #: What a round has before any client has uploaded, or that does not depend on what it uploads.
 APART_FROM_UPDATES = {

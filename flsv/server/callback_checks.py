@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -17,7 +18,9 @@ from lightning.pytorch.callbacks import (
 from flsv._lightning.averaging import REPLACED, WeightAveraging
 from flsv.errors import ConfigurationError
 
-_CLIENT = re.compile(r"(contribution/(?P<metric>[^/]+)|weight|client_accuracy)/client_(?P<client>\d+)")
+_CLIENT = re.compile(r"(?P<metric>[^/]+)/client_(?P<client>\d+)")
+_OURS = ("weight", "client_accuracy")
+_BEFORE = "contribution/"
 
 
 def check_callbacks(
@@ -90,19 +93,24 @@ def check_stochastic_averaging(trainer: L.Trainer) -> None:
 
 
 def _check_monitor(callback: Any, metrics: set[str], num_clients: int, evaluate_clients_every: int) -> None:
-    name = callback.monitor
-    found = _CLIENT.fullmatch(name or "")
-    if found is None and name != "client_accuracy/mean":
-        return  # not ours, or known after a round
+    name = callback.monitor or ""
     who = f"{type(callback).__name__}(monitor={name!r})"
+    new = name.removeprefix(_BEFORE)
+    if new != name and new.split("/")[0] in metrics:
+        raise ConfigurationError(f"{who}: what a metric says goes by the metric's name: monitor {new!r}.")
+    found = _CLIENT.fullmatch(new)
+    metric = None if found is None else found["metric"]
+    if metric is not None and metric not in metrics and metric not in _OURS:
+        # A module may log such a name; one much like a metric's, or with the prefix, was meant to be one.
+        if new != name or difflib.get_close_matches(metric, metrics, n=1):
+            raise ConfigurationError(
+                f"{who}: there is no metric {metric!r}. Defined: {sorted(metrics)}. Add it to "
+                "FederatedLoop(metrics=...)."
+            )
+        return
     if found is not None and int(found["client"]) >= num_clients:
         raise ConfigurationError(f"{who}: the clients are 0 to {num_clients - 1}.")
-    if found is not None and found["metric"] not in (None, *metrics):
-        raise ConfigurationError(
-            f"{who}: there is no metric {found['metric']!r}. Defined: {sorted(metrics)}. Add it to "
-            "FederatedLoop(metrics=...)."
-        )
-    if name.startswith("client_accuracy/"):
+    if metric == "client_accuracy" or name in [f"client_accuracy/{what}" for what in ("mean", "min", "std")]:
         if not evaluate_clients_every:
             raise ConfigurationError(f"{who}: nobody measures it. Set FederatedLoop(evaluate_clients_every=1).")
         if evaluate_clients_every > 1 and isinstance(callback, EarlyStopping) and callback.strict:

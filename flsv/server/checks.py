@@ -32,7 +32,12 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         ConfigurationError: a number out of range, an unknown word.
     """
     for name, least in (("local_epochs", 1), ("evaluate_clients_every", 0), ("figures_every", 0)):
-        check_number("FederatedLoop", name, arguments[name], least=least, whole=True)
+        if name != "figures_every" or arguments[name] is not None:
+            check_number("FederatedLoop", name, arguments[name], least=least, whole=True)
+    if arguments["client_runs"] not in ("auto", True, False):
+        raise ConfigurationError(
+            f'FederatedLoop(client_runs={arguments["client_runs"]!r}): expected "auto", True or False.'
+        )
     check_number("FederatedLoop", "server_lr", arguments["server_lr"], above=0)
     threshold = arguments["outlier_threshold"]
     if threshold is not None:

@@ -49,3 +49,45 @@ def settings(arguments: Mapping[str, Any], data: FederatedDataModule, seed: int)
     result |= {name: repr(arguments[name]) for name in objects if arguments[name]}
     result |= {f"metric/{name}": repr(metric) for name, metric in (arguments["metrics"] or {}).items()}
     return {**result, **{f"data/{name}": value for name, value in data.describe().items()}}
+
+
+def algorithm_name(strategies: Mapping[str, Strategy]) -> str:
+    """What a federation of these strategies is called, from what is not the default.
+
+    Args:
+        strategies: by their roles.
+
+    Example:
+        >>> from flsv.aggregation import FedAvg, ShapFedWA
+        >>> from flsv.personalization import Standalone
+        >>> algorithm_name({"aggregator": FedAvg(), "personalizer": Standalone()})
+        'Standalone'
+        >>> algorithm_name({"aggregator": ShapFedWA("cssv")}), algorithm_name({"aggregator": FedAvg()})
+        ('ShapFedWA', 'FedAvg')
+    """
+    names = {role: type(strategy).__name__ for role, strategy in strategies.items()}
+    parts = [names[role] for role in ("personalizer", "client_algorithm") if role in names]
+    if names.get("aggregator", "FedAvg") != "FedAvg" or not parts:
+        parts.append(names.get("aggregator", "FedAvg"))
+    return "+".join(parts)
+
+
+def chosen(
+    strategies: Mapping[str, Strategy], data: FederatedDataModule, seed: int, rounds: int | None
+) -> dict[str, str | int | float]:
+    """The settings that tell runs apart, for a table of runs.
+
+    Args:
+        strategies: by their roles.
+        data: dealt out.
+        seed: the run's.
+        rounds: that are to be run; None: nobody knows.
+    """
+    facts: dict[str, str | int | float] = {
+        "algorithm": algorithm_name(strategies),
+        "aggregator": repr(strategies["aggregator"]) if "aggregator" in strategies else "FedAvg()",
+        "partition": str(data.describe().get("partitioner", "")),
+        "clients": data.num_clients,
+        "seed": seed,
+    }
+    return facts if rounds is None else {**facts, "rounds": rounds}

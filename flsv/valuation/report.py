@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from flsv.drawing import PALETTE, client_label, label_text
 from flsv.valuation.fedbary import Valuation
 
 MOST_PANELS = 24
 
 
-def draw_histograms(edges: Tensor, counts: Tensor, flagged: Tensor) -> tuple[Figure, Any]:
+def draw_histograms(
+    edges: Tensor, counts: Tensor, flagged: Tensor, names: Sequence[str] | None = None
+) -> tuple[Figure, Any]:
     """A small histogram of calibrated gradients per client, for up to 24 clients.
 
     Args:
         edges: ``[n, B + 1]``, NaN for clients without.
         counts: ``[n, B]``.
         flagged: ``[n]``, share of flagged samples.
+        names: of the clients, n of them.
 
     Returns:
         The figure, and an axis that holds nothing but its title.
@@ -37,32 +42,37 @@ def draw_histograms(edges: Tensor, counts: Tensor, flagged: Tensor) -> tuple[Fig
         if client >= shown:
             axis.axis("off")
             continue
-        axis.set_title(
-            f"client {client}" + (f", {flagged[client]:.1%} flagged" if flagged[client] >= 0 else ""), size=8
-        )
+        share = f", {flagged[client]:.1%} flagged" if flagged[client] >= 0 else ""
+        axis.set_title(label_text(client_label(client, names)) + share, size=8)
         axis.tick_params(labelsize=7)
         if edges[client].isfinite().all():
-            axis.stairs(counts[client].numpy(), edges[client].numpy(), fill=True, color="#4878a8")
+            axis.stairs(counts[client].numpy(), edges[client].numpy(), fill=True, color=PALETTE[0])
             axis.axvline(0, color="black", linewidth=0.6)
     body.supxlabel("calibrated gradient (positive: harmful)", size=8)
     return figure, title
 
 
-def draw_contributions(found: Valuation) -> Figure:
-    """Distances and contribution shares of the clients, side by side."""
+def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> Figure:
+    """Distances and contribution shares of the clients, side by side; no bar where there is none."""
     figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
     panels = (("Wasserstein distance", found.distances), ("contribution share", found.shares))
+    labels = [label_text(client if names is None else names[client]) for client in found.clients]
+    every = 1 + (len(labels) - 1) // 25
     for axis, (title, values) in zip(figure.subplots(1, 2), panels):
-        axis.bar([str(client) for client in found.clients], values.nan_to_num().numpy(), color="#4878a8")
+        axis.bar(range(len(labels)), values.numpy(), color=PALETTE[0])
+        axis.set_xticks(range(0, len(labels), every), labels[::every])
+        if max(map(len, labels)) > 3:
+            for text in axis.get_xticklabels():
+                text.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
         axis.set_title(title)
         axis.set_xlabel("client")
     return figure
 
 
-def histograms_of(found: Valuation) -> Figure:
+def histograms_of(found: Valuation, names: Sequence[str] | None = None) -> Figure:
     """:func:`draw_histograms` of a valuation in which the clients have judged their samples."""
     known = next(verdict for verdict in found.verdicts if verdict is not None)
     nothing = torch.full_like(known.edges, torch.nan), torch.full_like(known.counts, 0)
     pairs = [nothing if verdict is None else (verdict.edges, verdict.counts) for verdict in found.verdicts]
     edges, counts = (torch.stack(part) for part in zip(*pairs))
-    return draw_histograms(edges, counts, found.flagged_shares)[0]
+    return draw_histograms(edges, counts, found.flagged_shares, names)[0]

@@ -28,7 +28,7 @@ def test_a_fit_writes_each_clients_pictures_into_a_folder_of_its_own(tmp_path: P
     written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("clients/**/*.png"))
     assert written == ["clients/0/mine.png", "clients/1/mine.png", "clients/2/mine.png"]
     # After the second round and after the last one.
-    assert len(list(tmp_path.glob("clients/1/events*"))) == 2
+    assert len(list(tmp_path.glob("clients/1/pictures/events*"))) == 2
 
 
 def test_no_picture_leaves_the_clients_folder(tmp_path: Path) -> None:

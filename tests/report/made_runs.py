@@ -51,6 +51,7 @@ def make_run(
         "algorithm": {"aggregator": "ShapFedWA", "sampler": "FullParticipation"},
         "rounds": rounds,
         "clients": list(named),
+        "folders": [f"folder of {i}" for i in range(clients)],
         "classes": [f"class {j}" for j in range(classes)],
         "samples": [100 + 7 * i for i in range(clients)],
         "class_counts": [[1100 * (i + 1) + j for j in range(classes)] for i in range(clients)],
@@ -58,6 +59,7 @@ def make_run(
             "cssv": {
                 "class": "ClassSpecificShapley",
                 "about": "Class-specific values.",
+                "guide": {"unit": "cosine", "sign": "more is better."},
                 "per_class": True,
                 "columns": None,
                 "higher_is_better": True,

@@ -67,7 +67,16 @@ def test_everybody_is_in_the_report_of_all(tmp_path: Path) -> None:
             assert NAMES[client] in text
             assert number(made_value(client, 0, 4)) in text or f"{made_value(client, 0, 4):.3f}" in text
             assert f"{client:02d}" * 8 in text  # its hash
-        for part in ("Class by class", "Over the rounds", "class 2", "0.875", "1.96 standard errors", "77123"):
+        for part in (
+            "Class by class",
+            "Over the rounds",
+            "class 2",
+            "0.875",
+            "1.96 standard errors",
+            "77123",
+            "cosine",
+            "more is better",
+        ):
             assert part in text, part
     assert html.count("<svg") == 3  # bars, and two histories
 
@@ -126,7 +135,7 @@ def run_with_everything(folder: Path, others: tuple[int, ...] = (0, 1, 2, 4)) ->
     record["hashes"] = {"server": "feedfacefeedface", **hashes}
     (folder / "run.json").write_text(json.dumps(record))
     for client in (0, OWN):
-        own = folder / "clients" / str(place[client])
+        own = folder / "clients" / f"folder of {place[client]}"
         own.mkdir(parents=True)
         (own / "flagged.csv").write_text(f"index,label,score,why\n{9000 + client},class 1,0.5{client}7,far\n")
     with (folder / "gains.csv").open("w", newline="") as file:
@@ -233,7 +242,7 @@ def test_which_file_and_which_client(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", names=("1", "0", "Graz", "Graz"))
     assert write_report(folder, client=2, out=tmp_path / "page.md") == [tmp_path / "page.md"]
     assert "Contribution of client 0" in write_report(folder, client="0", out=tmp_path / "a.md")[0].read_text()
-    assert [p.parent for p in write_report(folder, client=0)] == [folder / "clients" / "1"] * 2
+    assert [p.parent for p in write_report(folder, client=0)] == [folder / "clients" / "folder of 1"] * 2
     with pytest.raises(ConfigurationError, match=r"clients \[2, 3\] have this name"):
         write_report(folder, client="Graz")
     with pytest.raises(ConfigurationError, match="no such client"):

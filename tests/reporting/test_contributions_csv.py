@@ -1,11 +1,13 @@
 """The CSV survives crashes and resumes."""
 
+import csv
 from pathlib import Path
 
 import pytest
 from lightning.pytorch.loggers.logger import DummyLogger
 from toys import fit
 
+from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.reporting.contributions_csv import ContributionsFile
 
@@ -22,9 +24,9 @@ def written(path: Path, rounds: int) -> ContributionsFile:
 
 def test_rounds_and_floats_read_back(tmp_path: Path) -> None:
     lines = written(tmp_path / "c.csv", 2).path.read_text().splitlines()
-    assert lines[0] == "round,metric,client,class,value"
+    assert lines[0] == "round,metric,client,class,value,client_name,class_name"
     assert len(lines) == 5
-    assert float(lines[2].split(",")[-1]) == 1 / 3
+    assert float(lines[2].split(",")[4]) == 1 / 3
     assert lines[1].split(",")[3] == ""
 
 
@@ -53,7 +55,7 @@ def test_starting_anew_empties_the_file(tmp_path: Path) -> None:
     file = written(tmp_path / "c.csv", 3)
     with pytest.warns(UserWarning, match="c_1.csv"):
         file.begin(0)
-    assert file.path.read_text().splitlines() == ["round,metric,client,class,value"]
+    assert file.path.read_text().splitlines() == ["round,metric,client,class,value,client_name,class_name"]
 
 
 def test_a_file_that_is_gone_is_said(tmp_path: Path) -> None:
@@ -85,6 +87,40 @@ def test_going_back_several_rounds_keeps_what_is_run_again(tmp_path: Path) -> No
     with pytest.warns(UserWarning, match="c_1.csv"):
         ContributionsFile(path).begin(1)
     assert (tmp_path / "c_1.csv").read_bytes() == before
+
+
+def test_names_stand_beside_the_numbers(tmp_path: Path) -> None:
+    file = ContributionsFile(tmp_path / "c.csv", ["Boston", "St. Mary's,\nEast"], ["Shirt", "Dress"])
+    file.begin(0)
+    file.append([(0, "cssv", 1, 0, 0.5), (0, "cssv", 0, "", 0.25), (0, "cost", 1, "up", 4.0)])
+    with file.path.open(newline="") as lines:
+        rows = [(row["client_name"], row["class_name"]) for row in csv.DictReader(lines)]
+    assert rows == [("St. Mary's, East", "Shirt"), ("Boston", ""), ("St. Mary's, East", "up")]
+    assert list(file.values()) == [("cssv", 0.5), ("cssv", 0.25), ("cost", 4.0)]
+
+
+def test_a_file_without_names_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text("round,metric,client,class,value\n0,cssv,1,,0.5\n0,cssv,1,0,0.25\n1,cssv,0,,0.125\n1,cs")
+    file = ContributionsFile(path, ["Boston", "Lyon"], ["Shirt", "Dress"])
+    file.begin(1)
+    file.append([(1, "cssv", 0, 1, 0.75)])
+    assert path.read_text().splitlines() == [
+        "round,metric,client,class,value,client_name,class_name",
+        "0,cssv,1,,0.5,Lyon,",
+        "0,cssv,1,0,0.25,Lyon,",
+        "1,cssv,0,1,0.75,Boston,Dress",
+    ]
+
+
+def test_a_file_with_other_columns_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text("round,metric,value\n0,cssv,0.5\n")
+    with pytest.raises(
+        ConfigurationError, match=r"has the columns round, metric, value: expected round, .*Move it away"
+    ):
+        ContributionsFile(path).begin(1)
+    assert path.read_text() == "round,metric,value\n0,cssv,0.5\n"
 
 
 class SharedFolderLogger(DummyLogger):

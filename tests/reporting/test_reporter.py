@@ -32,22 +32,22 @@ def events(folder: Path) -> EventAccumulator:
 
 
 def test_tensorboard(tmp_path: Path) -> None:
-    federation = loop(figures_every=2, evaluate_clients_every=1)
+    federation = loop(figures_every=2, evaluate_clients_every=1, client_runs=False)
     fit(federation, tmp_path, rounds=5, logger=TensorBoardLogger(tmp_path, name="", version="run"))
     (file,) = (tmp_path / "run").glob("events*")  # one event file
     seen = events(file)
     tags = seen.Tags()["scalars"]
-    wanted = [f"contribution/cssv/client_{i}" for i in range(3)]
-    wanted += [f"contribution/cssv/class_{j}/client_{i}" for i in range(3) for j in range(3)]
+    wanted = [f"cssv/client_{i}" for i in range(3)]
+    wanted += [f"cssv/class_{j}/client_{i}" for i in range(3) for j in range(3)]
     wanted += [f"{name}/client_{i}" for i in range(3) for name in ("weight", "train_loss", "client_accuracy")]
     for tag in [*wanted, "client_accuracy/mean", "val_acc"]:
         assert tag in tags, tag
         assert [event.step for event in seen.Scalars(tag)] == list(range(5)), tag  # the round is the x-axis
     final = federation.metrics["cssv"].compute()
-    assert seen.Scalars("contribution/cssv/class_2/client_1")[-1].value == pytest.approx(final[1, 2].item())
+    assert seen.Scalars("cssv/class_2/client_1")[-1].value == pytest.approx(final[1, 2].item())
     gamma = federation.metrics["cssv"].per_client(final)
-    assert seen.Scalars("contribution/cssv/client_1")[-1].value == pytest.approx(gamma[1].item())
-    assert [image.step for image in seen.Images("contribution/cssv")] == [1, 3, 4]
+    assert seen.Scalars("cssv/client_1")[-1].value == pytest.approx(gamma[1].item())
+    assert [image.step for image in seen.Images("cssv/figure")] == [1, 3, 4]
     assert [image.step for image in seen.Images("data/partition")] == [0]
     hparams = (tmp_path / "run" / "hparams.yaml").read_text()
     assert "aggregator: ShapFedWA(metric='cssv')" in hparams
@@ -59,7 +59,9 @@ def test_per_class_curves_and_figures_can_be_left_out(tmp_path: Path) -> None:
         loop(log_per_class=False, figures_every=0), tmp_path, logger=TensorBoardLogger(tmp_path, name="", version="run")
     )
     tags = events(tmp_path / "run").Tags()
-    assert not [tag for tag in tags["scalars"] if "class_" in tag]
+    scalars = {tag for folder in (tmp_path / "run").rglob("clients/*") for tag in events(folder).Tags()["scalars"]}
+    assert scalars == {"cssv", "weight", "train_loss", "update_norm"}
+    assert not (tmp_path / "run" / "classes").exists()
     assert tags["images"] == ["data/partition"]
 
 
@@ -116,9 +118,8 @@ def test_a_value_is_written_when_it_changes(tmp_path: Path) -> None:
             column = int(row["class"]) if row["class"] else ""
             carried[row["metric"], int(row["client"]), column] = float(row["value"])
         assert {key: carried[key] for key in said[index]} == said[index]
-    seen = events(tmp_path / "run")
     for i in range(9):
-        rounds = [event.step for event in seen.Scalars(f"contribution/cssv/client_{i}")]
+        rounds = [event.step for event in events(tmp_path / "run" / "clients" / str(i)).Scalars("cssv")]
         assert rounds == [index for index in range(6) if i in cohorts[index]]
 
 
@@ -140,7 +141,7 @@ def test_other_loggers_get_the_scalars(tmp_path: Path) -> None:
     fit(loop(), tmp_path, logger=CSVLogger(tmp_path, name="", version="run", flush_logs_every_n_steps=1))
     with (tmp_path / "run" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert {row["step"] for row in rows if row.get("contribution/cssv/client_0")} == {"0", "1", "2"}
+    assert {row["step"] for row in rows if row.get("cssv/client_0")} == {"0", "1", "2"}
 
 
 def test_the_table_names_every_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -201,6 +202,8 @@ def test_columns_that_are_no_classes(tmp_path: Path) -> None:
     seen = events(tmp_path / "run")
     tags = seen.Tags()
     assert not [tag for tag in tags["scalars"] if "class_" in tag]
-    for tag in ("relevance/client_0", "relevance/auroc", "relevance/found", "cost/client_2", "cost/bytes_down"):
-        assert f"contribution/{tag}" in tags["scalars"]
-    assert {"contribution/relevance", "contribution/cost"} <= set(tags["images"])
+    assert {"relevance/auroc", "relevance/found", "cost/bytes_down"} <= set(tags["scalars"])
+    for client in range(3):
+        scalars = events(tmp_path / "run" / "clients" / str(client)).Tags()["scalars"]
+        assert {"relevance", "cost"} <= set(scalars)
+    assert {"relevance/figure", "cost/figure"} <= set(tags["images"])

@@ -150,7 +150,9 @@ def test_missing_data_root(tmp_path: Path) -> None:
         ({"client_optimizer": "clear"}, 'expected "reset" or "keep"'),
         ({"evaluate_clients_every": -1}, "expected a whole number of at least 0"),
         ({"figures_every": -1}, "expected a whole number of at least 0"),
+        ({"client_runs": "always"}, r"client_runs='always'\): expected \"auto\", True or False"),
         ({"metrics": {"weight": ClassSpecificShapley()}}, "'weight' is taken by the reports"),
+        ({"metrics": {"train_loss": ClassSpecificShapley()}}, "'train_loss' is taken by the reports"),
     ],
 )
 def test_wrong_arguments(kwargs: dict[str, Any], match: str) -> None:

@@ -12,7 +12,7 @@ def test_bars_have_the_lengths_of_the_counts(clients, classes, tmp_path):
     counts = torch.randint(0, 9, (clients, classes), generator=torch.Generator().manual_seed(0)) + 1
     figure, axes = plot_partition(counts)
     widths = torch.zeros(clients, dtype=torch.long)
-    for path in axes.collections[0].get_paths():
+    for path in (path for bars in axes.collections for path in bars.get_paths()):
         (left, bottom), (right, top) = path.get_extents().get_points()
         widths[round((bottom + top) / 2)] += round(right - left)
     assert widths.tolist() == counts.sum(1).tolist()
@@ -44,3 +44,13 @@ def test_data_without_classes_need_no_legend():
     assert not figure.legends
     assert len(figure.axes) == 1
     assert axes.get_xlim()[1] > 5
+
+
+def test_twenty_classes_look_different_to_everybody():
+    """Ten colours, plain and hatched; with the clients' names beside the bars."""
+    figure, axes = plot_partition(torch.ones(2, 20, dtype=torch.long), client_names=["Boston", "Lyon"])
+    looks = [(patch.get_facecolor(), patch.get_hatch()) for patch in figure.legends[0].get_patches()]
+    assert len(set(looks)) == 20
+    assert len({colour for colour, _ in looks}) == 10
+    assert [bars.get_hatch() for bars in axes.collections] == [None, "////"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["Boston", "Lyon"]

@@ -1,0 +1,98 @@
+"""TensorBoard's event files of one run: its own, and one per client and per class.
+
+TensorBoard colours and names lines by run. A run per client, ``<run>/clients/Boston``, in which every client has the
+same tags, puts all clients into one chart, in colours, with names, in every tab. A run per class,
+``<run>/classes/3_Dress``, puts all classes of one client into one. The run's own file keeps what is nobody's alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from lightning.pytorch.loggers import TensorBoardLogger
+from matplotlib.figure import Figure
+from tensorboard.compat.proto.summary_pb2 import Summary
+from torch import Tensor
+from torch.utils.tensorboard import SummaryWriter
+
+from flsv.reporting.event_file import EventFile, summary_of, void_from
+from flsv.reporting.scalars import RoundScalars
+
+
+class EventFiles:
+    """Writes the events of one fit into the folder of one logger.
+
+    Args:
+        logger: whose experiment is a ``SummaryWriter``: the run's own file.
+        first_round: the next round. Where it is not 0, whatever an earlier process wrote of this and later rounds is
+            declared void, as TensorBoard does it itself (``purge_step``): no round is there twice.
+        clients: names of the folders below ``clients/``, by number; none: the clients' numbers go to the run's own
+            file.
+        classes: names of the folders below ``classes/``, likewise.
+
+    A client's file is opened when there is something to write, and stays open until :meth:`close`.
+    """
+
+    def __init__(
+        self, logger: TensorBoardLogger, first_round: int, clients: Sequence[str] = (), classes: Sequence[str] = ()
+    ) -> None:
+        self.writer: SummaryWriter = logger.experiment
+        self._folder, self._first_round = Path(logger.log_dir), first_round
+        self._clients, self._classes = clients, classes
+        self._open: dict[Path, EventFile] = {}
+        for event in void_from(first_round):
+            self.writer._get_file_writer().add_event(event, first_round)
+
+    @property
+    def by_client(self) -> bool:
+        """Whether every client has a run."""
+        return bool(self._clients)
+
+    def scalars(self, round_index: int, scalars: RoundScalars) -> None:
+        """Write one round's numbers."""
+        own = scalars.shared if self.by_client else scalars.flat()
+        if own:
+            # One event for the round: an event per scalar takes 30 us each, and there are n x M of them.
+            self.writer._get_file_writer().add_summary(summary_of(own), round_index)
+        if self.by_client:
+            for kind, names, numbers in (
+                ("clients", self._clients, scalars.clients),
+                ("classes", self._classes, scalars.classes),
+            ):
+                for index, values in numbers.items() if names else ():
+                    self._file(self._folder / kind / names[index]).write(round_index, values)
+
+    def figure(self, tag: str, draw: Callable[[], Figure], step: int) -> None:
+        """Add a picture."""
+        self.writer.add_figure(tag, draw(), global_step=step)
+
+    def text(self, tag: str, markdown: str, step: int) -> None:
+        """Add a text."""
+        self.writer.add_text(tag, markdown, global_step=step)
+
+    def histogram(self, tag: str, values: Tensor, step: int) -> None:
+        """Add how the finite ones of ``values`` are distributed; nothing where there are none."""
+        finite = values[values.isfinite()]
+        if len(finite):
+            self.writer.add_histogram(tag, finite, global_step=step)
+
+    def summaries(self, *summaries: Summary) -> None:
+        """Add what belongs to no round."""
+        for summary in summaries:
+            self.writer._get_file_writer().add_summary(summary)
+
+    def flush(self) -> None:
+        """Everything to the disk, as before a checkpoint: what a resumed run does not write again is there."""
+        self.writer.flush()
+
+    def close(self) -> None:
+        """Close the clients' and classes' files; the run's own is the logger's."""
+        for file in self._open.values():
+            file.close()
+        self._open = {}
+
+    def _file(self, folder: Path) -> EventFile:
+        if folder not in self._open:
+            self._open[folder] = EventFile(folder, self._first_round)
+        return self._open[folder]

@@ -1,0 +1,156 @@
+"""Pictures of contributions say what is known, and can be read at any size."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib.colors import to_hex
+
+from flsv.drawing import PALETTE
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DomainRelevance
+from flsv.metrics.plot import BOTTOM, OTHERS, TOP, ends, plot_contributions
+
+NAN = float("nan")
+
+
+def save(figure: Any, folder: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no room, no glyph
+        figure.savefig(folder / "figure.png", dpi=40)
+
+
+def labels(texts: Any) -> list[str]:
+    return [text.get_text() for text in texts if text.get_visible()]
+
+
+def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
+    figure, axis = plot_contributions(torch.tensor([[0.5, NAN], [NAN, NAN], [-0.2, 0.0]]))
+    (image,) = axis.images
+    assert np.ma.getmaskarray(image.get_array()).tolist() == [[False, True], [True, True], [False, False]]
+    assert axis.patch.get_hatch()
+    assert labels(axis.texts) == ["0.50", "-0.20", "0.00"]
+    figure, axis = plot_contributions(torch.tensor([0.5, NAN, 0.0]))
+    assert [bar.get_x() + bar.get_width() / 2 for bar in axis.patches] == [0, 2]
+    figure, axis = plot_contributions([torch.tensor([NAN, 1.0]), torch.tensor([2.0, NAN])])
+    assert [np.isnan(line.get_ydata()).tolist() for line in axis.lines] == [[True, False], [False, True]]
+    save(plot_contributions(torch.full((3, 2), NAN))[0], tmp_path)
+    save(plot_contributions(torch.full((3,), NAN), stderr=torch.full((3,), NAN))[0], tmp_path)
+
+
+def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) -> None:
+    figure, axis = plot_contributions(
+        torch.tensor([0.1, -0.2, NAN]),
+        client_names=["Boston", "Lyon", "2"],
+        unit="gain in accuracy",
+        stderr=torch.tensor([0.01, 0.02, NAN]),
+        limits=(-0.5, 0.5),
+    )
+    assert axis.get_ylabel() == "gain in accuracy"
+    assert labels(axis.get_xticklabels()) == ["Boston", "Lyon", "2"]
+    assert axis.get_ylim() == (-0.5, 0.5)
+    assert [0, 0] in [list(line.get_ydata()) for line in axis.lines]
+    (errors,) = next(bars for bars in axis.containers if getattr(bars, "has_yerr", False)).lines[2]
+    assert np.allclose([segment[:, 1] for segment in errors.get_segments()], [[0.09, 0.11], [-0.22, -0.18]])
+    save(figure, tmp_path)
+
+
+def test_sorted_on_request() -> None:
+    value = torch.tensor([0.1, NAN, 0.3, -0.2])
+    axis = plot_contributions(value, client_names="abcd", sort=True)[1]
+    assert labels(axis.get_xticklabels()) == ["c", "a", "d", "b"]
+    assert [bar.get_height() for bar in axis.patches] == pytest.approx([0.3, 0.1, -0.2])
+    axis = plot_contributions(value[:, None].expand(4, 2), client_names="abcd", sort=True)[1]
+    assert labels(axis.get_yticklabels()) == ["c", "a", "d", "b"]
+    assert np.ma.filled(axis.images[0].get_array(), 9)[:, 0] == pytest.approx([0.3, 0.1, -0.2, 9])
+
+
+def test_one_scale_if_it_is_said() -> None:
+    for limits, shown in (((-0.5, 1.0), (-1.0, 1.0)), ((0.0, 0.2), (0.0, 0.2))):
+        for scale in (0.01, 0.1):
+            axis = plot_contributions(torch.rand(3, 4) * scale, limits=limits)[1]
+            assert axis.images[0].get_clim() == shown
+
+
+@pytest.mark.parametrize("shape", [(100, 100), (41, 3), (100,), (25, 100), (6, 25, 4)])
+def test_a_hundred_clients_can_be_read(shape: tuple[int, ...], tmp_path: Path) -> None:
+    value = torch.randn(*shape, generator=torch.Generator().manual_seed(0))
+    rounds = shape in ((25, 100), (6, 25, 4))
+    figure, axis = plot_contributions(list(value) if rounds else value, class_names=None)
+    save(figure, tmp_path)
+    assert max(figure.get_size_inches()) <= 18
+    if shape == (100,):
+        top, bottom = ends(value)
+        assert top == value.argsort(descending=True)[:5].tolist()
+        assert [to_hex(axis.patches[i].get_facecolor()) for i in (*top, *bottom)] == [TOP] * 5 + [BOTTOM] * 5
+        said = [text.get_text().split("\n") for text in axis.texts]
+        assert said == [["top 5", *map(str, top)], ["bottom 5", *map(str, bottom)]]
+    if shape == (100, 100):
+        assert len(labels(axis.get_yticklabels())) <= 40
+        top, bottom = ends(value.mean(1))
+        coloured = {t.get_text() for t in axis.get_yticklabels() if t.get_color() in (TOP, BOTTOM)}
+        assert coloured == set(map(str, (*top, *bottom)))
+    if shape == (25, 100):
+        colours = [line.get_color() for line in axis.lines]
+        assert (colours.count(TOP), colours.count(BOTTOM), colours.count(OTHERS)) == (5, 5, 90)
+        assert labels(axis.get_legend().get_texts())[0] == f"client {int(value[-1].argmax())}"
+    if shape == (6, 25, 4):
+        assert len(figure.legends[0].get_texts()) == 10
+        first = [line.get_color() for line in figure.axes[0].lines]
+        assert all([line.get_color() for line in other.lines] == first for other in figure.axes)
+
+
+def test_small_multiples_share_scale_colours_and_whole_rounds(tmp_path: Path) -> None:
+    rows = [torch.rand(3, 5) for _ in range(4)]
+    figure, _ = plot_contributions(rows, class_names=["a", "b", "c", "d", "4"], client_names=["Boston", "Lyon", "2"])
+    shown = [axis for axis in figure.axes if axis.lines]
+    assert [axis.get_title() for axis in shown] == ["a", "b", "c", "d", "class 4"]
+    assert {axis.get_ylim() for axis in shown} == {shown[0].get_ylim()}
+    for column, axis in enumerate(shown):
+        assert [line.get_color() for line in axis.lines] == list(PALETTE[:3])
+        assert np.allclose(axis.lines[1].get_ydata(), [row[1, column] for row in rows])
+    assert labels(figure.legends[0].get_texts()) == ["Boston", "Lyon", "client 2"]
+    save(figure, tmp_path)
+    assert all(tick == round(tick) for tick in shown[0].get_xticks())
+    with pytest.raises(ValueError, match="figure of its own"):
+        plot_contributions(rows, ax=shown[0])
+
+
+def test_twenty_clients_have_a_look_each() -> None:
+    axis = plot_contributions([torch.rand(20)] * 3)[1]
+    assert len({(line.get_color(), line.get_linestyle()) for line in axis.lines}) == 20
+
+
+@pytest.mark.parametrize("value", [[], torch.rand(2, 2, 2), [torch.tensor(1.0)]])
+def test_other_shapes_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        plot_contributions(value)
+
+
+def test_metrics_draw_with_names_and_units() -> None:
+    cssv = ClassSpecificShapley(num_clients=2, num_classes=2)
+    cssv.bind(2, 2, ["Shirt", "Dress"], client_names=["Boston", "Lyon"])
+    figure, axis = cssv.plot(torch.rand(2, 2))
+    assert (labels(axis.get_xticklabels()), labels(axis.get_yticklabels())) == (["Shirt", "Dress"], ["Boston", "Lyon"])
+    assert figure.axes[1].get_ylabel() == cssv.guide().unit == "cosine with the aggregate"
+    relevance = DomainRelevance(num_clients=2)
+    relevance.bind(2, 2, client_names=["Boston", "Lyon"])
+    _, axis = relevance.plot(torch.rand(2, 2))
+    assert labels(axis.get_xticklabels()) == labels(axis.get_yticklabels()) == ["Boston", "Lyon"]
+    sampled = CumulativeShapley(num_clients=3, estimator="permutation", estimator_args={"budget": 20})
+    sampled.bind(3, 2)
+    sampled.update(torch.arange(3), lambda masks: masks.float().sum(1))
+    sampled.variance += 0.01
+    assert [bars for bars in sampled.plot()[1].containers if getattr(bars, "has_yerr", False)]
+
+
+def test_the_colours_are_those_of_petroff() -> None:
+    if "petroff10" not in matplotlib.style.available:
+        pytest.skip("matplotlib before 3.10 has no petroff10")
+    with matplotlib.style.context("petroff10"):
+        assert matplotlib.rcParams["axes.prop_cycle"].by_key()["color"] == list(PALETTE)

@@ -1,0 +1,353 @@
+"""What TensorBoard is given: runs of clients and classes, its tabs, and that a killed run goes on in the same files."""
+
+from __future__ import annotations
+
+import csv
+import re
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from resume_run import run
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+from toys import Plain, fit, network, toy_data
+
+from flsv.aggregation import ShapFedWA
+from flsv.data import FederatedDataModule
+from flsv.functional import collaborative_fairness
+from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
+from flsv.reporting.figures import FixedScale, due
+from flsv.reporting.scalars import RoundScalars, followed
+
+NAMES = ("Boston", "St. Mary's/East", "2")
+CLASSES = ["T-shirt/top", "Dress", "2"]
+
+
+class Named(FederatedDataModule):
+    """Three hospitals."""
+
+    @property
+    def client_names(self) -> tuple[str, ...]:
+        return NAMES
+
+
+def named(**kwargs: Any) -> Named:
+    data = toy_data(server_val_fraction=0.3, **kwargs)
+    data.source[0].classes = CLASSES  # type: ignore[index, union-attr]
+    data.__class__ = Named
+    return data  # type: ignore[return-value]
+
+
+def events(folder: Path, **sizes: int) -> EventAccumulator:
+    guidance = {"images": 0, "scalars": 0, "tensors": 0, "histograms": 0}
+    return EventAccumulator(str(folder), size_guidance={**guidance, **sizes}).Reload()
+
+
+def scalars(folder: Path) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Of every run below: its path to tag to steps and values."""
+    found: dict[str, dict[str, list[tuple[int, float]]]] = defaultdict(dict)
+    for place in sorted({file.parent for file in folder.rglob("events*")}):
+        seen = events(place)
+        for tag in seen.Tags()["scalars"]:
+            found[place.relative_to(folder).as_posix()][tag] = [(e.step, e.value) for e in seen.Scalars(tag)]
+    return found
+
+
+def text(seen: EventAccumulator, tag: str) -> str:
+    return seen.Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode()
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Path]:
+    folder = tmp_path_factory.mktemp("named")
+    metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "cost": CommunicationCost()}
+    loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, evaluate_clients_every=2)
+    logger = TensorBoardLogger(folder, name="", version="run")
+    fit(loop, folder, Plain(network(batch_norm=False)), named(), rounds=4, logger=logger)
+    return loop, folder / "run"
+
+
+def test_every_client_and_class_has_a_run(fitted: tuple[FederatedLoop, Path]) -> None:
+    loop, folder = fitted
+    found = scalars(folder)
+    clients = [f"clients/{name}" for name in ("Boston", "St. Mary's_East", "2")]
+    classes = [f"classes/{name}" for name in ("0_T-shirt_top", "1_Dress", "2")]
+    assert set(found) == {".", *clients, *classes}
+    tags = {"cssv", "cssv/class_0_T-shirt_top", "cssv/class_1_Dress", "cssv/class_2", "sv", "cost"}
+    for i, place in enumerate(clients):
+        assert {*tags, "weight", "train_loss", "update_norm", "client_accuracy"} <= set(found[place])
+        assert [step for step, _ in found[place]["cssv"]] == [0, 1, 2, 3]
+        assert [step for step, _ in found[place]["client_accuracy"]] == [1, 3]
+        assert found[place]["cssv/class_1_Dress"][-1][1] == pytest.approx(loop.contributions["cssv"][i, 1].item())
+        assert found[place]["weight"][-1][1] == pytest.approx(loop.weights[i].item())  # type: ignore[index]
+    of_client = ["cssv/client_0_Boston", "cssv/client_1_St._Mary_s_East", "cssv/client_2"]
+    for j, place in enumerate(classes):
+        assert list(found[place]) == of_client
+        last = [found[place][tag][-1][1] for tag in of_client]
+        assert last == pytest.approx(loop.contributions["cssv"][:, j].tolist())
+    # What is nobody's alone, and nothing else.
+    assert not [tag for tag in found["."] if "client_" in tag.split("/")[-1] or "class_" in tag]
+    assert {"val_acc", "sv/evaluations", "cost/bytes_up", "client_accuracy/mean"} <= set(found["."])
+
+
+def test_custom_scalars_find_their_curves(fitted: tuple[FederatedLoop, Path]) -> None:
+    _, folder = fitted
+    found = scalars(folder)
+    stored = events(folder).Tensors("custom_scalars__config__")
+    assert len(stored) == 1
+    charts = Layout.FromString(stored[0].tensor_proto.string_val[0])
+    shown = {
+        (category.title, chart.title): sorted(
+            place
+            for place, tags in found.items()
+            for tag in tags
+            for wanted in chart.multiline.tag
+            if re.match(wanted, tag)
+        )
+        for category in charts.category
+        for chart in category.chart
+    }
+    clients = sorted(place for place in found if place.startswith("clients/"))
+    classes = sorted(place for place in found if place.startswith("classes/"))
+    everybody = [("all clients", name) for name in ("cssv", "sv", "cost", "weight", "train_loss", "update_norm")]
+    everybody += [("all clients", "client_accuracy")]
+    everybody += [("cssv by class", name) for name in ("T-shirt/top", "Dress", "class 2")]
+    assert shown == {
+        **dict.fromkeys(everybody, clients),
+        **{("cssv by client", name): classes for name in ("Boston", "St. Mary's/East", "client 2")},
+    }
+
+
+@pytest.mark.parametrize("client_runs", [False, "auto"])
+def test_many_clients_are_tags_of_one_run(tmp_path: Path, client_runs: Any) -> None:
+    data = toy_data((1,) * 31 if client_runs == "auto" else (1,) * 3, client_test_fraction=0)
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, client_runs=client_runs, figures_every=0)
+    logger = TensorBoardLogger(tmp_path, name="", version="run")
+    fit(loop, tmp_path, data=data, rounds=1, logger=logger)
+    found = scalars(tmp_path / "run")
+    assert set(found) == {"."}
+    clients = range(data.num_clients)
+    assert {f"cssv/client_{i}" for i in clients} < set(found["."])
+    assert {f"cssv/class_{j}/client_{i}" for i in clients for j in range(3)} < set(found["."])
+    stored = events(tmp_path / "run").Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0]
+    charts = {(c.title, chart.title): chart for c in Layout.FromString(stored).category for chart in c.chart}
+    (wanted,) = charts["cssv by class", "class 1"].multiline.tag
+    assert {tag for tag in found["."] if re.match(wanted, tag)} == {f"cssv/class_1/client_{i}" for i in clients}
+    (wanted,) = charts["all clients", "cssv"].multiline.tag
+    assert {tag for tag in found["."] if re.match(wanted, tag)} == {f"cssv/client_{i}" for i in clients}
+    assert (("cssv by client", "client 1") in charts) == (client_runs is False)
+
+
+def test_a_run_per_client_can_be_asked_for(tmp_path: Path) -> None:
+    data = toy_data((1,) * 31, client_test_fraction=0)
+    loop = FederatedLoop(seed=1, client_runs=True, figures_every=0)
+    fit(loop, tmp_path, data=data, rounds=1, logger=TensorBoardLogger(tmp_path, name="", version="run"))
+    assert len(list((tmp_path / "run/clients").iterdir())) == 31
+
+
+def test_above_500_curves_the_top_and_the_bottom_and_a_histogram(tmp_path: Path) -> None:
+    overall = torch.rand(40, generator=torch.Generator().manual_seed(0))
+    overall[3] = float("nan")
+    ranked = sorted((i for i in range(40) if i != 3), key=lambda i: overall[i])
+    assert followed(overall, 20) == sorted([*ranked[:12], *ranked[-12:]])
+    assert followed(overall, 12) == list(range(40))
+    assert followed(overall, 300) == []
+    data = toy_data((1,) * 18, client_test_fraction=0, batch_size=2)
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
+    logger = TensorBoardLogger(tmp_path, name="", version="run")
+    module = Plain(torch.nn.Linear(6, 30))
+    data.source[0].classes = [f"c{j}" for j in range(30)]  # type: ignore[index, union-attr]
+    x, y = data.source[0].tensors  # type: ignore[index, union-attr]
+    data.source[0].tensors = (x, torch.arange(len(y)) % 30)  # type: ignore[index, union-attr]
+    fit(loop, tmp_path, module, data, rounds=2, logger=logger)
+    value = loop.contributions["cssv"]
+    assert value.shape == (18, 30)
+    found = scalars(tmp_path / "run")
+    per_class = [tag for tags in found.values() for tag in tags if "class_" in tag]
+    assert 0 < len(per_class) <= 2 * 500
+    best = int(loop.metrics["cssv"].per_client(value).argmax())  # type: ignore[operator]
+    assert len([tag for tag in found[f"clients/{best}"] if "class_" in tag]) == 30
+    assert found[f"clients/{best}"]["cssv/class_7_c7"][-1] == (1, pytest.approx(value[best, 7].item()))
+    seen = events(tmp_path / "run")
+    (first, last) = seen.Histograms("cssv/histogram")
+    assert (first.step, last.step) == (0, 1)
+    assert last.histogram_value.num == int(value.isfinite().sum())
+    assert last.histogram_value.max == pytest.approx(value[value.isfinite()].max().item())
+
+
+def test_the_table_of_runs(fitted: tuple[FederatedLoop, Path]) -> None:
+    loop, folder = fitted
+    contents = {}
+    for tag, metadata in (events(folder).summary_metadata).items():
+        if metadata.plugin_data.plugin_name == "hparams":
+            contents[tag] = HParamsPluginData.FromString(metadata.plugin_data.content)
+    experiment = contents["_hparams_/experiment"].experiment
+    start = contents["_hparams_/session_start_info"].session_start_info
+    chosen = {name: value.string_value or value.number_value for name, value in start.hparams.items()}
+    assert set(chosen) == {"algorithm", "aggregator", "partition", "clients", "seed", "rounds"}
+    assert (chosen["algorithm"], chosen["clients"], chosen["rounds"], chosen["seed"]) == ("ShapFedWA", 3, 4, 1)
+    assert re.fullmatch("ShapFedWA run #[0-9a-f]{4}", start.group_name)
+    results = [info.name.tag for info in experiment.metric_infos]
+    assert results == [
+        *("val_acc", "client_accuracy/mean", "cssv/fairness", "sv/fairness"),
+        *("client_accuracy/min", "client_accuracy/std"),
+    ]
+    seen = scalars(folder)["."]
+    assert "hp_metric" not in seen
+    accuracy = loop.client_accuracy
+    assert accuracy is not None
+    numbers = accuracy.numpy().astype(float)
+    assert seen["client_accuracy/min"][-1] == (3, pytest.approx(numbers.min()))
+    assert seen["client_accuracy/std"][-1] == (3, pytest.approx(np.std(numbers)))
+    if "sv/fairness" in seen:
+        wanted = np.corrcoef(loop.contributions["sv"].numpy(), numbers)[0, 1]
+        assert seen["sv/fairness"][-1] == (3, pytest.approx(wanted, abs=1e-5))
+    overall = loop.metrics["cssv"].per_client(loop.contributions["cssv"])  # type: ignore[operator]
+    wanted = float(collaborative_fairness(overall.double(), accuracy.double()))
+    assert ("cssv/fairness" in seen) == (wanted == wanted)
+
+
+def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
+    loop, folder = fitted
+    seen = events(folder)
+    settings = text(seen, "settings")
+    assert "| aggregator | ShapFedWA(metric='cssv') |" in settings
+    for name in loop.metrics:
+        told = text(seen, f"how to read/{name}")
+        for line in ("what it is", "unit", "sign", "needs", "cost"):
+            assert re.search(rf"^\| {line} \| \S.*\|$", told, re.M), (name, line)
+    table = text(seen, "contributions").splitlines()
+    assert table[0] == "| client | samples | rounds | cssv | sv | cost | weight | own accuracy |"
+    assert [line.split(" | ")[0] for line in table[2:]] == ["| Boston", "| St. Mary's/East", "| client 2"]
+    assert f"{loop.contributions['sv'][1]:.4g} ± " in table[3]
+    assert seen.Tensors("contributions/text_summary")[-1].step == 3
+
+
+def test_markup_in_names_stays_text() -> None:
+    from flsv.reporting.texts import results_text
+
+    shown = results_text(["a|b", "<script>"], {}, {"*sv*": torch.tensor([0.5, float("nan")])}, {})
+    assert shown.splitlines() == ["| client | \\*sv\\* |", "|---|---|", "| a\\|b | 0.5 |", "| &lt;script> |  |"]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "every", "expected"),
+    [
+        (10, None, range(10)),
+        (100, None, range(9, 100, 10)),
+        (3, None, range(3)),
+        (None, None, [9, 19]),
+        (-1, None, [9, 19]),
+        (5, 2, [1, 3, 4]),
+        (5, 0, []),
+    ],
+)
+def test_ten_figures(rounds: int | None, every: int | None, expected: Any) -> None:
+    length = rounds if rounds and rounds > 0 else 20
+    assert [r for r in range(length) if due(r, rounds, every)] == list(expected)
+
+
+def test_a_scale_is_the_same_whether_the_run_was_resumed(tmp_path: Path) -> None:
+    """Its largest value was in a round before, which no metric remembers."""
+
+    class Fading(ClassSpecificShapley):
+        def compute(self) -> torch.Tensor:
+            return super().compute() / self.rounds**4
+
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    def scales(folder: str, rounds: int, **kwargs: Any) -> Any:
+        loop = FederatedLoop(metrics={"cssv": Fading()}, seed=1, figures_every=0)
+        logger = TensorBoardLogger(tmp_path / folder, name="", version="run")
+        fit(loop, tmp_path / folder, rounds=rounds, logger=logger, **kwargs)
+        return loop._reporter._board._scales["cssv"].limits
+
+    whole = scales("whole", 3)
+    saving = ModelCheckpoint(tmp_path / "c", "last")
+    scales("parts", 2, callbacks=[saving], enable_checkpointing=True)
+    assert scales("parts", 3, ckpt_path=tmp_path / "c/last.ckpt") == whole
+    assert whole[1] >= 0.5
+
+
+def test_a_scale_keeps_to_the_metrics_bounds() -> None:
+    scale = FixedScale(-1.0, 1.0)
+    assert scale.limits == (0.0, 1.0)
+    scale.include(torch.tensor([float("nan"), float("inf"), 0.3, 0.999]))
+    assert scale.limits == (0.0, 1.0)
+    scale.include(torch.tensor([-0.0011]))
+    assert scale.limits == (-0.002, 1.0)
+
+
+def test_flat_names_end_with_the_clients_number() -> None:
+    found = RoundScalars(NAMES, CLASSES)
+    found.add("cssv", 1, 0.5)
+    found.add_class("cssv", 0, 2, 0.25)
+    found.share("sv/evaluations", 8)
+    assert found.flat() == {"cssv/client_1": 0.5, "cssv/class_0_T-shirt_top/client_2": 0.25, "sv/evaluations": 8}
+
+
+def test_a_killed_run_goes_on_without_doubles_and_gaps(tmp_path: Path) -> None:
+    """Killed with SIGKILL within round 3: the same folders, every round once, with the numbers that the CSV
+    has."""
+    script = Path(__file__).parents[1] / "resume_run.py"
+    killed = subprocess.run([sys.executable, script, tmp_path / "parts", "--die", "3", "1"], capture_output=True)
+    assert killed.returncode == -9, killed.stderr
+    folder = tmp_path / "parts" / "log"
+    assert scalars(folder)["clients/0"]["cssv"]
+    run(tmp_path / "parts", ckpt_path=tmp_path / "parts/checkpoints/last.ckpt")
+    found = scalars(folder)
+    assert len(list((folder / "clients/0").glob("events*"))) == 2
+    with (folder / "contributions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    wanted = defaultdict(list)
+    for row in rows:
+        tag = row["metric"].replace("accuracy", "client_accuracy")
+        tag += f"/class_{row['class']}" if row["class"] else ""
+        wanted[row["client"], tag].append((int(row["round"]), pytest.approx(float(row["value"]), rel=1e-6)))
+    assert {int(row["round"]) for row in rows} == set(range(5))
+    for (client, tag), curve in wanted.items():
+        assert found[f"clients/{client}"][tag] == curve, (client, tag)
+    for tag in ("val_acc", "client_accuracy/mean"):
+        steps = [step for step, _ in found["."][tag]]
+        assert steps == ([1, 3, 4] if "/" in tag else list(range(5))), tag
+
+
+def test_a_round_that_was_written_and_lost_is_there_once(tmp_path: Path) -> None:
+    from flsv.reporting.event_files import EventFiles
+
+    def write(first: int, rounds: range, value: float) -> None:
+        logger = TensorBoardLogger(tmp_path, name="", version="run")
+        files = EventFiles(logger, first, ["Boston"], ["0"])
+        for index in rounds:
+            found = RoundScalars(["Boston"], None)
+            found.add_class("cssv", 0, 0, value + index)
+            found.share("all", value + index)
+            files.scalars(index, found)
+        files.close()
+        logger.finalize("success")
+
+    write(0, range(4), 0.0)
+    time.sleep(1.1)  # torch names its files by the second
+    write(2, range(2, 5), 10.0)
+    rows = [(0, 0.0), (1, 1.0), (2, 12.0), (3, 13.0), (4, 14.0)]
+    assert scalars(tmp_path / "run") == {
+        ".": {"all": rows},
+        "clients/Boston": {"cssv/class_0": rows},
+        "classes/0": {"cssv/client_0_Boston": rows},
+    }
+
+
+def test_a_fast_dev_run_leaves_nothing(tmp_path: Path) -> None:
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
+    fit(loop, tmp_path, logger=TensorBoardLogger(tmp_path, name="", version="run"), fast_dev_run=True)
+    assert not list(tmp_path.rglob("events*"))
