@@ -114,7 +114,7 @@ class FederatedDataModule(FederationView):
         ... )
         >>> own.setup("fit")
         >>> own.client_names, own.class_names, own.num_samples.tolist()
-        (('Boston', 'Lyon'), ('ill', 'well'), [34, 56])
+        (('Boston', 'Lyon'), ('ill', 'well'), [35, 55])
     """
 
     def __init__(
