@@ -24,6 +24,8 @@ CONFIGS = ROOT / "configs"
 TABLE = ("<!-- algorithms -->\n", "<!-- end of algorithms -->\n")
 #: Data and what is no algorithm of its own.
 BASES = ("quickstart", "fashion_mnist", "cifar10_resnet34")
+#: Pages that commands of flsv write, where they have been run; they come before the other results.
+MEASURED = ("benchmark.md",)
 #: The parts of a federation, and where a configuration names them.
 PARTS = {
     "metric": ("federation", "metrics"),
@@ -248,11 +250,12 @@ def inside_docs(markdown: str, source: str) -> str:
 def on_config(config: Any) -> Any:
     """The pages that nobody has to list."""
     results = sorted((ROOT / "docs" / "results").glob("*.md"), key=lambda path: _title(path.stem).casefold())
+    first = [page for page in MEASURED if (ROOT / "docs" / page).is_file()]
     for section in config.nav:
         if "Algorithms" in section:
             section["Algorithms"] = ["algorithms/index.md", *({e.title: page_of(e)} for e in algorithms())]
         if "Results" in section:
-            section["Results"] = [f"results/{path.name}" for path in results]
+            section["Results"] = [*first, *(f"results/{path.name}" for path in results)]
         if "Reference" in section:
             section["Reference"] += [{package: f"reference/{package}.md"} for package in PACKAGES]
     return config

@@ -17,8 +17,9 @@ from flsv import FederatedLoop
 from flsv.cli.parser import make_cli
 
 ROOT = Path(__file__).parents[2]
-#: Pages of results show what tools print; they have tests of their own.
+#: Pages of results show what tools and `flsv bench` print; they have tests of their own.
 WRITTEN = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "results")
+WRITTEN = [path for path in WRITTEN if path.name not in docs_site.MEASURED]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
 
 
@@ -38,18 +39,20 @@ def short(fit: Any) -> Any:
     def first_rounds(self: L.Trainer, *args: Any, **kwargs: Any) -> Any:
         self.fit_loop.max_epochs = min(self.max_epochs or 2, 2 if kwargs.get("ckpt_path") is None else 3)
         self.limit_train_batches = 1
+        for loop in self.callbacks:
+            if isinstance(loop, FederatedLoop):
+                loop.figures_every = 0  # most of the time of so short a run
         return fit(self, *args, **kwargs)
 
     return first_rounds
 
 
 def fit_only(command: list[str]) -> None:
-    """``flsv fit`` without the other subcommands' parsers and without figures, which take most of such a short run."""
+    """``flsv fit`` without the other subcommands' parsers and without the table."""
     if command[1] != "fit":
         return snippets.run_command(command)
     quiet = ["--trainer.enable_progress_bar", "false", "--trainer.enable_checkpointing", "false"]
-    off = ["--federation.figures_every", "0", "--federation.print_table", "false"]
-    cli = make_cli([*command[2:], *quiet, *off], run=False)
+    cli = make_cli([*command[2:], *quiet, "--federation.print_table", "false"], run=False)
     cli.trainer.fit(cli.model, cli.datamodule)
     assert next(c for c in cli.trainer.callbacks if isinstance(c, FederatedLoop)).round_index == 2
 
