@@ -123,12 +123,17 @@ def draw(summaries: Mapping[str, Summary], costs: Mapping[str, Cost], federation
     """Cost against rank correlation, and the ceiling."""
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.add_subplot()
-    for name, each in summaries.items():
+    written: list[tuple[float, float]] = []
+    for name, each in sorted(summaries.items(), key=lambda item: -_sortable(item[1].mean)):
         if name not in costs or each.mean != each.mean:
             continue
-        x = max(1000 * costs[name].seconds, 0.01)
-        axes.plot([x], [each.mean], "o", color="tab:blue" if costs[name].evaluations else "tab:orange")
-        axes.annotate(label_text(name), (x, each.mean), xytext=(4, 3), textcoords="offset points", fontsize=8)
+        x, y = max(1000 * costs[name].seconds, 0.01), each.mean
+        axes.plot([x], [y], "o", color="tab:blue" if costs[name].evaluations else "tab:orange")
+        # From above downwards: a name that would lie on another one's goes below it.
+        near = [other for at, other in written if max(at / x, x / at) < 3]
+        place = min([y, *(other - 0.025 for other in near if other - y < 0.025)])
+        written.append((x, place))
+        axes.annotate(label_text(name), (x, place), xytext=(5, -3), textcoords="offset points", fontsize=8)
     axes.axhline(_mean([t.ceiling for _, t in federations.values()]), color="grey", linestyle="--", linewidth=1)
     axes.set(
         xscale="log",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -198,12 +198,15 @@ def _auroc(results: Results, federations: Known, metric: str, kind: str) -> floa
 
 
 def _interval(scores: Mapping[str, Mapping[int, float]], level: float = 0.9) -> float:
-    """Of the mean over federations, from its spread over the seeds that all of them have."""
-    seeds: Sequence[int] = sorted(set.intersection(*(set(each) for each in scores.values()))) if scores else []
-    if len(seeds) < 2:
+    """Of the mean over federations, from the spread over seeds within each: half the width by Student's t. One of a
+    single seed is taken to spread as the others do; NaN where all are."""
+    runs = [list(each.values()) for each in scores.values()]
+    spreads = [float(np.var(each, ddof=1)) for each in runs if len(each) > 1]
+    if not spreads:
         return NAN
-    means = [np.mean([each[seed] for each in scores.values()]) for seed in seeds]
-    return float(stats.t.ppf((1 + level) / 2, len(seeds) - 1) * np.std(means, ddof=1) / len(seeds) ** 0.5)
+    usual, freedom = float(np.mean(spreads)), sum(len(each) - 1 for each in runs)
+    variances = [(float(np.var(each, ddof=1)) if len(each) > 1 else usual) / len(each) for each in runs]
+    return float(stats.t.ppf((1 + level) / 2, freedom) * sum(variances) ** 0.5 / len(runs))
 
 
 def _mean(values: Iterable[float]) -> float:

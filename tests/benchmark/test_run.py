@@ -169,6 +169,9 @@ def test_what_is_known_is_not_run_again_and_absence_is_no_corruption(tmp_path: P
     truth = known["small"][1].mean
     assert summaries["fedsv"].mean == pytest.approx(sum(spearman(v, truth) for v in values) / 2)
     assert summaries["fedsv"].seeds == pytest.approx(spearman(*values))
+    scores = [spearman(v, truth) for v in values]
+    half = 6.3138 * abs(scores[0] - scores[1]) / 2  # Student's t of one degree of freedom, 90 %
+    assert summaries["fedsv"].interval == pytest.approx(half, rel=1e-3, abs=1e-9)
     assert summaries["size"].seeds == pytest.approx(1)
     assert summaries["size"].aggregators == pytest.approx(1)
     assert 0 <= summaries["cgsv"].auroc["free_rider"] <= 1
