@@ -28,7 +28,7 @@ JUDGES = {"relevance": "flsv.metrics.DomainRelevance", "communication": "flsv.me
 #: The clients' splits, which some algorithms' files set for themselves.
 SPLITS = {"data.client_val_fraction": 0.2, "data.client_test_fraction": 0.6}
 SAFE = {"federation.personalizer.init_args.safeguard": True}
-#: Row to its file and what is not in it. A batch of pFedMe's is five steps, so it makes one pass where others make five.
+#: Row to its file and what is not in it. A batch of pFedMe's is five steps, so one epoch of it is five of the others'.
 METHODS: dict[str, tuple[str, Overrides]] = {
     "Separate": ("separate", {}),
     "FedAvg": ("fedavg", {}),
