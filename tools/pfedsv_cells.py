@@ -27,6 +27,9 @@ OPTIMIZER = {"class_path": "torch.optim.SGD"}
 JUDGES = {"relevance": "flsv.metrics.DomainRelevance", "communication": "flsv.metrics.CommunicationCost"}
 #: The clients' splits, which some algorithms' files set for themselves.
 SPLITS = {"data.client_val_fraction": 0.2, "data.client_test_fraction": 0.6}
+#: Ours: values of joining a client's own model, and training that starts from the shared one, or half-way to it.
+JOINING = {"federation.personalizer.init_args.game": "joining", "federation.personalizer.init_args.shared": 1.0}
+HALF = {**JOINING, "federation.personalizer.init_args.shared": 0.5}
 SAFE = {"federation.personalizer.init_args.safeguard": True}
 #: Row to its file and what is not in it. A batch of pFedMe's is five steps, so one epoch of it is five of the others'.
 METHODS: dict[str, tuple[str, Overrides]] = {
@@ -42,6 +45,8 @@ METHODS: dict[str, tuple[str, Overrides]] = {
     "pFedSV": ("pfedsv", {}),
     "pFedSV, safeguarded": ("pfedsv", SAFE),
     "pFedSV, shared extractor": ("pfedsv", {"federation.personalizer.init_args.mode": "extractor"}),
+    "pFedSV, joining, shared start": ("pfedsv", JOINING),
+    "pFedSV, joining, half-way": ("pfedsv", HALF),
 }
 #: Rows of the tables, in the paper's order: the cells' row and which of a client's models their authors deploy.
 ROWS: dict[str, tuple[str, Deployed]] = {name: (name, "received") for name in METHODS}

@@ -60,7 +60,7 @@ def comparison(results: Results, partition: str) -> list[str]:
     others = [name for name in ORDER if name not in OURS]
     parts = ["Each method's own model, test accuracy, %:", means(shown, names)]
     parts += ["Minus the best other method, 95 % paired interval:", against_best(deployed, OURS, others)]
-    for row in OURS[:2]:
+    for row in OURS:
         parts.append(against(deployed, row, ["Separate", "FedAvg+FT"]))
     for models in ("received", "trained"):
         table = accuracies(results, models, partition)

@@ -53,6 +53,8 @@ LISTED = {
     "FedFomo": {"metrics": pfedsv_cells.JUDGES},
     "pFedSV, safeguarded": {"personalizer.safeguard": True},
     "pFedSV, shared extractor": {"personalizer.mode": "extractor"},
+    "pFedSV, joining, shared start": {"personalizer.game": "joining", "personalizer.shared": 1.0},
+    "pFedSV, joining, half-way": {"personalizer.game": "joining", "personalizer.shared": 0.5},
 }
 
 
