@@ -120,7 +120,7 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     parser.add_argument("--list", action="store_true", help="print every cell's command and end")
     parser.add_argument("--seeds", type=int, default=preset.seeds)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--columns", nargs="+", help="columns whose names begin so; default: all")
+    parser.add_argument("--columns", nargs="+", help="columns of these names, or whose names begin so")
     parser.add_argument("--rows", nargs="+", help="only these rows")
     parser.add_argument("--kept", type=Path, default=Path(f"runs/tables/{preset.name}.jsonl"), help="finished cells")
     parser.add_argument("--any-version", action="store_true", help="cells kept by other versions of the sources count")
@@ -128,7 +128,7 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     options = parser.parse_args(arguments)
     cells = preset.cells(options.full, range(1 if options.short else options.seeds))
     cells = [cell for cell in cells if not options.rows or cell.row in options.rows]
-    cells = [cell for cell in cells if not options.columns or cell.column.startswith(tuple(options.columns))]
+    cells = [cell for cell in cells if not options.columns or cell.column in _columns(cells, options.columns)]
     if not cells:
         parser.error("no cell has these rows and columns.")
     if options.list:
@@ -146,6 +146,12 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(text + "\n")
+
+
+def _columns(cells: Sequence[Cell], names: Sequence[str]) -> set[str]:
+    """The columns of a name; where there is none, those whose names begin with it."""
+    there = {cell.column for cell in cells}
+    return {c for name in names for c in there if c == name or (name not in there and c.startswith(name))}
 
 
 def _short(cells: Sequence[Cell], preset: Preset, options: argparse.Namespace) -> str:

@@ -72,6 +72,13 @@ def test_the_command_is_the_same_run(tmp_path: Path) -> None:
     assert global_accuracy(replace(cell, seed=2), "data")["accuracy"] != found["accuracy"]
 
 
+def test_columns_by_name_or_by_its_beginning() -> None:
+    cells = [replace(CELL, column=column) for column in ("a, MNIST", "a, MNIST, 100 clients", "b")]
+    assert table_presets._columns(cells, ["a, MNIST"]) == {"a, MNIST"}
+    assert table_presets._columns(cells, ["a"]) == {"a, MNIST", "a, MNIST, 100 clients"}
+    assert table_presets._columns(cells, ["b", "c"]) == {"b"}
+
+
 def test_operators_are_counted() -> None:
     with Operators() as count:
         torch.ones(2, 3) @ torch.ones(3, 4)
