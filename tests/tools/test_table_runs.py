@@ -100,6 +100,8 @@ def test_the_estimate_follows_rounds_and_batches() -> None:
     )
     assert found["gpu_seconds"] == pytest.approx(expected * 2 * passes / short_passes)
     assert not table_runs.WATCHING
+    twice = replace(cell, overrides={**cell.overrides, "federation.local_epochs": 2})
+    assert work_of(twice, "data") == (2, 2 * passes)
     longer = counted(replace(cell, overrides={**cell.overrides, "trainer.max_epochs": 20}), short, "data")
     assert longer["gpu_seconds"] == pytest.approx(10 * found["gpu_seconds"])
 
