@@ -126,6 +126,7 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     parser.add_argument("--rows", nargs="+", help="only these rows")
     parser.add_argument("--kept", type=Path, default=Path(f"runs/tables/{preset.name}.jsonl"), help="finished cells")
     parser.add_argument("--any-version", action="store_true", help="cells kept by other versions of the sources count")
+    parser.add_argument("--finished", action="store_true", help="report the finished cells, and run nothing")
     parser.add_argument("--out", type=Path, help="write the report there, too")
     options = parser.parse_args(arguments)
     cells = preset.cells(options.full, range(1 if options.short else options.seeds))
@@ -136,9 +137,12 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     if options.list:
         print("\n".join(f"# {cell.column}, {cell.row}\n{cell.command}" for cell in cells))
         return
-    start = time.perf_counter()
+    start, kept = time.perf_counter(), Kept(options.kept, options.any_version)
     if options.short:
         text = _short(cells, preset, options)
+    elif options.finished:
+        found = {cell.key: result for cell in cells if (result := kept.find(cell)) is not None}
+        text = f"{preset.report(found, cells)}\n\n{len(found)} of {len(cells)} cells are finished."
     else:
         text = preset.report(
             finish(cells, Kept(options.kept, options.any_version), options.root, options.workers), cells

@@ -117,6 +117,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     main(preset, None, [*arguments, "--full", "--short"])
     assert "hours on one GPU" in (tmp_path / "out.md").read_text()
     assert not (tmp_path / "kept.jsonl").exists()
+    main(preset, None, [*arguments, "--finished"])
+    assert "0 of 5 cells are finished." in (tmp_path / "out.md").read_text()
     main(preset, None, [*arguments, "--list", "--seeds", "2"])
     assert capsys.readouterr().out.count("--config configs/fedprox.yaml --seed_everything=1") == 1
     with pytest.raises(SystemExit):
