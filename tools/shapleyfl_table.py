@@ -76,6 +76,7 @@ CLINICS: dict[str, tuple[str, Overrides]] = {
     for name in ("FedAvg", "FedProx", "FedSV", "RFA", "AFedSV")
 }
 TWO_OF_SIX = [{"class_path": "flsv.attacks.GradientPoisoning", "init_args": {"fraction": 0.34, "seed": 0}}]
+NETWORKS = {"Fashion-MNIST": "shapley_fl_fmnist", "CIFAR-10": "shapley_fl_cifar"}
 #: At the paper's size: 100 clients, and Shapley values by algorithm 3's kin, since a cohort may have 15 clients.
 FULL = {SIZE: 10, "federation.sampler.init_args.cohort_size": 10}
 ESTIMATED = {"fedsv": ("sv", "fedsv"), "s_fedavg": ("relevance",), "afedsv": ("ssv",), "afedsv_plus": ("ssv",)}
@@ -91,6 +92,7 @@ def comparison(source: str, full: bool, seeds: Sequence[int]) -> list[Cell]:
             more = dict(overrides) if full else {**fit, **overrides}
             if full:
                 more |= {name: value for name, value in FULL.items() if name in more}
+                more["model.init_args.network"] = NETWORKS[source]
                 more |= {
                     f"federation.metrics.{metric}.init_args.estimator": "surrogate"
                     for metric in ESTIMATED.get(file, ())
