@@ -16,7 +16,8 @@ import torch
 def be_quiet() -> None:
     """For a worker process: one thread, and no word of Lightning's."""
     torch.set_num_threads(1)
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
 
 

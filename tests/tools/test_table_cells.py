@@ -1,0 +1,127 @@
+"""A table is killed, and goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import table_cells
+from table_cells import CellsFailed, Kept, finish
+from table_runs import Cell
+
+HERE = Path(__file__).parent
+TOOLS = HERE.parents[1] / "tools"
+NAMES = ["one", "two", "last"]
+RUN = """
+import sys
+from pathlib import Path
+from table_cells import Kept, finish
+from table_runs import Cell
+names, measure = ("one", "two", "last"), "made_up_cells:stuck_at_first"
+cells = [Cell(row, "c", 0, ("fedavg.yaml",), {"n": n}, measure) for n, row in enumerate(names)]
+finish(cells, Kept(Path(sys.argv[1], "kept.jsonl")), sys.argv[1], workers=1)
+"""
+
+
+@pytest.fixture(autouse=True)
+def on_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(HERE))
+
+
+def cells(measure: str = "marked", rows: list[str] = NAMES) -> list[Cell]:
+    return [Cell(row, "c", 0, ("fedavg.yaml",), {"n": n}, f"made_up_cells:{measure}") for n, row in enumerate(rows)]
+
+
+def ran(folder: Path) -> list[str]:
+    return (folder / "ran.txt").read_text().split("\n")[:-1] if (folder / "ran.txt").exists() else []
+
+
+def test_a_killed_table_goes_on(tmp_path: Path) -> None:
+    """SIGKILL when two cells are finished and the third is at work; only the third is run again."""
+    path = os.pathsep.join([str(HERE), str(TOOLS), str(TOOLS.parent), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+    )
+    kept, until = tmp_path / "kept.jsonl", time.monotonic() + 120
+    try:
+        while not kept.exists() or len(kept.read_text().splitlines()) < 2:
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    assert ran(tmp_path) == ["one 0", "two 0"]
+    (tmp_path / "go").touch()
+    results = finish(cells("stuck_at_first"), Kept(kept), str(tmp_path), workers=1)
+    assert ran(tmp_path) == ["one 0", "two 0", "last 0"]
+    assert results == {
+        ("one", "c", 0): {"value": 3.0},
+        ("two", "c", 0): {"value": 3.0},
+        ("last", "c", 0): {"value": 4.0},
+    }
+    finish(cells("stuck_at_first"), Kept(kept), str(tmp_path), workers=1)
+    assert len(ran(tmp_path)) == 3
+
+
+def test_half_a_line_is_no_cell_and_spoils_none(tmp_path: Path) -> None:
+    path = tmp_path / "kept.jsonl"
+    first, second, third = cells()
+    Kept(path).keep(first, {"value": 1.0})
+    with path.open("a") as file:
+        file.write('{"row": "two", "comm')
+    kept = Kept(path)
+    assert kept.find(first) == {"value": 1.0}
+    assert kept.find(second) is None
+    kept.keep(third, {"value": 2.0})
+    again = Kept(path)
+    assert [again.find(cell) for cell in (first, second, third)] == [{"value": 1.0}, None, {"value": 2.0}]
+
+
+def test_what_makes_another_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An override, a seed, a file, another measurement, other sources; not its name in the table."""
+    cell, *_ = cells()
+    Kept(tmp_path / "kept.jsonl").keep(cell, {"value": 1.0})
+    kept = Kept(tmp_path / "kept.jsonl")
+    assert kept.find(replace(cell, row="renamed")) is not None
+    for change in (
+        {"overrides": {"n": 1}},
+        {"seed": 1},
+        {"files": ("fedprox.yaml",)},
+        {"measure": "made_up_cells:failing"},
+    ):
+        assert kept.find(replace(cell, **change)) is None
+    monkeypatch.setattr(table_cells, "source_version", lambda: "another")
+    assert Kept(tmp_path / "kept.jsonl").find(cell) is None
+    assert Kept(tmp_path / "kept.jsonl", any_version=True).find(cell) is not None
+
+
+def test_a_file_that_changes_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_cells, "CONFIGS", tmp_path)
+    (tmp_path / "fedavg.yaml").write_text("federation: {server_lr: 1.0}")
+    cell, *_ = cells()
+    before = table_cells.version(cell)
+    (tmp_path / "fedavg.yaml").write_text("federation: {server_lr: 0.5}")
+    assert table_cells.version(cell) != before
+
+
+def test_one_that_fails_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
+    kept = tmp_path / "kept.jsonl"
+    with pytest.raises(CellsFailed, match=r"1 of 3 cells failed:\nbad, c, seed 0: no such thing"):
+        finish(cells("failing", ["one", "bad", "last"]), Kept(kept), str(tmp_path), workers=1)
+    assert {json.loads(line)["row"] for line in kept.read_text().splitlines()} == {"one", "last"}
+
+
+def test_two_cells_of_one_name(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="same row, column and seed"):
+        finish(cells(rows=["one", "one"]), Kept(tmp_path / "kept.jsonl"), str(tmp_path))

@@ -1,0 +1,114 @@
+"""Cells: what is built from files, overrides and a seed, and what a short run counts."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import table_presets
+import table_runs
+import torch
+from table_presets import Operators, Preset, counted, main, work_of
+from table_runs import Cell, built, federated_loop, global_accuracy, seeded
+from table_statistics import gather, means
+
+from flsv.cli.parser import make_cli
+
+ATTACKS = [{"class_path": "flsv.attacks.SignFlip", "init_args": {"fraction": 0.2, "seed": 0}}]
+CELL = Cell(
+    "FedProx",
+    "digits",
+    3,
+    ("quickstart.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedprox.yaml"),
+    {"data.max_samples": 400, "federation.attacks": ATTACKS},
+)
+
+
+@pytest.fixture(autouse=True)
+def seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
+
+
+def test_every_seed_is_the_cells() -> None:
+    with built(CELL, "data") as cli:
+        data, loop = cli.datamodule, federated_loop(cli.trainer)
+        random = (data.split_options, data.partitioner, data.corruptions[0], loop.attacks[0])
+        assert [each.seed for each in random] == [3, 3, 3, 3]
+        assert cli.config.seed_everything == cli.config.federation.seed == 3
+        assert loop.client_algorithm.mu == 0.01
+        assert data.partitioner.num_clients == 5
+        assert data.split_options.max_samples == 400
+
+
+def test_a_seed_that_no_file_says_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else all seeds of a table would have one partition."""
+    monkeypatch.setattr(table_runs, "CONFIGS", tmp_path)
+    text = "data: {partitioner: {class_path: flsv.data.IIDPartitioner, init_args: {num_clients: 2}}}"
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ValueError, match="another seed than the cell's, 3"), built(Cell("r", "c", 3, ("a.yaml",)), "."):
+        pass
+
+
+def test_seeded() -> None:
+    assert seeded({"seed": 0, "a": [{"seed": 1, "b": "seed"}], "c": 2}, 7) == {
+        "seed": 7,
+        "a": [{"seed": 7, "b": "seed"}],
+        "c": 2,
+    }
+
+
+def test_the_command_is_the_same_run(tmp_path: Path) -> None:
+    """With the seed that the files have; typed by hand, but for what keeps it quiet."""
+    cell = replace(CELL, files=("quickstart.yaml", "fedprox.yaml"), seed=1, overrides={"trainer.max_epochs": 1})
+    found = global_accuracy(cell, "data")
+    files = [p.replace("configs/", f"{table_runs.CONFIGS}/") for p in shlex.split(cell.command)[2:]]
+    quiet = [f"--{name}={table_runs._written(value)}" for name, value in table_runs.QUIET.items()]
+    cli = make_cli([*files, *quiet, "--trainer.default_root_dir", str(tmp_path)], run=False)
+    cli.trainer.fit(cli.model, cli.datamodule)
+    scores = cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]
+    assert 100 * scores["test_accuracy"] == found["accuracy"]
+    assert global_accuracy(replace(cell, seed=2), "data")["accuracy"] != found["accuracy"]
+
+
+def test_operators_are_counted() -> None:
+    with Operators() as count:
+        torch.ones(2, 3) @ torch.ones(3, 4)
+    assert count.flops == 2 * 2 * 3 * 4
+    assert count.operators == 3
+
+
+def test_the_estimate_follows_rounds_and_batches() -> None:
+    cell = replace(CELL, overrides={"data.max_samples": 600, "trainer.max_epochs": 2})
+    short = {"data.max_samples": 300}
+    rounds, passes = work_of(cell, "data")
+    _, short_passes = work_of(replace(cell, overrides=short), "data")
+    assert rounds == 2
+    assert short_passes < passes < 2.5 * short_passes
+    found = counted(cell, short, "data")
+    assert found["operators"] > 100
+    expected = max(
+        found["operators"] * table_presets.SECONDS_PER_OPERATOR, found["flops"] / table_presets.FLOPS_PER_SECOND
+    )
+    assert found["gpu_seconds"] == pytest.approx(expected * 2 * passes / short_passes)
+    assert not table_runs.WATCHING
+    longer = counted(replace(cell, overrides={**cell.overrides, "trainer.max_epochs": 20}), short, "data")
+    assert longer["gpu_seconds"] == pytest.approx(10 * found["gpu_seconds"])
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    preset = Preset(
+        "made_up",
+        lambda full, seeds: [replace(CELL, seed=s, overrides={"trainer.max_epochs": 50 if full else 1}) for s in seeds],
+        lambda results, cells: means(gather(results, lambda r: r["accuracy"]), ["FedProx"]),
+        {"data.max_samples": 300},
+    )
+    arguments = ["--kept", str(tmp_path / "kept.jsonl"), "--out", str(tmp_path / "out.md")]
+    main(preset, None, [*arguments, "--full", "--short"])
+    assert "hours on one GPU" in (tmp_path / "out.md").read_text()
+    assert not (tmp_path / "kept.jsonl").exists()
+    main(preset, None, [*arguments, "--list", "--seeds", "2"])
+    assert capsys.readouterr().out.count("--config configs/fedprox.yaml --seed_everything=1") == 1
+    with pytest.raises(SystemExit):
+        main(preset, None, [*arguments, "--rows", "nobody"])

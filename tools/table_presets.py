@@ -1,0 +1,163 @@
+"""The command line of a table: presets, seeds, kept cells; what a full preset would cost on a GPU.
+
+    python tools/NAME_table.py                    the preset for two cores
+    python tools/NAME_table.py --full             the paper's own setting, for a GPU
+    python tools/NAME_table.py --full --short     every cell of it for one round and one seed on few images, on the CPU,
+                                                  and an estimate of the hours that the whole takes on a GPU
+
+The estimate: a short run counts, while it trains, torch's operators and the floating-point operations of those that
+multiply matrices or convolve. Both are multiplied by the rounds and by the batches of a pass over the clients' data,
+full against short. A cell then takes the longer of two times: 10 microseconds an operator (small networks wait for
+kernels to be launched), or 20 TFLOP/s. That is arithmetic and no measurement: it leaves out the reading of data and all
+that a GPU does better with many models at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from common import be_quiet
+from table_cells import Kept, Results, finish
+from table_runs import WATCHING, Cell, Measured, built, measure
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+SECONDS_PER_OPERATOR = 1e-5
+FLOPS_PER_SECOND = 2e13
+ON_CPU = {"trainer.accelerator": "cpu", "trainer.precision": "32-true"}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """What a table's command line needs to know.
+
+    Args:
+        name: of the table; its cells are kept in ``runs/tables/NAME.jsonl``.
+        cells: from ``full`` and the seeds to the cells.
+        report: from the results and the cells to Markdown.
+        short: what ``--short`` overrides, beside one round and one seed.
+        seeds: how many there are by default.
+    """
+
+    name: str
+    cells: Callable[[bool, Sequence[int]], list[Cell]]
+    report: Callable[[Results, Sequence[Cell]], str]
+    short: Mapping[str, Any]
+    seeds: int = 5
+
+
+class Operators(TorchDispatchMode):
+    """Counts torch's operators, and the floating-point operations of those that torch has a formula for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators, self.flops = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.operators += 1
+        if func._overloadpacket in flop_registry:
+            self.flops += flop_registry[func._overloadpacket](*args, **(kwargs or {}), out_val=result)
+        return result
+
+
+class WhileTraining(L.Callback):
+    """Counts from the first round to the last: no data set's reading, and no test."""
+
+    def __init__(self, count: Operators) -> None:
+        self.count = count
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.count.__enter__()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.count.__exit__(None, None, None)
+
+
+def shortened(cell: Cell, short: Mapping[str, Any]) -> Cell:
+    """One round on few images, counted."""
+    return replace(cell, overrides={**cell.overrides, **ON_CPU, "trainer.max_epochs": 1, **short})
+
+
+def counted(cell: Cell, short: Mapping[str, Any], root: str) -> Measured:
+    """A cell's short run: what it measured, and the seconds that the whole is estimated to take on a GPU."""
+    be_quiet()
+    few = shortened(cell, short)
+    count = Operators()
+    WATCHING.append(WhileTraining(count))
+    try:
+        result = measure(few, root)
+    finally:
+        WATCHING.clear()
+    (rounds, passes), (_, short_passes) = work_of(cell, root), work_of(few, root)
+    factor = rounds * passes / short_passes
+    seconds = max(count.operators * SECONDS_PER_OPERATOR, count.flops / FLOPS_PER_SECOND) * factor
+    return {"result": result, "operators": count.operators, "flops": count.flops, "gpu_seconds": seconds}
+
+
+def work_of(cell: Cell, root: str) -> tuple[int, int]:
+    """Rounds, and batches of one pass over all clients' training samples."""
+    with built(cell, root, **ON_CPU) as cli:
+        cli.datamodule.setup("fit")
+        size = cli.datamodule.batch_size or 32
+        return int(cli.trainer.max_epochs or 1), sum(-(-int(n) // size) for n in cli.datamodule.num_samples)
+
+
+def main(preset: Preset, description: str | None, arguments: Sequence[str] | None = None) -> None:
+    """Parse, run what is not kept, and print the report."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", default=os.environ.get("FLSV_DATA_ROOT", "data"), help="folder of the data sets")
+    parser.add_argument("--full", action="store_true", help="the paper's own setting, for a GPU")
+    parser.add_argument("--short", action="store_true", help="one round, one seed, few images; with --full an estimate")
+    parser.add_argument("--list", action="store_true", help="print every cell's command and end")
+    parser.add_argument("--seeds", type=int, default=preset.seeds)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--columns", nargs="+", help="columns whose names begin so; default: all")
+    parser.add_argument("--rows", nargs="+", help="only these rows")
+    parser.add_argument("--kept", type=Path, default=Path(f"runs/tables/{preset.name}.jsonl"), help="finished cells")
+    parser.add_argument("--any-version", action="store_true", help="cells kept by other versions of the sources count")
+    parser.add_argument("--out", type=Path, help="write the report there, too")
+    options = parser.parse_args(arguments)
+    cells = preset.cells(options.full, range(1 if options.short else options.seeds))
+    cells = [cell for cell in cells if not options.rows or cell.row in options.rows]
+    cells = [cell for cell in cells if not options.columns or cell.column.startswith(tuple(options.columns))]
+    if not cells:
+        parser.error("no cell has these rows and columns.")
+    if options.list:
+        print("\n".join(f"# {cell.column}, {cell.row}\n{cell.command}" for cell in cells))
+        return
+    start = time.perf_counter()
+    if options.short:
+        text = _short(cells, preset, options)
+    else:
+        text = preset.report(
+            finish(cells, Kept(options.kept, options.any_version), options.root, options.workers), cells
+        )
+        text += f"\n\n{time.perf_counter() - start:.0f} s with {options.workers} workers, torch {torch.__version__}."
+    print(text)
+    if options.out is not None:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(text + "\n")
+
+
+def _short(cells: Sequence[Cell], preset: Preset, options: argparse.Namespace) -> str:
+    """Every cell for a round; the report of what came of it, and the estimate for all seeds."""
+    found = {}
+    for done, cell in enumerate(cells, 1):
+        found[cell.key] = counted(cell, preset.short, options.root)
+        print(f"{done}/{len(cells)} {cell.column}, {cell.row}", flush=True)
+    text = preset.report({key: each["result"] for key, each in found.items()}, cells)
+    hours = options.seeds * sum(each["gpu_seconds"] for each in found.values()) / 3600
+    rates = f"{1e6 * SECONDS_PER_OPERATOR:.0f} microseconds an operator or {FLOPS_PER_SECOND / 1e12:.0f} TFLOP/s"
+    return (
+        f"{text}\n\nOne round of each of {len(cells)} cells. All rounds and {options.seeds} seeds: about {hours:.1f} "
+        f"hours on one GPU, at {rates}, whichever is longer; estimated by counting, not measured."
+    )
