@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 import lightning as L
@@ -135,9 +135,9 @@ TABLES = {
     "CIFAR-10, heterogeneous": Experiment(_scenario("heterogeneous"), CIFAR, RESNET),
     "HAM10000, made-up clinics": Experiment(
         _scenario("ham10000"),
-        {**SMALL, ROUNDS: 20},
+        {**SMALL, ROUNDS: 15},
         {**GPU, **PLAIN, NETWORK: "timm:efficientnet_b0", ROUNDS: 200},
-        every=4,
+        every=3,
     ),
 }
 #: Beside one round: enough images for every client to have one.
@@ -145,22 +145,21 @@ SHORT = {"data.max_samples": 400, "data.eval_batch_size": 64, "trainer.limit_tes
 
 
 def cells(full: bool, seeds: Sequence[int]) -> list[Cell]:
-    """Those of all figures and tables, the long ones first, so that the workers end together."""
+    """Those of all figures and tables, seed by seed, so that a table that is stopped has whole seeds."""
     made = []
-    for name, experiment in reversed({**FIGURES, **TABLES}.items()):
+    for seed, (name, experiment) in product(seeds, reversed({**FIGURES, **TABLES}.items())):
         files, overrides = experiment.files, dict(experiment.overrides)
         if full:
             files, overrides = experiment.full_files or files, {**overrides, **experiment.full}
-        for seed in seeds:
-            if name in VALUES:
-                algorithm, own = ROWS["FedAvg"]
-                further = {**overrides, **own, "federation.metrics": VALUES[name]}
-                made.append(Cell("values", name, seed, (*files, *algorithm), further, "shapfed_federation:values"))
-                continue
-            measure = f"shapfed_federation:{'on_the_way' if experiment.every else 'at_the_end'}"
-            for row, (algorithm, own) in ROWS.items():
-                further = {**overrides, **own, **experiment.rows.get(row, {})}
-                made.append(Cell(row, name, seed, (*files, *algorithm), further, measure))
+        if name in VALUES:
+            algorithm, own = ROWS["FedAvg"]
+            further = {**overrides, **own, "federation.metrics": VALUES[name]}
+            made.append(Cell("values", name, seed, (*files, *algorithm), further, "shapfed_federation:values"))
+            continue
+        measure = f"shapfed_federation:{'on_the_way' if experiment.every else 'at_the_end'}"
+        for row, (algorithm, own) in ROWS.items():
+            further = {**overrides, **own, **experiment.rows.get(row, {})}
+            made.append(Cell(row, name, seed, (*files, *algorithm), further, measure))
     return made
 
 
