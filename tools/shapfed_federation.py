@@ -109,7 +109,7 @@ CIFAR: Overrides = {
     ROUNDS: 10,
     SAMPLES: 3000,
     "data.source": "cifar10",
-    "trainer.limit_test_batches": 8,  # 4,000 of the 10,000 test images
+    "trainer.limit_test_batches": 4,  # 2,000 of the 10,000 test images
 }
 
 
