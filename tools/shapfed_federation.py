@@ -1,4 +1,4 @@
-"""The federations behind ShapFed's tables and figures (``shapfed_table.py``): which configurations, and what is measured.
+"""The federations behind ShapFed's tables and figures (``shapfed_table.py``): configurations and what they measure.
 
 A column is an experiment: data, partition, network and training. A row is an algorithm of ``configs/``.
 """

@@ -73,7 +73,9 @@ def figure_5(seeds: Seeds) -> str:
         values = {seed: torch.tensor(run[name]) for seed, run in seeds.items()}
         orders = [value.argsort(descending=True).tolist() for value in values.values()]
         cells = [spread([float(value[i]) for value in values.values()], 3 if name != "true" else 4) for i in range(5)]
-        agreement[name] = {seed: correlation(value, torch.tensor(seeds[seed]["true"])) for seed, value in values.items()}
+        agreement[name] = {
+            seed: correlation(value, torch.tensor(seeds[seed]["true"])) for seed, value in values.items()
+        }
         first, last = (
             sum(rule(order) for order in orders) for rule in (lambda o: o[0] == 2, lambda o: set(o[3:]) == {0, 4})
         )
@@ -96,8 +98,8 @@ def figure_6(runs: Mapping[str, Seeds]) -> str:
     return "\n\n".join(
         [
             matrix("CSSV", list(values.values()), 1, "P"),
-            f"The least class of P2, P3 and P4 is class 1 in {least} of {3 * len(values)} cases. Class 1, P1 minus the mean of "
-            f"the others: {paired(mine, theirs)}; the others, class 1 minus their other classes: "
+            f"The least class of P2, P3 and P4 is class 1 in {least} of {3 * len(values)} cases. Class 1, P1 minus the "
+            f"mean of the others: {paired(mine, theirs)}; the others, class 1 minus their other classes: "
             f"{paired(theirs, elsewhere)}.",
         ]
     )
@@ -112,7 +114,7 @@ def fairness(run: Measured, alone: Measured, models: str) -> float:
 
 
 def clients(runs: Mapping[str, Seeds], models: str) -> str:
-    """A row per algorithm, a column per client; a negative mean gain over training alone in bold, as the paper's red."""
+    """A row per algorithm, a column per client; a negative mean gain over training alone in bold (the paper's red)."""
     alone = runs["Individual"]
     number = len(next(iter(alone.values()))[models])
     rows = [["", *(f"P{i + 1}" for i in range(number)), "mean", "Corr.", "global"]]
@@ -137,7 +139,9 @@ def numbers(results: Results, value: Callable[[Measured, Measured], float]) -> T
         for row, seeds in runs.items():
             if row != "Individual" and "Individual" in runs:
                 table.setdefault(column, {})[row] = {
-                    seed: value(run, runs["Individual"][seed]) for seed, run in seeds.items() if seed in runs["Individual"]
+                    seed: value(run, runs["Individual"][seed])
+                    for seed, run in seeds.items()
+                    if seed in runs["Individual"]
                 }
     return table
 
@@ -192,8 +196,12 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
                 parts.append(f"## Figure 7\n\n{figure_7(results)}")
             parts += [f"## {name}", *(f"{title}:\n\n{clients(runs, models)}" for models, title in MODELS.items())]
     seeds = len({cell.seed for cell in cells})
-    settings = "\n".join(f"- {name}: {described(cells, name)}" for name in names if any(c.column == name for c in cells))
-    parts.append(f"## Settings\n\n{settings}\n\n{seeds} seeds, paired: the same data, clients and initial weights in all rows.")
+    settings = "\n".join(
+        f"- {name}: {described(cells, name)}" for name in names if any(c.column == name for c in cells)
+    )
+    parts.append(
+        f"## Settings\n\n{settings}\n\n{seeds} seeds, paired: the same data, clients and initial weights in all rows."
+    )
     return "\n\n".join(parts)
 
 
@@ -203,7 +211,9 @@ def described(cells: Sequence[Cell], column: str) -> str:
     shared: dict[str, Any] = {
         name: value for name, value in mine[0].overrides.items() if all(c.overrides.get(name) == value for c in mine)
     }
-    short = ", ".join(f"{name.rpartition('.')[2]} {value}" for name, value in shared.items() if name != "federation.metrics")
+    short = ", ".join(
+        f"{name.rpartition('.')[2]} {value}" for name, value in shared.items() if name != "federation.metrics"
+    )
     files = [file for file in mine[0].files if all(file in cell.files for cell in mine)]
     return f"{', '.join(f'`{file}`' for file in files)}; {short}"
 
