@@ -124,7 +124,10 @@ def test_figure_5_compares_by_pairs(tool: SimpleNamespace) -> None:
         for seed in (0, 1)
     }
     text = tool.figure_5(runs)
-    assert "| cssv of weights | 0.000 ± 0.000 | 0.200 ± 0.000 | 0.400 ± 0.000 | 0.200 ± 0.000 | 0.000 ± 0.000 | 1.00" in text
+    assert (
+        "| cssv of weights | 0.000 ± 0.000 | 0.200 ± 0.000 | 0.400 ± 0.000 | 0.200 ± 0.000 | 0.000 ± 0.000 | 1.00"
+        in text
+    )
     assert "| 2/2 | 2/2 |" in text
     assert "| 1/2 | 2/2 |" in text  # CGSV's second run has P2 first
 
