@@ -141,7 +141,7 @@ TABLES = {
     ),
 }
 #: Beside one round: enough images for every client to have one.
-SHORT = {"data.max_samples": 400, "data.eval_batch_size": 64, "trainer.limit_test_batches": 1}
+SHORT = {"data.max_samples": 300, "data.eval_batch_size": 64, "trainer.limit_test_batches": 1}
 
 
 def cells(full: bool, seeds: Sequence[int]) -> list[Cell]:
