@@ -29,9 +29,10 @@ ROWS: dict[str, tuple[Files, Overrides]] = {
     "FedAvg, by samples": (("fedavg.yaml",), {}),
     "CGSV": (("cgsv.yaml",), {}),
     "ShapFed-WA": (("shapfed_wa.yaml",), {}),
+    "ShapFed-WA, by samples": (("shapfed_wa.yaml",), {WEIGHTING: "samples"}),  # not the paper's
     "ShapFed": (("shapfed.yaml",), {}),
 }
-OURS, OTHERS = ("ShapFed-WA", "ShapFed"), ("FedAvg", "FedAvg, by samples", "CGSV")
+OURS, OTHERS = ("ShapFed-WA", "ShapFed-WA, by samples", "ShapFed"), ("FedAvg", "FedAvg, by samples", "CGSV")
 VALUES = {  # of the figures: all kinds of values of one run of FedAvg
     "figure 3": {
         "cssv": {"class_path": "flsv.metrics.ClassSpecificShapley"},

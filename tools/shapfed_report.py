@@ -252,7 +252,7 @@ def curve_and_bars(runs: Mapping[str, Seeds]) -> Figure:
     """Left: the mean of the clients' models on the way. Right: the clients after the last round, all algorithms."""
     figure = Figure(figsize=(11, 3), dpi=80, layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=[2, 3])
-    for row in ("FedAvg", "FedAvg, by samples", *OURS):
+    for row in ("FedAvg", "FedAvg, by samples", "ShapFed-WA", "ShapFed"):
         _line(left, runs[row], row, "trained", None)
     left.set_xlabel("round", fontsize="small")
     left.set_ylabel("balanced accuracy, %", fontsize="small")
