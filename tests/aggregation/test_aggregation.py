@@ -56,7 +56,7 @@ def test_shapfed_with_all_weights_zero_is_uniform() -> None:
 
 
 def test_shapfed_by_samples() -> None:
-    """n_i gamma_i; before anything is measured n_i, which is FedAvg. The repr without it is the one in old checkpoints."""
+    """n_i gamma_i; before anything is measured n_i, which is FedAvg. Without it the repr is that of old checkpoints."""
     cssv = torch.tensor([[0.9, 0.5], [-0.2, 0.1], [0.3, 0.3]])
     round, rule = make_round([0, 2], [30, 10]), ShapFedWA(weighting="samples")
     expected = torch.tensor([30 * (1.9 + 1.5) / 4, 10 * 1.3 / 2])
