@@ -6,6 +6,7 @@ sources are the same: of ``flsv/``, of the cell's configuration files and of the
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib
 import inspect
@@ -90,6 +91,14 @@ class Kept:
             os.fsync(file.fileno())
 
 
+def _measure(cell: Cell, root: str) -> Measured:
+    try:
+        return measure(cell, root)
+    finally:
+        # A trainer and its data refer to each other: a worker would hold the data of several cells.
+        gc.collect()
+
+
 def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2) -> Results:
     """What was measured of every cell; those that are kept are not run again.
 
@@ -104,7 +113,7 @@ def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2) -> Re
     print(f"{len(results)} of {len(cells)} cells are kept in {kept.path}", flush=True)
     start, failed = time.perf_counter(), []
     with ProcessPoolExecutor(workers) as pool:
-        running = {pool.submit(measure, cell, root): cell for cell in missing}
+        running = {pool.submit(_measure, cell, root): cell for cell in missing}
         for done, future in enumerate(as_completed(running), 1):
             cell = running[future]
             if error := future.exception():
