@@ -1,292 +1,212 @@
-"""pFedSV's tables I, II and IV and figures 7 to 10 (Wu et al., IEEE TMC 2024), on what is at hand.
+"""pFedSV's tables I to IV and figures 2, 3 and 7 to 10 (Wu et al., IEEE TMC 2024), on what is at hand.
 
-    python tools/pfedsv_table.py [--root DATA] [--workers 2] [--out FILE.md] [--png docs/images/pfedsv_relevance.png]
-    python tools/pfedsv_table.py --full --root DATA       the paper's own setting, for a GPU
+    python tools/pfedsv_table.py [--columns Dirichlet pathological "figure 2"] [--out FILE.md]
+    python tools/pfedsv_table.py --full [--short]
+    python tools/pfedsv_table.py --png docs/images/pfedsv_relevance.png     figure 7, of what is kept
 
 Tables I and II: mean test accuracy over the clients' own test samples, for the models that they have trained in the
-last round and for those that they then receive. Figure 7: who finds whom relevant, against who shares classes with
-whom. Figures 8 to 10: what crossed. Table IV: noise on what the clients share, and the epsilon that it buys.
+last round and for those that they then receive. Tables III and IV: noise on what the clients share, and its epsilon.
+Figure 2: what those who share no label do to a model. Figures 3 and 7: who finds whom relevant, by distances of models
+and by values, against who shares labels with whom. Figures 8 to 10: what crossed.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 
 import pfedsv_communication
+import table_presets
 import torch
 from common import grid, spread
 from matplotlib.figure import Figure
-from pfedsv_federation import DEFAULT, METHODS, ROWS, Deployed, Job, K, Result, Setting, full, run
+from pfedsv_cells import NOISES, ORDER, OURS, ROWS, K, cells
+from table_cells import Kept, Results
+from table_presets import Preset
+from table_runs import Cell, Measured
+from table_statistics import Table, against, against_best, gather, means
 from torch import Tensor
 
-from flsv.functional import discovery_bound, label_overlap, relevance_auroc
 from flsv.metrics.plot import plot_contributions
 from flsv.privacy import gaussian_epsilon
 
-Results = dict[Job, Result]
-NOISES = (0.003, 0.01, 1.0, 2.0)
-CLIP = 1.0
+DELTA = 1e-5
 
 
-def chosen(results: Results, setting: Setting, method: str, noise: float | None = None) -> dict[int, Result]:
-    """The runs of one cell by seed."""
-    return {j.seed: r for j, r in results.items() if (j.setting, j.method, j.noise) == (setting, method, noise)}
-
-
-def accuracies(results: Results, setting: Setting, row: str) -> list[float]:
-    method, models = ROWS[row]
-    return [result.mean(models) for result in chosen(results, setting, method).values()]
+def accuracies(results: Results, models: str | None, prefix: str = "") -> Table:
+    """Mean over the clients by column, row and seed, of one of their two models, or (None) of the one that the
+    algorithm's authors deploy; noise apart."""
+    rows = {}
+    for (row, column, seed), result in results.items():
+        if not column.startswith(prefix) or "received" not in result:
+            continue
+        for name, (run, deployed) in ROWS.items():
+            if run == row:
+                rows[name, column, seed] = {"accuracy": statistics.mean(result[models or deployed])}
+    return gather(rows, lambda r: r["accuracy"])
 
 
 # ---- tables I and II
 
 
-def accuracy_table(results: Results, settings: Sequence[Setting], models: Deployed | None) -> str:
-    """One of the two models of every method, or (None) the one that its authors deploy, the best in bold."""
-    rows = [["", *(setting.name for setting in settings)]]
-    names = list(ROWS) if models is None else list(METHODS)
-    best = {
-        s: max((statistics.mean(a) for r in names if (a := accuracies(results, s, r))), default=0) for s in settings
+def comparison(results: Results, partition: str) -> list[str]:
+    deployed = accuracies(results, None, partition)
+    if not deployed:
+        return []
+    names = [f"{name} ({ROWS[name][1]})" for name in ORDER]
+    shown = {c: {f"{n} ({ROWS[n][1]})": rows[n] for n in ORDER if n in rows} for c, rows in deployed.items()}
+    others = [name for name in ORDER if name not in OURS]
+    parts = ["Each method's own model, test accuracy, %:", means(shown, names)]
+    parts += ["Minus the best other method, 95 % paired interval:", against_best(deployed, OURS, others)]
+    for row in OURS:
+        parts.append(against(deployed, row, ["Separate", "FedAvg+FT"]))
+    for models in ("received", "trained"):
+        table = accuracies(results, models, partition)
+        rows = [name for name in ORDER if name != "FedAvg+FT"]
+        parts += [f"The models {models} in the last round:", means(table, rows)]
+        if models == "trained":
+            parts += ["Minus the best other method:", against_best(table, OURS, [n for n in rows if n not in OURS])]
+    runs = {
+        key: r for key, r in results.items() if key[1].startswith(partition) and "steps" in r and "sigma" not in key[0]
     }
+    steps = gather(runs, lambda r: r["steps"])
+    parts += [
+        "Gradient steps of a client in a round:",
+        means(steps, [n for n in ORDER if n != "FedAvg+FT"], 1, bold=False),
+    ]
+    cpu = gather(runs, lambda r: r["cpu"])
+    parts += ["CPU seconds of a run:", means(cpu, [n for n in ORDER if n != "FedAvg+FT"], 1, bold=False)]
+    return parts
+
+
+# ---- tables III and IV
+
+
+def privacy(results: Results, rounds: int) -> list[str]:
+    runs = {key: result for key, result in results.items() if "sigma" in key[0]}
+    columns = {column for _, column, _ in runs}
+    near = {k: r for k, r in results.items() if k[1] in columns and (k in runs or k[0] in ("FedAvg", "pFedSV"))}
+    if not runs:
+        return []
+    rows = [
+        ["", "epsilon", *(f"{column}, {models}" for column in sorted(columns) for models in ("received", "trained"))]
+    ]
+    tables = {m: gather(near, lambda r, m=m: statistics.mean(r[m])) for m in ("received", "trained")}
+    names = [f"{name}{noise}" for name in ("FedAvg", "pFedSV") for noise in ("", *(f", sigma {s:g}" for s in NOISES))]
     for name in names:
-        cells = []
-        for setting in settings:
-            if models is None:
-                values = accuracies(results, setting, name)
-            else:
-                values = [result.mean(models) for result in chosen(results, setting, name).values()]
-            bold = models is None and values and statistics.mean(values) == best[setting]
-            cells.append(f"**{spread(values)}**" if bold else spread(values))
-        if any(cell != "-" for cell in cells):
-            rows.append([f"{name} ({ROWS[name][1]})" if models is None else name, *cells])
-    return grid(rows)
+        sigma = name.partition(", sigma ")[2]
+        epsilon = f"{gaussian_epsilon(float(sigma), rounds, delta=DELTA):,.1f}" if sigma else "∞"
+        found = [
+            spread(tables[models].get(column, {}).get(name, {}).values(), 1)
+            for column in sorted(columns)
+            for models in ("received", "trained")
+        ]
+        if any(cell != "-" for cell in found):
+            rows.append([name, epsilon, *found])
+    return [f"## Tables III and IV: noise, {rounds} rounds, delta = {DELTA:g}, clipped at 1", grid(rows)]
 
 
-def seconds_table(results: Results, settings: Sequence[Setting]) -> str:
-    rows = [["", *(f"{setting.partition}, {setting.name}" for setting in settings)]]
-    for method in METHODS:
-        cells = [spread((r.seconds for r in chosen(results, s, method).values()), 1) for s in settings]
-        if any(cell != "-" for cell in cells):
-            rows.append([method, *cells])
-    return grid(rows)
+# ---- figures
 
 
-# ---- figure 7
+def figure_2(results: Results) -> list[str]:
+    runs = {key: {"a": r["received"][0]} for key, r in results.items() if key[1].startswith("figure 2")}
+    if not runs:
+        return []
+    table, rows = gather(runs, lambda r: r["a"]), ["A to E", "A to C", "A"]
+    parts = ["## Figure 2: A's test accuracy, %, of the average of whose models", means(table, rows)]
+    return [*parts, against(table, "A to C", ["A to E", "A"])]
 
 
-def auroc(result: Result, setting: Setting, rounds: int) -> float:
-    """Of the scores after so many rounds (or the last), against who is relevant."""
-    assert result.relevance is not None
-    last = min(rounds, len(result.relevance)) - 1
-    return float(relevance_auroc(result.relevance[last], setting.relevant(result.class_counts)))
+def relevance(results: Results) -> list[str]:
+    """Figures 3 and 7."""
+    judged = {key: result for key, result in results.items() if "auroc" in result and "sigma" not in key[0]}
+    apart = {key: r for key, r in results.items() if key[0] == "FedAvg" and "distance_auroc" in r}
+    parts = []
+    if apart:
+        parts += ["## Figures 3 and 7: relevance", "AUROC of the distances of the trained models (FedAvg, last round):"]
+        parts.append(means(gather(apart, lambda r: r["distance_auroc"]), ["FedAvg"], 2, bold=False))
+    head = ["", "AUROC after 10 rounds", "at the end", "relevant pairs with a score above 0, %", "others, %"]
+    rows = [[*head, "clients that found all", "within the bound"]]
+    for row, column in dict.fromkeys((row, column) for row, column, _ in judged):
+        runs = [result for (r, c, _), result in judged.items() if (r, c) == (row, column)]
+        found = [pair for each in runs for pair in zip(each["found"], each["bound"])]
+        within = sum(first is not None and first <= bound for first, bound in found)
+        cells = [spread((each[name] for each in runs), 2) for name in ("auroc_10", "auroc")]
+        cells += [spread((each["above"][place] for each in runs), 0) for place in (0, 1)]
+        everybody = sum(first is not None for first, _ in found)
+        rows.append([f"{column}, {row}", *cells, f"{everybody} of {len(found)}", f"{within} of {len(found)}"])
+    return [*parts, grid(rows)] if judged else parts
 
 
-def discovery(result: Result, setting: Setting, k: int = K) -> list[tuple[int | None, int]]:
-    """For every client: the round in which it had looked at all who are relevant to it (None: never); the bound."""
-    assert result.relevance is not None
-    relevant = setting.relevant(result.class_counts)
-    found = []
-    for client, row in enumerate(relevant):
-        known = (~result.relevance[:, client, row].isnan()).all(1)  # [T]
-        first = int(known.int().argmax()) + 1 if bool(known.any()) else None
-        found.append((first, discovery_bound(len(relevant), int(row.sum()), k)))
-    return found
-
-
-def relevance_table(results: Results, settings: Sequence[Setting]) -> str:
-    head = [
-        "",
-        "AUROC after 10 rounds",
-        "at the end",
-        "relevant pairs with a score above 0",
-        "others",
-        "all found in round",
+def communication(results: Results) -> list[str]:
+    """Figures 8 to 10, with the downloads of the pathological runs of pFedSV."""
+    runs = [
+        torch.tensor(result["downloads"])
+        for (row, column, _), result in results.items()
+        if row == "pFedSV" and column.startswith("pathological") and "clients" not in column
     ]
-    rows = [[*head, "bound"]]
-    for setting in settings:
-        for method in METHODS:
-            runs = [each for each in chosen(results, setting, method).values() if each.relevance is not None]
-            if not runs:
-                continue
-            rows.append([f"{setting.partition}, {setting.name}, {method}"])
-            rows[-1] += [spread(auroc(each, setting, t) for each in runs) for t in (10, setting.rounds)]
-            above: list[list[float]] = [[], []]
-            for each in runs:
-                assert each.relevance is not None
-                positive, relevant = each.relevance[-1] > 0, setting.relevant(each.class_counts)
-                others = ~relevant.clone().fill_diagonal_(True)
-                above[0].append(100 * float(positive[relevant].float().mean()))
-                above[1].append(100 * float(positive[others].float().mean()))
-            rows[-1] += [f"{statistics.mean(shares):.0f} %" for shares in above]
-            found = [pair for each in runs for pair in discovery(each, setting)]
-            late = [first for first, _ in found if first is not None]
-            missing = sum(first is None for first, _ in found)
-            rows[-1].append((str(max(late)) if late else "-") + (f" ({missing} clients never)" if missing else ""))
-            rows[-1].append(str(max(bound for _, bound in found)))
-    return grid(rows)
+    if not runs:
+        return []
+    title = "## Figures 8 to 10: millions of parameters that a client sends and receives"
+    return [title, pfedsv_communication.report(torch.stack(runs, dim=1).round(), K)]
 
 
-def figure_7(results: Results, setting: Setting) -> Figure | None:
-    """The truth and the scores of one federation of each method that has some."""
-    runs = {m: chosen(results, setting, m) for m in METHODS}
-    shown = {m: r for m, by_seed in runs.items() for r in list(by_seed.values())[:1] if r.relevance is not None}
+def figure_7(results: Results) -> Figure:
+    """The truth and the scores of the first federation of each method that has some."""
+    shown: dict[str, Measured] = {}
+    for (row, column, _), result in results.items():
+        if "relevance" in result and column.startswith("pathological") and "sigma" not in row:
+            shown.setdefault(row, result)
     if not shown:
-        return None
-    panels: list[tuple[str, Tensor]] = [
-        ("shared label distribution", label_overlap(next(iter(shown.values())).class_counts))
-    ]
-    panels += [(method, result.relevance[-1]) for method, result in shown.items() if result.relevance is not None]
+        raise ValueError("no kept cell of a pathological column has scores.")
+    first = next(iter(shown.values()))
+    panels: list[tuple[str, Tensor]] = [("shared label distribution", torch.tensor(first["overlap"]))]
+    panels += [(row, torch.tensor(result["relevance"])) for row, result in shown.items()]
     figure = Figure(figsize=(5.2 * len(panels), 4.2), dpi=80, layout="constrained")
     for ax, (name, matrix) in zip(figure.subplots(1, len(panels)), panels):
         plot_contributions(matrix.float().fill_diagonal_(float("nan")), ax=ax, name=name, columns="client")
     return figure
 
 
-# ---- table IV
+# ---- all of it
 
 
-def privacy_table(results: Results, settings: Sequence[Setting]) -> str:
-    columns = [name for s in settings for name in (f"{s.name}: epsilon", "accuracy", "of the trained models")]
-    rows = [["", "sigma", *columns]]
-    for method in ("FedAvg", "pFedSV"):
-        for noise in (None, *sorted({job.noise for job in results if job.noise is not None})):
-            cells = []
-            for setting in settings:
-                runs = list(chosen(results, setting, method, noise).values())
-                cells.append("∞" if not noise else f"{gaussian_epsilon(noise, setting.rounds):,.2f}")
-                cells += [spread(each.mean(models) for each in runs) for models in ("received", "trained")]
-            if any("±" in cell for cell in cells):
-                rows.append([method, "0, not clipped" if noise is None else f"{noise:g}", *cells])
-    return grid(rows)
-
-
-# ---- checks
-
-
-def check(name: str, met: bool, numbers: str) -> str:
-    return f"- {name}: **{'met' if met else 'not met'}** ({numbers})"
-
-
-def checks(results: Results, settings: Sequence[Setting]) -> str:
-    lines = []
-    for setting in settings:
-        ours, title = accuracies(results, setting, "pFedSV"), f"{setting.partition}, {setting.name}"
-        if not ours:
-            continue
-        mean = statistics.mean(ours)
-        others = {
-            row: statistics.mean(a) for row in ROWS if "pFedSV" not in row and (a := accuracies(results, setting, row))
-        }
-        if setting.partition == "pathological":
-            for row in ("Separate", "FedAvg+FT"):
-                if row in others:
-                    numbers = f"{spread(ours)} against {spread(accuracies(results, setting, row))}"
-                    lines.append(check(f"{title}: pFedSV above {row}", mean > others[row], numbers))
-            runs = list(chosen(results, setting, "pFedSV").values())
-            scores = [auroc(each, setting, 10) for each in runs]
-            numbers = ", ".join(f"{score:.3f}" for score in scores)
-            lines.append(check(f"{title}: relevance AUROC at least 0.95 after 10 rounds", min(scores) >= 0.95, numbers))
-            found = [pair for each in runs for pair in discovery(each, setting)]
-            within = sum(first is not None and first <= bound for first, bound in found)
-            met, numbers = within == len(found), f"{within} of {len(found)} clients"
-            lines.append(check(f"{title}: all relevant clients found within the paper's bound", met, numbers))
-        better = {row: value for row, value in others.items() if value > mean}
-        named = ", ".join(f"{row} {value:.2f}" for row, value in sorted(better.items(), key=lambda item: -item[1]))
-        lines.append(f"- {title}: above pFedSV ({mean:.2f}): {named or 'none'}")
-    return "\n".join(lines)
-
-
-def report(results: Results, settings: Sequence[Setting]) -> str:
+def report(results: Results, cells: Sequence[Cell]) -> str:
     """Everything, in Markdown."""
-    parts = ["## Checks", checks(results, settings)]
-    for number, partition in (("I", "pathological"), ("II", "dirichlet")):
-        mine = [setting for setting in settings if setting.partition == partition]
-        if not mine:
-            continue
-        parts += [f"## Table {number}: {partition}", "Mean test accuracy, %, of each method's own model:"]
-        parts.append(accuracy_table(results, mine, None))
-        for models in ("received", "trained"):
-            parts += [f"The models {models} in the last round:", accuracy_table(results, mine, models)]
-    parts += ["## Figure 7: relevance", relevance_table(results, settings)]
-    runs = [
-        each
-        for s in settings
-        if s.partition == "pathological" and s.cohort is None
-        for each in chosen(results, s, "pFedSV").values()
-    ]
-    if runs:
-        parts.append("## Figures 8 to 10: communication")
-        parts.append(
-            "Millions of parameters that a client sends and receives, with the downloads of the pathological runs:"
-        )
-        shortest = min(len(each.downloads) for each in runs)
-        downloads = torch.cat([each.downloads[:shortest] for each in runs], dim=1).round()
-        parts.append(pfedsv_communication.report(downloads, K))
-    private = [s for s in settings if any(j.setting == s and j.noise is not None for j in results)]
-    if private:
-        parts += [f"## Table IV: privacy, delta = 1e-5, clipped at {CLIP:g}", privacy_table(results, private)]
-    parts += ["## Seconds per run", seconds_table(results, settings)]
-    shared = asdict(settings[0])
-    varying = [key for key in shared if any(asdict(s)[key] != shared[key] for s in settings)]
-    values = ", ".join(f"{key} {value}" for key, value in shared.items() if key not in varying)
-    seeds = len({job.seed for job in results})
-    parts.append(f"Setting: {values}; {seeds} seeds (0 to {seeds - 1}).")
+    parts = []
+    for number, partition in (("I", "pathological"), ("II", "Dirichlet")):
+        if found := comparison(results, partition):
+            parts += [f"## Table {number}: {partition}", *found]
+    parts += privacy(results, rounds=20) + figure_2(results) + relevance(results) + communication(results)
     return "\n\n".join(parts)
 
 
+def short(cell: Cell) -> dict[str, object]:
+    """As few images as the partition can be made of."""
+    hundred = "100 clients" in cell.column
+    few: dict[str, object] = {"federation.local_epochs": 1, "data.max_samples": 3000 if hundred else 1000}
+    if cell.column.startswith("Dirichlet"):
+        few["data.partitioner.init_args.min_samples"] = 12 if hundred else 20
+    return few
+
+
+PRESET = Preset("pfedsv", cells, report, short)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default=os.environ.get("FLSV_DATA_ROOT", "data"))
-    parser.add_argument("--full", action="store_true", help="the paper's own setting, for a GPU")
-    parser.add_argument("--seeds", type=int, help="default: 3, and 5 with --full")
-    parser.add_argument("--rounds", type=int)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--sources", nargs="+", help="of these data sets only")
-    parser.add_argument("--partitions", nargs="+", default=["pathological", "dirichlet"])
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS), metavar="NAME")
-    parser.add_argument("--noises", nargs="*", type=float, default=list(NOISES), help="of table IV; none: leave it out")
-    parser.add_argument("--out", type=Path, help="write the report there, too")
-    parser.add_argument("--png", type=Path, help="write figure 7 there")
-    arguments = parser.parse_args()
-    settings = [s for s in (full() if arguments.full else DEFAULT) if s.partition in arguments.partitions]
-    settings = [s for s in settings if arguments.sources is None or s.source in arguments.sources]
-    settings = [replace(s, rounds=arguments.rounds or s.rounds) for s in settings]
-    seeds = range(arguments.seeds or (5 if arguments.full else 3))
-    jobs = [Job(s, method, seed) for s in settings for method in arguments.methods for seed in seeds]
-    jobs += [
-        Job(s, method, seed, noise, CLIP)
-        for s in settings
-        if s.partition == "pathological" and s.cohort is None
-        for method in ("FedAvg", "pFedSV")
-        if method in arguments.methods
-        for noise in arguments.noises
-        for seed in seeds
-    ]
-    start = time.perf_counter()
-    results: Results = {}
-    with ProcessPoolExecutor(arguments.workers) as pool:
-        for job, result in zip(jobs, pool.map(partial(run, root=arguments.root), jobs)):
-            results[job] = result
-            name = f"{job.setting.partition}, {job.setting.name}, {job.method}, seed {job.seed}, noise {job.noise}"
-            accuracy = ", ".join(f"{models} {result.mean(models):.2f}" for models in ("received", "trained"))
-            print(f"{len(results)}/{len(jobs)} {name}: {accuracy}, {result.seconds:.1f} s", flush=True)
-    text = report(results, settings)
-    text += f"\n\n{time.perf_counter() - start:.0f} s with {arguments.workers} workers, torch {torch.__version__}.\n"
-    print(text)
-    if arguments.out is not None:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(text)
-    if arguments.png is not None and (figure := figure_7(results, settings[0])) is not None:
-        arguments.png.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(arguments.png)
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--png", type=Path)
+    options, rest = parser.parse_known_args()
+    if options.png is None:
+        table_presets.main(PRESET, __doc__, rest)
+        return
+    kept = Kept(Path("runs/tables/pfedsv.jsonl"), any_version=True)
+    found = {cell.key: result for cell in cells(False, range(5)) if (result := kept.find(cell)) is not None}
+    options.png.parent.mkdir(parents=True, exist_ok=True)
+    figure_7(found).savefig(options.png)
 
 
 if __name__ == "__main__":

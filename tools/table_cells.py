@@ -125,5 +125,5 @@ def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2) -> Re
             seconds = time.perf_counter() - start
             print(f"{done}/{len(missing)} {cell.column}, {cell.row}, seed {cell.seed}: {seconds:.0f} s", flush=True)
     if failed:
-        raise CellsFailed(f"{len(failed)} of {len(cells)} cells failed:\n" + "\n".join(failed))
+        raise CellsFailed(f"{len(failed)} of {len(cells)} cells failed, the first:\n{failed[0]}")
     return results

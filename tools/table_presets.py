@@ -6,10 +6,11 @@
                                                   and an estimate of the hours that the whole takes on a GPU
 
 The estimate: a short run counts, while it trains, torch's operators and the floating-point operations of those that
-multiply matrices or convolve. Both are multiplied by the rounds and by the batches of a pass over the clients' data,
-full against short. A cell then takes the longer of two times: 10 microseconds an operator (small networks wait for
-kernels to be launched), or 20 TFLOP/s. That is arithmetic and no measurement: it leaves out the reading of data and all
-that a GPU does better with many models at once.
+multiply matrices or convolve. Both are multiplied by the rounds and by the batches of the local epochs over all the
+clients' data, full against short. A cell then takes the longer of two times: 10 microseconds an operator (small
+networks wait for kernels to be launched), or 20 TFLOP/s. That is arithmetic and no measurement: what a round costs once
+(coalition games) is multiplied by the batches too, the reading of data is left out, and so is all that a GPU does
+better with many models at once.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import lightning as L
 import torch
 from common import be_quiet
 from table_cells import Kept, Results, finish
-from table_runs import WATCHING, Cell, Measured, built, measure
+from table_runs import WATCHING, Cell, Measured, built, federated_loop, measure
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -43,14 +44,14 @@ class Preset:
         name: of the table; its cells are kept in ``runs/tables/NAME.jsonl``.
         cells: from ``full`` and the seeds to the cells.
         report: from the results and the cells to Markdown.
-        short: what ``--short`` overrides, beside one round and one seed.
+        short: what ``--short`` overrides, beside one round and one seed; or a function of the cell that says it.
         seeds: how many there are by default.
     """
 
     name: str
     cells: Callable[[bool, Sequence[int]], list[Cell]]
     report: Callable[[Results, Sequence[Cell]], str]
-    short: Mapping[str, Any]
+    short: Mapping[str, Any] | Callable[[Cell], Mapping[str, Any]]
     seeds: int = 5
 
 
@@ -104,11 +105,12 @@ def counted(cell: Cell, short: Mapping[str, Any], root: str) -> Measured:
 
 
 def work_of(cell: Cell, root: str) -> tuple[int, int]:
-    """Rounds, and batches of one pass over all clients' training samples."""
+    """Rounds, and batches of the local epochs over all clients' training samples."""
     with built(cell, root, **ON_CPU) as cli:
         cli.datamodule.setup("fit")
         size = cli.datamodule.batch_size or 32
-        return int(cli.trainer.max_epochs or 1), sum(-(-int(n) // size) for n in cli.datamodule.num_samples)
+        batches = sum(-(-int(n) // size) for n in cli.datamodule.num_samples)
+        return int(cli.trainer.max_epochs or 1), federated_loop(cli.trainer).local_epochs * batches
 
 
 def main(preset: Preset, description: str | None, arguments: Sequence[str] | None = None) -> None:
@@ -120,23 +122,27 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     parser.add_argument("--list", action="store_true", help="print every cell's command and end")
     parser.add_argument("--seeds", type=int, default=preset.seeds)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--columns", nargs="+", help="columns whose names begin so; default: all")
+    parser.add_argument("--columns", nargs="+", help="columns of these names, or whose names begin so")
     parser.add_argument("--rows", nargs="+", help="only these rows")
     parser.add_argument("--kept", type=Path, default=Path(f"runs/tables/{preset.name}.jsonl"), help="finished cells")
     parser.add_argument("--any-version", action="store_true", help="cells kept by other versions of the sources count")
+    parser.add_argument("--finished", action="store_true", help="report the finished cells, and run nothing")
     parser.add_argument("--out", type=Path, help="write the report there, too")
     options = parser.parse_args(arguments)
     cells = preset.cells(options.full, range(1 if options.short else options.seeds))
     cells = [cell for cell in cells if not options.rows or cell.row in options.rows]
-    cells = [cell for cell in cells if not options.columns or cell.column.startswith(tuple(options.columns))]
+    cells = [cell for cell in cells if not options.columns or cell.column in _columns(cells, options.columns)]
     if not cells:
         parser.error("no cell has these rows and columns.")
     if options.list:
         print("\n".join(f"# {cell.column}, {cell.row}\n{cell.command}" for cell in cells))
         return
-    start = time.perf_counter()
+    start, kept = time.perf_counter(), Kept(options.kept, options.any_version)
     if options.short:
         text = _short(cells, preset, options)
+    elif options.finished:
+        found = {cell.key: result for cell in cells if (result := kept.find(cell)) is not None}
+        text = f"{preset.report(found, cells)}\n\n{len(found)} of {len(cells)} cells are finished."
     else:
         text = preset.report(
             finish(cells, Kept(options.kept, options.any_version), options.root, options.workers), cells
@@ -148,11 +154,18 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
         options.out.write_text(text + "\n")
 
 
+def _columns(cells: Sequence[Cell], names: Sequence[str]) -> set[str]:
+    """The columns of a name; where there is none, those whose names begin with it."""
+    there = {cell.column for cell in cells}
+    return {c for name in names for c in there if c == name or (name not in there and c.startswith(name))}
+
+
 def _short(cells: Sequence[Cell], preset: Preset, options: argparse.Namespace) -> str:
     """Every cell for a round; the report of what came of it, and the estimate for all seeds."""
     found = {}
     for done, cell in enumerate(cells, 1):
-        found[cell.key] = counted(cell, preset.short, options.root)
+        short = preset.short(cell) if callable(preset.short) else preset.short
+        found[cell.key] = counted(cell, short, options.root)
         print(f"{done}/{len(cells)} {cell.column}, {cell.row}", flush=True)
     text = preset.report({key: each["result"] for key, each in found.items()}, cells)
     hours = options.seeds * sum(each["gpu_seconds"] for each in found.values()) / 3600

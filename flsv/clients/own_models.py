@@ -20,11 +20,11 @@ from flsv.round import Instruction
 def received_models(
     personalizer: Personalizer | None, instructions: Mapping[int, Instruction], roster: Roster, global_vector: Tensor
 ) -> dict[int, Tensor]:
-    """Client id to the model ``[P]`` that it would start from, where that is not the global one."""
+    """Client id to the model ``[P]`` that it would use, where that is not the global one."""
     models = {}
     for client, instruction in instructions.items() if personalizer is not None else ():
         with at(roster.locals[client]) as local:
-            model = personalizer.receive(local, instruction)  # type: ignore[union-attr]
+            model = personalizer.own(local, instruction)  # type: ignore[union-attr]
         if model is not global_vector:
             models[client] = model
     return models

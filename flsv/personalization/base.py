@@ -59,6 +59,10 @@ class Personalizer(Strategy):
         """At the client: the model ``[P]`` that it starts from. By default what it is sent, else what it has kept."""
         return local.state[OWN_MODEL] if instruction.start is None else instruction.start
 
+    def own(self, local: LocalData, instruction: Instruction) -> Tensor:
+        """At the client: the model ``[P]`` that it uses, and is tested with. By default the one that it starts from."""
+        return self.receive(local, instruction)
+
     def keep(self, local: LocalData) -> None:
         """At the client, after its training: put what it will go on from into its state, where that is its own."""
 

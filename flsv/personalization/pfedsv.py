@@ -9,6 +9,11 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
 - The weight of the own model: :func:`flsv.functional.personalised_weights`.
 - U(empty) = 0 credits whoever is better than nothing: a model that knows one of a client's two classes is worth about a
   quarter to it even where it harms the mixture. ``safeguard`` lets the client refuse such a mixture.
+- ``game="joining"`` and ``shared`` are ours. The paper's game credits a model with what it can do by itself, and its
+  clients drift apart, so that averages of their models are worse than each. In the joining game a client's own model is
+  a member of every coalition, U(empty) is its own accuracy, and a model is worth what it adds. Clients that start from
+  the shared model have models that can be averaged; the mixture is then what a client uses, not what it trains on.
+  docs/results/pfedsv.md says where that helps.
 - Partial participation, on which the paper is silent: the server keeps everybody's last upload, so that clients outside
   the cohort can be downloaded too, as they were; who has not uploaded yet cannot.
 """
@@ -48,7 +53,7 @@ class PFedSV(Personalizer):
 
     A client's first round starts from the run's initial model: the server has no global one to give, except in
     ``mode="extractor"``, where only the classifier is personalised and all else is the new global model's (with
-    FedAvg, the paper's).
+    FedAvg, the paper's), and where ``shared`` is above 0.
 
     Args:
         metric: the name of a :class:`flsv.metrics.DomainRelevance` among the loop's metrics.
@@ -64,13 +69,13 @@ class PFedSV(Personalizer):
             the paper.
 
     Raises:
-        ConfigurationError: an argument out of range; before the first round, clients without validation samples, or a
-            classifier that is not there.
+        ConfigurationError: an argument out of range, ``shared`` or the joining game with what they replace; before the
+            first round, clients without validation samples, or a classifier that is not there.
 
     Example:
         >>> PFedSV(k=3)
         PFedSV(metric='relevance', k=3, permutations_factor=3, self_weight='mean', mode='model', explore='score', \
-classifier=None, safeguard=False)
+classifier=None, safeguard=False, game='coalition', shared=0.0)
     """
 
     gives_peer_values = True
@@ -90,6 +95,8 @@ classifier=None, safeguard=False)
         explore: Explore = "score",
         classifier: list[str] | None = None,
         safeguard: bool = False,
+        game: Literal["coalition", "joining"] = "coalition",
+        shared: float = 0.0,
     ) -> None:
         for name, value in (("k", k), ("permutations_factor", permutations_factor)):
             check_number(self, name, value, least=1, whole=True)
@@ -97,11 +104,22 @@ classifier=None, safeguard=False)
             raise ConfigurationError(f'PFedSV(mode={mode!r}): expected "model" or "extractor".')
         if classifier is not None and mode == "model":
             raise ConfigurationError('PFedSV(classifier=...) is for mode="extractor"; leave it out.')
+        if game not in ("coalition", "joining"):
+            raise ConfigurationError(f'PFedSV(game={game!r}): expected "coalition" or "joining".')
+        if game == "joining" and (safeguard or self_weight != "mean"):
+            raise ConfigurationError(
+                'PFedSV(game="joining") finds the weight of the own model on the validation split, and may keep all of '
+                "it: leave safeguard and self_weight out."
+            )
+        check_number(self, "shared", shared, least=0, most=1)
+        if shared and mode == "extractor":
+            raise ConfigurationError('PFedSV(mode="extractor") shares the extractor already: leave shared out.')
         check_self_weight(self_weight)
         check_explore(explore)
         self.metric: str = metric
         self.k, self.permutations_factor, self.self_weight, self.mode = k, permutations_factor, self_weight, mode
         self.explore, self.classifier, self.safeguard = explore, classifier, safeguard
+        self.game, self.shared = game, shared
         self._initial = torch.zeros(0)
         self._uploads: dict[int, Tensor] = {}
         self._cohort: list[int] = []
@@ -124,6 +142,8 @@ classifier=None, safeguard=False)
         self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
+        if self.shared:
+            return state.model()
         if client in self._uploads:
             return None  # it has chosen a model since
         model = state.model()
@@ -137,11 +157,18 @@ classifier=None, safeguard=False)
 
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
         start = super().receive(local, instruction)
+        if 0 < self.shared < 1 and OWN_MODEL in local.state:
+            return torch.lerp(local.state[OWN_MODEL].to(start), start, self.shared)
         if "extractor" in instruction.tensors:
             assert self._personal is not None
             start = start.clone()
             start[~self._personal.to(start.device)] = instruction.tensors["extractor"]
         return start
+
+    def own(self, local: LocalData, instruction: Instruction) -> Tensor:
+        if self.shared and OWN_MODEL in local.state:
+            return local.state[OWN_MODEL]
+        return self.receive(local, instruction)
 
     def personalize(self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]) -> Personalized:
         assert round.server_vector is not None
@@ -161,6 +188,7 @@ classifier=None, safeguard=False)
             permutations_factor=self.permutations_factor,
             self_weight=self.self_weight,
             safeguard=self.safeguard,
+            game=self.game,
         )
         relevance = dict(zip(cohort, self._relevance(contributions)[cohort]))
 
@@ -203,6 +231,7 @@ def collaborate(
     permutations_factor: int,
     self_weight: SelfWeight,
     safeguard: bool,
+    game: str,
     generator: Generator,
 ) -> Tensor:
     """At a client: what every model is worth to it. Its own next one it keeps.
@@ -217,10 +246,11 @@ def collaborate(
         permutations_factor: as of :class:`PFedSV`.
         self_weight: likewise.
         safeguard: likewise.
+        game: likewise.
         generator: of the orders of the players, where not all coalitions are evaluated.
 
     Returns:
-        Shapley values ``[s]``, the own model's first.
+        Shapley values ``[s]``, the own model's first; in the joining game that is its accuracy.
     """
     assert local.model is not None
     base = local.model
@@ -229,24 +259,40 @@ def collaborate(
         base[~personal.to(base.device)] = extractor
     models = torch.stack([picked(local.model, personal), *others])
 
+    def judged(mixtures: Tensor, by: str = "accuracy") -> Tensor:
+        chunks = mixtures.split(max(_CHUNK // len(base), 1))
+        return torch.cat([local.evaluate(placed(each, base, personal)).value(by) for each in chunks])
+
     def utility(masks: Tensor) -> Tensor:
         result = torch.zeros(len(masks), dtype=torch.float64)
         somebody = masks.any(1).nonzero().flatten()
         for rows in somebody.split(max(_CHUNK // len(base), 1)):
             shares = masks[rows] / masks[rows].sum(1, keepdim=True)
-            result[rows] = local.evaluate(placed(shares.to(models) @ models, base, personal)).value("accuracy")
+            result[rows] = judged(shares.to(models) @ models)
         return result
 
-    players = len(models)
-    budget = permutations_factor * players * (players - 1) + 2
-    values = permutation_shapley(utility, players, budget=budget, generator=generator).values
+    def joining(masks: Tensor) -> Tensor:
+        return utility(torch.cat([torch.ones(len(masks), 1, dtype=torch.bool), masks], dim=1))
+
+    players, joins = len(models), game == "joining"
+    if joins:
+        values = torch.cat([utility(torch.eye(1, players).bool()), torch.zeros(players - 1, dtype=torch.float64)])
+        if players > 1:
+            budget = permutations_factor * (players - 1) * players + 2
+            values[1:] = permutation_shapley(joining, players - 1, budget=budget, generator=generator).values
+    else:
+        budget = permutations_factor * players * (players - 1) + 2
+        values = permutation_shapley(utility, players, budget=budget, generator=generator).values
     cut = num_parameters if personal is None else int(personal[:num_parameters].sum())
     distances = (models - models[0])[:, :cut].norm(dim=1)
-    weights = personalised_weights(values, distances.to(values), own=0, self_weight=self_weight)
+    weights = personalised_weights(values, distances.to(values), own=0, self_weight="exclude" if joins else self_weight)
     mixed = keep_common(weights.to(models) @ models, models)
-    if safeguard:
-        candidates = placed(torch.stack([models[0], mixed]), base, personal)
-        before, after = local.evaluate(candidates).value("accuracy").tolist()
+    if joins:
+        steps = torch.linspace(0, 1, 11).to(models)[:, None]
+        path = keep_common(torch.lerp(models[0].expand(11, -1), mixed.expand(11, -1), steps), models)
+        mixed = path[int(judged(path, "negative_loss").argmax())]  # of equals the first: the least step
+    elif safeguard:
+        before, after = judged(torch.stack([models[0], mixed])).tolist()
         mixed = mixed if after >= before else models[0].clone()
     local.state[OWN_MODEL] = placed(mixed, base, personal)
     return values

@@ -1,24 +1,16 @@
-"""pFedSV's comparison at the size of a test, and its report on made-up results."""
+"""pFedSV's tables at the size of a test, and their report on made-up results."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from dataclasses import replace
-from pathlib import Path
-from types import ModuleType
 
+import pfedsv_communication
+import pfedsv_table
 import pytest
 import torch
+from pfedsv_cells import METHODS, cells, comparison, judged, measured, relevance
+from table_runs import CONFIGS, Cell, built, federated_loop
 from torch import Tensor
-
-ROOT = os.environ.get("FLSV_DATA_ROOT")
-
-
-@pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    return importlib.import_module("pfedsv_table")
 
 
 @pytest.fixture(autouse=True)
@@ -26,113 +18,163 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
 
 
-RING = torch.eye(10) + torch.eye(10).roll(1, 1)  # each client shares a class with the one before and the one after
-TRUTH = RING @ RING.T > 0
+SMALL = {
+    "data.source": "digits",
+    "data.max_samples": None,
+    "model.init_args.network": "softmax",
+    "trainer.max_epochs": 2,
+}
 
 
-def made_up(tool: ModuleType, accuracy: float, relevance: Tensor | None = None, trained: float | None = None):  # type: ignore[no-untyped-def]
-    values = {"received": torch.full((10,), accuracy), "trained": torch.full((10,), trained or accuracy)}
-    downloads = torch.cat([torch.full((2, 10), 5.0), torch.full((18, 10), 2.0)])
-    return tool.Result(values, RING * 50, relevance, downloads, 1.5)
+def small(row: str, partition: str = "pathological", clients: int = 10) -> Cell:
+    (cell,) = (c for c in comparison(partition, "MNIST", clients, False, [0]) if c.row == row)
+    more = {"data.partitioner.init_args.min_samples": 20} if partition == "Dirichlet" else {}
+    return replace(cell, overrides={**cell.overrides, **SMALL, **more})
 
 
-def results(tool: ModuleType, ours: float, scores: Tensor, late: int = 2):  # type: ignore[no-untyped-def]
-    """All pairs are looked at in round ``late``, with these scores."""
-    relevance = scores.expand(20, 10, 10).clone()
-    relevance[: late - 1] = float("nan")
-    setting = tool.DEFAULT[0]
-    made = {}
-    for seed in (0, 1):
-        made[tool.Job(setting, "Separate", seed)] = made_up(tool, 0.9)
-        made[tool.Job(setting, "FedAvg", seed)] = made_up(tool, 0.5, trained=0.91)
-        made[tool.Job(setting, "pFedSV", seed)] = made_up(tool, ours, relevance)
-    return made
+# ---- cells
 
 
-def test_checks_that_are_met(tool: ModuleType) -> None:
-    made = results(tool, 0.95, TRUTH.float() - 0.5)
-    text = tool.checks(made, tool.DEFAULT)
-    assert text.count("**met**") == 4
-    assert "not met" not in text
-    assert "pFedSV above FedAvg+FT: **met** (95.00 ± 0.00 against 91.00 ± 0.00)" in text
-    assert "above pFedSV (95.00): none" in text
+@pytest.mark.parametrize("full", [False, True])
+def test_every_cell_has_its_files(full: bool) -> None:
+    made = cells(full, [0])
+    assert len({cell.key for cell in made}) == len(made)
+    assert {cell.row for cell in made} >= set(METHODS)
+    for file in {file for cell in made for file in cell.files}:
+        assert (CONFIGS / file).is_file()
 
 
-def test_checks_that_are_not(tool: ModuleType) -> None:
-    made = results(tool, 0.905, -TRUTH.float(), late=4)  # 10 clients, 2 relevant, k = 5: the bound is 3 rounds
-    text = tool.checks(made, tool.DEFAULT)
-    assert text.count("**not met**") == 3
-    assert "pFedSV above Separate: **met**" in text
-    assert "pFedSV above FedAvg+FT: **not met**" in text
-    assert "rounds: **not met** (0.000, 0.000)" in text
-    assert "bound: **not met** (0 of 20 clients)" in text
-    assert "above pFedSV (90.50): FedAvg+FT 91.00" in text
+def test_the_full_preset_is_the_papers() -> None:
+    made = {cell.column: cell for cell in cells(True, [0]) if cell.row == "pFedSV"}
+    assert len(made) == 16
+    for column in ("pathological, MNIST", "Dirichlet, CIFAR-10", "pathological, CIFAR-100, 100 clients"):
+        cell = made[column]
+        with built(replace(cell, overrides={**cell.overrides, "trainer.accelerator": "cpu"}), "data") as cli:
+            loop, rounds = federated_loop(cli.trainer), cli.trainer.max_epochs
+            optimizer = cli.config.model.init_args.optimizer.init_args
+            clients = cli.datamodule.partitioner.num_clients
+        assert cli.datamodule.split_options.max_samples is None
+        assert cli.config.model.init_args.network == "mcmahan_cnn"
+        assert loop.local_epochs == 5
+        assert optimizer.lr == (0.1 if "CIFAR" in column else 0.01)
+        expected = (100, 100, 10) if "100 clients" in column else (10, 20, None)
+        assert (clients, rounds, getattr(loop.sampler, "cohort_size", None)) == expected
 
 
-def test_discovery(tool: ModuleType) -> None:
-    relevance = torch.full((3, 10, 10), float("nan"))
-    relevance[1:, 0] = 1.0  # client 0 has looked at everybody after the second round
-    relevance[0, 1, [0, 2]] = -1.0  # client 1 at its two after the first
-    relevance[:, 2, 1] = 1.0  # client 2 at one of them only
-    found = tool.discovery(made_up(tool, 0.9, relevance), tool.DEFAULT[0])
-    assert found[:3] == [(2, 3), (1, 3), (None, 3)]
+def test_all_make_the_same_number_of_gradient_steps() -> None:
+    """A batch of pFedMe's has five passes, so it makes a fifth of the local epochs."""
+    steps = {row: measured(small(row), "data")["steps"] for row in ("Separate", "FedAvg", "pFedMe", "FedAMP")}
+    assert len(set(steps.values())) == 1
 
 
-def test_report(tool: ModuleType) -> None:
-    made = results(tool, 0.95, TRUTH.float() - 0.5)
-    made[tool.Job(tool.DEFAULT[0], "pFedSV", 0, 2.0)] = made_up(tool, 0.6)
-    text = tool.report(made, tool.DEFAULT)
-    assert "| pFedSV (received) | **95.00 ± 0.00** | - |" in text
-    assert "| FedAvg+FT (trained) | 91.00 ± 0.00 | - |" in text
-    assert "| pathological, MNIST, 10 clients, pFedSV | 1.00 ± 0.00 | 1.00 ± 0.00 | 100 % | 0 % | 2 | 3 |" in text
-    assert "| pFedSV | 2 | 11.48 | 60.00 ± 0.00 |" in text  # gaussian_epsilon's own example
-    assert tool.figure_7(made, tool.DEFAULT[0]) is not None
-    assert tool.figure_7({}, tool.DEFAULT[0]) is None
+def test_pfedsv_and_its_judgement() -> None:
+    found = measured(small("pFedSV"), "data")
+    assert len(found["received"]) == len(found["trained"]) == len(found["found"]) == 10
+    assert 0 <= found["auroc"] <= 1
+    assert 0 <= found["distance_auroc"] <= 1
+    assert torch.tensor(found["relevance"]).shape == torch.tensor(found["overlap"]).shape == (10, 10)
+    assert len(found["downloads"]) == 2
+    assert all(2 <= count <= 7 for count in found["downloads"])
 
 
-def test_communication(tool: ModuleType) -> None:
+def test_algorithms_are_those_of_their_files() -> None:
+    loops = {}
+    for row in METHODS:
+        with built(small(row, "Dirichlet"), "data") as cli:
+            loops[row] = federated_loop(cli.trainer)
+            assert cli.config.data.client_test_fraction == 0.6
+    assert loops["FedProx"].client_algorithm.mu == 0.01
+    assert loops["FedAMP"].personalizer.self_weight == 0.5
+    assert loops["pFedMe"].local_epochs == 1
+    assert loops["FedAvg"].local_epochs == 5
+    assert [loops[row].personalizer.safeguard for row in ("pFedSV", "pFedSV, safeguarded")] == [False, True]
+    assert loops["pFedSV, shared extractor"].personalizer.mode == "extractor"
+
+
+def test_100_clients_and_noise() -> None:
+    with built(small("FedFomo", clients=100), "data") as cli:
+        assert federated_loop(cli.trainer).sampler.cohort_size == 10
+        assert cli.datamodule.partitioner.num_clients == 100
+    with built(small("pFedSV, sigma 2"), "data") as cli:
+        assert federated_loop(cli.trainer).privacy.noise_multiplier == 2.0
+
+
+def test_figure_2_has_five_clients_and_three() -> None:
+    for cell in relevance([0]):
+        with built(replace(cell, overrides={**cell.overrides, **SMALL}), "data") as cli:
+            cli.datamodule.setup("fit")
+            counts = cli.datamodule.class_counts
+        assert len(counts) == (3 if cell.row == "A to C" else 5)
+        assert (counts[0] > 0).tolist() == [True, False] * 5
+        assert (counts[2] > 0).nonzero().flatten().tolist() == [6, 8]
+
+
+# ---- what is measured
+
+
+def test_judged() -> None:
+    """Client 0 has looked at everybody after round 2, client 1 at its two after round 1, client 2 never at one."""
+    ring = torch.eye(6) + torch.eye(6).roll(1, 1)
+    truth = (ring @ ring.T > 0).fill_diagonal_(False)
+    scores = torch.full((3, 6, 6), float("nan"))
+    scores[1:, 0] = truth[0].float() - 0.5
+    scores[:, 1, [0, 2]] = 0.5
+    scores[:, 2, 1] = -0.5
+    found = judged(scores, truth)
+    assert found["found"] == [2, 1, None, None, None, None]
+    assert found["bound"] == [2] * 6
+    # Relevant: .5 .5 .5 .5 -.5; others: -.5 three times. 12 wins and 3 ties of 15.
+    assert found["auroc"] == pytest.approx(13.5 / 15)
+    assert found["above"] == [pytest.approx(100 * 4 / 12), 0.0]
+
+
+# ---- the report
+
+
+def made_up(value: float, seed: int, scores: Tensor | None = None) -> dict:
+    result = {"received": [value + seed] * 10, "trained": [value + seed + 1] * 10, "steps": 20.0, "cpu": 3.0}
+    result["distance_auroc"] = 0.75
+    if scores is not None:
+        truth = (scores > 0).fill_diagonal_(False)
+        result |= {**judged(scores.expand(12, 10, 10), truth), "relevance": scores.tolist(), "downloads": [5.0] * 20}
+        result["overlap"] = truth.float().tolist()
+    return result
+
+
+RING = torch.eye(10) + torch.eye(10).roll(1, 1)
+SCORES = (RING @ RING.T > 0).float() - 0.5
+RESULTS = {
+    (row, column, seed): made_up(value, seed, SCORES if "pFedSV" in row else None)
+    for seed in (0, 1, 2)
+    for column in ("pathological, MNIST", "Dirichlet, MNIST")
+    for row, value in (("Separate", 90.0), ("FedAvg", 70.0), ("pFedSV", 88.0 + seed / 10), ("pFedSV, sigma 2", 60.0))
+} | {(row, "figure 2, MNIST", s): made_up(v, s) for s in (0, 1) for row, v in (("A to E", 50.0), ("A to C", 60.0))}
+
+
+def test_report() -> None:
+    text = pfedsv_table.report(RESULTS, [])
+    for title in ("Table I:", "Table II:", "Tables III and IV", "Figure 2", "Figures 3 and 7", "Figures 8 to 10"):
+        assert f"## {title}" in text
+    assert "| Separate (received) | **91.0 ± 1.0** |" in text
+    assert "| FedAvg+FT (trained) | 72.0 ± 1.0 |" in text
+    assert text.count("| pFedSV | **-1.90 [-2.15, -1.65]** against Separate |") >= 2
+    assert "| FedAvg+FT | **+17.10 [" in text
+    assert "| pFedSV, sigma 2 | 11.5 |" in text  # gaussian_epsilon's own example, 20 rounds
+    assert "| A to E | **+10.00 [+10.00, +10.00]** |" in text
+    assert "| pathological, MNIST, pFedSV | 1.00 ± 0.00 | 1.00 ± 0.00 | 100 ± 0 | 0 ± 0 | 30 of 30 | 30 of 30 |" in text
+
+
+def test_figure_7() -> None:
+    assert len(pfedsv_table.figure_7(RESULTS).axes) == 4  # two panels with their scales
+    with pytest.raises(ValueError, match="no kept cell"):
+        pfedsv_table.figure_7({})
+
+
+def test_communication() -> None:
     """LeNet-5: 20 models up; down 2 x 5 + 18 x 2 = 46, of which, with a shared extractor, 20 extractors."""
-    text = tool.pfedsv_communication.report(torch.cat([torch.full((2, 3), 5), torch.full((18, 3), 2)]))
+    text = pfedsv_communication.report(torch.cat([torch.full((2, 3), 5), torch.full((18, 3), 2)]))
     row = next(line for line in text.splitlines() if line.startswith("| LeNet-5 |"))
     size, head = 44426, 84 * 10 + 10
     both, dynamic, fixed, fedavg = 20 * size + 20 * (size - head) + 46 * head, 66 * size, 120 * size, 40 * size
     expected = [f"{number / 1e6:.2f}" for number in (both, dynamic, fixed, fixed, fedavg, fedavg)]
     assert [cell.strip() for cell in row.split("|")][5:11] == expected
-
-
-def test_the_full_preset_is_the_papers(tool: ModuleType) -> None:
-    settings = tool.full()
-    assert len(settings) == 16
-    assert {(s.clients, s.cohort, s.rounds) for s in settings} == {(10, None, 20), (100, 10, 100)}
-    assert {(s.source, s.lr) for s in settings} == {
-        ("mnist", 0.01),
-        ("fashion_mnist", 0.01),
-        ("cifar10", 0.1),
-        ("cifar100", 0.1),
-    }
-    assert all(s.network == "mcmahan_cnn" and s.samples is None and s.local_epochs == 5 for s in settings)
-
-
-def test_everyone_at_last(tool: ModuleType) -> None:
-    federation = sys.modules["pfedsv_federation"]
-    sampler, draw = federation.EveryoneAtLast(2, rounds=3), torch.Generator().manual_seed(0)
-    assert [len(sampler.sample(7, {}, draw, index)) for index in range(3)] == [2, 2, 7]
-
-
-@pytest.mark.skipif(ROOT is None or not Path(ROOT, "MNIST").is_dir(), reason="FLSV_DATA_ROOT has no MNIST")
-def test_jobs(tool: ModuleType) -> None:
-    tiny = replace(tool.DEFAULT[0], samples=1000, rounds=2, local_epochs=1, network="softmax")
-    few = replace(tiny, cohort=3)
-    jobs = [tool.Job(tiny, "pFedSV", 0), tool.Job(tiny, "FedEM", 0), tool.Job(tiny, "FedAvg", 0, 1.0)]
-    jobs += [tool.Job(few, "pFedMe", 0)]
-    made = {job: tool.run(job, ROOT) for job in jobs}
-    for result in made.values():
-        assert result.accuracy["received"].shape == result.accuracy["trained"].shape == (10,)
-        assert result.class_counts.sum() == 200
-    ours = made[jobs[0]]
-    assert ours.relevance is not None
-    assert ours.relevance.shape == (2, 10, 10)
-    assert (ours.downloads[0] == 6).all()  # the first model, too
-    assert (made[jobs[2]].downloads == 1).all()
-    assert (made[jobs[3]].downloads.sum(1) == torch.tensor([3.0, 10.0])).all()
-    assert "| pFedSV (received) |" in tool.report(made, [tiny, few])

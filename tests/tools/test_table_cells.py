@@ -117,7 +117,7 @@ def test_a_file_that_changes_is_another_version(tmp_path: Path, monkeypatch: pyt
 
 def test_one_that_fails_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
-    with pytest.raises(CellsFailed, match=r"1 of 3 cells failed:\nbad, c, seed 0: no such thing"):
+    with pytest.raises(CellsFailed, match=r"1 of 3 cells failed, the first:\nbad, c, seed 0: no such thing"):
         finish(cells("failing", ["one", "bad", "last"]), Kept(kept), str(tmp_path), workers=1)
     assert {json.loads(line)["row"] for line in kept.read_text().splitlines()} == {"one", "last"}
 

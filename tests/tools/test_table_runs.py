@@ -72,6 +72,13 @@ def test_the_command_is_the_same_run(tmp_path: Path) -> None:
     assert global_accuracy(replace(cell, seed=2), "data")["accuracy"] != found["accuracy"]
 
 
+def test_columns_by_name_or_by_its_beginning() -> None:
+    cells = [replace(CELL, column=column) for column in ("a, MNIST", "a, MNIST, 100 clients", "b")]
+    assert table_presets._columns(cells, ["a, MNIST"]) == {"a, MNIST"}
+    assert table_presets._columns(cells, ["a"]) == {"a, MNIST", "a, MNIST, 100 clients"}
+    assert table_presets._columns(cells, ["b", "c"]) == {"b"}
+
+
 def test_operators_are_counted() -> None:
     with Operators() as count:
         torch.ones(2, 3) @ torch.ones(3, 4)
@@ -93,6 +100,8 @@ def test_the_estimate_follows_rounds_and_batches() -> None:
     )
     assert found["gpu_seconds"] == pytest.approx(expected * 2 * passes / short_passes)
     assert not table_runs.WATCHING
+    twice = replace(cell, overrides={**cell.overrides, "federation.local_epochs": 2})
+    assert work_of(twice, "data") == (2, 2 * passes)
     longer = counted(replace(cell, overrides={**cell.overrides, "trainer.max_epochs": 20}), short, "data")
     assert longer["gpu_seconds"] == pytest.approx(10 * found["gpu_seconds"])
 
@@ -108,6 +117,8 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     main(preset, None, [*arguments, "--full", "--short"])
     assert "hours on one GPU" in (tmp_path / "out.md").read_text()
     assert not (tmp_path / "kept.jsonl").exists()
+    main(preset, None, [*arguments, "--finished"])
+    assert "0 of 5 cells are finished." in (tmp_path / "out.md").read_text()
     main(preset, None, [*arguments, "--list", "--seeds", "2"])
     assert capsys.readouterr().out.count("--config configs/fedprox.yaml --seed_everything=1") == 1
     with pytest.raises(SystemExit):

@@ -133,7 +133,7 @@ class Site:
         return update_packet(visit.update)
 
     def _test(self, packet: Packet) -> Packet:
-        """The accuracy of the model that this site would start from, on its own test samples."""
+        """The accuracy of the model that this site would use, on its own test samples."""
         instruction = read_instruction(packet)
         kept = self._memory(packet).before(instruction.round_index + 1)
         tested = _Asked(partial(self._accuracy, instruction, kept))
@@ -144,7 +144,7 @@ class Site:
         space, local = self._open(kept, trainer)
         personalizer: Any = self._settings.strategies.get("personalizer")
         with at(local):
-            start = instruction.start if personalizer is None else personalizer.receive(local, instruction)
+            start = instruction.start if personalizer is None else personalizer.own(local, instruction)
             assert start is not None
             space.write(trainer.lightning_module, start)
             space.write_private(trainer.lightning_module, dict(local.private))

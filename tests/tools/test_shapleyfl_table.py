@@ -1,0 +1,132 @@
+"""ShapleyFL's tables at the size of a test: cells, exact values of 20 players' kin, and the report."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import shapleyfl_estimators
+import shapleyfl_table
+import torch
+from shapleyfl_table import METHODS, SCENARIOS, betas, cells, clinics, comparison, measured
+from table_runs import CONFIGS, built, federated_loop
+from torch import nn
+
+from flsv.functional.shapley import exact_shapley
+from flsv.parameters import ParameterSpace
+
+DIGITS = {"data.source": "digits", "data.max_samples": None, "model.init_args.network": "softmax"}
+
+
+@pytest.fixture(autouse=True)
+def seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
+
+
+def small(row: str, scenario: str):  # type: ignore[no-untyped-def]
+    (cell,) = (
+        c for c in comparison("Fashion-MNIST", False, [1]) if c.row == row and c.column == f"Fashion-MNIST, {scenario}"
+    )
+    return replace(cell, overrides={**cell.overrides, **DIGITS, "trainer.max_epochs": 2})
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_every_cell_has_its_files(full: bool) -> None:
+    made = cells(full, [0, 1])
+    assert len({cell.key for cell in made}) == len(made)
+    assert {cell.column.partition(", ")[2] for cell in made if cell.row == "AFedSV+"} >= set(SCENARIOS)
+    assert {cell.row for cell in made} >= set(METHODS)
+    for file in {file for cell in made for file in cell.files}:
+        assert (CONFIGS / file).is_file()
+
+
+@pytest.mark.parametrize(
+    ("row", "scenario", "ranked"),
+    [("AFedSV+", "closed-set noise", True), ("AFedSV", "gradient poisoning", True), ("S-FedAvg", "long tail", False)],
+)
+def test_a_cell(row: str, scenario: str, ranked: bool) -> None:
+    result = measured(small(row, scenario), "data")
+    assert 0 < result["accuracy"] <= 100
+    assert 0 <= result["auroc"] <= 1 if ranked else result["auroc"] != result["auroc"]
+    assert result["cpu"] > 0
+
+
+def test_rows_differ_in_what_they_say_they_do() -> None:
+    """One cohort size and one partition for all; FedSV's softmax and its sum; S-FedAvg's two temperatures."""
+    loops, partitions = {}, set()
+    for row in METHODS:
+        with built(small(row, "open-set noise"), "data") as cli:
+            loops[row] = federated_loop(cli.trainer)
+            partitions.add(repr(cli.datamodule.partitioner))
+    assert len(partitions) == 1
+    sizes = {getattr(each.sampler, "expected_cohort", None) or each.sampler.cohort_size for each in loops.values()}
+    assert sizes == {6}
+    assert loops["FedProx"].client_algorithm.mu == 0.01
+    assert loops["AFedSV"].metrics["ssv"].beta == loops["AFedSV+"].metrics["ssv"].beta == 0.7
+    kinds = {row: type(loop.aggregator).__name__ for row, loop in loops.items()}
+    assert (kinds["FedSV"], kinds["FedSV, by the sum"]) == ("ShapleySoftmax", "ShapleyWeighted")
+    temperatures = [loops[row].sampler.temperature for row in ("S-FedAvg", "S-FedAvg, temperature 0.1")]
+    assert temperatures == [1.0, 0.1]
+
+
+def test_beta_and_clinics() -> None:
+    for cell in betas(False, [0])[:2]:
+        with built(replace(cell, overrides={**cell.overrides, **DIGITS}), "data") as cli:
+            assert federated_loop(cli.trainer).metrics["ssv"].beta == float(cell.row.split()[1])
+    for cell in clinics(False, [0]):
+        assert "flsv.sampling.FullParticipation" in cell.command
+        assert cell.row != "AFedSV+"
+
+
+# ---- table 3
+
+
+def test_utilities_are_those_of_the_averaged_models() -> None:
+    """Against torch's own forward pass of every coalition's average."""
+    draw = torch.Generator().manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+    space = ParameterSpace(network)
+    vectors, start = torch.randn(4, space.size, generator=draw), torch.randn(space.size, generator=draw)
+    images, labels = torch.randn(40, 1, 2, 3, generator=draw), torch.randint(3, (40,), generator=draw)
+    table = shapleyfl_estimators.utilities(vectors, start, images, labels)
+    for coalition in range(16):
+        members = [i for i in range(4) if coalition >> i & 1]
+        space.write(network, vectors[members].mean(0) if members else start)
+        assert float(table[coalition]) == pytest.approx(float((network(images).argmax(1) == labels).double().mean()))
+
+
+def test_exact_values() -> None:
+    table = torch.rand(2**5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    expected = exact_shapley(lambda masks: table[masks.long() @ (2 ** torch.arange(5))], 5).values
+    torch.testing.assert_close(shapleyfl_estimators.exact_values(table, 5), expected)
+
+
+def test_errors_of_estimators(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shapleyfl_estimators, "PERMUTATIONS", (8, 64))
+    cell = shapleyfl_estimators.cells(False, [0])[0]
+    five = {"num_clients": 6, "shards_per_client": 3, "seed": 0}
+    partitioner = {"class_path": "flsv.data.ShardPartitioner", "init_args": five}
+    overrides = {**cell.overrides, **DIGITS, "data.partitioner": partitioner}
+    found = shapleyfl_estimators.errors(replace(cell, overrides=overrides), "data")["errors"]
+    assert set(found) == set(shapleyfl_estimators.ESTIMATORS)
+    for name, (few, many) in found.items():
+        # 384 distinct coalitions are all there are; a truncated walk stays away from some of them.
+        assert many <= few + 1e-9 if name != "TMC" else many < 0.1
+    assert found["MC"][1] == pytest.approx(0, abs=1e-6)
+    text = "\n".join(shapleyfl_estimators.report({("all", "estimators, digits", s): {"errors": found} for s in (0, 1)}))
+    assert "| 8 permutations | 64 permutations |" in text
+    assert "| DMC, algorithm 3 |" in text
+
+
+def test_report() -> None:
+    results = {}
+    for cell in comparison("Fashion-MNIST", False, [0, 1, 2]) + betas(False, [0, 1]) + clinics(False, [0, 1]):
+        value = 50 + cell.seed + (5 + 0.1 * cell.seed if cell.row == "AFedSV" else 0)
+        results[cell.key] = {"accuracy": value, "balanced_accuracy": value, "cpu": 1.0, "auroc": 0.5}
+    text = shapleyfl_table.report(results, [])
+    assert "## Figure 2: Fashion-MNIST" in text
+    assert "Figure 1" not in text
+    assert text.count("| AFedSV | **+5.10 [") == 1  # figure 2, three seeds
+    assert text.count("| AFedSV | **+5.05 [") == 1  # figure 3, two
+    assert text.count("| beta 0.7 |") == 2
+    assert text.count("## ") == 3
