@@ -228,8 +228,11 @@ def report_sweep(results: Results, source: str) -> str:
     parts = []
     for kind in ("normalised", "as they are"):
         gains = {(a, b): gain(results, column, f"{a:g}, {b:g}, {kind}", "FedAvg") for a, b in numbers}
+        gains = {place: each for place, each in gains.items() if each.pairs}  # fewer where not all cells are finished
+        if not gains:
+            continue
         table = [["a \\ b", *(f"{b:g}" for b in every_b)]]
-        table += [[f"{a:g}", *(str(gains[a, b]) for b in every_b)] for a in every_a]
+        table += [[f"{a:g}", *(str(gains.get((a, b), "-")) for b in every_b)] for a in every_a]
         best = max(gains, key=lambda place: gains[place].mean)
         step = "" if kind == "normalised" else f", where the weights sum to {raw_sum(*best):.2g}"
         parts.append(
