@@ -1,37 +1,42 @@
-"""The federations of Guo et al.'s comparison (``guo_table.py``): settings, algorithms, runs."""
+"""The federations of Guo et al.'s comparison (``guo_table.py``): which configurations, and what is measured.
+
+A column is an experiment: data, network and scenario. The cells of the comparison are three runs, of which each gives
+the values of several algorithms: the paper's own aggregation, FedAvg whose updates rebuild sub-models, and FedAvg
+trained anew for every coalition.
+"""
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import lightning as L
 import torch
-import yaml
-from common import be_quiet, build, quiet_trainer
+from common import quiet_trainer
+from lightning.pytorch.accelerators import CPUAccelerator
+from table_runs import Cell, Measured, built, federated_loop
 from torch import Tensor
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
-from flsv.aggregation import DivergenceWeighted, FedAvg
+from flsv import FederatedDataModule
+from flsv.cli.own_models import OwnModels
+from flsv.cli.parser import FederatedCLI
 from flsv.functional import (
     MULTI_ROUND_INDICES,
     ShapleyEstimate,
     exact_shapley,
+    label_divergence,
     permutation_shapley,
     stratified_shapley,
 )
 from flsv.games.retraining import RetrainedUtility
-from flsv.metrics import DecayedShapley, OneRoundShapley
 from flsv.sampling import FixedCohort
 from flsv.seeding import generator_for
 
-CONFIGS = Path(__file__).parents[1] / "configs" / "scenarios"
-SOURCES = ("mnist", "fashion_mnist")
+SOURCES, NETWORKS = ("mnist", "fashion_mnist"), ("softmax", "lenet5")
 SCENARIOS = {
     "same": "same distribution and size: the five values within 10 % of each other",
     "sizes": "same distribution, 2, 3, 4, 5 and 6 of 20 parts: values increase with size",
@@ -41,79 +46,247 @@ SCENARIOS = {
 }
 OURS, OURS_FIXED, OURS_RAW = "ours, renormalised", "ours, fixed", "ours, not divided by the round's sum"
 RETRAINING = ("exact", "TMC", "K-subset")
-ALGORITHMS = (OURS, OURS_FIXED, OURS_RAW, *RETRAINING, "OR", "MR", "TMR")
-OMEGA = 0.8
+REBUILDING = ("OR", "SOR", "MR", "TMR")
+ALGORITHMS = (OURS, OURS_FIXED, OURS_RAW, *RETRAINING, *REBUILDING)
 TMC_ORDERS, TMC_TRUNCATION, K_SUBSET_BUDGET = 15, 0.01, 20
 
+# The paper names neither network, learning rate nor batch size; its authors' code is softmax regression in batches of
+# 100 with a rate of 0.1. In the preset for two cores softmax regression gains in every round; LeNet5, which is not the
+# paper's, needs momentum to leave the plateau at which it starts within a few rounds.
+LR, MOMENTUM = "model.init_args.optimizer.init_args.lr", "model.init_args.optimizer.init_args.momentum"
+TOTAL, VALIDATION = "data.partitioner.init_args.total", "data.server_val_fraction"
+ROUNDS, RATE = "trainer.max_epochs", "federation.server_lr"
+PRESETS: dict[str, dict[str, Any]] = {
+    "softmax": {LR: 0.01, MOMENTUM: 0.0, "data.batch_size": 200, TOTAL: 5000, VALIDATION: 1500 / 60000, ROUNDS: 20},
+    "lenet5": {LR: 0.03, MOMENTUM: 0.9, "data.batch_size": 20, TOTAL: 600, VALIDATION: 300 / 60000, ROUNDS: 20},
+}
+GPU = {"trainer.accelerator": "auto"}
+FULL: dict[str, dict[str, Any]] = {
+    "softmax": {LR: 0.1, MOMENTUM: 0.0, "data.batch_size": 100, VALIDATION: 0.1, ROUNDS: 20, **GPU},
+    "lenet5": {LR: 0.01, MOMENTUM: 0.9, "data.batch_size": 64, VALIDATION: 0.1, ROUNDS: 20, **GPU},
+}
+#: Beside one round.
+SHORT = {TOTAL: 300, VALIDATION: 0.005, "trainer.limit_test_batches": 1}
+
+FEDAVG, WEIGHTED = ("fedavg.yaml",), ("divergence_weighted.yaml",)
+A, B = "federation.aggregator.init_args.a", "federation.aggregator.init_args.b"
+DECAYED = "flsv.metrics.DecayedShapley"
+#: Values of one run of the paper's aggregation: all with the paper's decay, the class's default.
+OWN_METRICS = {
+    OURS: {"class_path": DECAYED, "init_args": {"estimator": "exact"}},
+    OURS_RAW: {"class_path": DECAYED, "init_args": {"estimator": "exact", "normalize": False}},
+    OURS_FIXED: {"class_path": DECAYED, "init_args": {"estimator": "exact", "coalition_weights": "fixed"}},
+}
+#: Values of one run of FedAvg. OR plays one game when all rounds are over.
+REBUILT_METRICS = {
+    "OR": {"class_path": "flsv.metrics.OneRoundShapley", "init_args": {"estimator": "exact"}},
+    **{
+        name: {"class_path": DECAYED, "init_args": {"estimator": "exact", **arguments}}
+        for name, arguments in MULTI_ROUND_INDICES.items()
+    },
+}
+
 
 @dataclass(frozen=True)
-class Setting:
-    """Training of one network; ``total`` images of all clients together (None: as many as there are)."""
+class Sweep:
+    """Tables 2 and 3: the accuracy's gain over FedAvg by a and b, in the scenario of their captions."""
 
-    network: str
-    total: int | None
-    batch_size: int
-    lr: float
-    momentum: float = 0.0
-    validation: float = 0.1
-    rounds: int = 20
-    accelerator: str = "cpu"
+    a: Sequence[float]
+    b: Sequence[float]
 
 
-# The paper gives neither learning rate nor batch size. Softmax regression gains in every round at this rate; LeNet5
-# needs momentum to leave the plateau at which it starts within a few rounds.
-PRESETS = {
-    "softmax": Setting("softmax", total=5000, batch_size=200, lr=0.01, validation=1500 / 60000),
-    "lenet5": Setting("lenet5", total=600, batch_size=20, lr=0.03, momentum=0.9, validation=300 / 60000),
-}
-FULL = {
-    "softmax": Setting("softmax", total=None, batch_size=64, lr=0.01, accelerator="auto"),
-    "lenet5": Setting("lenet5", None, batch_size=64, lr=0.01, momentum=0.9, accelerator="auto"),
-}
+PAPER_SWEEP = Sweep((0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.05, 0.1, 0.2, 0.3, 0.4))
+SMALL_SWEEP = Sweep((0.2, 0.4, 0.6, 0.7), (0.05, 0.1, 0.2, 0.4))
+CLAIMED, SERVER_LRS, SHARES = ("mixtures", "biased"), (1.0, 1.5), (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
-@dataclass(frozen=True)
-class Result:
-    """What one algorithm says in one federation.
+def cells(full: bool, seeds: Sequence[int], retrain: Sequence[str] = ("softmax",)) -> list[Cell]:
+    """Those of all tables and figures, seed by seed. Coalitions are retrained for the networks named, with ``full`` for
+    all: LeNet5 takes two minutes of one core for it."""
+    settings = FULL if full else PRESETS
+    sweep = PAPER_SWEEP if full else SMALL_SWEEP
+    made: list[Cell] = []
+    for seed in seeds:
+        for network, source in product(NETWORKS, SOURCES):
+            at = partial(_cell, source, network, seed, settings[network])
+            for scenario in SCENARIOS:
+                column = f"{source}, {network}, {scenario}"
+                made.append(at("ours", column, scenario, WEIGHTED, {"federation.metrics": OWN_METRICS}, "valued"))
+                rounds = settings[network][ROUNDS]
+                metrics = {**REBUILT_METRICS, "OR": _with(REBUILT_METRICS["OR"], rounds=rounds)}
+                made.append(at("rebuilt", column, scenario, FEDAVG, {"federation.metrics": metrics}, "valued"))
+                if full or network in retrain:
+                    made.append(at("retrained", column, scenario, FEDAVG, {"federation.metrics": {}}, "retrained"))
+        for network, scenario in product(NETWORKS, CLAIMED):
+            at = partial(_cell, "mnist", network, seed, settings[network])
+            for ordered, rate in product((False, True), SERVER_LRS):
+                for row, files in {"FedAvg": FEDAVG, "DivergenceWeighted": WEIGHTED}.items():
+                    name = f"{'class-ordered' if ordered else 'shuffled'}, server_lr {rate:g}, {row}"
+                    changes = {RATE: rate, "federation.metrics": {}}
+                    measure = "ordered" if ordered else "shuffled"
+                    made.append(at(name, f"claim: {network}, {scenario}", scenario, files, changes, measure))
+        for source in SOURCES:
+            at = partial(_cell, source, "softmax", seed, settings["softmax"])
+            column, nothing = f"sweep: {source}", {"federation.metrics": {}}
+            made.append(at("FedAvg", column, "mixtures", FEDAVG, nothing, "shuffled"))
+            for a, b in product(sweep.a, sweep.b):
+                for name, rate in (("normalised", 1.0), ("as they are", raw_sum(a, b))):
+                    changes = {**nothing, A: a, B: b, RATE: rate}
+                    made.append(at(f"{a:g}, {b:g}, {name}", column, "mixtures", WEIGHTED, changes, "shuffled"))
+            column = f"figure 2: {source}"
+            changes = {**nothing, "data.client_test_fraction": 0.0}
+            made.append(at("Individual", column, "divergence", ("separate.yaml",), changes, "alone"))
+    return made
 
-    ``rows`` are the rounds' own values ``[T, 5]``, where it has them; ``coalitions`` are models evaluated, and
-    ``trainings`` federations trained for it, besides the run itself.
+
+def raw_sum(a: float, b: float, clients: int = 5) -> float:
+    """What N_k - a F_k + b sum to over the clients, F summing to 1: the server's step, were they not made to sum to 1.
+
+    In the sweep's scenario none is negative.
     """
+    return 1 - a + clients * b
 
-    algorithm: str
-    values: list[float]
-    accuracy: float
-    training: float
-    valuation: float
-    coalitions: int
-    trainings: int = 0
-    rows: list[list[float]] | None = None
+
+def _with(spec: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
+    return {**spec, "init_args": {**spec["init_args"], **arguments}}
+
+
+def _cell(
+    source: str,
+    network: str,
+    seed: int,
+    setting: Mapping[str, Any],
+    row: str,
+    column: str,
+    scenario: str,
+    algorithm: Sequence[str],
+    changes: Mapping[str, Any],
+    measure: str,
+) -> Cell:
+    overrides = {"data.source": source, "model.init_args.network": network, **setting, **changes}
+    files = ("fashion_mnist.yaml", f"scenarios/guo_{scenario}.yaml", *algorithm)
+    return Cell(row, column, seed, files, overrides, f"guo_federation:{measure}")
+
+
+# ---- what is measured
 
 
 class Played:
-    """The exact estimator, which keeps what it finds and how long that takes."""
+    """The exact estimator, which keeps what it finds and how long that takes.
 
-    def __init__(self) -> None:
+    Args:
+        other: where another metric plays the same game earlier in the round: its estimates are taken.
+    """
+
+    def __init__(self, other: Played | None = None) -> None:
+        self.other = other
         self.estimates: list[ShapleyEstimate] = []
         self.seconds: list[float] = []
 
     def __call__(self, utility: Any, players: int, generator: Any = None) -> ShapleyEstimate:
         start = time.perf_counter()
-        self.estimates.append(exact_shapley(utility, players))
+        estimate = exact_shapley(utility, players) if self.other is None else self.other.estimates[-1]
+        self.estimates.append(estimate)
         self.seconds.append(time.perf_counter() - start)
-        return self.estimates[-1]
-
-    def again(self, utility: Any, players: int, generator: Any = None) -> ShapleyEstimate:
-        """For a metric that is updated later in the same round and plays the same game."""
-        return self.estimates[-1]
+        return estimate
 
     @property
     def rows(self) -> list[list[float]]:
         return [estimate.values.tolist() for estimate in self.estimates]
 
 
+#: Metrics that play the same game as one before them.
+SAME_GAME = {OURS_RAW: OURS, "MR": "SOR", "TMR": "SOR"}
+
+
+def valued(cell: Cell, root: str) -> Measured:
+    """Of all metrics of one run: the values, what they cost, and the rounds' own values."""
+    with built(cell, root) as cli:
+        loop = federated_loop(cli.trainer)
+        played: dict[str, Played] = {}
+        for name, metric in loop.metrics.items():
+            played[name] = Played(played.get(SAME_GAME.get(name, "")))
+            metric.estimator, metric.estimator_args = played[name], {}  # timed
+        accuracy, seconds = _fitted(cli, cell.seed)
+    spent = sum(sum(each.seconds) for each in played.values())
+    algorithms = {}
+    for name, metric in loop.metrics.items():
+        source = played[SAME_GAME.get(name, name)]
+        rounds = len(played[name].estimates)  # fewer for a truncated one
+        algorithms[name] = {
+            "values": loop.contributions[name].tolist(),
+            "valuation": sum(source.seconds[:rounds]),
+            "coalitions": int(metric.diagnostics()["evaluations"]),
+            "trainings": 0,
+            "rows": None if name == "OR" else source.rows,
+        }
+    return {"accuracy": accuracy, "training": seconds - spent, "algorithms": algorithms}
+
+
+def retrained(cell: Cell, root: str) -> Measured:
+    """The game by retraining, which three algorithms share; each pays for the coalitions that it asks for."""
+    with built(cell, root) as cli:
+        loop = federated_loop(cli.trainer)
+        L.seed_everything(cell.seed, verbose=False)
+
+        def trainer(cohort: FixedCohort) -> L.Trainer:
+            accelerator = "cpu" if isinstance(cli.trainer.accelerator, CPUAccelerator) else "auto"
+            folder, rounds = cli.trainer.default_root_dir, int(cli.trainer.max_epochs or 1)
+            return quiet_trainer(folder, rounds, [loop.replace(sampler=cohort)], accelerator)
+
+        utility = RetrainedUtility(trainer, cli.model, cli.datamodule)
+        everybody = tuple(range(utility.num_players))
+        algorithms = {}
+        for name, estimator in estimators().items():
+            asked: set[tuple[int, ...]] = set()
+
+            def game(masks: Tensor, asked: set[tuple[int, ...]] = asked) -> Tensor:
+                asked.update(tuple(mask.nonzero().flatten().tolist()) for mask in masks)
+                return utility(masks)
+
+            estimate = estimator(game, utility.num_players, generator=generator_for(cell.seed, name))
+            extra = [members for members in asked if members not in ((), everybody)]
+            algorithms[name] = {
+                "values": estimate.values.tolist(),
+                "valuation": sum(utility.seconds[members] for members in extra),
+                "coalitions": len(asked),
+                "trainings": len(extra),
+                "rows": None,
+            }
+        return {"accuracy": None, "training": utility.seconds[everybody], "algorithms": algorithms}
+
+
+def estimators() -> dict[str, Callable[..., ShapleyEstimate]]:
+    tmc = partial(permutation_shapley, antithetic=False, truncation=TMC_TRUNCATION, num_permutations=TMC_ORDERS)
+    return {"exact": exact_shapley, "TMC": tmc, "K-subset": partial(stratified_shapley, budget=K_SUBSET_BUDGET)}
+
+
+def shuffled(cell: Cell, root: str) -> Measured:
+    """``accuracy`` of the last global model on the test set, in %."""
+    with built(cell, root) as cli:
+        return {"accuracy": _fitted(cli, cell.seed)[0]}
+
+
+def ordered(cell: Cell, root: str) -> Measured:
+    """The same with class-ordered batches, which no option of ``flsv fit`` gives."""
+    with built(cell, root) as cli:
+        cli.datamodule.__class__ = ClassOrdered
+        return {"accuracy": _fitted(cli, cell.seed)[0]}
+
+
+def alone(cell: Cell, root: str) -> Measured:
+    """Figure 2: ``divergence`` of each client's labels from equal ones, and ``accuracy`` of the model that it trains
+    alone, in %."""
+    with built(cell, root, **{"federation.keep_trained": True}) as cli:
+        tested = OwnModels(federated_loop(cli.trainer))
+        cli.trainer.callbacks.append(tested)  # type: ignore[attr-defined]
+        _fitted(cli, cell.seed)
+        divergence = [float(label_divergence(counts)) for counts in cli.datamodule.class_counts]
+    return {"divergence": divergence, "accuracy": (100 * tested.scores["trained"]["accuracy"]).tolist()}
+
+
 class ClassOrdered(FederatedDataModule):
-    """Every client's batches sorted by class and never shuffled, as in the code of the paper's baselines."""
+    """Every client's batches sorted by class and never shuffled, as in the authors' code."""
 
     def client_loader(self, client: int, split: Any = "train", generator: Any = None, shuffle: bool = True) -> Any:
         loader = super().client_loader(client, split, generator, shuffle)
@@ -126,165 +299,10 @@ class ClassOrdered(FederatedDataModule):
         return self._ordered[client]
 
 
-def federated_data(
-    source: str, scenario: str, setting: Setting, seed: int, root: str, kind: type = FederatedDataModule
-) -> FederatedDataModule:
-    """The scenario of the YAML file, with as many images as the setting says, dealt out by this seed."""
-    file = yaml.safe_load((CONFIGS / f"guo_{scenario}.yaml").read_text())["data"]
-    return kind(
-        source,
-        build(file["partitioner"], seed=seed, total=setting.total),
-        root=root,
-        batch_size=setting.batch_size,
-        server_val_fraction=setting.validation,
-        corruptions=[build(corruption, seed=seed) for corruption in file.get("corruptions", [])],
-        seed=seed,
-    )
-
-
-def client_module(setting: Setting) -> ClassifierClient:
-    sgd = partial(torch.optim.SGD, lr=setting.lr, momentum=setting.momentum)
-    return ClassifierClient(setting.network, optimizer=sgd)
-
-
-def make_trainer(loop: FederatedLoop, setting: Setting, folder: str) -> L.Trainer:
-    return quiet_trainer(folder, setting.rounds, [loop], setting.accelerator)
-
-
-def federate(
-    data: FederatedDataModule, setting: Setting, seed: int, **strategies: Any
-) -> tuple[FederatedLoop, float, float]:
-    """One federation: the loop, the test accuracy of its model, and the seconds of the whole fit."""
-    L.seed_everything(seed, verbose=False)
-    loop = FederatedLoop(**strategies, figures_every=0, print_table=False, seed=seed)
-    module = client_module(setting)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(loop, setting, folder)
-        start = time.perf_counter()
-        trainer.fit(module, data)
-        seconds = time.perf_counter() - start
-        accuracy = trainer.test(module, data, verbose=False)[0]["test_accuracy"]
-    return loop, accuracy, seconds
-
-
-# ---- the algorithms
-
-
-def ours(data: FederatedDataModule, setting: Setting, seed: int) -> list[Result]:
-    """DivergenceWeighted, its sub-models with renormalised and with fixed weights."""
-    renormalised, fixed = Played(), Played()
-    metrics = {
-        OURS: DecayedShapley(decay=OMEGA, estimator=renormalised),
-        OURS_RAW: DecayedShapley(decay=OMEGA, estimator=renormalised.again, normalize=False),
-        OURS_FIXED: DecayedShapley(decay=OMEGA, estimator=fixed, coalition_weights="fixed"),
-    }
-    loop, accuracy, seconds = federate(data, setting, seed, aggregator=DivergenceWeighted(), metrics=metrics)
-    training = seconds - sum(renormalised.seconds) - sum(fixed.seconds)
-    played = {OURS: renormalised, OURS_RAW: renormalised, OURS_FIXED: fixed}
-    return [
-        Result(
-            name,
-            loop.contributions[name].tolist(),
-            accuracy,
-            training,
-            sum(played[name].seconds),
-            int(metric.diagnostics()["evaluations"]),
-            rows=played[name].rows,
-        )
-        for name, metric in metrics.items()
-    ]
-
-
-def rebuilt(data: FederatedDataModule, setting: Setting, seed: int) -> list[Result]:
-    """FedAvg, and the baselines that rebuild sub-models."""
-    rounds, once = Played(), Played()
-    metrics = {
-        "OR": OneRoundShapley(setting.rounds, estimator=once),
-        "MR": DecayedShapley(**MULTI_ROUND_INDICES["MR"], estimator=rounds),
-        "TMR": DecayedShapley(**MULTI_ROUND_INDICES["TMR"], estimator=rounds.again),
-    }
-    loop, accuracy, seconds = federate(data, setting, seed, aggregator=FedAvg(), metrics=metrics)
-    evaluated = setting.rounds - int(metrics["TMR"].diagnostics()["truncated"])
-    valuation = {"OR": sum(once.seconds), "MR": sum(rounds.seconds), "TMR": sum(rounds.seconds[:evaluated])}
-    training = seconds - valuation["OR"] - valuation["MR"]
-    return [
-        Result(
-            name,
-            loop.contributions[name].tolist(),
-            accuracy,
-            training,
-            valuation[name],
-            int(metric.diagnostics()["evaluations"]),
-            rows=None if name == "OR" else rounds.rows,
-        )
-        for name, metric in metrics.items()
-    ]
-
-
-def retrained(data: FederatedDataModule, setting: Setting, seed: int, accuracy: float) -> list[Result]:
-    """The game by retraining, which the three share; each pays for the coalitions that it asks for."""
-    L.seed_everything(seed, verbose=False)
-    with tempfile.TemporaryDirectory() as folder:
-
-        def trainer(cohort: FixedCohort) -> L.Trainer:
-            loop = FederatedLoop(sampler=cohort, figures_every=0, print_table=False, seed=seed)
-            return make_trainer(loop, setting, folder)
-
-        utility = RetrainedUtility(trainer, client_module(setting), data)
-        everybody = tuple(range(utility.num_players))
-        results = []
-        for name in RETRAINING:
-            asked: set[tuple[int, ...]] = set()
-
-            def game(masks: Tensor, asked: set[tuple[int, ...]] = asked) -> Tensor:
-                asked.update(tuple(mask.nonzero().flatten().tolist()) for mask in masks)
-                return utility(masks)
-
-            estimate = estimators()[name](game, utility.num_players, generator=generator_for(seed, name))
-            extra = [members for members in asked if members not in ((), everybody)]
-            results.append(
-                Result(
-                    name,
-                    estimate.values.tolist(),
-                    accuracy,
-                    utility.seconds[everybody],
-                    sum(utility.seconds[members] for members in extra),
-                    len(asked),
-                    len(extra),
-                )
-            )
-    return results
-
-
-def estimators() -> dict[str, Callable[..., ShapleyEstimate]]:
-    tmc = partial(permutation_shapley, antithetic=False, truncation=TMC_TRUNCATION, num_permutations=TMC_ORDERS)
-    return {"exact": exact_shapley, "TMC": tmc, "K-subset": partial(stratified_shapley, budget=K_SUBSET_BUDGET)}
-
-
-# ---- jobs
-
-Cell = tuple[str, str, str, int]  # source, network, scenario, seed
-Claim = tuple[str, str, str, float, bool, int]  # network, scenario, aggregator, server_lr, class-ordered, seed
-AGGREGATORS: dict[str, Callable[[], Any]] = {"FedAvg": FedAvg, "DivergenceWeighted": DivergenceWeighted}
-CLAIM_SOURCE, CLAIM_SCENARIOS, SERVER_LRS = "mnist", ("mixtures", "biased"), (1.0, 1.5)
-
-
-def value_clients(cell: Cell, *, settings: dict[str, Setting], root: str, retrain: bool = True) -> list[Result]:
-    """All algorithms in one scenario."""
-    be_quiet()
-    source, network, scenario, seed = cell
-    setting = settings[network]
-    data = federated_data(source, scenario, setting, seed, root)
-    results = ours(data, setting, seed) + rebuilt(data, setting, seed)
-    if retrain:
-        results += retrained(data, setting, seed, results[-1].accuracy)
-    return results
-
-
-def claimed_accuracy(claim: Claim, *, settings: dict[str, Setting], root: str) -> float:
-    """Accuracy without any valuation."""
-    be_quiet()
-    network, scenario, aggregator, server_lr, ordered, seed = claim
-    setting = settings[network]
-    data = federated_data(CLAIM_SOURCE, scenario, setting, seed, root, ClassOrdered if ordered else FederatedDataModule)
-    return federate(data, setting, seed, aggregator=AGGREGATORS[aggregator](), server_lr=server_lr)[1]
+def _fitted(cli: FederatedCLI, seed: int) -> tuple[float, float]:
+    """Test accuracy of the last global model, in %, and the seconds of the fit."""
+    L.seed_everything(seed, verbose=False)  # all rows start from the same weights
+    start = time.perf_counter()
+    cli.trainer.fit(cli.model, cli.datamodule)
+    seconds = time.perf_counter() - start
+    return 100 * cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]["test_accuracy"], seconds

@@ -5,10 +5,13 @@ Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJ
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
+from flsv.errors import ConfigurationError
 from flsv.functional import participant_weights
 from flsv.round import Round
 from flsv.strategy import Contributions
@@ -23,26 +26,48 @@ class ShapFedWA(Aggregator):
     Where the paper is silent: a client whose contribution was never measured (it joins for the first time under partial
     participation) counts as the mean of the measured clients of its cohort. The cohort's weights sum to 1.
 
+    A cosine says where a client pulls and not how much data stands behind it, so clients of different sizes are weighed
+    nearly alike. ``weighting="samples"``, which is not the paper's, multiplies gamma by the client's samples: FedAvg's
+    own weights, corrected by what the clients contribute.
+
     Args:
         metric: the name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.
+        weighting: what gamma is multiplied by: ``"uniform"``, nothing, as in the paper; or ``"samples"``.
+
+    Raises:
+        ConfigurationError: another weighting.
 
     Example:
         >>> ShapFedWA(metric="cssv")
         ShapFedWA(metric='cssv')
+        >>> ShapFedWA(weighting="samples")
+        ShapFedWA(metric='cssv', weighting='samples')
     """
 
     metric_shape = ("n", "M")
+    # There only if it is not the paper's: checkpoints of runs without it stay what they were.
+    weighting: Literal["samples"]
 
-    def __init__(self, metric: str = "cssv") -> None:
+    def __init__(self, metric: str = "cssv", weighting: Literal["uniform", "samples"] = "uniform") -> None:
+        if weighting not in ("uniform", "samples"):
+            raise ConfigurationError(f'ShapFedWA(weighting={weighting!r}): expected "uniform" or "samples".')
         self.metric: str = metric
+        if weighting == "samples":
+            self.weighting = weighting
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
+        gamma = self._gamma(round, contributions)
+        if hasattr(self, "weighting"):
+            gamma = gamma * round.num_samples.to(gamma)
+        total = gamma.sum()
+        return gamma / total if total > 0 else torch.full_like(gamma, 1 / len(gamma))
+
+    def _gamma(self, round: Round, contributions: Contributions) -> Tensor:
+        """``[k]``, not normalised."""
         cssv = contributions.get(self.metric)
         if cssv is None:
-            return torch.full((len(round),), 1 / len(round))
+            return torch.ones(len(round))
         gamma, _ = participant_weights(cssv[round.client_ids.to(cssv.device)].double())
         known = ~gamma.isnan()
         mean = gamma[known].mean() if known.any() else torch.ones_like(gamma).mean()
-        gamma = torch.where(known, gamma, mean)
-        total = gamma.sum()
-        return gamma / total if total > 0 else torch.full_like(gamma, 1 / len(gamma))
+        return torch.where(known, gamma, mean)

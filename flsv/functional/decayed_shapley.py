@@ -4,15 +4,18 @@ Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sen
 
     phi_i = sum_{t=1..R} omega^t phi_i(t) / sum_j phi_j(t).
 
-Two baselines of the paper are settings of it, ``MULTI_ROUND_INDICES``, for a run of FedAvg. Both divide every round's
-values by their sum:
+Three baselines of the paper are settings of it, ``MULTI_ROUND_INDICES``, for a run of FedAvg:
 
-- "MR": omega = 1 and all rounds, the multi-round index of Song et al., "Profit Allocation for Federated Learning",
-  IEEE Big Data 2019;
-- "TMR": omega < 1, and rounds with omega^t below a threshold are left out, the truncated one of Wei et al., "Efficient
-  and Fair Data Valuation for Horizontal Federated Learning", 2020. Guo et al. say that TMR weighs rounds by their
-  accuracy, too. That is not done: they give no formula (accuracy before or after the round, and what the weights are
-  divided by), and to fill it in would be our own index under the name of theirs. Neither do they give omega and the
+- "SOR": the sum of the rounds' values as they are. Guo et al. (section 5.2) say that "the Shapley value for each
+  participant is calculated at each training epoch" on sub-models rebuilt from gradients and that the results "are then
+  aggregated"; how is not said, and they cite Song et al. for OR alone. The sum is the plainest reading, and that of
+  Wang et al., "A Principled Approach to Data Valuation for Federated Learning", 2020, without weights of rounds;
+- "MR": the sum of each client's share of every round's gain, the multi-round index of Song et al., "Profit Allocation
+  for Federated Learning", IEEE Big Data 2019;
+- "TMR": as MR with omega < 1, and rounds with omega^t below a threshold are left out, the truncated one of Wei et al.,
+  "Efficient and Fair Data Valuation for Horizontal Federated Learning", 2020. Guo et al. say that TMR weighs rounds by
+  their accuracy, too. That is not done: they give no formula (accuracy before or after the round, and what the weights
+  are divided by), and to fill it in would be our own index under the name of theirs. Neither do they give omega and the
   threshold; with ours 10 rounds are evaluated.
 
 Departures: the quotient has no meaning in a round that gains nothing or loses. A round in which nobody's value differs
@@ -33,6 +36,7 @@ from flsv.arguments import check_number
 
 EPSILON = 1e-6
 MULTI_ROUND_INDICES: dict[str, dict[str, float]] = {
+    "SOR": {"decay": 1.0, "threshold": 0.0, "normalize": False},
     "MR": {"decay": 1.0, "threshold": 0.0},
     "TMR": {"decay": 0.8, "threshold": 0.1},
 }

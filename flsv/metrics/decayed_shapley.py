@@ -37,8 +37,8 @@ class DecayedShapley(PartialFederatedShapley):
     Both are counted (``diagnostics``). A round that gains next to nothing counts as much as any other, and nothing
     bounds the shares of one with a small gain and values of both signs: ``normalize=False`` leaves the division out.
 
-    With FedAvg it covers two baselines of the paper, the multi-round index (MR, ``decay=1``) and the truncated one
-    (TMR, with a ``threshold``): ``DecayedShapley(**MULTI_ROUND_INDICES["MR"])``, see
+    With FedAvg it covers three baselines of the paper, the sum of the rounds' values (SOR), the multi-round index (MR)
+    and the truncated one (TMR): ``DecayedShapley(**MULTI_ROUND_INDICES["MR"])``, see
     :mod:`flsv.functional.decayed_shapley`.
 
     As input to ``update``: ``client_ids [k]``, ``round_index`` from 0, a ``utility(masks: bool [K, k]) -> [K]`` and a

@@ -72,6 +72,7 @@ def test_multi_round_indices() -> None:
     rows = torch.rand(12, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     shares = rows / rows.sum(1, keepdim=True)
     torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["MR"]).values, shares.sum(0))
+    torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["SOR"]).values, rows.sum(0))
     kept = sum(0.8**t * shares[t - 1] for t in range(1, 11))  # 0.8^10 = 0.107, 0.8^11 = 0.086
     torch.testing.assert_close(decayed_shapley(rows, **MULTI_ROUND_INDICES["TMR"]).values, kept)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-NAMES = ("guo_table", "guo_federation", "guo_report")
+from flsv.functional import label_divergence
+from flsv.functional.divergence_weights import divergence_weights
+
+NAMES = ("guo_table", "guo_federation", "guo_report", "table_runs", "table_presets")
 
 
 @pytest.fixture(scope="module")
@@ -26,44 +29,51 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
 
 
-@pytest.fixture
-def settings(tool: SimpleNamespace) -> dict[str, Any]:
-    return {"softmax": tool.Setting("softmax", 150, 10, 0.1, rounds=2)}
+def cell_of(tool: SimpleNamespace, row: str, column: str, **overrides: Any) -> Any:
+    """Of MNIST's and softmax regression, two rounds of 150 digits instead."""
+    (cell,) = (each for each in tool.cells(False, [0]) if (each.row, each.column) == (row, column))
+    few = {"data.source": "digits", "data.batch_size": 10, tool.TOTAL: 150, tool.VALIDATION: 0.1, tool.ROUNDS: 2}
+    metrics = cell.overrides["federation.metrics"]
+    if "OR" in metrics:
+        few["federation.metrics"] = {**metrics, "OR": tool._with(metrics["OR"], rounds=2)}
+    return replace(cell, overrides={**cell.overrides, **few, tool.LR: 0.1, **overrides})
 
 
-def test_all_algorithms_in_one_scenario(tool: SimpleNamespace, settings: dict[str, Any]) -> None:
-    results = tool.value_clients(("digits", "softmax", "biased", 0), settings=settings, root="data")
-    assert {result.algorithm for result in results} == set(tool.ALGORITHMS)
-    by_name = {result.algorithm: result for result in results}
-    for result in results:
-        assert len(result.values) == 5
-        assert torch.tensor(result.values).isfinite().all()
-        assert result.training > 0
-        assert result.valuation > 0
-    assert (by_name["exact"].coalitions, by_name["exact"].trainings) == (32, 30)
-    assert by_name["K-subset"].trainings <= tool.K_SUBSET_BUDGET
-    assert by_name["TMC"].trainings < 30
-    assert by_name["OR"].coalitions == 32
-    assert by_name["MR"].coalitions == by_name["TMR"].coalitions == by_name[tool.OURS].coalitions == 2 * 32
-    rows = torch.tensor(by_name["MR"].rows)
+def test_all_algorithms_in_one_scenario(tool: SimpleNamespace, tmp_path: Path) -> None:
+    column = "mnist, softmax, biased"
+    cells = [cell_of(tool, row, column) for row in ("ours", "rebuilt", "retrained")]
+    results = {cell.key: tool.measure(cell, "data") for cell in cells}
+    found = tool.found(results, column)
+    assert tuple(found) == tool.ALGORITHMS
+    by_name = {name: seeds[0] for name, seeds in found.items()}
+    for said in by_name.values():
+        assert len(said["values"]) == 5
+        assert torch.tensor(said["values"]).isfinite().all()
+        assert said["training"] > 0
+        assert said["valuation"] > 0
+    assert (by_name["exact"]["coalitions"], by_name["exact"]["trainings"]) == (32, 30)
+    assert by_name["K-subset"]["trainings"] <= tool.K_SUBSET_BUDGET
+    assert by_name["TMC"]["trainings"] < 30
+    assert by_name["OR"]["coalitions"] == 32
+    assert {by_name[name]["coalitions"] for name in ("SOR", "MR", "TMR", tool.OURS, tool.OURS_FIXED)} == {2 * 32}
+    rows = torch.tensor(by_name["MR"]["rows"])
     total, absolute = rows.sum(1, keepdim=True), rows.abs().sum(1, keepdim=True)
     shares = rows / torch.where(total < 1e-6, absolute, total)
-    torch.testing.assert_close(torch.tensor(by_name["MR"].values), shares.sum(0))
-    torch.testing.assert_close(torch.tensor(by_name["TMR"].values), 0.8 * shares[0] + 0.64 * shares[1])
-    assert by_name["exact"].accuracy == by_name["MR"].accuracy
+    expected = {"SOR": rows.sum(0), "MR": shares.sum(0), "TMR": 0.8 * shares[0] + 0.64 * shares[1]}
+    for name, values in expected.items():
+        torch.testing.assert_close(torch.tensor(by_name[name]["values"]), values)
+    own = torch.tensor(by_name[tool.OURS]["rows"])
+    raw = torch.tensor(by_name[tool.OURS_RAW]["values"])
+    torch.testing.assert_close(raw, 0.8 * own[0] + 0.64 * own[1])
+    assert by_name["exact"]["accuracy"] == by_name["MR"]["accuracy"]
     # The grand coalition, retrained, is the FedAvg run: what all of them together gain is the same.
-    assert sum(by_name["exact"].values) == pytest.approx(float(rows.sum()), abs=1e-6)
-    text = tool.report({("digits", "softmax", "biased", 0): results}, {}, settings, 1)
+    assert sum(by_name["exact"]["values"]) == pytest.approx(float(rows.sum()), abs=1e-6)
+    text = tool.report(results, cells)
     for algorithm in tool.ALGORITHMS:
-        assert text.count(f"| {algorithm} |") == 2
-    figure = tool.draw({("digits", "softmax", "biased", 0): results}, "digits")
-    assert [len(ax.lines) for ax in figure.axes] == [6]
-
-
-def test_without_retraining(tool: SimpleNamespace, settings: dict[str, Any]) -> None:
-    cell = ("digits", "softmax", "noisy", 0)
-    results = tool.value_clients(cell, settings=settings, root="data", retrain=False)
-    assert not {result.algorithm for result in results} & set(tool.RETRAINING)
+        assert text.count(f"\n| {algorithm} |") == 3 + (algorithm in (tool.OURS, tool.OURS_FIXED, tool.OURS_RAW))
+    tool.draw_all(results, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["guo_mnist.png"]
+    assert [len(ax.lines) for ax in tool.draw(results, "mnist").axes] == [1, 1, 1, 6, 1]
 
 
 @pytest.mark.parametrize(
@@ -94,45 +104,146 @@ def test_a_check_says_not_met_and_counts_the_seeds(tool: SimpleNamespace) -> Non
     runs = [[1.0] * 5, [1.0] * 5, [0.2, 1.0, 1.0, 1.0, 1.0]]
     assert tool.verdict("same", runs) == "not met: 27 % apart (2/3)"
     assert tool.verdict("sizes", [[0.1, 0.2, 0.3, 0.4, 0.5]]) == "met: 4 of 4 steps up (1/1)"
-    cases = {}
-    for source, good in (("mnist", True), ("fashion_mnist", False)):
-        values = [0.2] * 5 if good else [0.1, 0.3, 0.2, 0.2, 0.2]
-        result = tool.Result(tool.OURS, values, 0.9, 1.0, 1.0, 640, rows=[values])
-        cases[source, "softmax", "same", 0] = [result]
-    text = tool.report(cases, {}, tool.PRESETS, 1)
+    results = {}
+    for source, values in (("mnist", [0.2] * 5), ("fashion_mnist", [0.1, 0.3, 0.2, 0.2, 0.2])):
+        said = {"values": values, "valuation": 1.0, "coalitions": 640, "trainings": 0, "rows": [values]}
+        of_run = {"accuracy": 90.0, "training": 1.0, "algorithms": {tool.OURS: said}}
+        results["ours", f"{source}, softmax, same", 0] = of_run
+    text = tool.report(results, [])
     assert f"| {tool.OURS} | 1 of 2 (1 of 2 runs) |" in text
     assert "not met: 67 % apart (0/1)" in text
 
 
-def test_class_ordered_batches(tool: SimpleNamespace, settings: dict[str, Any]) -> None:
-    data = tool.federated_data("digits", "same", settings["softmax"], 0, "data", tool.ClassOrdered)
-    data.setup("fit")
-    first, again = ([y for _, y in data.client_loader(2)] for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, again))
-    assert (torch.cat(first).diff() >= 0).all()
-    assert [len(y) for y in first] == [10, 10, 10]
-    assert torch.equal(torch.bincount(torch.cat(first), minlength=10), data.class_counts[2])
+@pytest.mark.parametrize(
+    ("scenario", "values", "number"),
+    [
+        ("same", [1.0, 0.9, 1.0, 1.0, 1.0], -10.0),
+        ("sizes", [0.1, 0.2, 0.3, 0.4, 0.5], 1.0),
+        ("sizes", [0.2, 0.1, 0.3, 0.4, 0.5], 0.9),  # 1 - 6 (1 + 1) / (5 (25 - 1))
+        ("sizes", [0.2] * 5, 0.0),
+        ("noisy", [0.5, 0.4, 0.3, 0.2, 0.1], 1.0),
+        ("mixtures", [0.3, 0.3, 0.3, 0.2, -0.1], -0.1),
+        ("biased", [0.3, 0.1, 0.1, 0.1, 0.4], 0.1),
+    ],
+)
+def test_agreement(tool: SimpleNamespace, scenario: str, values: list[float], number: float) -> None:
+    assert tool.agreement(scenario, values) == pytest.approx(number)
 
 
-def test_the_claim(tool: SimpleNamespace, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["guo_federation"], "CLAIM_SOURCE", "digits")
-    claims = {
-        claim: tool.claimed_accuracy(claim, settings=settings, root="data")
-        for claim in [("softmax", "biased", name, rate, True, 0) for name in tool.AGGREGATORS for rate in (1.0, 1.5)]
-    }
-    assert len(set(claims.values())) > 1
-    text = tool.report_claim(claims)
-    assert text.count("| class-ordered |") == 4
+def test_gains_are_by_pairs(tool: SimpleNamespace) -> None:
+    """The seeds differ by 20 points, the rows by 1.0 and 1.2 in each: an interval of Student's t with one degree."""
+    results = {}
+    for row, lift in (("ours", (1.0, 1.2)), ("rebuilt", (0.0, 0.0))):
+        for seed in (0, 1):
+            results[row, "mnist, softmax, biased", seed] = {"accuracy": 50 + 20 * seed + lift[seed]}
+    difference = tool.gain(results, "mnist, softmax, biased", "ours", "rebuilt")
+    assert difference.mean == pytest.approx(1.1)
+    assert difference.high - difference.mean == pytest.approx(12.706 * 0.1, rel=1e-3)
+    assert difference.verdict == "not told apart"
+    assert "| mnist, softmax | - | - | - | +1.10 [-0.17, +2.37], p = 0.058 | - |" in tool.report_gains(results)
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI")
+def test_class_ordered_batches(tool: SimpleNamespace) -> None:
+    with tool.built(cell_of(tool, "rebuilt", "mnist, softmax, same"), "data") as cli:
+        data = cli.datamodule
+        data.__class__ = tool.ClassOrdered
+        data.setup("fit")
+        first, again = ([y for _, y in data.client_loader(2)] for _ in range(2))
+        assert all(torch.equal(a, b) for a, b in zip(first, again))
+        assert (torch.cat(first).diff() >= 0).all()
+        assert [len(y) for y in first] == [10, 10, 10]
+        assert torch.equal(torch.bincount(torch.cat(first), minlength=10), data.class_counts[2])
+
+
+def test_the_claim(tool: SimpleNamespace) -> None:
+    column, results = "claim: softmax, biased", {}
+    for row in ("FedAvg", "DivergenceWeighted"):
+        for batches, rate in (("class-ordered", 1), ("class-ordered", 1.5), ("shuffled", 1)):
+            cell = cell_of(tool, f"{batches}, server_lr {rate}, {row}", column)
+            results[cell.key] = tool.measure(cell, "data")
+    assert len({found["accuracy"] for found in results.values()}) > 3
+    text = tool.report_claim(results)
+    assert text.count("| class-ordered, server_lr 1 |") == 3
     assert "softmax, biased" in text
 
 
+def test_the_sweep(tool: SimpleNamespace) -> None:
+    """As they are, the formula's weights make a step of their sum: x + s (a mean of updates) is x + sum_i D_i d_i."""
+    column = "sweep: mnist"
+    names = ["FedAvg", *(f"{a:g}, 0.4, {kind}" for a in (0.2, 0.6) for kind in ("normalised", "as they are"))]
+    cells = [cell_of(tool, row, column) for row in names]
+    results = {cell.key: tool.measure(cell, "data") for cell in cells}
+    assert [cell.overrides[tool.RATE] for cell in cells[1:]] == pytest.approx([1.0, 2.8, 1.0, 2.4])
+    text = tool.report_sweep(results, "mnist")
+    best = max(
+        results["0.2, 0.4, as they are", column, 0]["accuracy"], results["0.6, 0.4, as they are", column, 0]["accuracy"]
+    )
+    assert f"{best - results['FedAvg', column, 0]['accuracy']:+.2f}" in text.partition("as the formula gives them")[2]
+
+
+def test_no_weight_of_the_sweep_is_clipped(tool: SimpleNamespace) -> None:
+    """What the formula's weights sum to is 1 - a + 5 b only as long as none is negative."""
+    mixtures = torch.full((5, 10), 25)
+    for client, (one, other) in enumerate([(1, 2), (3, 4), (5, 6), (0, 7)]):
+        mixtures[client, [one, other]] = 400
+    mixtures[4] = torch.tensor([0] * 8 + [500, 500])
+    divergence = torch.tensor([float(label_divergence(counts)) for counts in mixtures], dtype=torch.float64)
+    divergence /= divergence.sum()
+    for a in tool.PAPER_SWEEP.a:
+        for b in tool.PAPER_SWEEP.b:
+            weights = 0.2 - a * divergence + b
+            assert weights.min() > 0
+            assert float(weights.sum()) == pytest.approx(tool.raw_sum(a, b))
+            torch.testing.assert_close(
+                divergence_weights(mixtures.sum(1), divergence, a, b) * tool.raw_sum(a, b), weights
+            )
+
+
+def test_figure_2(tool: SimpleNamespace) -> None:
+    cell = cell_of(tool, "Individual", "figure 2: mnist")
+    found = tool.measure(cell, "data")
+    assert found["divergence"][0] == pytest.approx(0.0, abs=0.01)
+    assert found["divergence"] == sorted(found["divergence"])
+    assert found["divergence"][-1] == pytest.approx(1.609, abs=0.01)  # log 5: two of ten classes
+    assert found["accuracy"][0] > found["accuracy"][-1]
+    assert "| mnist |" in tool.report_figure_2({cell.key: found})
+
+
+def test_cells(tool: SimpleNamespace) -> None:
+    cells = tool.cells(False, [0, 1])
+    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
+    assert len({cell.key for cell in cells}) == len(cells)
+    assert not [cell for cell in cells if cell.row == "retrained" and "lenet5" in cell.column]
+    assert [cell for cell in tool.cells(True, [0]) if cell.row == "retrained" and "lenet5" in cell.column]
+    files = {path.stem.removeprefix("guo_") for path in tool.CONFIGS.glob("scenarios/guo_*.yaml")}
+    assert files == {*tool.SCENARIOS, "divergence"}
+    sweep = [cell for cell in tool.cells(True, [0]) if cell.column == "sweep: mnist"]
+    assert len(sweep) == 1 + 2 * 30
+    assert all(cell.overrides[tool.ROUNDS] == 20 and tool.TOTAL not in cell.overrides for cell in tool.cells(True, [0]))
+
+
+@pytest.mark.filterwarnings("ignore:LightningCLI")
 def test_scenarios_are_those_of_the_files(tool: SimpleNamespace) -> None:
-    setting = replace(tool.PRESETS["softmax"], total=500)
-    sizes = tool.federated_data("digits", "sizes", setting, 1, "data")
-    noisy = tool.federated_data("digits", "noisy", setting, 1, "data")
-    for data in (sizes, noisy):
-        data.setup("fit")
-    assert sizes.num_samples.tolist() == [50, 75, 100, 125, 150]
-    assert noisy.malicious == [1, 2, 3, 4]
-    assert set(tool.SCENARIOS) == {path.stem.removeprefix("guo_") for path in tool.CONFIGS.glob("guo_*.yaml")}
-    assert all(setting.rounds == 20 and setting.total is None for setting in tool.FULL.values())
+    for scenario in ("sizes", "noisy"):
+        with tool.built(cell_of(tool, "rebuilt", f"mnist, softmax, {scenario}", **{tool.TOTAL: 500}), "data") as cli:
+            cli.datamodule.setup("fit")
+            if scenario == "sizes":
+                assert cli.datamodule.num_samples.tolist() == [50, 75, 100, 125, 150]
+            else:
+                assert cli.datamodule.malicious == [1, 2, 3, 4]
+
+
+def test_full_and_short(
+    tool: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cells of the full preset start and end, and it says what all of them would take."""
+    monkeypatch.setattr(importlib.import_module("guo_federation"), "SOURCES", ("digits",))
+    monkeypatch.setattr(importlib.import_module("guo_report"), "SOURCES", ("digits",))
+    preset = tool.preset()
+    preset = replace(preset, short={**preset.short, tool.TOTAL: 150, tool.VALIDATION: 0.1})
+    tool.main(preset, None, ["--full", "--short", "--columns", "digits, softmax, biased", "figure 2"])
+    text = capsys.readouterr().out
+    assert "| exact |" in text
+    assert "## Figure 2" in text
+    assert "hours on one GPU" in text
