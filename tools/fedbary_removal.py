@@ -14,6 +14,7 @@ from common import be_quiet
 from fedbary_common import Check, Setting, cell, learned_features, pca_features, split, table
 from fedbary_contributions import model, trainer
 from fedbary_detection import through_protocol
+from fedbary_loo import leave_one_out
 from sklearn.linear_model import LogisticRegression
 
 from flsv import FederatedDataModule
@@ -70,6 +71,13 @@ def jobs(setting: Setting, seeds: Sequence[int]) -> list[Job]:
     return [("removal", kind, source, seed) for seed in seeds for kind, source in kinds]
 
 
+def work(job: Job, setting: Setting) -> float:
+    """Programmes of m by m for duplicates, as in detection for points; training for filters."""
+    if job[1] == "filter":
+        return setting.filter_rounds * (setting.filter_samples or 60_000)
+    return (setting.duplication_samples if job[1] == "duplicates" else setting.samples) ** 3
+
+
 def run(job: Job, setting: Setting, root: str) -> dict[Any, Any]:
     _, kind, what, seed = job
     be_quiet()
@@ -87,6 +95,7 @@ def _points(source: str, setting: Setting, root: str, seed: int) -> dict[str, li
         "FedBary, worst first": values.argsort(descending=True),
         "ours with access, worst first": direct_values(x, y, val, part.val_y).argsort(descending=True),
         "LAVA, worst first": lava(x, y, val, part.val_y).argsort(descending=True),
+        "LOO, worst first": leave_one_out(x, y, val, part.val_y).argsort(descending=True),
         "KNN-Shapley, worst first": knn_shapley(x, y, val, part.val_y).argsort(),
         "random": torch.randperm(len(x), generator=generator_for(seed, "random")),
         "FedBary, best first": values.argsort(),
