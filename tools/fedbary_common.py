@@ -20,8 +20,8 @@ NETWORKS = {"mnist": "shapley_fl_fmnist", "fashion_mnist": "shapley_fl_fmnist", 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a preset fixes. ``samples`` are a client's own in detection and removal of points, ``points`` the S of these;
-    the rest is named by its part."""
+    """What a preset fixes. ``samples`` are a client's own in detection and removal of points, ``points`` their S; the
+    rest is named by its part."""
 
     support: int = 400
     iterations: int = 10

@@ -34,9 +34,7 @@ def leave_one_out(x: Tensor, y: Tensor, x2: Tensor, y2: Tensor, ridge: float = 1
     centre = x.double().mean(0)
     # The constant is as long as a sample, so that it is penalised like the rest.
     constant = float((x.double() - centre).square().sum(1).mean().sqrt())
-    points, others = (
-        torch.nn.functional.pad(samples.double() - centre, (0, 1), value=constant) for samples in (x, x2)
-    )
+    points, others = (torch.nn.functional.pad(samples.double() - centre, (0, 1), value=constant) for samples in (x, x2))
     gram = points @ points.T
     regular = gram + ridge * float(gram.diagonal().mean()) * torch.eye(len(x), dtype=gram.dtype)
     # In the space of the samples, not of the features: A^-1 X' = X' (X X' + r I)^-1.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from fedbary_common import Check, Setting, cell, pca_features, split, table
@@ -124,9 +125,9 @@ def scores(bad: Any, values: Any) -> dict[str, float]:
 def report(results: dict[Job, dict[str, Any]], setting: Setting, image: object = None) -> tuple[list[str], list[Check]]:
     m = setting.variants_samples
     lines = [
-        f"{m} samples a side, S = m, K = {setting.iterations}; noise in pixels, flips in PCA-50, both with labels. AUROC "
-        "of five potentials for the bad samples; in brackets how many of the values are positive, and the share of the "
-        "bad samples among them (the paper's c and r).",
+        f"{m} samples a side, S = m, K = {setting.iterations}; noise in pixels, flips in PCA-50, both with labels. "
+        "AUROC of five potentials for the bad samples; in brackets how many of the values are positive, and the share "
+        "of the bad samples among them (the paper's c and r).",
     ]
     checks = []
     sources = [s for s in SOURCES if any(job[1] == s for job in results)]
@@ -153,9 +154,11 @@ def report(results: dict[Job, dict[str, Any]], setting: Setting, image: object =
                 shown = [cell([d[k - 1] for d in known]) for k in SHOWN if k <= setting.iterations]
                 more = str(paired(last[rate], last[0.0])) if rate else "-"
                 rows.append([source, f"{100 * rate:.0f} %", *shown, more])
-            grows = min(paired(last[b], last[a]).mean for a, b in zip(RATES, RATES[1:]))
+            grows = min(paired(last[b], last[a]).mean for a, b in pairwise(RATES))
             checks.append(
-                Check(f"{noise}, {source}: the distance grows with every portion", f"least step {grows:+.3f}", grows > 0)
+                Check(
+                    f"{noise}, {source}: the distance grows with every portion", f"least step {grows:+.3f}", grows > 0
+                )
             )
         header = ["data", "bad", *(f"K = {k}" for k in SHOWN if k <= setting.iterations), "last, minus no noise"]
         lines += ["", f"**Figure 5 (a), {noise}**: distance by iteration.", "", *table(header, rows)]
