@@ -20,12 +20,14 @@ NETWORKS = {"mnist": "shapley_fl_fmnist", "fashion_mnist": "shapley_fl_fmnist", 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a preset fixes. ``samples`` are a client's own in detection and removal; the rest is named by its part."""
+    """What a preset fixes. ``samples`` are a client's own in detection and removal of points, ``points`` their S; the
+    rest is named by its part."""
 
     support: int = 400
     iterations: int = 10
-    samples: int = 1200
-    validation: int = 1200
+    samples: int = 600
+    points: int = 200
+    validation: int = 600
     epochs: int = 10  # of the network behind the learned features
     components: int = 64  # of them that are kept
     protocol_samples: int = 100
@@ -36,10 +38,12 @@ class Setting:
     filter_rounds: int = 15
     retrained: bool = True
     duplication_samples: int = 1000
+    variants_samples: int = 200
     time_samples: int = 500
     time_iterations: int = 10
     time_clients: tuple[int, ...] = (5, 10, 50, 100)
     time_supports: tuple[int, ...] = (100, 500)
+    time_rounds: int = 2
     accelerator: str = "cpu"
 
 
@@ -47,6 +51,7 @@ class Setting:
 FULL = Setting(
     support=500,
     samples=5000,
+    points=500,
     validation=5000,
     epochs=20,
     federation_samples=None,
@@ -55,6 +60,8 @@ FULL = Setting(
     filter_samples=None,
     filter_rounds=30,
     duplication_samples=5000,
+    variants_samples=1000,
+    time_rounds=10,
     time_samples=1000,
     accelerator="auto",
 )

@@ -76,6 +76,11 @@ def model() -> ClassifierClient:
     return ClassifierClient("lenet5", optimizer=partial(torch.optim.SGD, lr=0.02, momentum=0.9))
 
 
+def work(job: Job, setting: Setting) -> float:
+    """Steps of training: rounds and images; all of a training set are 50,000 or 60,000."""
+    return setting.rounds * (setting.federation_samples or 60_000)
+
+
 def run(job: Job, setting: Setting, root: str) -> dict[str, Any]:
     """FedBary's distances ``[5]`` and every method's values ``[5]`` and seconds."""
     _, case, source, seed = job

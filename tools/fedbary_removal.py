@@ -14,7 +14,9 @@ from common import be_quiet
 from fedbary_common import Check, Setting, cell, learned_features, pca_features, split, table
 from fedbary_contributions import model, trainer
 from fedbary_detection import through_protocol
+from fedbary_loo import leave_one_out
 from sklearn.linear_model import LogisticRegression
+from table_statistics import paired
 
 from flsv import FederatedDataModule
 from flsv.data import ClosedSetLabelNoise, Corruption, GaussianNoise, IIDPartitioner
@@ -70,6 +72,13 @@ def jobs(setting: Setting, seeds: Sequence[int]) -> list[Job]:
     return [("removal", kind, source, seed) for seed in seeds for kind, source in kinds]
 
 
+def work(job: Job, setting: Setting) -> float:
+    """Programmes of m by m for duplicates, as in detection for points; training for filters."""
+    if job[1] == "filter":
+        return setting.filter_rounds * (setting.filter_samples or 60_000)
+    return (setting.duplication_samples if job[1] == "duplicates" else setting.samples) ** 3
+
+
 def run(job: Job, setting: Setting, root: str) -> dict[Any, Any]:
     _, kind, what, seed = job
     be_quiet()
@@ -87,6 +96,7 @@ def _points(source: str, setting: Setting, root: str, seed: int) -> dict[str, li
         "FedBary, worst first": values.argsort(descending=True),
         "ours with access, worst first": direct_values(x, y, val, part.val_y).argsort(descending=True),
         "LAVA, worst first": lava(x, y, val, part.val_y).argsort(descending=True),
+        "LOO, worst first": leave_one_out(x, y, val, part.val_y).argsort(descending=True),
         "KNN-Shapley, worst first": knn_shapley(x, y, val, part.val_y).argsort(),
         "random": torch.randperm(len(x), generator=generator_for(seed, "random")),
         "FedBary, best first": values.argsort(),
@@ -177,6 +187,14 @@ def report(results: dict[Job, dict[Any, Any]], setting: Setting, image: object =
                 for name in curves[0]
             ]
             lines += ["", *table(["removed", *(f"{100 * f:.0f} %" for f in FRACTIONS)], rows)]
+            whole = {name: {s: 100 * statistics.mean(c[name][1:]) for s, c in enumerate(curves)} for name in curves[0]}
+            others = [name for name in whole if name.endswith("worst first") and not name.startswith("FedBary")]
+            lines += ["", "FedBary, worst first, less (mean of the curve, points, 95 % interval): "]
+            lines[-1] += "; ".join(
+                f"{name.split(',')[0]} {paired(whole['FedBary, worst first'], whole[name])}"
+                for name in (*others, "random")
+            )
+            lines[-1] += "."
             means = {name: statistics.mean(v for c in curves for v in c[name][1:]) for name in curves[0]}
             worst, chance, best = means["FedBary, worst first"], means["random"], means["FedBary, best first"]
             text = f"{100 * worst:.1f}, {100 * chance:.1f}, {100 * best:.1f} (mean of the curves)"
@@ -213,10 +231,11 @@ def report(results: dict[Job, dict[Any, Any]], setting: Setting, image: object =
             bad, left = (statistics.mean(r[f"{name}, bad"] for r in runs) for name in ("before", "after"))
             removed = statistics.mean(r["before, samples"] - r["after, samples"] for r in runs)
             accuracies = [cell([r[name] for r in runs], 1, 100) for name in ("before", "after", "clean")]
-            rows.append([what, f"{bad:.0f}", f"{removed:.0f}", f"{bad - left:.0f}", *accuracies])
-            gain = statistics.mean(r["after"] - r["before"] for r in runs)
+            pairs = ({s: 100 * r[name] for s, r in enumerate(runs)} for name in ("after", "before"))
+            gain = paired(*pairs)
+            rows.append([what, f"{bad:.0f}", f"{removed:.0f}", f"{bad - left:.0f}", *accuracies, str(gain)])
             checks.append(
-                Check(f"filter, {what}: more accurate after than before", f"{100 * gain:+.1f} points", gain > 0)
+                Check(f"filter, {what}: better after than before", f"{gain} points", gain.verdict == "better")
             )
     if rows:
         size = "all" if setting.filter_samples is None else str(setting.filter_samples)
@@ -228,5 +247,6 @@ def report(results: dict[Job, dict[Any, Any]], setting: Setting, image: object =
             "",
         ]
         header = ["data", "bad", "removed", "of them bad", "accuracy before, %", "after, %", "without bad samples, %"]
+        header.append("after - before")
         lines += table(header, rows)
     return lines, checks

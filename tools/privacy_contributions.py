@@ -13,7 +13,6 @@ below --root ($FLSV_DATA_ROOT).
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import tempfile
 import time
@@ -26,7 +25,8 @@ from pathlib import Path
 import lightning as L
 import torch
 from common import be_quiet, grid, quiet_trainer
-from scipy.stats import spearmanr, t
+from scipy.stats import spearmanr
+from table_statistics import paired
 from torch import Tensor
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
@@ -138,13 +138,11 @@ def likeness(values: Tensor, others: Tensor) -> float:
 
 
 def interval(correlations: Sequence[float]) -> str:
-    """Mean and 95 % confidence interval of the mean (Student's t over the seeds)."""
-    found = torch.tensor(correlations, dtype=torch.float64)
-    mean = float(found.mean())
-    if len(found) < 2:
-        return f"{mean:.2f}"
-    half = float(t.ppf(0.975, len(found) - 1)) * float(found.std()) / math.sqrt(len(found))
-    return f"{mean:.2f} [{max(mean - half, -1):.2f}, {min(mean + half, 1):.2f}]"
+    """Mean and 95 % confidence interval of the mean (Student's t over the seeds), which ends at -1 and 1."""
+    found = paired(dict(enumerate(correlations)), dict.fromkeys(range(len(correlations)), 0.0))
+    if found.pairs < 2:
+        return f"{found.mean:.2f}"
+    return f"{found.mean:.2f} [{max(found.low, -1):.2f}, {min(found.high, 1):.2f}]"
 
 
 def report(name: str, setting: Setting, results: dict[Job, Trained]) -> str:

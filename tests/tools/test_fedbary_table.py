@@ -7,11 +7,15 @@ import os
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
+needs_data = pytest.mark.skipif(
+    ROOT is None or not Path(ROOT, "FashionMNIST").is_dir(), reason="FLSV_DATA_ROOT has no Fashion-MNIST"
+)
 
 
 @pytest.fixture(scope="module")
@@ -20,59 +24,128 @@ def tool() -> ModuleType:
 
 
 @pytest.fixture
-def setting(tool: ModuleType) -> object:
-    return replace(tool.Setting(), protocol_samples=20, time_samples=30, time_clients=(1, 2, 3), time_supports=(5,))
+def setting(tool: ModuleType) -> Any:
+    small = {"time_samples": 30, "time_clients": (1, 2, 3), "time_supports": (5,)}
+    return replace(tool.Setting(), protocol_samples=20, **small)
 
 
-def test_protocol(tool: ModuleType, setting: object, tmp_path: Path) -> None:
+def run(tool: ModuleType, jobs: list[tuple], setting: Any, root: str = "") -> dict[tuple, Any]:
+    return {job: tool.PARTS[job[0]].run(job, setting, root) for job in jobs}
+
+
+def test_protocol(tool: ModuleType, setting: Any, tmp_path: Path) -> None:
     jobs = [("protocol", "normal", 0), ("protocol", "barycentre", 0)]
-    results = {job: tool.work(job, setting, "") for job in jobs}
-    errors = results[jobs[0]][0]["errors"]
-    assert abs(errors[1][-1]) < 1e-3
-    assert errors[10][-1] > errors[1][-1]
+    results = run(tool, jobs, setting)
+    errors = results[jobs[0]]["errors"]
+    assert abs(errors["1"][-1]) < 1e-3
+    assert errors["10"][-1] > errors["1"][-1]
     text = tool.report("protocol", results, setting, tmp_path / "barycentre.png")
     assert "not met" not in text
     assert (tmp_path / "barycentre.png").stat().st_size > 1000
-    results[jobs[0]][0]["errors"][1][-1] = 0.5
+    results[jobs[0]]["errors"]["1"][-1] = 0.5
     assert "**not met**: normal: S = m within 1e-3" in tool.report("protocol", results, setting)
 
 
-def test_time(tool: ModuleType, setting: object) -> None:
+def test_time(tool: ModuleType, setting: Any) -> None:
     jobs = tool.PARTS["time"].jobs(setting, [0])
-    results = {job: tool.work(job, setting, "") for job in jobs}
+    assert {job[1] for job in jobs} == {"S = 5"}  # competitors: of 5 and 10 clients
+    results = run(tool, jobs, setting)
     assert len(results) == 3
-    assert "| S = 5 |" in tool.report("time", results, setting)
-    slow = {("time", 100, n): ({"seconds": 2.0 * n}, 0.0) for n in (5, 10, 50, 100)}
+    assert "| FedBary, S = 5 |" in tool.report("time", results, setting)
+    slow = {("time", "S = 100", n, 0): {"seconds": 2.0 * n} for n in (5, 10, 50, 100)}
+    slow["time", "GTG", 5, 0] = {"seconds": 3.0}
     text = tool.report("time", slow, tool.Setting())
     assert "- met: S = 100: linear in n, R^2 at least 0.98: 1.0000" in text
     assert "**not met**: n = 100, S = 100 in less than 120 s: 200.0 s" in text
+    assert "| GTG | 3.0 s (33 s) | - | - | - |" in text
+
+
+@needs_data
+@pytest.mark.parametrize("name", ["MR", "exact", "DataSV"])
+def test_time_of_competitors(tool: ModuleType, name: str) -> None:
+    setting = replace(tool.SHORT, time_samples=20)
+    assert tool.PARTS["time"].run(("time", name, 2, 0), setting, ROOT)["seconds"] > 0
+
+
+def test_leave_one_out_is_what_refitting_without_each_sample_gives() -> None:
+    from fedbary_loo import leave_one_out
+
+    generator = torch.Generator().manual_seed(0)
+    x, x2 = (torch.randn(n, 4, generator=generator, dtype=torch.float64) for n in (20, 15))
+    y, y2 = (torch.randint(3, (n,), generator=generator) for n in (20, 15))
+    centre, constant = x.mean(0), (x - x.mean(0)).square().sum(1).mean().sqrt()
+    points, others = (torch.cat([z - centre, constant.expand(len(z), 1)], 1) for z in (x, x2))
+    penalty = 0.5 * points.square().sum(1).mean() * torch.eye(5, dtype=torch.float64)
+    targets, wanted = (torch.nn.functional.one_hot(labels, 3).double() for labels in (y, y2))
+
+    def loss(kept: torch.Tensor) -> torch.Tensor:
+        a, b = points[kept], targets[kept]
+        return (others @ torch.linalg.solve(a.T @ a + penalty, a.T @ b) - wanted).square().sum()
+
+    everyone = torch.arange(20)
+    expected = torch.stack([loss(everyone) - loss(everyone[everyone != i]) for i in everyone])
+    torch.testing.assert_close(leave_one_out(x, y, x2, y2, ridge=0.5), expected)
+
+
+def test_all_five_potentials_are_in_the_order_of_the_clients_samples(tool: ModuleType) -> None:
+    generator = torch.Generator().manual_seed(0)
+    clean, other = (torch.randn(30, 3, generator=generator) for _ in range(2))
+    x = clean.clone()
+    x[7] += 20
+    found, distances = tool.PARTS["variants"].potentials(x, other, 12, 0)
+    assert {name: int(values.argmax()) for name, values in found.items()} == dict.fromkeys(found, 7)
+    assert len(found) == 5
+    assert len(distances) == 12
+    assert tool.PARTS["variants"].potentials(clean, other, 12, 0)[1][-1] < distances[-1]
+
+
+def test_variants_report(tool: ModuleType) -> None:
+    part = tool.PARTS["variants"]
+
+    def result(seed: int, step: float) -> dict:
+        numbers = {name: {"auroc": 0.5 + seed / 10, "positive": 4, "ratio": 0.25} for name in part.POTENTIALS}
+        keys = [(part.key(noise, rate), rate) for noise in part.NOISES for rate in part.RATES]
+        return {name: {"distances": [1 + seed + step * rate] * 10, **numbers} for name, rate in keys}
+
+    results = {("variants", "mnist", seed): result(seed, 1.0 + seed) for seed in (0, 1)}
+    text = tool.report("variants", results, tool.Setting())
+    assert "| mnist | 15 % (30) | 0.55 ± 0.07 (4, 0.25) |" in text
+    assert "- met: feature noise, mnist: the distance grows" in text
+    worse = {job: result(job[-1], -1.0) for job in results}
+    assert "**not met**: feature noise, mnist: the distance grows" in tool.report("variants", worse, tool.Setting())
 
 
 def test_scores(tool: ModuleType) -> None:
     bad = torch.tensor([True, False, False, False])
-    found = tool.fedbary_detection.scores(bad, torch.tensor([5.0, 1.0, -2.0, -2.0]))
+    found = tool.PARTS["detection"].scores(bad, torch.tensor([5.0, 1.0, -2.0, -2.0]))
     assert (found["auroc"], found["positive precision"], found["positive recall"]) == (1.0, 0.5, 1.0)
 
 
 def test_detection_report(tool: ModuleType) -> None:
-    part = tool.fedbary_detection
+    part = tool.PARTS["detection"]
     numbers = {"auroc": 0.96}
     numbers |= {f"{rule} {what}": 0.5 for rule in ("positive", "outlier") for what in ("precision", "recall")}
-    keys = [(noise, name, rate) for noise, names in part.FEATURES.items() for name in names for rate in part.RATES]
-    result = {key: dict.fromkeys(part.METHODS, numbers) for key in keys}
-    text = tool.report("detection", {("detection", "mnist", 0): (result, 1.0)}, tool.Setting())
+    keys = [
+        part.key(noise, name, rate) for noise, names in part.FEATURES.items() for name in names for rate in part.RATES
+    ]
+
+    def result(lava: float) -> dict:
+        return {key: dict.fromkeys(part.METHODS, numbers) | {"LAVA": {**numbers, "auroc": lava}} for key in keys}
+
+    results = {("detection", "mnist", seed): result(0.9 - 0.01 * seed) for seed in (0, 1, 2)}
+    text = tool.report("detection", results, tool.Setting())
     assert "**not met**: feature noise, mnist, pixels: AUROC at least 0.98" in text
     assert "- met: label flips, mnist, learned: AUROC at least 0.95" in text
+    assert "| feature noise | mnist | pixels | +0.00 [+0.00, +0.00] | **+7.00 [+4.52, +9.48]** |" in text
 
 
 def test_contributions_report(tool: ModuleType) -> None:
-    def result(values: list[float]) -> tuple[dict, float]:
-        return {"distances": [1.0, 1, 1, 1, 2], "values": {"FedBary": values}, "seconds": {"FedBary": 1.0}}, 1.0
+    def result(values: list[float]) -> dict:
+        return {"distances": [1.0, 1, 1, 1, 2], "values": {"FedBary": values}, "seconds": {"FedBary": 1.0}}
 
     shares = [0.3, 0.25, 0.2, 0.15, 0.1]
-    results = {
-        ("contributions", case, "cifar10", 0): result(shares) for case in ("1 same", "4 label noise", "no validation")
-    }
+    cases = ("1 same", "4 label noise", "no validation")
+    results = {("contributions", case, "cifar10", 0): result(shares) for case in cases}
     text = tool.report("contributions", results, tool.Setting())
     assert "**not met**: cifar10, case 1 same" in text
     assert "- met: cifar10, case 4 label noise" in text
@@ -81,17 +154,53 @@ def test_contributions_report(tool: ModuleType) -> None:
 
 def test_removal_report(tool: ModuleType) -> None:
     copies = {"once": 2.0, "three times": 2.0, "+1": 2.1, "+50": 2.2, "+200": 2.15}
-    text = tool.report("removal", {("removal", "duplicates", "cifar10", 0): (copies, 1.0)}, tool.Setting())
+    results: dict[tuple, Any] = {("removal", "duplicates", "cifar10", 0): copies}
+    what = next(iter(tool.PARTS["removal"].FILTERED))
+    for seed, gain in enumerate((0.01, 0.02, 0.06)):
+        counts = {f"{name}, {of}": 10.0 for name in ("before", "after", "clean") for of in ("samples", "bad")}
+        results["removal", "filter", what, seed] = {"before": 0.5, "after": 0.5 + gain, "clean": 0.6, **counts}
+    text = tool.report("removal", results, tool.Setting())
     assert "- met: duplication: three times the set" in text
     assert "**not met**: duplication: copies of one sample" in text
+    # Better on average, but the interval of three seeds holds 0.
+    assert f"**not met**: filter, {what}: better after than before: +3.00 [" in text
 
 
-@pytest.mark.skipif(
-    ROOT is None or not Path(ROOT, "FashionMNIST").is_dir(), reason="FLSV_DATA_ROOT has no Fashion-MNIST"
-)
+@needs_data
 def test_detection_and_removal(tool: ModuleType) -> None:
-    setting = replace(tool.Setting(), samples=100, validation=100, support=20, iterations=2, epochs=1, components=8)
-    found, _ = tool.work(("detection", "fashion_mnist", 0), setting, ROOT)
-    assert found["feature noise", "pixels", 0.3]["ours"]["auroc"] > 0.95
-    curves, _ = tool.work(("removal", "points", "fashion_mnist", 0), setting, ROOT)
+    sizes = {"samples": 100, "validation": 100, "points": 20, "iterations": 2, "epochs": 1, "components": 8}
+    setting = replace(tool.Setting(), **sizes)
+    jobs = [("detection", "fashion_mnist", 0), ("removal", "points", "fashion_mnist", 0)]
+    found, curves = run(tool, jobs, setting, ROOT).values()
+    assert found["feature noise, pixels, 30 %"]["ours"]["auroc"] > 0.95
+    assert found["feature noise, pixels, 30 %"].keys() == set(tool.PARTS["detection"].METHODS)
+    assert len(curves) == 7
     assert all(len(curve) == 7 for curve in curves.values())
+
+
+def test_a_killed_table_goes_on_and_says_what_is_finished(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "kept.jsonl"
+    words = ["--parts", "protocol", "--only", "normal", "--seeds", "2", "--workers", "1", "--kept", str(kept)]
+    tool.main([*words[:4], "--seeds", "1", *words[6:]])
+    assert "0 of 1 cells are kept" in capsys.readouterr().out
+    tool.main([*words, "--finished"])
+    assert "1 of 2 jobs are finished." in capsys.readouterr().out
+    tool.main([*words, "--out", str(tmp_path / "page.md")])
+    assert "1 of 2 cells are kept" in capsys.readouterr().out
+    assert "2 jobs, seeds 10 to 11" in (tmp_path / "page.md").read_text()
+
+
+def test_what_the_papers_sizes_would_take(tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tool.main(["--full", "--short", "--parts", "protocol", "--only", "normal", "barycentre"])
+    text = capsys.readouterr().out
+    assert "2/2 protocol, barycentre" in text
+    assert "GPU hours for torch's operators" in text
+    jobs = importlib.import_module("fedbary_jobs")
+    (cell,) = jobs.cells(["protocol"], tool.SHORT, [10])[:1]
+    (_, small), (_, large) = (
+        jobs.counted(cell, replace(tool.SHORT, protocol_samples=20 * times), "") for times in (1, 10)
+    )
+    assert large.gpu == pytest.approx(1000 * small.gpu)
+    assert small.gpu > 0

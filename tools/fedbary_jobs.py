@@ -1,0 +1,136 @@
+"""FedBary's jobs as cells, so that finished ones are kept; and what the paper's sizes would take.
+
+The jobs are no ``flsv fit`` runs: a cell's row is what a job is about, its column the part that knows how to run it,
+and its command this table's own.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import fedbary_contributions
+import fedbary_detection
+import fedbary_protocol
+import fedbary_removal
+import fedbary_time
+import fedbary_variants
+from common import be_quiet
+from fedbary_common import FULL, Setting
+from table_cells import Results
+from table_presets import FLOPS_PER_SECOND, SECONDS_PER_OPERATOR, Operators
+from table_runs import Cell, Measured
+
+PARTS: dict[str, Any] = {
+    "protocol": fedbary_protocol,
+    "variants": fedbary_variants,
+    "contributions": fedbary_contributions,
+    "detection": fedbary_detection,
+    "removal": fedbary_removal,
+    "time": fedbary_time,
+}
+
+#: The paper's table at sizes that a minute or two are enough for.
+SHORT = Setting(
+    support=40,
+    iterations=2,
+    samples=60,
+    points=20,
+    validation=60,
+    epochs=1,
+    components=16,
+    protocol_samples=20,
+    federation_samples=120,
+    federation_validation=0.2,
+    rounds=1,
+    filter_samples=240,
+    filter_rounds=1,
+    duplication_samples=60,
+    variants_samples=40,
+    time_samples=60,
+    time_iterations=1,
+    time_rounds=1,
+)
+
+Job = tuple[Any, ...]  # part, what it is about, seed
+
+
+@dataclass(frozen=True)
+class JobCell(Cell):
+    """A job as a cell of a table.
+
+    Args:
+        job: part, what it is about, seed.
+        setting: sizes.
+    """
+
+    job: Job = ()
+    setting: Setting = field(default_factory=Setting)
+
+    @property
+    def command(self) -> str:
+        """What to type for this job alone."""
+        full = ["--full"] if self.setting == FULL else []
+        words = ["--parts", self.column, "--only", self.row, "--first-seed", str(self.seed), "--seeds", "1"]
+        return shlex.join(["python", "tools/fedbary_table.py", *full, *words])
+
+
+def cells(parts: Iterable[str], setting: Setting, seeds: Sequence[int]) -> list[JobCell]:
+    """The cells of these parts."""
+    return [
+        JobCell(
+            row=", ".join(map(str, job[1:-1])),
+            column=part,
+            seed=job[-1],
+            files=("../tools/fedbary_common.py", f"../tools/fedbary_{part}.py"),
+            measure="fedbary_jobs:measured",
+            job=job,
+            setting=setting,
+        )
+        for part in parts
+        for job in PARTS[part].jobs(setting, seeds)
+    ]
+
+
+def measured(cell: JobCell, root: str) -> Measured:
+    """A job's ``result``, and the processor's seconds that it took."""
+    be_quiet()
+    start = time.process_time()
+    result = PARTS[cell.column].run(cell.job, cell.setting, root)
+    return {"result": result, "seconds": time.process_time() - start}
+
+
+def results_of(found: Results, cells: Sequence[JobCell], part: str) -> tuple[dict[Job, Any], float]:
+    """A part's results by job, and their seconds."""
+    there = [(cell, found[cell.key]) for cell in cells if cell.column == part and cell.key in found]
+    return {cell.job: each["result"] for cell, each in there}, sum(each["seconds"] for _, each in there)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What whole jobs would take, in seconds.
+
+    Args:
+        processor: of one core for everything, transport included: the short run's by the ratio of the work.
+        gpu: of a GPU for torch's operators among it, by counting.
+    """
+
+    processor: float
+    gpu: float
+
+
+def counted(cell: JobCell, whole: Setting, root: str) -> tuple[Measured, Estimate]:
+    """Run a short job, and say what it would take at the sizes of ``whole``.
+
+    A part says in ``work`` how the sizes enter. The transport programmes are solved on the CPU on any machine.
+    """
+    count = Operators()
+    with count:
+        result = measured(cell, root)
+    part = PARTS[cell.column]
+    factor = part.work(cell.job, whole) / part.work(cell.job, cell.setting)
+    seconds = max(count.operators * SECONDS_PER_OPERATOR, count.flops / FLOPS_PER_SECOND)
+    return result, Estimate(result["seconds"] * factor, seconds * factor)
