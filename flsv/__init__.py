@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
     from flsv.report import read_run
     from flsv.round import ClientUpdate, Round
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 
 __all__ = [
     "ClassifierClient",
