@@ -102,8 +102,8 @@ class TensorBoardRun:
             files.text("settings", settings_text(settings), first_round)
             for name, metric in self._metrics.items():
                 files.text(f"how to read/{name}", guide_text(name, metric), first_round)
-            if first_round == 0:
-                files.summaries(layout_summary(self._layout(files.by_client)))
+            # A run that goes on may do so in another folder; in the same one the last layout counts.
+            files.summaries(layout_summary(self._layout(files.by_client)))
         if first_round == 0:
             self._figure("data/partition", lambda: partition()[0], 0)
 

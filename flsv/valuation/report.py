@@ -59,7 +59,9 @@ def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> 
     labels = [label_text(client if names is None else names[client]) for client in found.clients]
     every = 1 + (len(labels) - 1) // 25
     for axis, (title, values) in zip(figure.subplots(1, 2), panels):
-        axis.bar(range(len(labels)), values.numpy(), color=PALETTE[0])
+        known = (~values.isnan()).nonzero().flatten()
+        axis.bar(known.numpy(), values[known].numpy(), color=PALETTE[0])
+        axis.set_xlim(-0.7, len(labels) - 0.3)
         axis.set_xticks(range(0, len(labels), every), labels[::every])
         if max(map(len, labels)) > 3:
             for text in axis.get_xticklabels():

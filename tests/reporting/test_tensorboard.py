@@ -275,7 +275,11 @@ def test_a_scale_is_the_same_whether_the_run_was_resumed(tmp_path: Path) -> None
     whole = scales("whole", 3)
     saving = ModelCheckpoint(tmp_path / "c", "last")
     scales("parts", 2, callbacks=[saving], enable_checkpointing=True)
-    assert scales("parts", 3, ckpt_path=tmp_path / "c/last.ckpt") == whole
+    for folder in ("elsewhere", "parts"):
+        assert scales(folder, 3, ckpt_path=tmp_path / "c/last.ckpt") == whole
+        assert {"custom_scalars__config__", "settings/text_summary"} <= set(
+            events(tmp_path / folder / "run").Tags()["tensors"]
+        )
     assert whole[1] >= 0.5
 
 
