@@ -91,8 +91,8 @@ class Federation:
 
     @property
     def classifies(self) -> bool:
-        """Whether its models give logits of classes."""
-        return self.mode is None
+        """Whether its samples have classes."""
+        return self.datamodule().no_classes is None
 
     def datamodule(self) -> FederatedDataModule:
         """Its data, dealt out; the same object every time."""

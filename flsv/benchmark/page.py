@@ -130,7 +130,7 @@ def draw(summaries: Mapping[str, Summary], costs: Mapping[str, Cost], federation
         x, y = max(1000 * costs[name].seconds, 0.01), each.mean
         axes.plot([x], [y], "o", color="tab:blue" if costs[name].evaluations else "tab:orange")
         # From above downwards: a name that would lie on another one's goes below it.
-        near = [other for at, other in written if max(at / x, x / at) < 3]
+        near = [other for at, other in written if max(at / x, x / at) < 1.8]
         place = min([y, *(other - 0.025 for other in near if other - y < 0.025)])
         written.append((x, place))
         axes.annotate(label_text(name), (x, place), xytext=(5, -3), textcoords="offset points", fontsize=8)
