@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -39,18 +40,19 @@ from flsv.errors import ConfigurationError
 COSTS_IN = "digits_dirichlet"
 
 
-def main(args: Sequence[str]) -> None:
+def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``bench`` itself."""
     options = _parser().parse_args(list(args))
     if options.list:
         _list()
         return
     ranks = ranks_of_environment()
+    say = _nothing if quiet or ranks.rank else partial(print, flush=True)
     asked = _asked(options.federations, options.root)
     if options.truth:
         for each in asked[ranks.rank :: ranks.size]:
             trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + options.truth_seeds))
-            print(f"{each.name}: {trained} coalitions trained, in {options.out / each.name}.csv", flush=True)
+            say(f"{each.name}: {trained} coalitions trained, in {options.out / each.name}.csv")
         return
     entries = dict(entry(name) for name in options.metric or METRICS)
     known: dict[str, tuple[Federation, Truth]] = {}
@@ -63,7 +65,6 @@ def main(args: Sequence[str]) -> None:
     if not known:
         raise ConfigurationError("there is no federation to run: the data of none of those asked for are there.")
     chosen = ["base", *(options.conditions if options.conditions is not None else CONDITIONS)]
-    say = print if ranks.rank == 0 else _nothing
     results = bench(
         known,
         entries,
@@ -81,8 +82,9 @@ def main(args: Sequence[str]) -> None:
     (options.out / "benchmark.md").write_text(markdown(summaries, entries, known, cost), encoding="utf-8")
     with drawing("benchmark.png"):
         write(options.out, summaries, cost, known)
-    _show(summaries, known)
-    print(f"Written to {options.out}: benchmark.md, benchmark.png, values.csv, costs.csv")
+    if not quiet:
+        _show(summaries, known)
+    say(f"Written to {options.out}: benchmark.md, benchmark.png, values.csv, costs.csv")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -85,8 +85,8 @@ def _run(given: list[str]) -> None:
     elif first in ("-h", "--help"):
         _parser().print_help()
     elif first in OWN:
-        if first in ("compare", "value", "settle"):
-            _quieten(quiet or first == "settle")  # dozens of fits
+        if first in ("compare", "value", "settle", "bench"):
+            _quieten(quiet or first in ("settle", "bench"))  # dozens of fits
         main: Any = importlib.import_module(f"flsv.cli.{first}").main
         main(given[1:], quiet)
     elif first in OF_LIGHTNING:
