@@ -18,7 +18,7 @@ import lightning as L
 import torch
 from common import quiet_trainer
 from lightning.pytorch.accelerators import CPUAccelerator
-from table_runs import Cell, Measured, built, federated_loop
+from table_runs import WATCHING, Cell, Measured, built, federated_loop
 from torch import Tensor
 
 from flsv import FederatedDataModule
@@ -232,7 +232,7 @@ def retrained(cell: Cell, root: str) -> Measured:
         def trainer(cohort: FixedCohort) -> L.Trainer:
             accelerator = "cpu" if isinstance(cli.trainer.accelerator, CPUAccelerator) else "auto"
             folder, rounds = cli.trainer.default_root_dir, int(cli.trainer.max_epochs or 1)
-            return quiet_trainer(folder, rounds, [loop.replace(sampler=cohort)], accelerator)
+            return quiet_trainer(folder, rounds, [*WATCHING, loop.replace(sampler=cohort)], accelerator)
 
         utility = RetrainedUtility(trainer, cli.model, cli.datamodule)
         everybody = tuple(range(utility.num_players))

@@ -16,6 +16,7 @@ better with many models at once.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -98,6 +99,7 @@ def counted(cell: Cell, short: Mapping[str, Any], root: str) -> Measured:
         result = measure(few, root)
     finally:
         WATCHING.clear()
+        gc.collect()  # a trainer and its data refer to each other, and are large
     (rounds, passes), (_, short_passes) = work_of(cell, root), work_of(few, root)
     factor = rounds * passes / short_passes
     seconds = max(count.operators * SECONDS_PER_OPERATOR, count.flops / FLOPS_PER_SECOND) * factor
