@@ -69,6 +69,7 @@ class DecayedShapley(PartialFederatedShapley):
         tensor([0.2500,    nan, 0.5000])
     """
 
+    over_rounds = "sum"
     total: Tensor
     seen: Tensor
     skipped: Tensor
@@ -122,10 +123,13 @@ class DecayedShapley(PartialFederatedShapley):
         factor = round_factor(round_index, self.decay, self.threshold)
         if factor == 0:
             self.truncated += 1
+            self._note(client_ids[:0], self.total[:0])
             return
         estimate = self._estimate(utility, len(client_ids), generator)
         shares, skipped, flagged = round_shares(estimate.values)
-        self.total[client_ids] += factor * (shares if self.normalize else estimate.values).to(self.total)
+        values = (shares if self.normalize else estimate.values).to(self.total)
+        self.total[client_ids] += factor * values
+        self._note(client_ids, values, factor)
         self.seen[client_ids] += 1
         self.evaluations += estimate.evaluations
         self.skipped += skipped

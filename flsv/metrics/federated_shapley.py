@@ -83,6 +83,7 @@ class PartialFederatedShapley(ContributionMetric):
         tensor(8)
     """
 
+    over_rounds = "momentum"
     init: float | Literal["uniform"] | None = None
     history: Tensor
     stderr: Tensor
@@ -165,6 +166,7 @@ class PartialFederatedShapley(ContributionMetric):
         now[client_ids], now_stderr[client_ids] = momentum_row(values, self.momentum), stderr
         self.history = momentum_merge(torch.stack([self.history, now]), self.momentum)
         self.stderr = latest(torch.stack([self.stderr, now_stderr]))
+        self._note(client_ids, values.mean(-1))
         self.evaluations += estimate.evaluations
         self.rounds += 1
 

@@ -74,6 +74,7 @@ class LowerBoundShapley(CumulativeShapley):
         tensor([1.0000,    nan, 0.9223])
     """
 
+    over_rounds = None  # it is the end of an interval
     moments: Tensor
 
     def __init__(

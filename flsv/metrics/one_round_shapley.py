@@ -75,6 +75,7 @@ class OneRoundShapley(PartialFederatedShapley):
         tensor([1., 6.])
     """
 
+    over_rounds = None  # one game, of the whole run
     start: Tensor
     updates: Tensor
     weight: Tensor
