@@ -27,6 +27,7 @@ OF_LIGHTNING = {
 }
 OWN = {
     "compare": "several algorithms on one partition, and what each client gains",
+    "repeat": "the same run with other seeds, and what each client is worth on average",
     "value": "what clients and their samples are worth, before anything is trained",
     "settle": "what each client is worth by training without it, after the fact",
     "report": "a run's results as a page to hand out, for all or for one client",
@@ -84,8 +85,8 @@ def _run(given: list[str]) -> None:
     elif first in ("-h", "--help"):
         _parser().print_help()
     elif first in OWN:
-        if first in ("compare", "value", "settle"):
-            _quieten(quiet or first == "settle")  # dozens of fits
+        if first in ("compare", "value", "settle", "repeat"):
+            _quieten(quiet or first in ("settle", "repeat"))  # dozens of fits
         main: Any = importlib.import_module(f"flsv.cli.{first}").main
         main(given[1:], quiet)
     elif first in OF_LIGHTNING:

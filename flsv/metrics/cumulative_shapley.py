@@ -13,6 +13,7 @@ from torch import Tensor
 from flsv.functional.shapley import ShapleyEstimate, Utility
 from flsv.metrics.federated_shapley import PartialFederatedShapley
 from flsv.metrics.guide import Guide
+from flsv.metrics.intervals import OverRounds
 
 
 class CumulativeShapley(PartialFederatedShapley):
@@ -31,7 +32,7 @@ class CumulativeShapley(PartialFederatedShapley):
         tensor([2., 3., 3.])
     """
 
-    over_rounds = "sum"
+    over_rounds: OverRounds = "sum"
     total: Tensor
     variance: Tensor
     seen: Tensor

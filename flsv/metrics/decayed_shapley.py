@@ -20,6 +20,7 @@ from flsv.games import CoalitionUtility, Renormalized
 from flsv.games.performance import Mode
 from flsv.metrics.federated_shapley import PartialFederatedShapley
 from flsv.metrics.guide import Guide
+from flsv.metrics.intervals import OverRounds
 from flsv.round import Round
 
 CoalitionWeights = Literal["renormalized", "fixed"]
@@ -69,7 +70,7 @@ class DecayedShapley(PartialFederatedShapley):
         tensor([0.2500,    nan, 0.5000])
     """
 
-    over_rounds = "sum"
+    over_rounds: OverRounds = "sum"
     total: Tensor
     seen: Tensor
     skipped: Tensor

@@ -21,6 +21,7 @@ from flsv.games.performance import Mode, performance_of
 from flsv.metrics._estimator import check_estimator
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.guide import Guide
+from flsv.metrics.intervals import OverRounds
 
 Weighting = Literal["uniform", "samples", "fixed"]
 
@@ -83,7 +84,7 @@ class PartialFederatedShapley(ContributionMetric):
         tensor(8)
     """
 
-    over_rounds = "momentum"
+    over_rounds: OverRounds = "momentum"
     init: float | Literal["uniform"] | None = None
     history: Tensor
     stderr: Tensor

@@ -24,6 +24,7 @@ MEANING = (
     "90 % of the spread over the run's rounds, or of the estimator's sampling error where that is larger: not of what "
     "another seed, other participants or another validation set would change"
 )
+OverRounds = Literal["sum", "momentum", "mean"] | None
 
 
 class WithIntervals(Metric):
@@ -33,7 +34,7 @@ class WithIntervals(Metric):
     to ``_note`` in ``update``.
     """
 
-    over_rounds: Literal["sum", "momentum", "mean"] | None = None
+    over_rounds: OverRounds = None
     """How a client's value is made of its rounds' own: their weighted sum, moving average or mean. None: by nothing
     that an interval is known of."""
 
@@ -75,12 +76,12 @@ class WithIntervals(Metric):
         if self.over_rounds is None:
             return None
         if value is None:
-            value = self.per_client(self.compute())  # type: ignore[attr-defined]
+            value = self.per_client(self.compute())  # type: ignore[operator]
         variance, blocks = spread_variance(self.round_spread)
         half = half_width(variance * self._squares(), blocks, level).to(value)
         if self.noted != self.rounds:  # a state saved before there were intervals: some rounds are missing in it
             half = torch.full_like(half, float("nan"))
-        error = self.diagnostics().get("stderr")  # type: ignore[attr-defined]
+        error = self.diagnostics().get("stderr")  # type: ignore[operator]
         if error is not None and error.shape == half.shape:
             # Of an exact estimate it is 0, and says nothing of the rounds.
             quantile = torch.special.ndtri(half.new_tensor((1 + level) / 2))
