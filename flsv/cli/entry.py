@@ -27,12 +27,15 @@ OF_LIGHTNING = {
 }
 OWN = {
     "compare": "several algorithms on one partition, and what each client gains",
+    "repeat": "the same run with other seeds, and what each client is worth on average",
     "value": "what clients and their samples are worth, before anything is trained",
     "settle": "what each client is worth by training without it, after the fact",
     "bench": "contribution metrics against Shapley values by retraining",
     "report": "a run's results as a page to hand out, for all or for one client",
     "init": "a project to start from",
 }
+#: Those that fit dozens of times: what Lightning says of each is of no use.
+MANY_FITS = ("settle", "repeat", "bench", "stress")
 QUIET = ("-q", "--quiet")
 #: What --quiet is, for Lightning.
 _BARS_OFF = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
@@ -85,8 +88,8 @@ def _run(given: list[str]) -> None:
     elif first in ("-h", "--help"):
         _parser().print_help()
     elif first in OWN:
-        if first in ("compare", "value", "settle", "bench"):
-            _quieten(quiet or first in ("settle", "bench"))  # dozens of fits
+        if first in ("compare", "value", *MANY_FITS):
+            _quieten(quiet or first in MANY_FITS)  # dozens of fits
         main: Any = importlib.import_module(f"flsv.cli.{first}").main
         main(given[1:], quiet)
     elif first in OF_LIGHTNING:

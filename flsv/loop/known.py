@@ -118,12 +118,15 @@ class KnownLoop(L.Callback):
         """
         tables: list[tuple[str, Tensor, list[str] | None, list[str] | None]] = []
         names: list[str] = []
+        intervals: dict[str, tuple[Tensor, Tensor]] = {}
         for name, value in self.contributions.items():
             metric = self.metrics[name]
             names = names or list(getattr(metric, "client_names", None) or ())
             per_client = getattr(metric, "per_client", None)
             overall = value.mean(-1) if value.ndim == 2 else value
             tables.append((name, overall if per_client is None else per_client(value), None, None))
+            ends = metric.intervals(value=tables[-1][1]) if isinstance(metric, ContributionMetric) else None
+            intervals |= {} if ends is None else {name: ends}
             own = metric.columns() if isinstance(metric, ContributionMetric) else None
             if value.ndim == 2 and (own or value.shape[1] > 1):
                 keys = own or [str(j) for j in range(value.shape[1])]
@@ -135,7 +138,7 @@ class KnownLoop(L.Callback):
         data = vars(self).get("_data")
         names = list(data.client_names) if data is not None else names
         names = names or list(map(str, range(len(self.participations))))
-        return current_frame(tables, names, max(0, self.round_index - 1))
+        return current_frame(tables, names, max(0, self.round_index - 1), intervals)
 
     @property
     def strategies(self) -> dict[str, Strategy]:

@@ -14,11 +14,12 @@ from torchmetrics import Metric
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.metrics.guide import Guide
+from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.plot import plot_contributions
 from flsv.metrics.shown import shows
 
 
-class ContributionMetric(Metric):
+class ContributionMetric(WithIntervals):
     """Base class of the metrics that say what every client contributed.
 
     ``compute()`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. A subclass
@@ -57,8 +58,6 @@ class ContributionMetric(Metric):
 
     evaluates = False
     """Whether clients evaluate models for it on their own validation samples: then all of them must have some."""
-
-    rounds: Tensor
 
     def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -215,6 +214,7 @@ class ContributionMetric(Metric):
         assert self.num_clients is not None
         self.init_states(self.num_clients, self.num_classes)
         self.add_state("rounds", torch.tensor(0), dist_reduce_fx="sum")
+        self._create_spread(self.num_clients)
         self.persistent(True)
 
     def _check_clients(self, client_ids: Tensor) -> None:

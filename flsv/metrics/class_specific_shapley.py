@@ -61,6 +61,7 @@ class ClassSpecificShapley(ContributionMetric):
                 [ 1., -1.]])
     """
 
+    over_rounds = "momentum"
     history: Tensor
 
     plot_lower_bound = -1.0
@@ -114,6 +115,7 @@ class ClassSpecificShapley(ContributionMetric):
         now = torch.zeros_like(self.history)
         now[client_ids] = momentum_row(cssv.to(now), self.momentum)
         self.history = momentum_merge(torch.stack([self.history, now]), self.momentum)
+        self._note(client_ids, self.per_client(cssv))
         self.rounds += 1
 
     def compute(self) -> Tensor:

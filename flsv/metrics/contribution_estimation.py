@@ -84,6 +84,7 @@ class ContributionEstimation(ContributionMetric):
 
     per_class = False
     evaluates = True
+    over_rounds = "mean"
     plot_lower_bound = 0.0
 
     cosines: Tensor
@@ -155,6 +156,7 @@ class ContributionEstimation(ContributionMetric):
         self.cosines, self.scores, self.seen = self.cosines.clone(), self.scores.clone(), self.seen.clone()
         self.cosines[client_ids] += cosines.to(self.cosines)
         self.scores[client_ids] += scores
+        self._note(client_ids, contribution_estimates(cosines.cpu(), scores.cpu(), self.combine, self.floor))
         self.seen[client_ids] += 1
         self.rounds += 1
 

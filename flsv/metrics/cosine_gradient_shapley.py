@@ -75,6 +75,7 @@ class CosineGradientShapley(ContributionMetric):
 
     per_class = False
     full_state_update = True
+    over_rounds = "sum"
     plot_lower_bound = 0.0
 
     init: Literal["zero", "shares"] = "shares"
@@ -148,10 +149,19 @@ class CosineGradientShapley(ContributionMetric):
         # What the cohort has together stays the same; compute makes the whole sum to 1.
         self.reputation[client_ids] = (after * before.sum()).to(self.reputation)
         self.phi[client_ids] = phi.to(self.phi)
+        self._remember(client_ids, before.sum(), memory is not None, phi)
         place = -1 - int(self.rounds) if aggregation_weights is None else int(self.rounds)
         columns = torch.full_like(client_ids, place), torch.full_like(client_ids, len(client_ids)), client_ids, samples
         self.log.append(torch.stack([*(column.to(self.phi) for column in columns), phi.to(self.phi)], dim=1))
         self.rounds += 1
+
+    def _remember(self, client_ids: Tensor, mass: Tensor, memory: bool, phi: Tensor) -> None:
+        """A round's own say in the reputations: the cohort's cosines as shares of what it has together. A share is then
+        the sum of the rounds' own, but for the floor."""
+        phi = phi.double().clamp_min(self.floor)
+        new, old = (1 - self.alpha) * phi.sum(), self.alpha if memory else 0.0
+        share = mass.to(phi) * phi / phi.sum()
+        self._note(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
 
     def _begins(self, reputation: Tensor) -> bool:
         """Whether a round has nothing to remember."""
@@ -164,11 +174,13 @@ class CosineGradientShapley(ContributionMetric):
         self._play([*earlier["log"], *self.log])
 
     def _sync_dist(self, *args: Any, **kwargs: Any) -> None:
-        mine = self.reputation, self.phi, self.log, self.rounds
+        kept = ("reputation", "phi", "log", "rounds", "round_spread", "noted")
+        mine = {name: getattr(self, name) for name in kept}
         self.log = self.log or [self.phi.new_zeros(0, 5)]
         super()._sync_dist(*args, **kwargs)
         log = dim_zero_cat(self.log)
-        self.reputation, self.phi, self.log, self.rounds = mine  # where they cannot be played, all stays as it was
+        for name, state in mine.items():  # where they cannot be played, all stays as it was
+            setattr(self, name, state)
         self._play([log])
 
     def _play(self, log: list[Tensor]) -> None:
@@ -177,6 +189,7 @@ class CosineGradientShapley(ContributionMetric):
         reputation = torch.full((self.num_clients or 0,), float("nan"), dtype=self.phi.dtype, device=self.phi.device)
         phi = reputation.clone()
         rounds: list[Tensor] = []
+        said: list[tuple[Tensor, Tensor, bool, Tensor]] = []
         while len(rows):
             size, place = int(rows[0, 1]), int(rows[0, 0])
             this, rows = rows[:size].clone(), rows[size:]
@@ -192,9 +205,13 @@ class CosineGradientShapley(ContributionMetric):
             after = updated_reputation(memory, cosine, alpha=self.alpha, floor=self.floor)
             reputation[ids] = (after * before.sum()).to(reputation)
             phi[ids] = cosine
+            said.append((ids, before.sum(), memory is not None, cosine))
             rounds.append(this)
         self.reputation, self.phi, self.log = reputation, phi, rounds
         self.rounds = torch.full_like(self.rounds, len(rounds))
+        self.round_spread, self.noted = torch.zeros_like(self.round_spread), torch.zeros_like(self.noted)
+        for each in said:
+            self._remember(*each)
         self._computed = None
 
     def compute(self) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 from flsv.functional.shapley import ShapleyEstimate, Utility
 from flsv.metrics.federated_shapley import PartialFederatedShapley
 from flsv.metrics.guide import Guide
+from flsv.metrics.intervals import OverRounds
 
 
 class CumulativeShapley(PartialFederatedShapley):
@@ -31,6 +32,7 @@ class CumulativeShapley(PartialFederatedShapley):
         tensor([2., 3., 3.])
     """
 
+    over_rounds: OverRounds = "sum"
     total: Tensor
     variance: Tensor
     seen: Tensor
@@ -50,7 +52,9 @@ class CumulativeShapley(PartialFederatedShapley):
         self._check_clients(client_ids)
         estimate: ShapleyEstimate = self._estimate(utility, len(client_ids), generator)
         shape = (len(client_ids), -1)
-        self._add(client_ids, estimate.values.to(self.total).reshape(shape))
+        values = estimate.values.to(self.total).reshape(shape)
+        self._add(client_ids, values)
+        self._note(client_ids, values.mean(-1))
         self.variance[client_ids] += estimate.stderr.to(self.variance).reshape(shape) ** 2
         self.seen[client_ids] += 1
         self.evaluations += estimate.evaluations

@@ -20,6 +20,7 @@ from flsv.games import CoalitionUtility, Renormalized
 from flsv.games.performance import Mode
 from flsv.metrics.federated_shapley import PartialFederatedShapley
 from flsv.metrics.guide import Guide
+from flsv.metrics.intervals import OverRounds
 from flsv.round import Round
 
 CoalitionWeights = Literal["renormalized", "fixed"]
@@ -69,6 +70,7 @@ class DecayedShapley(PartialFederatedShapley):
         tensor([0.2500,    nan, 0.5000])
     """
 
+    over_rounds: OverRounds = "sum"
     total: Tensor
     seen: Tensor
     skipped: Tensor
@@ -122,10 +124,13 @@ class DecayedShapley(PartialFederatedShapley):
         factor = round_factor(round_index, self.decay, self.threshold)
         if factor == 0:
             self.truncated += 1
+            self._note(client_ids[:0], self.total[:0])
             return
         estimate = self._estimate(utility, len(client_ids), generator)
         shares, skipped, flagged = round_shares(estimate.values)
-        self.total[client_ids] += factor * (shares if self.normalize else estimate.values).to(self.total)
+        values = (shares if self.normalize else estimate.values).to(self.total)
+        self.total[client_ids] += factor * values
+        self._note(client_ids, values, factor)
         self.seen[client_ids] += 1
         self.evaluations += estimate.evaluations
         self.skipped += skipped

@@ -77,6 +77,7 @@ class EverybodyElse(ContributionMetric):
 
     per_class = False
     evaluates = True
+    over_rounds = "sum"
 
     total: Tensor
     gains: Tensor
@@ -113,7 +114,9 @@ class EverybodyElse(ContributionMetric):
         gains = asked_scores(clients, aggregate, shares(aggregation_weights), question).to(self.gains)
         self.total, self.gains, self.seen = self.total.clone(), self.gains.clone(), self.seen.clone()
         self.gains[client_ids] += gains
-        self.total[client_ids] += everybody_else(gains)
+        values = everybody_else(gains)
+        self.total[client_ids] += values
+        self._note(client_ids, values)
         self.seen[client_ids] += 1
         self.rounds += 1
 

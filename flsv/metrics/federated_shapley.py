@@ -21,6 +21,7 @@ from flsv.games.performance import Mode, performance_of
 from flsv.metrics._estimator import check_estimator
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.guide import Guide
+from flsv.metrics.intervals import OverRounds
 
 Weighting = Literal["uniform", "samples", "fixed"]
 
@@ -83,6 +84,7 @@ class PartialFederatedShapley(ContributionMetric):
         tensor(8)
     """
 
+    over_rounds: OverRounds = "momentum"
     init: float | Literal["uniform"] | None = None
     history: Tensor
     stderr: Tensor
@@ -165,6 +167,7 @@ class PartialFederatedShapley(ContributionMetric):
         now[client_ids], now_stderr[client_ids] = momentum_row(values, self.momentum), stderr
         self.history = momentum_merge(torch.stack([self.history, now]), self.momentum)
         self.stderr = latest(torch.stack([self.stderr, now_stderr]))
+        self._note(client_ids, values.mean(-1))
         self.evaluations += estimate.evaluations
         self.rounds += 1
 

@@ -43,6 +43,7 @@ class GradientShapley(ContributionMetric):
     """
 
     per_class = False
+    over_rounds = "momentum"
     history: Tensor
 
     def __init__(
@@ -81,6 +82,7 @@ class GradientShapley(ContributionMetric):
         now = torch.zeros_like(self.history)
         now[client_ids] = momentum_row(values.to(now)[:, None], self.momentum)
         self.history = momentum_merge(torch.stack([self.history, now]), self.momentum)
+        self._note(client_ids, values)
         self.rounds += 1
 
     def compute(self) -> Tensor:

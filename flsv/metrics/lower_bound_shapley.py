@@ -15,6 +15,7 @@ from flsv.functional.shapley import ShapleyEstimate
 from flsv.games.performance import Mode
 from flsv.metrics.cumulative_shapley import CumulativeShapley
 from flsv.metrics.federated_shapley import Weighting
+from flsv.metrics.intervals import OverRounds
 
 
 def merged_moments(states: Tensor) -> Tensor:
@@ -74,6 +75,7 @@ class LowerBoundShapley(CumulativeShapley):
         tensor([1.0000,    nan, 0.9223])
     """
 
+    over_rounds: OverRounds = None  # it is the end of an interval
     moments: Tensor
 
     def __init__(

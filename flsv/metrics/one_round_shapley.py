@@ -31,6 +31,7 @@ from flsv.games.performance import Mode
 from flsv.metrics.decayed_shapley import CoalitionWeights, check_coalition_weights
 from flsv.metrics.federated_shapley import PartialFederatedShapley, latest
 from flsv.metrics.guide import Guide
+from flsv.metrics.intervals import OverRounds
 from flsv.round import Round
 
 Game = Callable[[Tensor, Tensor, Weighting], Utility]
@@ -75,6 +76,7 @@ class OneRoundShapley(PartialFederatedShapley):
         tensor([1., 6.])
     """
 
+    over_rounds: OverRounds = None  # one game, of the whole run
     start: Tensor
     updates: Tensor
     weight: Tensor

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flsv.metrics.intervals import MEANING
 from flsv.report.blocks import NONE, Block, Table, number, numbers
 from flsv.report.reading import NAN, Run
 
@@ -42,9 +43,11 @@ class Values:
 
 
 def values_of(run: Run, metric: str) -> Values:
-    """Its values, with the interval that its diagnostics give (``low`` and ``high``), or 1.96 standard errors on either
-    side (``stderr``)."""
-    values = run.final(metric)
+    """Its values, with their intervals; in folders of earlier versions with those that its diagnostics give (``low``
+    and ``high``), or 1.96 standard errors on either side (``stderr``)."""
+    values, known_ends = run.final(metric), run.interval(metric)
+    if known_ends is not None:
+        return Values(metric, values, *known_ends, MEANING)
     known = {row.metric for row in run.rows if row.metric.startswith(f"{metric}/")}
     if {f"{metric}/low", f"{metric}/high"} <= known:
         low, high = run.final(f"{metric}/low"), run.final(f"{metric}/high")

@@ -24,13 +24,16 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Row:
-    """One line of ``contributions.csv``. ``column`` is the class's number, the column's name, or ``""``."""
+    """One line of ``contributions.csv``. ``column`` is the class's number, the column's name, or ``""``; ``low`` and
+    ``high`` are NaN where no interval is known."""
 
     round: int
     metric: str
     client: int
     column: str
     value: float
+    low: float = NAN
+    high: float = NAN
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,14 @@ class Run:
         for row in self._of(metric, column):
             last[row.client] = row.value
         return last
+
+    def interval(self, metric: str) -> tuple[list[float], list[float]] | None:
+        """``[n]`` and ``[n]``: the ends of the interval around each client's last value, NaN where none is known; None
+        where there is none at all."""
+        low, high = [NAN] * self.num_clients, [NAN] * self.num_clients
+        for row in self._of(metric, ""):
+            low[row.client], high[row.client] = row.low, row.high
+        return (low, high) if any(end == end for end in low) else None
 
     def taken_part(self) -> list[int]:
         """``[n]``: rounds in which each client's update was aggregated."""
@@ -260,7 +271,9 @@ def _read_rows(path: Path) -> tuple[list[Row], tuple[dict[int, str], dict[int, s
         classes: dict[int, str] = {}
         for line in reader:
             try:
-                row = Row(int(line["round"]), line["metric"], int(line["client"]), line["class"], float(line["value"]))
+                numbers = [float(end) if (end := line.get(name)) else NAN for name in ("low", "high")]
+                where = int(line["round"]), line["metric"], int(line["client"]), line["class"]
+                row = Row(*where, float(line["value"]), *numbers)
             except (TypeError, ValueError) as error:
                 raise ConfigurationError(f"{path}, line {reader.line_num}: {error}.") from error
             rows.append(row)

@@ -6,16 +6,18 @@ import csv
 import io
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from flsv._lightning.durable import append, replacing
 from flsv.errors import ConfigurationError
 
-HEADER = ("round", "metric", "client", "class", "value", "client_name", "class_name")
-#: Before clients had names.
-_FIRST_HEADER = HEADER[:5]
+HEADER = ("round", "metric", "client", "class", "value", "client_name", "class_name", "low", "high")
+#: Before clients had names, and before there were intervals.
+_EARLIER_HEADERS = (HEADER[:5], HEADER[:7])
 Row = tuple[int, str, int, "int | str", float]
+#: Low and high ends, by metric and client.
+Intervals = Mapping[tuple[str, int], tuple[float, float]]
 
 
 class ContributionsFile:
@@ -23,8 +25,9 @@ class ContributionsFile:
 
     Columns: ``round`` (from 0), ``metric``, ``client``, ``class`` (empty for a client's overall value; where a
     metric's columns are no classes their names, such as the other client's number), ``value``; and once more by name,
-    ``client_name`` and ``class_name``. A file of a run that knew no names yet is gone on with: its rows get the
-    clients'.
+    ``client_name`` and ``class_name``; ``low`` and ``high`` of a client's overall value, the ends of its interval
+    (see :meth:`flsv.metrics.ContributionMetric.intervals`), empty where none is known. A file of a run that knew no
+    names or no intervals yet is gone on with: its rows get the clients' names.
 
     Args:
         path: the file.
@@ -38,7 +41,7 @@ class ContributionsFile:
         ...     file.begin(0)
         ...     file.append([(0, "cssv", 1, "", 0.5)])
         ...     print(file.path.read_text().splitlines())
-        ['round,metric,client,class,value,client_name,class_name', '0,cssv,1,,0.5,1,']
+        ['round,metric,client,class,value,client_name,class_name,low,high', '0,cssv,1,,0.5,1,,,']
     """
 
     def __init__(
@@ -70,13 +73,24 @@ class ContributionsFile:
         with replacing(self.path) as file:
             file.write(_lines([HEADER, *kept]))
 
-    def append(self, rows: Iterable[Row]) -> None:
+    def append(
+        self, rows: Iterable[Row], intervals: Mapping[tuple[str, int], tuple[float, float]] | None = None
+    ) -> None:
         """Add one round's rows, all or none. Floats are written so that they read back as the same number.
+
+        Args:
+            rows: of the round.
+            intervals: low and high ends of overall values, by metric and client.
 
         Raises:
             OSError: they cannot be written; the rounds before stay as they are.
         """
-        append(self.path, _lines((*row, self._client(row[2]), self._class(row[3])) for row in rows))
+        known = intervals or {}
+        lines = []
+        for row in rows:
+            ends = known.get((row[1], row[2]), ("", "")) if row[3] == "" else ("", "")
+            lines.append((*row, self._client(row[2]), self._class(row[3]), *ends))
+        append(self.path, _lines(lines))
 
     def values(self) -> Iterator[tuple[str, float]]:
         """Every value written so far, with its metric."""
@@ -92,13 +106,14 @@ class ContributionsFile:
     def _complete(self, source: Path) -> list[list[str]]:
         """The rows of a file to go on with, with names."""
         columns = _columns(source)
-        if columns not in (HEADER, _FIRST_HEADER):
+        if columns not in (HEADER, *_EARLIER_HEADERS):
             raise ConfigurationError(
                 f"{source} has the columns {', '.join(columns)}: expected {', '.join(HEADER)}. Move it away; the run "
                 "then goes on with a new file, which begins where it is resumed."
             )
         # Whether a number in "class" was a class or the other client, nobody can tell any more.
-        return [row if len(row) == len(HEADER) else [*row, self._client(int(row[2])), ""] for row in _rows(source)]
+        rows = (row if len(row) > 5 else [*row, self._client(int(row[2])), ""] for row in _rows(source))
+        return [row if len(row) == len(HEADER) else [*row, "", ""] for row in rows]
 
     def _set_aside(self, first_round: int) -> None:
         """Keep a copy of a file whose rounds will not all be written again as they are.

@@ -6,7 +6,13 @@ import re
 from collections.abc import Mapping, Sequence
 
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.plugins.custom_scalar.layout_pb2 import Category, Chart, Layout, MultilineChartContent
+from tensorboard.plugins.custom_scalar.layout_pb2 import (
+    Category,
+    Chart,
+    Layout,
+    MarginChartContent,
+    MultilineChartContent,
+)
 from torch.utils.tensorboard.summary import custom_scalars
 
 from flsv.drawing import client_labels
@@ -24,6 +30,7 @@ def layout(
     class_names: Sequence[str] | None,
     by_client: bool,
     more: Sequence[str] = (),
+    intervals: Sequence[str] = (),
 ) -> Layout:
     """The charts of a run.
 
@@ -35,6 +42,7 @@ def layout(
         class_names: of the classes, or None.
         by_client: whether every client and class has a run, with tags of its own.
         more: other numbers that every client has, such as ``"weight"``.
+        intervals: those of the metrics that have them: the curves have margins there.
 
     Example:
         >>> charts = layout({"cssv": True}, 2, 2, ["Boston", "1"], ["Shirt", "Dress"], by_client=True)
@@ -46,6 +54,9 @@ def layout(
     """
     end = "$" if by_client else r"/client_\d+$"
     found = [Category(title="all clients", chart=[_chart(tag, re.escape(tag) + end) for tag in (*metrics, *more)])]
+    margins = [_margins(name, num_clients, by_client) for name in intervals if by_client or num_clients <= MOST_CLIENTS]
+    if margins:
+        found.append(Category(title="all clients with intervals", chart=margins))
     for name, per_class in metrics.items():
         if not per_class or num_classes > MOST_PER_CLASS or num_clients * num_classes > MOST_PER_CLASS:
             continue
@@ -72,6 +83,16 @@ def layout_summary(charts: Layout) -> Summary:
     summary = custom_scalars({})
     summary.value[0].tensor.string_val[0] = charts.SerializeToString()
     return summary
+
+
+def _margins(name: str, num_clients: int, by_client: bool) -> Chart:
+    """A metric's curves between their low and high ends."""
+    ends = [""] if by_client else [f"/client_{i}" for i in range(num_clients)]
+    series = [
+        MarginChartContent.Series(value=f"{name}{end}", lower=f"{name}/low{end}", upper=f"{name}/high{end}")
+        for end in ends
+    ]
+    return Chart(title=name, margin=MarginChartContent(series=series))
 
 
 def _chart(title: str, tag: str) -> Chart:

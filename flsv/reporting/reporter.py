@@ -19,6 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
 from flsv.metrics import ContributionMetric
+from flsv.metrics.intervals import MEANING
 from flsv.reporting.contributions_csv import ContributionsFile, Row
 from flsv.reporting.folder import run_folder
 from flsv.reporting.scalars import PER_CLASS, RoundScalars, client_tag, followed
@@ -58,6 +59,7 @@ class Reporter:
         self._trainer, self._metrics, self._class_names = trainer, metrics, class_names
         self._per_class, self._client_names = per_class, client_names
         self._written: dict[str, Tensor] = {}
+        self._ends: dict[str, Tensor] = {}
         self.folder = run_folder(trainer)
         path = self.folder / "contributions.csv"
         self.csv = None if trainer.fast_dev_run else ContributionsFile(path, client_names, class_names)  # type: ignore[attr-defined]
@@ -87,7 +89,7 @@ class Reporter:
         path = None if self.csv is None else self.csv.path.resolve()
         if path is not None and self.csv is not None:
             if first_round > 0 and Path(earlier_csv or path).is_file():
-                self._written = self._values(contributions)
+                self._written, self._ends = self._values(contributions), self._intervals(contributions)
             self.csv.begin(first_round, Path(earlier_csv) if earlier_csv and Path(earlier_csv) != path else None)
         self._board.begin(first_round, described, chosen or {}, partition)
         known = self.csv.values() if self.csv is not None and first_round > 0 else ()
@@ -108,13 +110,21 @@ class Reporter:
         were evaluated. NaN is not written."""
         rows: list[Row] = []
         scalars = RoundScalars(self._client_names, self._class_names)
-        values = self._values(contributions)
+        values, ends = self._values(contributions), self._intervals(contributions)
+        intervals: dict[tuple[str, int], tuple[float, float]] = {}
         for name, value in values.items():
             before = self._written.get(name)
             new = value if before is None else value.masked_fill(value == before, float("nan"))
             if value.ndim == 0:
                 scalars.share(name, value.item())
             elif value.ndim == 1:
+                if name in ends:
+                    moved = _moved(ends[name], self._ends.get(name))
+                    new = torch.where(moved, value, new)  # one that is again what it was may be better known by now
+                    intervals |= {(name, i): (low, high) for i, (low, high) in _known(ends[name])}
+                    for i, (low, high) in _known(ends[name].masked_fill(~moved, float("nan"))):
+                        scalars.add(f"{name}/low", i, low)
+                        scalars.add(f"{name}/high", i, high)
                 changed = _rows(round_index, name, "", new)
                 rows += changed
                 for _, _, i, _, v in changed:
@@ -126,7 +136,7 @@ class Reporter:
                     rows += _rows(round_index, name, names[j] if names else j, column)
                 if self._per_class and names is None:
                     self._curves(scalars, name, new, value, values[name])
-        self._written = values
+        self._written, self._ends = values, ends
         weighed = _rows(round_index, "weight", "", weights)
         rows += weighed
         rows += [(round_index, "update_norm", i, "", norm) for i, norm in norms.items()]
@@ -143,7 +153,7 @@ class Reporter:
                     scalars.add(tag, i, number)
         self._log(scalars, round_index)
         if self.csv is not None:
-            self.csv.append(rows)
+            self.csv.append(rows, intervals)
         self._board.round(round_index, contributions, values)
 
     def monitored(self, weights: Tensor, accuracy: Tensor | None) -> dict[str, Tensor]:
@@ -179,7 +189,7 @@ class Reporter:
         values = {name: self.overall(name, value).detach().cpu() for name, value in known.items()}
         values |= {} if weights is None else {"weight": weights}
         values |= {} if accuracy is None else {"own accuracy": accuracy}
-        self._board.finish({"samples": num_samples, "rounds": rounds}, values, last_round)
+        self._board.finish({"samples": num_samples, "rounds": rounds}, values, self._intervals(known), last_round)
 
     def flush(self) -> None:
         """Everything to the disk, before a checkpoint that stands behind it."""
@@ -206,7 +216,9 @@ class Reporter:
         if len(rows) < len(clients):
             by = f", by {first}" if first else ""
             title += f" of {len(rows)} of {len(clients)} clients{by}; all are in contributions.csv"
-        columns = client_columns(num_samples, values, weights, accuracy, rounds)
+        columns = client_columns(num_samples, values, weights, accuracy, rounds, self._intervals(contributions))
+        if any("[" in cell for cells in columns.values() for cell in cells):
+            title += f"; in brackets {MEANING.partition(':')[0]}"
         print_table(console, title, clients, columns, rows, gap)
         for name, value in contributions.items():
             names = self._columns(name)
@@ -233,6 +245,18 @@ class Reporter:
             diagnostics = metric.diagnostics() if isinstance(metric, ContributionMetric) else {}
             values |= {f"{name}/{what}": value for what, value in diagnostics.items()}
         return {name: value.detach().cpu().to(torch.float64, copy=True) for name, value in values.items()}
+
+    def _intervals(self, contributions: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Low and high ends ``[2, n]`` of the overall values, of the metrics that know them; float64 on the CPU."""
+        found: dict[str, Tensor] = {}
+        for name, value in contributions.items():
+            metric = self._metrics[name]
+            known = (
+                metric.intervals(value=self.overall(name, value)) if isinstance(metric, ContributionMetric) else None
+            )
+            if known is not None:
+                found[name] = torch.stack(known).detach().cpu().to(torch.float64, copy=True)
+        return found
 
     def _columns(self, name: str) -> list[str] | None:
         """Names of the columns of a metric's values where they are no classes."""
@@ -275,6 +299,17 @@ def _spread(accuracy: Tensor) -> dict[str, float]:
     # NaN where somebody has no accuracy: it is a mean of all.
     values = {"mean": accuracy.mean(), "min": known.min(), "std": known.std(correction=0)}
     return {f"client_accuracy/{what}": value.item() for what, value in values.items()}
+
+
+def _moved(ends: Tensor, before: Tensor | None) -> Tensor:
+    """Bool ``[n]``: whether there is an interval ``[2, n]`` that is not as it was."""
+    known = ~ends.isnan().any(0)
+    return known if before is None else known & (ends != before).any(0)
+
+
+def _known(ends: Tensor) -> list[tuple[int, tuple[float, float]]]:
+    """Client and interval, of those that have one."""
+    return [(i, (low, high)) for i, (low, high) in enumerate(ends.T.tolist()) if low == low and high == high]
 
 
 def _by_client(name: str, values: Tensor) -> dict[str, float]:

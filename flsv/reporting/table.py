@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -30,6 +31,7 @@ def client_columns(
     weights: Tensor | None,
     accuracy: Tensor | None = None,
     rounds: Tensor | None = None,
+    intervals: Mapping[str, Tensor] | None = None,
 ) -> dict[str, list[str]]:
     """One row per client: what it had and what it was worth. Column to its cells, without the clients' own.
 
@@ -39,11 +41,14 @@ def client_columns(
         weights: ``[n]`` weights of the last aggregation, NaN for clients outside its cohort.
         accuracy: ``[n]`` accuracy of the clients' own models.
         rounds: ``[n]``, how many rounds each client took part in.
+        intervals: metric name to the low and high ends ``[2, n]``, which stand in brackets behind the values.
     """
     columns = {"samples": _numbers(num_samples, 0)}
     if rounds is not None:
         columns["rounds"] = _numbers(rounds, 0)
-    columns |= {name: _numbers(value, 3) for name, value in values.items()}
+    for name, value in values.items():
+        ends = None if intervals is None else intervals.get(name)
+        columns[name] = _numbers(value, 3) if ends is None else _with_intervals(value, ends)
     if weights is not None:
         columns["weight"] = _numbers(weights, 3)
     if accuracy is not None:
@@ -156,6 +161,14 @@ def _width(column: tuple[str, Sequence[str]]) -> int:
     """With a blank on either side, and the box's between two."""
     header, cells = column
     return 3 + max(Text(text).cell_len for text in (header, *cells))
+
+
+def _with_intervals(values: Tensor, ends: Tensor) -> list[str]:
+    """``0.500 [0.250, 0.750]``, with the same decimals for all."""
+    texts = _numbers(torch.cat([values.detach().cpu().double(), *ends]), 3)
+    count = len(values)
+    triples = zip(texts[:count], texts[count : 2 * count], texts[2 * count :])
+    return [value if NONE in (value, low, high) else f"{value} [{low}, {high}]" for value, low, high in triples]
 
 
 def _numbers(values: Tensor, digits: int) -> list[str]:

@@ -143,14 +143,20 @@ class TensorBoardRun:
         """Whether this is a round for pictures."""
         return figures.due(round_index, self._trainer.max_epochs, self._figures_every)
 
-    def finish(self, counts: Mapping[str, Tensor], values: Mapping[str, Tensor], last_round: int) -> None:
+    def finish(
+        self,
+        counts: Mapping[str, Tensor],
+        values: Mapping[str, Tensor],
+        intervals: Mapping[str, Tensor],
+        last_round: int,
+    ) -> None:
         """After the last round: a table of the clients, and the run's line in the table of runs."""
         if not self._in_table:
             self._write_table(accuracies(self._logged()))
         labels = client_labels(len(next(iter(counts.values()))), self._client_names)
         errors = {name: error for name in values if (error := self._stderr(name)) is not None}
         for files in self._files:
-            files.text("contributions", results_text(labels, counts, values, errors), last_round)
+            files.text("contributions", results_text(labels, counts, values, errors, intervals), last_round)
             files.flush()
 
     def flush(self) -> None:
@@ -191,7 +197,8 @@ class TensorBoardRun:
         curves = {name: self._curves(metric) for name, metric in self._metrics.items()}
         more = ["weight", "train_loss", "update_norm", *(["client_accuracy"] if self._evaluated else [])]
         names, classes = self._client_names or (), self._class_names or ()
-        return layout(curves, len(names), len(classes), names, classes, by_client, more)
+        ends = [n for n, m in self._metrics.items() if isinstance(m, ContributionMetric) and m.over_rounds is not None]
+        return layout(curves, len(names), len(classes), names, classes, by_client, more, ends)
 
     def _curves(self, metric: Metric) -> bool:
         """Whether a metric's values per class are curves."""

@@ -44,6 +44,7 @@ def results_text(
     counts: Mapping[str, Tensor],
     values: Mapping[str, Tensor],
     errors: Mapping[str, Tensor],
+    intervals: Mapping[str, Tensor] | None = None,
 ) -> str:
     """A row per client.
 
@@ -52,12 +53,16 @@ def results_text(
         counts: column to whole numbers ``[n]``.
         values: column to numbers ``[n]``, NaN where there is none.
         errors: standard errors ``[n]`` of those columns that have them.
+        intervals: low and high ends ``[2, n]`` of those that have them, shown in their place.
     """
     columns: dict[str, Sequence[object]] = {"client": labels}
     columns |= {name: [f"{count:.0f}" for count in column.tolist()] for name, column in counts.items()}
     for name, column in values.items():
         cells = ["" if value != value else f"{value:.4g}" for value in column.tolist()]
-        if name in errors:
+        if intervals and name in intervals:
+            triples = zip(cells, *intervals[name].tolist())
+            cells = [f"{cell} [{a:.4g}, {b:.4g}]" if cell and a == a and b == b else cell for cell, a, b in triples]
+        elif name in errors:
             pairs = zip(cells, errors[name].tolist())
             cells = [cell if error != error or not cell else f"{cell} ± {error:.2g}" for cell, error in pairs]
         columns[name] = cells

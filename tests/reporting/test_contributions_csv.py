@@ -24,7 +24,7 @@ def written(path: Path, rounds: int) -> ContributionsFile:
 
 def test_rounds_and_floats_read_back(tmp_path: Path) -> None:
     lines = written(tmp_path / "c.csv", 2).path.read_text().splitlines()
-    assert lines[0] == "round,metric,client,class,value,client_name,class_name"
+    assert lines[0] == "round,metric,client,class,value,client_name,class_name,low,high"
     assert len(lines) == 5
     assert float(lines[2].split(",")[4]) == 1 / 3
     assert lines[1].split(",")[3] == ""
@@ -55,7 +55,7 @@ def test_starting_anew_empties_the_file(tmp_path: Path) -> None:
     file = written(tmp_path / "c.csv", 3)
     with pytest.warns(UserWarning, match="c_1.csv"):
         file.begin(0)
-    assert file.path.read_text().splitlines() == ["round,metric,client,class,value,client_name,class_name"]
+    assert file.path.read_text().splitlines() == ["round,metric,client,class,value,client_name,class_name,low,high"]
 
 
 def test_a_file_that_is_gone_is_said(tmp_path: Path) -> None:
@@ -106,10 +106,10 @@ def test_a_file_without_names_is_gone_on_with(tmp_path: Path) -> None:
     file.begin(1)
     file.append([(1, "cssv", 0, 1, 0.75)])
     assert path.read_text().splitlines() == [
-        "round,metric,client,class,value,client_name,class_name",
-        "0,cssv,1,,0.5,Lyon,",
-        "0,cssv,1,0,0.25,Lyon,",
-        "1,cssv,0,1,0.75,Boston,Dress",
+        "round,metric,client,class,value,client_name,class_name,low,high",
+        "0,cssv,1,,0.5,Lyon,,,",
+        "0,cssv,1,0,0.25,Lyon,,,",
+        "1,cssv,0,1,0.75,Boston,Dress,,",
     ]
 
 
@@ -158,3 +158,17 @@ def test_a_second_run_without_a_logger_keeps_the_firsts_file(tmp_path: Path) -> 
     with pytest.warns(UserWarning, match="kept in .*contributions_1.csv"):
         fit(FederatedLoop(seed=1), tmp_path, rounds=1)
     assert (tmp_path / "contributions_1.csv").read_bytes() == first
+
+
+def test_a_file_without_intervals_is_gone_on_with(tmp_path: Path) -> None:
+    path = tmp_path / "c.csv"
+    path.write_text("round,metric,client,class,value,client_name,class_name\n0,cssv,1,0,0.25,Lyon,Dress\n")
+    file = ContributionsFile(path, ["Boston", "Lyon"])
+    file.begin(1)
+    file.append([(1, "cssv", 1, "", 0.5), (1, "cssv", 1, 0, 0.5), (1, "sv", 1, "", 0.5)], {("cssv", 1): (0.25, 0.75)})
+    assert path.read_text().splitlines()[1:] == [
+        "0,cssv,1,0,0.25,Lyon,Dress,,",
+        "1,cssv,1,,0.5,Lyon,,0.25,0.75",
+        "1,cssv,1,0,0.5,Lyon,0,,",
+        "1,sv,1,,0.5,Lyon,,,",
+    ]

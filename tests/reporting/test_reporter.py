@@ -60,7 +60,7 @@ def test_per_class_curves_and_figures_can_be_left_out(tmp_path: Path) -> None:
     )
     tags = events(tmp_path / "run").Tags()
     scalars = {tag for folder in (tmp_path / "run").rglob("clients/*") for tag in events(folder).Tags()["scalars"]}
-    assert scalars == {"cssv", "weight", "train_loss", "update_norm"}
+    assert scalars == {"cssv", "cssv/low", "cssv/high", "weight", "train_loss", "update_norm"}
     assert not (tmp_path / "run" / "classes").exists()
     assert tags["images"] == ["data/partition"]
 

@@ -125,7 +125,13 @@ def test_custom_scalars_find_their_curves(fitted: tuple[FederatedLoop, Path]) ->
     assert shown == {
         **dict.fromkeys(everybody, clients),
         **{("cssv by client", name): classes for name in ("Boston", "St. Mary's/East", "client 2")},
+        **{("all clients with intervals", name): [] for name in ("cssv", "sv")},  # no lines: margins
     }
+    margins = [
+        chart.margin.series[0] for category in charts.category for chart in category.chart if not chart.multiline.tag
+    ]
+    for place in clients:
+        assert {tag for s in margins for tag in (s.value, s.lower, s.upper)} <= set(found[place])
 
 
 @pytest.mark.parametrize("client_runs", [False, "auto"])
@@ -229,7 +235,8 @@ def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
     table = text(seen, "contributions").splitlines()
     assert table[0] == "| client | samples | rounds | cssv | sv | cost | weight | own accuracy |"
     assert [line.split(" | ")[0] for line in table[2:]] == ["| Boston", "| St. Mary's/East", "| client 2"]
-    assert f"{loop.contributions['sv'][1]:.4g} ± " in table[3]
+    low, high = loop.metrics["sv"].intervals()
+    assert f"{loop.contributions['sv'][1]:.4g} \\[{low[1]:.4g}, {high[1]:.4g}]" in table[3]
     assert seen.Tensors("contributions/text_summary")[-1].step == 3
 
 

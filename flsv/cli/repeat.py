@@ -1,0 +1,188 @@
+"""``flsv repeat``: the same run with other seeds, and what each client is worth on average.
+
+    flsv repeat 5 --config quickstart
+    flsv repeat 6 --config quickstart --aggregator FedAvg --aggregator GeometricMedian --out runs/both
+
+One run's contributions swing with its seed, and with the aggregator. This runs the federation N times, on the same
+clients with the same data, and writes repeat.csv: of every metric and client the mean over the runs, their standard
+deviation, and an interval of the mean. Averaging over runs that differ at random is FedRandom's idea (arXiv
+2602.05693); with several aggregators they are taken in turn, one a run. A run that is done is kept: start again what
+was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from scipy import stats
+
+from flsv._lightning.durable import replacing
+from flsv.cli.parser import make_cli
+from flsv.cli.paths import shown
+from flsv.engines.ranks import ranks_of_environment
+from flsv.errors import ConfigurationError
+from flsv.metrics.intervals import LEVEL
+from flsv.report import Run, open_run
+from flsv.reporting.names import CONTRIBUTIONS
+from flsv.reporting.table import make_console, print_table
+
+HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
+SUMMARY = "repeat.csv"
+#: What the runs of a folder were made with.
+ASKED = "repeat.json"
+QUIET = (
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+    "--federation.print_table=false",
+)
+
+
+def repeat(
+    runs: int,
+    arguments: Sequence[str],
+    out: Path = Path("runs/repeat"),
+    *,
+    first_seed: int = 0,
+    aggregators: Sequence[str] = (),
+    level: float = LEVEL,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[list[dict[str, Any]], Path]:
+    """Run a federation several times.
+
+    Args:
+        runs: how many times, 2 or more.
+        arguments: of ``flsv fit``.
+        out: what the runs write goes below, a folder each.
+        first_seed: the seeds are this one and those after it.
+        aggregators: as ``--federation.aggregator`` takes them, one a run, in turn; none: the configuration's.
+        level: of the intervals of the means, by Student's t over the runs.
+        say: is told which run begins.
+
+    Returns:
+        A row per metric and client, by the names in :data:`HEADER`, and the file that they were written to. ``runs``
+        are those in which the client has a value; ``share`` is that of the means above 0.
+
+    Raises:
+        ConfigurationError: fewer than 2 runs; a folder with runs of other arguments; runs that do not deal out the same
+            data; a run without metrics, or under ``torchrun``.
+    """
+    if runs < 2:
+        raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs, whose spread is the result.")
+    if ranks_of_environment().size > 1:
+        raise ConfigurationError("flsv repeat runs in one process. Start it without torchrun.")
+    _check_folder(out, list(arguments), list(aggregators))
+    made: list[Run] = []
+    for index in range(runs):
+        seed = first_seed + index
+        aggregator = aggregators[index % len(aggregators)] if aggregators else None
+        name = f"seed_{seed}" if aggregator is None else f"seed_{seed}_{index % len(aggregators)}"
+        run = _done(out / name)
+        if run is None:
+            say(f"Run {index + 1} of {runs}: seed {seed}" + (f", {aggregator}" if aggregator else ""))
+            run = _fit(arguments, seed, aggregator, out / name)
+        made.append(run)
+        if run.record.get("hashes") != made[0].record.get("hashes"):
+            raise ConfigurationError(
+                "the runs do not deal out the same samples to the clients, so their values are not of the same clients."
+                " Give the data, and the partitioner, seeds of their own: --data.seed 0."
+            )
+    if not made[0].metrics:
+        raise ConfigurationError("the runs have no metric, so there is nothing to average. Name some in the config.")
+    rows = summary(made, level)
+    path = out / SUMMARY
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, HEADER, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    with replacing(path) as file:
+        file.write(text.getvalue().encode())
+    return rows, path
+
+
+def summary(runs: Sequence[Run], level: float = LEVEL) -> list[dict[str, Any]]:
+    """A row per metric and client, by the names in :data:`HEADER`; what is not known is NaN."""
+    rows: list[dict[str, Any]] = []
+    for metric in runs[0].metrics:
+        finals = [run.final(metric) for run in runs]
+        known = [[v for v in values if v == v] for values in zip(*finals)]
+        means = [statistics.fmean(values) if values else math.nan for values in known]
+        total = sum(max(mean, 0.0) for mean in means if mean == mean)
+        for client, (values, mean) in enumerate(zip(known, means)):
+            count = len(values)
+            spread = statistics.stdev(values) if count > 1 else math.nan
+            half = float(stats.t.ppf((1 + level) / 2, count - 1)) * spread / count**0.5 if count > 1 else math.nan
+            share = max(mean, 0.0) / total if total > 0 else math.nan
+            cells = (metric, client, runs[0].client_names[client], count)
+            rows.append(dict(zip(HEADER, (*cells, mean, spread, mean - half, mean + half, share))))
+    return rows
+
+
+def _fit(arguments: Sequence[str], seed: int, aggregator: str | None, folder: Path) -> Run:
+    own = [f"--trainer.default_root_dir={folder}", f"--seed_everything={seed}", f"--federation.seed={seed}", *QUIET]
+    own += [] if aggregator is None else [f"--federation.aggregator={aggregator}"]
+    make_cli(["fit", *arguments, *own], quiet=True)
+    run = _done(folder)
+    if run is None:
+        raise ConfigurationError(f"the run in {folder} was stopped before its last round. Start the same again.")
+    return run
+
+
+def _done(folder: Path) -> Run | None:
+    """The run below a folder that has come to its end."""
+    for path in sorted(folder.rglob(CONTRIBUTIONS)) if folder.is_dir() else []:
+        run = open_run(path)
+        if run.ended:
+            return run
+    return None
+
+
+def _check_folder(out: Path, arguments: list[str], aggregators: list[str]) -> None:
+    asked = {"arguments": arguments, "aggregators": aggregators}
+    path = out / ASKED
+    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != asked:
+        raise ConfigurationError(
+            f"{out} holds runs of other arguments ({path}). Name another folder by --out, or move it away."
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as file:
+        file.write(json.dumps(asked, indent=1).encode())
+
+
+def main(args: Sequence[str], quiet: bool = False) -> None:
+    """The command line, without ``repeat`` itself."""
+    parser = argparse.ArgumentParser(
+        "flsv repeat",
+        description=__doc__,
+        epilog="Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", metavar="N", type=int, help="how many runs")
+    parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
+    parser.add_argument("--first-seed", type=int, default=0, help="the seeds are this one and those after it")
+    parser.add_argument("--aggregator", action="append", default=[], help="give several: they take turns, one a run")
+    options, rest = parser.parse_known_args(list(args))
+    say = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
+    rows, path = repeat(
+        options.runs, rest, options.out, first_seed=options.first_seed, aggregators=options.aggregator, say=say
+    )
+    if quiet:
+        return
+    for metric in dict.fromkeys(row["metric"] for row in rows):
+        mine = [row for row in rows if row["metric"] == metric]
+        columns = {
+            "mean": [f"{row['mean']:.4g}" for row in mine],
+            "90 % interval": [f"{row['low']:.4g} to {row['high']:.4g}" for row in mine],
+            "std of runs": [f"{row['std']:.3g}" for row in mine],
+            "share": [f"{100 * row['share']:.1f} %" for row in mine],
+        }
+        print_table(make_console(), f"{metric}, {options.runs} runs", [row["client_name"] for row in mine], columns)
+    print(f"Summary: {shown(path)}")

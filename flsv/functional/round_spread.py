@@ -1,0 +1,139 @@
+"""How much a client's values swing from round to round, kept as running sums, and the error of their weighted sum.
+
+A metric's value is a weighted sum of what single rounds said: a sum, a mean, a moving average. Were the rounds redrawn
+in blocks with replacement (Künsch, "The jackknife and the bootstrap for general stationary observations", Annals of
+Statistics 17, 1989), the variance of their mean would be, in the limit of many draws, the mean square of the blocks'
+deviations. So nothing is drawn here: the sums of the blocks are folded as they come in, which takes the same memory
+after any number of rounds, is the same in every run, and goes on after a restart.
+
+Blocks do not overlap. The j-th has floor(sqrt(j)) rounds, so that of T rounds the last is about T^(1/3) long, the
+length of least error (Hall, Horowitz and Jing, Biometrika 82, 1995), without T being known. Rounds are a client's own:
+those in which it took part.
+
+A client's row is
+
+    count | first | total | squares | cross | lengths | blocks | open total | open length | factors
+
+with all values taken relative to the ``first``, so that nothing is lost where they differ little; of the closed blocks
+the sums of S^2, S L and L^2, of values S over L rounds; the block that is still open; and the sum of the squared
+factors that the rounds have in the value.
+"""
+
+from __future__ import annotations
+
+import torch
+from scipy import stats
+from torch import Tensor
+
+WIDTH = 10
+
+
+def spread_add(
+    rows: Tensor, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
+) -> Tensor:
+    """The rows ``[n, 10]`` after one more round.
+
+    Args:
+        rows: zeros at first.
+        client_ids: ``[k]`` of the cohort.
+        values: ``[k]``, what the round alone says.
+        factor: of the round in the value: 1 in a sum.
+        keep: what the factors of the rounds before are multiplied by: 1 in a sum.
+
+    Example:
+        >>> rows = torch.zeros(2, WIDTH)
+        >>> for value in (1.0, 3.0, 2.0):
+        ...     rows = spread_add(rows, torch.tensor([1]), torch.tensor([value]))
+        >>> spread_variance(rows)[0]  # of 1, 3 and 2, blocks of one
+        tensor([nan, 1.])
+    """
+    rows = rows.clone()
+    rows[client_ids] = _added(rows[client_ids], values.to(rows), factor, keep)
+    return rows
+
+
+def spread_merge(stretches: Tensor) -> Tensor:
+    """Rows of successive stretches of rounds ``[W, n, 10]``, earliest first, as one ``[n, 10]``.
+
+    A stretch of one round joins the earlier one's open block; before a longer one that block is closed.
+    """
+    merged = stretches[0]
+    for later in stretches[1:]:
+        joined = torch.where(later[:, :1] == 1, _added(merged, later[:, 1], later[:, 9] ** 0.5), _merged(merged, later))
+        joined = torch.where(later[:, :1] == 0, merged, joined)
+        merged = torch.where(merged[:, :1] == 0, later, joined)
+    return merged
+
+
+def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The long-run variance of a round's value ``[n]``, which is T times the variance of the mean of T rounds, and the
+    number of blocks ``[n]``. NaN below two blocks."""
+    count, _, total, squares, cross, lengths, blocks, *_ = _closed(rows).unbind(-1)
+    mean = total / count.clamp_min(1)
+    deviations = (squares - 2 * mean * cross + mean.square() * lengths).clamp_min(0)
+    variance = deviations / count.clamp_min(1) * blocks / (blocks - 1)
+    return variance.masked_fill(blocks < 2, float("nan")), blocks
+
+
+def momentum_squares(count: Tensor, momentum: float, init: bool = False) -> Tensor:
+    """The sum of the squared factors that ``count`` values have in their moving average, the first of which counts in
+    full, or like the others where there is a start value.
+
+    Example:
+        >>> momentum_squares(torch.tensor([1.0, 3.0]), 0.5)  # 1; 1/4, 1/4 and 1/2
+        tensor([1.0000, 0.3750])
+    """
+    first = momentum ** (2 * (count - 1))
+    others = (1 - momentum) ** 2 * (1 - first) / (1 - momentum**2)
+    return others + first * ((1 - momentum) ** 2 if init else 1)
+
+
+def half_width(variance: Tensor, blocks: Tensor, level: float) -> Tensor:
+    """Half of the interval at this level of a number of that variance ``[n]``, estimated from so many blocks, by
+    Student's t with a degree of freedom less. NaN below two blocks.
+
+    Example:
+        >>> half_width(torch.tensor([4.0]), torch.tensor([11.0]), 0.9)
+        tensor([3.6249])
+    """
+    freedom = (blocks - 1).cpu().double().numpy()
+    quantile = torch.as_tensor(stats.t.ppf((1 + level) / 2, freedom)).to(variance)
+    return (quantile * variance.sqrt()).masked_fill(blocks < 2, float("nan"))
+
+
+def _closed(rows: Tensor) -> Tensor:
+    """With the open block closed."""
+    count, first, total, squares, cross, lengths, blocks, s, length, factors = rows.unbind(-1)
+    none = torch.zeros_like(s)
+    sums = (squares + s.square(), cross + s * length, lengths + length.square(), blocks + (length > 0))
+    return torch.stack([count, first, total, *sums, none, none, factors], dim=-1)
+
+
+def _added(rows: Tensor, values: Tensor, factor: float | Tensor, keep: float | Tensor = 1.0) -> Tensor:
+    full = rows[:, 8] >= (rows[:, 6] + 1).sqrt().floor()
+    rows = torch.where(full[:, None], _closed(rows), rows)
+    count, first, total, squares, cross, lengths, blocks, s, length, factors = rows.unbind(-1)
+    first = torch.where(count > 0, first, values)
+    value = values - first
+    factors = factors * keep**2 + factor**2
+    last = (s + value, length + 1, factors)
+    return torch.stack([count + 1, first, total + value, squares, cross, lengths, blocks, *last], dim=-1)
+
+
+def _merged(earlier: Tensor, later: Tensor) -> Tensor:
+    count, first, total, squares, cross, lengths, blocks, _, _, factors = _closed(earlier).unbind(-1)
+    c, f, t, q, x, d, b, s, length, more = later.unbind(-1)
+    shift = f - first  # the later's values are relative to its own first
+    sums = (
+        count + c,
+        first,
+        total + t + c * shift,
+        squares + q + 2 * shift * x + shift.square() * d,
+        cross + x + shift * d,
+        lengths + d,
+        blocks + b,
+        s + length * shift,
+        length,
+        factors + more,
+    )
+    return torch.stack(sums, dim=-1)

@@ -1,0 +1,116 @@
+"""What is known of the error of a metric's values: an interval per client."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.functional.round_spread import (
+    WIDTH,
+    half_width,
+    momentum_squares,
+    spread_add,
+    spread_merge,
+    spread_variance,
+)
+
+#: Of the intervals in the reports.
+LEVEL = 0.9
+#: What they are of, in the reports.
+MEANING = (
+    "90 % of the spread over the run's rounds, or of the estimator's sampling error where that is larger: not of what "
+    "another seed, other participants or another validation set would change"
+)
+OverRounds = Literal["sum", "momentum", "mean"] | None
+
+
+class WithIntervals(Metric):
+    """A metric whose value is made of what single rounds say.
+
+    A subclass that has intervals says in ``over_rounds`` how rounds come together, and tells each round's own values
+    to ``_note`` in ``update``.
+    """
+
+    over_rounds: OverRounds = None
+    """How a client's value is made of its rounds' own: their weighted sum, moving average or mean. None: by nothing
+    that an interval is known of."""
+
+    momentum: float = 0.0
+    init: Any = None
+    rounds: Tensor
+    round_spread: Tensor
+    noted: Tensor
+
+    def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """Low and high ends ``[num_clients]`` of an interval around every client's overall value.
+
+        It is of the value that the same training would have given with other rounds of its kind: half its width is
+        Student's t quantile times the standard error that a block bootstrap of the client's round values has (in closed
+        form, see :mod:`flsv.functional.round_spread`), or the normal quantile times the estimator's standard error
+        where that is known and larger. Round values that fall or rise in the course of training count as spread, so it
+        is rather too wide for a sum. Of a metric that keeps the last round's value alone it is the spread of single
+        rounds. **Not** in it: what another seed, other participants or another validation set would give (for seeds
+        see ``flsv repeat``), nor by how far the metric misses a retrained game.
+
+        Args:
+            level: in (0, 1).
+            value: the clients' overall values ``[num_clients]``; by default the present ones.
+
+        Returns:
+            None for a metric that knows of none. NaN for a client with less than two blocks of rounds and no standard
+            error: a client's first two rounds are a block each.
+
+        Example:
+            >>> from flsv.metrics import CumulativeShapley
+            >>> metric = CumulativeShapley(num_clients=2)
+            >>> for worth in (1.0, 3.0, 2.0):
+            ...     metric.update(torch.arange(2), lambda masks: masks.float() @ torch.tensor([worth, 2.0]))
+            >>> metric.intervals()
+            (tensor([0.9424, 6.0000]), tensor([11.0576,  6.0000]))
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level={level}: expected a number between 0 and 1, such as 0.9.")
+        if self.over_rounds is None:
+            return None
+        if value is None:
+            value = self.per_client(self.compute())  # type: ignore[operator]
+        variance, blocks = spread_variance(self.round_spread)
+        half = half_width(variance * self._squares(), blocks, level).to(value)
+        if self.noted != self.rounds:  # a state saved before there were intervals: some rounds are missing in it
+            half = torch.full_like(half, float("nan"))
+        error = self.diagnostics().get("stderr")  # type: ignore[operator]
+        if error is not None and error.shape == half.shape:
+            # Of an exact estimate it is 0, and says nothing of the rounds.
+            quantile = torch.special.ndtri(half.new_tensor((1 + level) / 2))
+            half = half.fmax(quantile * error.to(half).where(error.to(half) > 0, half.new_tensor(float("nan"))))
+        return self._bounded(value - half), self._bounded(value + half)
+
+    def _bounded(self, end: Tensor) -> Tensor:
+        return end.clamp(self.plot_lower_bound, self.plot_upper_bound) if self._limits else end
+
+    @property
+    def _limits(self) -> bool:
+        return self.plot_lower_bound is not None or self.plot_upper_bound is not None
+
+    def _squares(self) -> Tensor:
+        """The sum of the squared factors of a client's rounds ``[n]``."""
+        count, factors = self.round_spread[:, 0], self.round_spread[:, 9]
+        if self.over_rounds == "momentum":
+            return momentum_squares(count, self.momentum, init=self.init is not None)
+        return factors if self.over_rounds == "sum" else 1 / count.clamp_min(1)
+
+    def _create_spread(self, num_clients: int) -> None:
+        if self.over_rounds is not None:
+            self.add_state("round_spread", torch.zeros(num_clients, WIDTH), dist_reduce_fx=spread_merge)
+            self.add_state("noted", torch.tensor(0), dist_reduce_fx="sum")
+
+    def _note(
+        self, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
+    ) -> None:
+        """A round's own overall values ``[k]``; see :func:`flsv.functional.round_spread.spread_add`."""
+        if self.over_rounds is not None:
+            self.round_spread = spread_add(self.round_spread, client_ids, values.detach(), factor, keep)
+            self.noted = self.noted + 1

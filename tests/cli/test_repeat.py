@@ -1,0 +1,96 @@
+"""``flsv repeat``: runs of other seeds on the same data, and their means."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scipy import stats
+
+from flsv.cli import main, repeat
+from flsv.errors import ConfigurationError
+from flsv.report import open_run
+
+CONFIG: dict[str, Any] = {
+    "trainer": {"max_epochs": 1, "accelerator": "cpu"},
+    "model": {
+        "class_path": "flsv.ClassifierClient",
+        "init_args": {
+            "network": "softmax",
+            "optimizer": {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.1}},
+        },
+    },
+    "data": {
+        "source": "digits",
+        "partitioner": {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [1, 2, 4], "seed": 0}},
+        "server_val_fraction": 0.2,
+        "batch_size": 64,
+        "seed": 0,
+    },
+    "federation": {"metrics": {"cssv": {"class_path": "flsv.metrics.ClassSpecificShapley"}}, "figures_every": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("repeat") / "federation.yaml"
+    path.write_text(yaml.safe_dump(CONFIG))
+    return path
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_means_of_runs_of_other_seeds_and_aggregators(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, turns = tmp_path / "out", ["FedAvg", "ShapFedWA"]
+    turns[1] = '{"class_path": "flsv.aggregation.ShapFedWA", "init_args": {"metric": "cssv"}}'
+    options = [x for turn in turns for x in ("--aggregator", turn)]
+    command = ["repeat", "3", "--config", str(config), "--out", str(out), *options]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "Run 3 of 3: seed 2" in said
+    assert "cssv, 3 runs" in said
+    runs = [open_run(path) for path in sorted(out.rglob("contributions.csv"))]
+    assert [run.record["algorithm"]["aggregator"] for run in runs] == ["FedAvg", "ShapFedWA", "FedAvg"]
+    assert [run.record["settings"]["federation_seed"] for run in runs] == [0, 1, 2]
+    finals = [run.final("cssv") for run in runs]
+    assert finals[0] != finals[2]  # another seed
+    found = rows(out / "repeat.csv")
+    assert [row["metric"] for row in found] == ["cssv"] * 3
+    for client, row in enumerate(found):
+        values = [final[client] for final in finals]
+        low, high = stats.t.interval(0.9, 2, statistics.fmean(values), stats.sem(values))
+        expected = [3, statistics.fmean(values), statistics.stdev(values), low, high]
+        assert [float(row[key]) for key in ("runs", "mean", "std", "low", "high")] == pytest.approx(expected)
+    assert sum(float(row["share"]) for row in found) == pytest.approx(1)
+
+    monkeypatch.setattr(repeat, "_fit", lambda *args: pytest.fail("a run that is done was started again"))
+    assert main([*command, "-q"]) == 0
+    assert capsys.readouterr().out == ""
+    assert rows(out / "repeat.csv") == found
+    assert main([*command, "--trainer.max_epochs=2"]) == 2
+    assert "holds runs of other arguments" in capsys.readouterr().err
+
+
+def test_other_clients_are_refused(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = repeat._fit
+
+    def dealt_by_the_seed(arguments: Any, seed: int, *rest: Any) -> Any:
+        return real([*arguments, f"--data.seed={seed}"], seed, *rest)
+
+    monkeypatch.setattr(repeat, "_fit", dealt_by_the_seed)
+    with pytest.raises(ConfigurationError, match="do not deal out the same samples"):
+        repeat.repeat(2, ["--config", str(config)], tmp_path)
+
+
+def test_one_run_has_no_spread(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="expected 2 or more runs"):
+        repeat.repeat(1, [], tmp_path)

@@ -1,0 +1,113 @@
+"""The running sums are the block bootstrap's, and stretches come together."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.functional.round_spread import (
+    WIDTH,
+    half_width,
+    momentum_squares,
+    spread_add,
+    spread_merge,
+    spread_variance,
+)
+
+
+def folded(values: torch.Tensor, start: torch.Tensor | None = None) -> torch.Tensor:
+    """Of ``[T, n]``, NaN for clients outside the cohort."""
+    rows = torch.zeros(values.shape[1], WIDTH, dtype=values.dtype) if start is None else start
+    for value in values:
+        ids = (~value.isnan()).nonzero().flatten()
+        rows = spread_add(rows, ids, value[ids])
+    return rows
+
+
+def blocks_of(count: int) -> list[range]:
+    found, begin = [], 0
+    while begin < count:
+        length = int((len(found) + 1) ** 0.5)
+        found.append(range(begin, min(begin + length, count)))
+        begin += length
+    return found
+
+
+def made(rounds: int, clients: int = 3, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rounds, clients, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 7
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4, 7, 30])
+def test_it_is_the_mean_square_of_the_blocks_deviations(rounds: int) -> None:
+    values = made(rounds)
+    variance, count = spread_variance(folded(values))
+    blocks = blocks_of(rounds)
+    mean = values.mean(0)
+    sums = torch.stack([(values[list(block)] - mean).sum(0) for block in blocks])
+    expected = sums.square().sum(0) / rounds * len(blocks) / (len(blocks) - 1)
+    torch.testing.assert_close(variance, expected)
+    assert count.tolist() == [len(blocks)] * 3
+
+
+def test_it_is_what_a_bootstrap_of_blocks_draws() -> None:
+    values, draws = made(60, 1).squeeze(-1).numpy(), 4000
+    values = np.convolve(values, [0.5, 0.5], "valid")  # neighbours are alike
+    blocks = [values[list(block)] for block in blocks_of(len(values))]
+    rng = np.random.default_rng(0)
+    means = []
+    for _ in range(draws):
+        drawn = [blocks[j] for j in rng.integers(len(blocks), size=len(blocks))]
+        means.append(sum(map(np.sum, drawn)) / sum(map(len, drawn)))
+    variance, count = spread_variance(folded(torch.tensor(values)[:, None]))
+    ours = float(variance) / len(values) * (float(count) - 1) / float(count)
+    assert np.var(means) == pytest.approx(ours, rel=0.08)
+
+
+def test_one_block_says_nothing_and_equal_values_are_exact() -> None:
+    assert spread_variance(folded(made(1)))[0].isnan().all()
+    assert spread_variance(torch.zeros(2, WIDTH))[0].isnan().all()
+    rows = folded(torch.full((9, 1), 0.1, dtype=torch.float32))
+    assert spread_variance(rows)[0].item() == 0
+    assert half_width(torch.tensor([1.0]), torch.tensor([1.0]), 0.9).isnan().all()
+
+
+def test_small_swings_of_large_values_are_not_lost() -> None:
+    values = (made(20) - 7) * 1e-3
+    exact, _ = spread_variance(folded(values))
+    found, _ = spread_variance(folded((values + 1).float()))
+    torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=0)
+
+
+def test_a_round_joins_and_a_stretch_is_appended() -> None:
+    values = made(12)
+    values[3:6, 1] = torch.nan  # absent
+    values[:, 2] = torch.nan
+    one_by_one = folded(values[:1])
+    for index in range(1, 12):
+        one_by_one = spread_merge(torch.stack([one_by_one, folded(values[index : index + 1])]))
+    torch.testing.assert_close(one_by_one, folded(values))
+    both = spread_merge(torch.stack([folded(values[:5]), folded(values[5:])]))
+    cuts = [blocks_of(5), blocks_of(7)]
+    mean = values[:, 0].mean()
+    sums = [(part[list(b), 0] - mean).sum() for part, bs in zip((values[:5], values[5:]), cuts) for b in bs]
+    count = len(sums)
+    expected = torch.stack(sums).square().sum() / 12 * count / (count - 1)
+    torch.testing.assert_close(spread_variance(both)[0][0], expected)
+    assert both[0, 1] == values[0, 0]
+    assert torch.equal(both[2], torch.zeros(WIDTH, dtype=torch.float64))
+    idle = torch.zeros(3, WIDTH, dtype=torch.float64)
+    for stretches in ([idle, folded(values)], [folded(values), idle]):
+        assert torch.equal(spread_merge(torch.stack(stretches)), folded(values))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9])
+@pytest.mark.parametrize("init", [False, True])
+def test_factors_of_a_moving_average(momentum: float, init: bool) -> None:
+    for count in (1, 2, 5):
+        factors: list[float] = []
+        for index in range(count):
+            new = 1 - momentum if init or index else 1.0
+            factors = [*(momentum * factor for factor in factors), new]
+        expected = sum(factor**2 for factor in factors)
+        assert float(momentum_squares(torch.tensor(float(count)), momentum, init)) == pytest.approx(expected, rel=1e-6)

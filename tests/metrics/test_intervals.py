@@ -1,0 +1,184 @@
+"""Intervals of the metrics: what they are of, where there are none, in a run, resumed and in its files."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from metric_rounds import COHORTS, MAKERS, fed, feed
+from scipy import stats
+from toys import fit, toy_data
+
+from flsv.aggregation import ShapFedWA
+from flsv.loop import FederatedLoop
+from flsv.metrics import (
+    ClassSpecificShapley,
+    ContributionMetric,
+    CosineGradientShapley,
+    CumulativeShapley,
+    DecayedShapley,
+    LeaveOneOut,
+    PartialFederatedShapley,
+)
+from flsv.report import open_run
+from flsv.report.figures import values_of
+
+EVERY = range(len(COHORTS))
+WITH = [name for name, make in MAKERS.items() if getattr(make(), "over_rounds", None) is not None]
+
+
+def played(metric: ContributionMetric, worths: torch.Tensor, **more: int) -> ContributionMetric:
+    for index, worth in enumerate(worths):
+        also = {"round_index": index} if isinstance(metric, DecayedShapley) else {}
+        metric.update(client_ids=torch.arange(len(worth)), utility=lambda m, w=worth: m.float() @ w, **also)
+    return metric
+
+
+def worths(rounds: int, seed: int = 0) -> torch.Tensor:
+    return 2 + torch.randn(rounds, 3, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_sum_of_three_rounds_is_students() -> None:
+    given = worths(3)
+    low, high = played(CumulativeShapley(3), given).intervals(0.8)
+    half = stats.t.ppf(0.9, 2) * given.double().std(0) * 3**0.5
+    torch.testing.assert_close(low.double(), given.double().sum(0) - half, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(high.double(), given.double().sum(0) + half, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("metric", "factors"),
+    [
+        (PartialFederatedShapley(3, momentum=0.5), [0.25, 0.25, 0.5]),
+        (PartialFederatedShapley(3, momentum=0.5, init=0.0), [0.125, 0.25, 0.5]),
+        (LeaveOneOut(3), [0, 0, 1]),
+        (DecayedShapley(3, decay=0.5, normalize=False), [0.5, 0.25, 0.125]),
+    ],
+    ids=["momentum", "start value", "last round", "decay"],
+)
+def test_a_weighted_sum_has_the_error_of_its_factors(metric: ContributionMetric, factors: list[float]) -> None:
+    given = worths(3)
+    played(metric, given)
+    low, high = metric.intervals()
+    half = stats.t.ppf(0.95, 2) * given.double().std(0) * sum(f * f for f in factors) ** 0.5
+    torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close((high + low) / 2, metric.compute())
+
+
+def test_a_cosine_reputation_is_the_sum_of_its_rounds_shares() -> None:
+    metric = CosineGradientShapley(3, alpha=0.5)
+    phis = []
+    for seed in range(4):
+        updates = torch.randn(3, 5, generator=torch.Generator().manual_seed(seed)).abs()
+        metric.update(torch.arange(3), updates, torch.tensor([1, 2, 3]))
+        phis.append(metric.phi.double())
+    shares = torch.stack([phi / phi.sum() for phi in phis])
+    value, factors = shares[0], [1.0]
+    for phi, share in zip(phis[1:], shares[1:]):
+        new = 0.5 * phi.sum() / (0.5 * phi.sum() + 0.5)
+        value, factors = (1 - new) * value + new * share, [*(f * float(1 - new) for f in factors), float(new)]
+    torch.testing.assert_close(metric.compute().double(), value, rtol=1e-5, atol=1e-6)  # so it is a weighted sum
+    assert float(metric.round_spread[0, 9]) == pytest.approx(sum(f * f for f in factors), rel=1e-5)
+
+
+def test_the_estimators_error_is_there_from_the_first_round() -> None:
+    def noisy(masks: torch.Tensor) -> torch.Tensor:
+        return (masks.float() @ torch.arange(1.0, 9.0)) ** 3 / 1000
+
+    metric = CumulativeShapley(8, estimator="permutation", estimator_args={"budget": 40})
+    metric.update(torch.arange(8), noisy, torch.Generator().manual_seed(0))
+    error = metric.diagnostics()["stderr"]
+    assert (error > 0).any()
+    low, high = metric.intervals()
+    torch.testing.assert_close((high - low)[error > 0] / 2, 1.6449 * error[error > 0], rtol=1e-3, atol=1e-3)
+    exact = played(CumulativeShapley(3), worths(1))
+    assert exact.diagnostics()["stderr"].tolist() == [0, 0, 0]
+    assert exact.intervals()[0].isnan().all()  # an exact round says nothing of the next
+
+
+def test_bounds_and_levels_are_kept() -> None:
+    metric = fed("CosineGradientShapley", EVERY)
+    assert (metric.intervals()[0].nan_to_num(0) >= 0).all()
+    narrow, wide = metric.intervals(0.5), metric.intervals(0.99)
+    assert (wide[0].nan_to_num(0) <= narrow[0].nan_to_num(0)).all()
+    with pytest.raises(ValueError, match="level=90"):
+        metric.intervals(90)
+
+
+@pytest.mark.parametrize("name", WITH)
+def test_every_metric_has_noted_every_round(name: str) -> None:
+    metric = fed(name, EVERY)
+    assert metric.noted == metric.rounds == len(EVERY)
+    low, high = metric.intervals()
+    value = metric.per_client(metric.compute())
+    known = ~low.isnan()
+    assert known.any()
+    assert (low[known] <= value[known] + 1e-6).all()
+    assert (value[known] <= high[known] + 1e-6).all()
+    assert low[value.isnan()].isnan().all()
+
+
+def test_a_state_without_spread_has_no_interval() -> None:
+    metric = fed("CumulativeShapley", EVERY[:4])
+    saved = {key: value for key, value in metric.state_dict().items() if key not in ("round_spread", "noted")}
+    again = MAKERS["CumulativeShapley"]()
+    again.load_state_dict(saved)
+    for index in EVERY[4:]:
+        feed(again, index)
+    torch.testing.assert_close(again.compute(), fed("CumulativeShapley", EVERY).compute(), equal_nan=True)
+    assert again.intervals()[0].isnan().all()
+
+
+def test_those_that_have_none_say_so() -> None:
+    without = {name for name in MAKERS if isinstance(MAKERS[name](), ContributionMetric)} - set(WITH)
+    assert {"CommunicationCost", "WassersteinContribution", "OneRoundShapley", "LowerBoundShapley"} <= without
+    assert all(MAKERS[name]().intervals() is None for name in without)
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    with (folder / "contributions.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def loop() -> FederatedLoop:
+    metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "loo": LeaveOneOut()}
+    return FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, figures_every=0)
+
+
+def test_in_a_run_its_files_and_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    federation = loop()
+    fit(federation, tmp_path, data=toy_data(), rounds=4)
+    last = {}
+    for row in rows_of(tmp_path):
+        if row["metric"] in federation.metrics and not row["class"]:
+            last[row["metric"], int(row["client"])] = (row["low"], row["high"])
+        else:
+            assert row["low"] == row["high"] == ""
+    run = open_run(tmp_path)
+    for name, metric in federation.metrics.items():
+        low, high = metric.intervals()
+        for i in range(len(low)):
+            assert tuple(map(float, last[name, i])) == (low[i].item(), high[i].item())
+        shown = values_of(run, name)
+        assert list(shown.low) == low.double().tolist()
+        assert "spread over the run's rounds" in shown.kind
+    said = capsys.readouterr().out
+    assert "in brackets 90 % of the spread" in said
+    low, high = federation.metrics["sv"].intervals()
+    assert f"[{low[0]:.3f}, {high[0]:.3f}]" in said
+    pytest.importorskip("pandas")
+    frame = federation.to_frame()
+    of_sv = frame[(frame["metric"] == "sv") & frame["class"].isna()]
+    assert of_sv["low"].tolist() == low.double().tolist()
+
+
+def test_resumed_to_the_bit(tmp_path: Path) -> None:
+    fit(loop(), tmp_path / "whole", data=toy_data(), rounds=4)
+    fit(loop(), tmp_path / "parts", data=toy_data(), rounds=2, enable_checkpointing=True)
+    checkpoint = next((tmp_path / "parts").rglob("*.ckpt"))
+    fit(loop(), tmp_path / "parts", data=toy_data(), rounds=4, ckpt_path=checkpoint)
+    whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
+    assert any(row["low"] for row in whole)
+    assert parts == whole
