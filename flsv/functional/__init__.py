@@ -9,6 +9,7 @@ from flsv.functional.decayed_shapley import MULTI_ROUND_INDICES, DecayedValues, 
 from flsv.functional.divergence_weights import divergence_weights
 from flsv.functional.everybody_else import everybody_else, without_own
 from flsv.functional.gradient_shapley import gradient_shapley
+from flsv.functional.in_run_shapley import client_in_run_values, in_run_shapley, step_weights
 from flsv.functional.label_divergence import label_divergence
 from flsv.functional.lower_bound import lower_bound
 from flsv.functional.personalised_weights import personalised_weights

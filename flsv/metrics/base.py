@@ -56,6 +56,9 @@ class ContributionMetric(Metric):
     evaluates = False
     """Whether clients evaluate models for it on their own validation samples: then all of them must have some."""
 
+    reported_by: str | None = None
+    """What makes clients report what it asks for, in words, where that is not a round's own."""
+
     rounds: Tensor
 
     def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:
