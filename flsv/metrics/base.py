@@ -169,7 +169,8 @@ class ContributionMetric(Metric):
             ``(figure, axis)``.
         """
         val = self.compute() if val is None else val
-        return plot_contributions(val, ax=ax, name=type(self).__name__, class_names=self.class_names)
+        names = self.columns() or self.class_names
+        return plot_contributions(val, ax=ax, name=type(self).__name__, class_names=names)
 
     @property
     def _sized(self) -> bool:

@@ -85,8 +85,9 @@ class Visit:
 class ClientAlgorithm(Strategy):
     """Base class. It works with any module, precision, accumulation and optimizer.
 
-    Of its two sides, what takes a :class:`Visit` happens at a client: it may use its arguments and the constructor's. What a client keeps goes into ``visit.state``, what it reports is declared in
-    ``reports``. What :class:`flsv.strategy.Strategy` has beside ``report`` happens at the server.
+    Of its two sides, what takes a :class:`Visit` happens at a client: it may use its arguments and the constructor's.
+    What a client keeps goes into ``visit.state``, what it reports is declared in ``reports``. What
+    :class:`flsv.strategy.Strategy` has beside ``report`` happens at the server.
     """
 
     def begin_client(self, visit: Visit) -> None:

@@ -121,8 +121,8 @@ class InRunValues(ClientAlgorithm):
     def begin_client(self, visit: Visit) -> None:
         self.leave_client(visit)
         g = visit.received(GRADIENT)
-        shared = [p for p in visit.module.parameters() if p.requires_grad and visit.is_shared(p)]
-        names = {p: name for name, p in visit.module.named_parameters()}
+        shared: list[Tensor] = [p for p in visit.module.parameters() if p.requires_grad and visit.is_shared(p)]
+        names: dict[Tensor, str] = {p: name for name, p in visit.module.named_parameters()}
         self._ghost = GhostProducts(visit.module, dict(zip((names[p] for p in shared), visit.entries(g, shared))))
         self._rates: list[float] = []
         self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
