@@ -21,6 +21,7 @@ from flsv.metrics import (
     DomainRelevance,
     EverybodyElse,
     GradientShapley,
+    InRunShapley,
     LeaveOneOut,
     LowerBoundShapley,
     MeanTestAccuracy,
@@ -51,6 +52,7 @@ MAKERS: dict[str, Callable[[], Metric]] = {
     "DomainRelevance": lambda: DomainRelevance(N, alpha=0.4),
     "EverybodyElse": lambda: EverybodyElse(N),
     "GradientShapley": lambda: GradientShapley(N, momentum=0.5),
+    "InRunShapley": lambda: InRunShapley(N, M),
     "LeaveOneOut": lambda: LeaveOneOut(N, momentum=0.3),
     "LowerBoundShapley": lambda: LowerBoundShapley(N),
     "MeanTestAccuracy": lambda: MeanTestAccuracy(N),
@@ -116,6 +118,8 @@ def feed(metric: Metric, index: int) -> None:
         arguments["peer_values"] = values.masked_fill(values < 0, float("nan"))
     elif name == "GradientShapley":
         arguments |= {"gradient_products": normal(k), "hessian_products": None}
+    elif name == "InRunShapley":
+        arguments |= {"in_run_values": normal(k, M), "gradient_products": normal(k), "aggregation_weights": shares}
     elif name == "MeanTestAccuracy":
         arguments = {"client_id": index % 4, "preds": normal(6, 2), "target": torch.arange(6) % 2}
     elif name == "OneRoundShapley":
