@@ -260,7 +260,7 @@ def _read_integers(dataset: Dataset) -> tuple[list[Any] | None, str]:
 
 
 def batch_labels(batch: Any) -> Tensor | None:
-    """The classes int64 ``[B]`` of a batch's samples, where it is one whose labels are classes; None: it is not.
+    """The classes int64 ``[B]`` of a batch's samples, where its labels are integers, one each; None: they are not.
 
     Example:
         >>> batch_labels((torch.zeros(2, 3), torch.tensor([1, 0])))
@@ -270,7 +270,7 @@ def batch_labels(batch: Any) -> Tensor | None:
     if not isinstance(label, Tensor) or label.is_floating_point() or label.dtype == torch.bool or not len(label.shape):
         return None
     label = label.flatten(1).squeeze(1) if label.ndim == 2 and label.shape[1] == 1 else label
-    return label.detach().long() if label.ndim == 1 and bool((label >= 0).all()) else None
+    return label.detach().long() if label.ndim == 1 else None
 
 
 _NO_LABEL = "a sample is neither (x, ..., label) nor a dictionary or an object with a label"

@@ -81,7 +81,14 @@ def validation_gradient(module: nn.Module, model: Tensor, dealt: FederatedDataMo
 
 
 def by_hand(
-    dealt: FederatedDataModule, round: Round, client: int, lr: float, momentum: float, window: int, epochs: int
+    dealt: FederatedDataModule,
+    round: Round,
+    client: int,
+    lr: float,
+    momentum: float,
+    window: int,
+    epochs: int,
+    limit: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """A client's training, sample by sample: its samples' values, and its model."""
     g = validation_gradient(small(), round.global_vector, dealt)
@@ -92,9 +99,9 @@ def by_hand(
     batches = [
         batch
         for epoch in range(epochs)
-        for batch in dealt.client_loader(
-            client, "train", generator_for(SEED, "shuffle", round.round_index, client, epoch)
-        )
+        for batch in list(
+            dealt.client_loader(client, "train", generator_for(SEED, "shuffle", round.round_index, client, epoch))
+        )[:limit]
     ]
     steps = [batches[i : i + window] for i in range(0, len(batches), window)]
 
@@ -118,9 +125,13 @@ def by_hand(
 
 
 @pytest.mark.parametrize(
-    ("momentum", "window", "epochs"), [(0.0, 1, 1), (0.9, 1, 2), (0.5, 2, 1)], ids=["plain", "momentum", "windows"]
+    ("momentum", "window", "epochs", "limit"),
+    [(0.0, 1, 1, None), (0.9, 1, 2, None), (0.5, 2, 1, None), (0.9, 1, 2, 1)],
+    ids=["plain", "momentum", "windows", "limit"],
 )
-def test_every_samples_value_by_hand(tmp_path: Path, momentum: float, window: int, epochs: int) -> None:
+def test_every_samples_value_by_hand(
+    tmp_path: Path, momentum: float, window: int, epochs: int, limit: int | None
+) -> None:
     dealt, loop = data(), federation(local_epochs=epochs)
     values, kept, rounds = run(
         loop,
@@ -128,13 +139,14 @@ def test_every_samples_value_by_hand(tmp_path: Path, momentum: float, window: in
         Plain(small(), with_options(momentum=momentum)),
         dealt,
         accumulate_grad_batches=window,
+        limit_train_batches=limit,
     )
     counts, expected = dealt.class_counts, torch.zeros(3, CLASSES + 1, dtype=torch.float64)
     for client in range(3):
         samples = torch.zeros(int(counts[client].sum()), dtype=torch.float64)
         labels = torch.cat([y for _, y in dealt.client_loader(client, "train", shuffle=False)])
         for round in rounds:
-            found, model = by_hand(dealt, round, client, 0.1, momentum, window, epochs)
+            found, model = by_hand(dealt, round, client, 0.1, momentum, window, epochs, limit)
             torch.testing.assert_close(model, round.client_vectors[client], atol=1e-6, rtol=0)
             samples += found
             assert round.aggregation_weights is not None
@@ -270,7 +282,21 @@ class Soft(Plain):
         return (batch[0], 0.9 * F.one_hot(batch[1], CLASSES) + 0.03) if training else batch
 
 
-REFUSED: dict[str, tuple[FederatedLoop | Callable[[], FederatedLoop], Callable[[], Plain], str]] = {
+class Shifted(Plain):
+    """Trains with classes that the data have not."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(FEATURES, 2 * CLASSES)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, : 2 * CLASSES if self.training else CLASSES]
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        training = self._trainer is not None and self.trainer.training
+        return (batch[0], batch[1] + CLASSES) if training else batch
+
+
+REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]] = {
     "Adam": (federation, lambda: Plain(small(), adam), "one torch.optim.SGD with a single learning rate"),
     "Nesterov": (federation, lambda: Plain(small(), with_options(momentum=0.5, nesterov=True)), "without nesterov"),
     "two rates": (
@@ -293,6 +319,7 @@ REFUSED: dict[str, tuple[FederatedLoop | Callable[[], FederatedLoop], Callable[[
     "BatchNorm": (federation, lambda: Plain(network(batch_norm=True)), "BatchNorm1d, mixes the samples"),
     "penalty": (federation, lambda: Penalty(small()), "come by other ways than the layers"),
     "no classes": (federation, lambda: Soft(small()), r"batches \(x, y\) with one class for every sample"),
+    "other classes": (federation, Shifted, "a training batch holds class 3, and the data have classes 0 .. 2"),
     "vmap": (lambda: federation(engine="vmap"), lambda: Plain(small()), 'engine="vmap" trains many clients as one'),
 }
 
@@ -300,7 +327,7 @@ REFUSED: dict[str, tuple[FederatedLoop | Callable[[], FederatedLoop], Callable[[
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(tmp_path: Path, name: str) -> None:
     make, module, says = REFUSED[name]
-    loop = make()  # type: ignore[operator]
+    loop = make()
     with pytest.raises(ConfigurationError, match=says):
         fit(loop, tmp_path, module(), data(), rounds=1)
     assert loop.round_index == 0
@@ -346,4 +373,3 @@ def test_the_picture_names_its_columns() -> None:
     _, ax = metric.plot()
     assert [label.get_text() for label in ax.get_xticklabels()] == ["cat", "dog", "rest"]
     assert copy.deepcopy(metric).columns() == ["cat", "dog", "rest"]
-    assert FEATURES

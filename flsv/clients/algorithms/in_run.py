@@ -179,10 +179,11 @@ class InRunValues(ClientAlgorithm):
         return {}
 
     def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
-        if len(self._classes) and int(self._classes.max()) >= local.num_classes:
+        wrong = self._classes[(self._classes < 0) | (self._classes >= local.num_classes)]
+        if len(wrong):
             raise ConfigurationError(
-                f"a batch holds class {int(self._classes.max())}, and the data have classes 0 .. "
-                f"{local.num_classes - 1}."
+                f"{self!r} values samples by class: a training batch holds class {int(wrong[0])}, and the data have "
+                f"classes 0 .. {local.num_classes - 1}."
             )
         samples = local.state[VALUES]
         keep_artifact(local, VALUES, partial(_table, samples))
