@@ -319,18 +319,19 @@ REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]]
     "BatchNorm": (federation, lambda: Plain(network(batch_norm=True)), "BatchNorm1d, mixes the samples"),
     "penalty": (federation, lambda: Penalty(small()), "come by other ways than the layers"),
     "no classes": (federation, lambda: Soft(small()), r"batches \(x, y\) with one class for every sample"),
-    "other classes": (federation, Shifted, "a training batch holds class 3, and the data have classes 0 .. 2"),
+    "other classes": (federation, Shifted, "a training batch holds class [345], and the data have classes 0 .. 2"),
     "vmap": (lambda: federation(engine="vmap"), lambda: Plain(small()), 'engine="vmap" trains many clients as one'),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_refused(tmp_path: Path, name: str) -> None:
-    make, module, says = REFUSED[name]
-    loop = make()
+    make, module_of, says = REFUSED[name]
+    loop, module = make(), module_of()
     with pytest.raises(ConfigurationError, match=says):
-        fit(loop, tmp_path, module(), data(), rounds=1)
+        fit(loop, tmp_path, module, data(), rounds=1)
     assert loop.round_index == 0
+    assert not any(layer._forward_hooks for layer in module.modules())
 
 
 def test_the_metric_alone_says_what_it_needs() -> None:
