@@ -35,6 +35,7 @@ class Federation:
         strategies: all that take part, by their roles: ``"aggregator"``, ``"personalizer"``, ``"sampler"``,
             ``"client_algorithm"``.
         local_epochs: passes over a client's data per round.
+        uploads: what happens to the clients' updates before they leave.
     """
 
     global_vector: Tensor
@@ -46,6 +47,7 @@ class Federation:
     optimizers: Sequence[Optimizer] = ()
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     local_epochs: int = 1
+    uploads: Sequence[Any] = ()
 
 
 class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
@@ -87,6 +89,10 @@ class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
 
     def resume(self, federation: Federation) -> None:  # noqa: B027
         """After ``load_state_dict``, before the first round of a resumed fit. The global vector is that round's."""
+
+    def play_on(self, games: Any) -> None:  # noqa: B027 - most evaluate nothing at the server
+        """Before the first instructions of a fit in which metrics evaluate models on the server's validation set: what
+        does, see :class:`flsv.games.CoalitionGames`."""
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> Mapping[str, Tensor]:
         """At the server: what goes down to a client of the cohort, beside its start point.

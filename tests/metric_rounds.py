@@ -22,6 +22,7 @@ from flsv.metrics import (
     EverybodyElse,
     GradientAgreement,
     GradientShapley,
+    InRunShapley,
     LeaveOneOut,
     LowerBoundShapley,
     MeanTestAccuracy,
@@ -53,6 +54,7 @@ MAKERS: dict[str, Callable[[], Metric]] = {
     "EverybodyElse": lambda: EverybodyElse(N),
     "GradientAgreement": lambda: GradientAgreement(N),
     "GradientShapley": lambda: GradientShapley(N, momentum=0.5),
+    "InRunShapley": lambda: InRunShapley(N, M),
     "LeaveOneOut": lambda: LeaveOneOut(N, momentum=0.3),
     "LowerBoundShapley": lambda: LowerBoundShapley(N),
     "MeanTestAccuracy": lambda: MeanTestAccuracy(N),
@@ -120,6 +122,8 @@ def feed(metric: Metric, index: int) -> None:
         arguments |= {"gradient_products": normal(k), "client_updates": normal(k, P), "num_samples": 10 + ids}
     elif name == "GradientShapley":
         arguments |= {"gradient_products": normal(k), "hessian_products": None}
+    elif name == "InRunShapley":
+        arguments |= {"in_run_values": normal(k, M), "gradient_products": normal(k), "aggregation_weights": shares}
     elif name == "MeanTestAccuracy":
         arguments = {"client_id": index % 4, "preds": normal(6, 2), "target": torch.arange(6) % 2}
     elif name == "OneRoundShapley":

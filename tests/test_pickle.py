@@ -18,7 +18,7 @@ from toys import Plain, fit, network, toy_data, vector
 
 from flsv.aggregation import FedAdam, ShapFedWA
 from flsv.attacks import SignFlip
-from flsv.clients.algorithms import SCAFFOLD, FedDyn, FedDynServer
+from flsv.clients.algorithms import SCAFFOLD, FedDyn, FedDynServer, InRunValues
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -26,6 +26,7 @@ from flsv.metrics import (
     CosineGradientShapley,
     DecayedShapley,
     GradientShapley,
+    InRunShapley,
     OneRoundShapley,
     PartialFederatedShapley,
     WassersteinContribution,
@@ -56,6 +57,7 @@ LOOPS: dict[str, Callable[[], FederatedLoop]] = {
     "clusters": lambda: FederatedLoop(personalizer=IFCA(2), sampler=UniformSampler(2), seed=1),
     "two sides": lambda: FederatedLoop(FedDynServer(), client_algorithm=FedDyn(0.1), seed=1),
     "variates": lambda: FederatedLoop(client_algorithm=SCAFFOLD(), seed=1),
+    "in run": lambda: FederatedLoop(metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues(), seed=1),
     "server optimizer": lambda: FederatedLoop(FedAdam(), attacks=[SignFlip(clients=[1])], seed=1),
     "privacy": lambda: FederatedLoop(privacy=GaussianPrivacy(1.0, 1.0), seed=1),
 }

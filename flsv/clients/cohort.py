@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from flsv.data import FederatedDataModule
@@ -55,7 +56,7 @@ class CohortLoader(Iterable[Any]):
         self._epochs: list[tuple[int, Any, int]] = []
         self.visits = []
         for client in cohort:
-            streams = [generator_for(seed, "shuffle", round_index, client, epoch) for epoch in range(local_epochs)]
+            streams = [shuffle_stream(seed, round_index, client, epoch) for epoch in range(local_epochs)]
             loaders = [data.client_loader(client, "train", generator=stream) for stream in streams]
             batches = limited(len(loaders[0]), limit)
             self._epochs += [(client, loader, batches) for loader in loaders]
@@ -109,6 +110,11 @@ class CohortLoader(Iterable[Any]):
                 f"{client_called(client, self._data.client_names)} gave {given} of {batches} batches in round "
                 f"{self.round_index}: its data set raised StopIteration, or is shorter than its length."
             )
+
+
+def shuffle_stream(seed: int, round_index: int, client: int, epoch: int) -> torch.Generator:
+    """What draws the order of a client's samples in one local epoch, ``torch.randperm`` of their number."""
+    return generator_for(seed, "shuffle", round_index, client, epoch)
 
 
 def limited(length: int, limit: float) -> int:

@@ -135,7 +135,9 @@ class LocalTraining:
             self._write(start, self._buffers, {**self._private, **local.private})
             self.optimizers.load(instruction.client_id)
             seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
-            visit = Visit(self.module, self.space, instruction, local.state, start)
+            visit = Visit(
+                self.module, self.space, instruction, local.state, start, num_samples, batches, self._local_epochs
+            )
             if self._algorithm is not None:
                 self._algorithm.begin_client(visit)
         self._turn = Turn(instruction, local, num_samples, batches, visit, self.global_vector.new_zeros(()))
@@ -161,13 +163,15 @@ class LocalTraining:
         turn.loss = loss * turn.batches
         self._turn = turn
 
-    def begin_batch(self) -> None:
-        """Before every batch."""
+    def begin_batch(self, batch: Any = None) -> None:
+        """Before every batch, as the module gets it."""
         turn = self.turn
         self.last_batch = turn.position + 1 == turn.batches
         self.optimizers.begin_batch(turn.position)
         if self.windows.active:
             self.windows.begin_batch(turn.position, turn.batches)
+        if self._algorithm is not None:
+            self._algorithm.begin_batch(turn.visit, batch)
 
     def begin_step(self, optimizer: Any) -> None:
         """Before every step of an optimizer: the gradients are there."""
@@ -178,6 +182,7 @@ class LocalTraining:
         if self._constant:
             self._check_frozen(optimizer)
         if self._algorithm is not None:
+            visit.optimizer = optimizer
             visit.lr_sum += optimizer.param_groups[0]["lr"]
             visit.epoch = turn.position * self._local_epochs // turn.batches
             held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
@@ -206,6 +211,8 @@ class LocalTraining:
         turn, self._turn = self.turn, None
         local, instruction, visit = turn.local, turn.instruction, turn.visit
         client = instruction.client_id
+        if self._algorithm is not None:
+            self._algorithm.leave_client(visit)
         with at(local):
             self._leftovers.check()
             vector = trained = self.space.read(self.module, out=out)
@@ -273,6 +280,8 @@ class LocalTraining:
     def discard(self) -> None:
         """Forget an unfinished round: the module is the global model of its start again."""
         self.optimizers.discard()
+        if self._algorithm is not None and self._turn is not None:
+            self._algorithm.leave_client(self._turn.visit)
         self._turn = self.last_batch = None
         self._write(self.global_vector, self._before, self._private)
         self._within = False
@@ -370,6 +379,6 @@ def train_client(
     """
     training.begin(instruction, local, num_samples, num_batches)
     for batch in batches:
-        training.begin_batch()
+        training.begin_batch(batch)
         training.end_batch(step(batch))
     return training.end()

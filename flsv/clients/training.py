@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -67,14 +68,14 @@ class CohortTraining:
         """Client id to the model ``[P]`` that it has trained in this round; its upload may be another."""
         return {update.client_id: self._roster.trained(update.client_id) for update in self.updates}
 
-    def begin_batch(self) -> bool:
-        """Before every batch. Whether it is a client's first."""
+    def begin_batch(self, batch: Any = None) -> bool:
+        """Before every batch, as the module gets it. Whether it is a client's first."""
         first = self.local.local is None
         if first:
             visit = self._visits[self._visited]
             data, samples = self._roster.locals[visit.client], int(self._samples[visit.client])
             self.local.begin(self._instructions[visit.client], data, samples, visit.batches)
-        self.local.begin_batch()
+        self.local.begin_batch(batch)
         return first
 
     def end_batch(self, loss: Tensor | None) -> bool:

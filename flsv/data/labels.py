@@ -259,6 +259,20 @@ def _read_integers(dataset: Dataset) -> tuple[list[Any] | None, str]:
     return labels, ""
 
 
+def batch_labels(batch: Any) -> Tensor | None:
+    """The classes int64 ``[B]`` of a batch's samples, where its labels are integers, one each; None: they are not.
+
+    Example:
+        >>> batch_labels((torch.zeros(2, 3), torch.tensor([1, 0])))
+        tensor([1, 0])
+    """
+    label = _label_of(batch)
+    if not isinstance(label, Tensor) or label.is_floating_point() or label.dtype == torch.bool or not len(label.shape):
+        return None
+    label = label.flatten(1).squeeze(1) if label.ndim == 2 and label.shape[1] == 1 else label
+    return label.detach().long() if label.ndim == 1 else None
+
+
 _NO_LABEL = "a sample is neither (x, ..., label) nor a dictionary or an object with a label"
 
 

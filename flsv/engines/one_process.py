@@ -147,7 +147,9 @@ class OneProcess:
         state = self._state
         optimizers = self._trainer.optimizers
         epochs = self._arguments["local_epochs"]
-        known = federation(state.model(), self.space, self._data, state.seed, optimizers, self._strategies, epochs)
+        known = federation(
+            state.model(), self.space, self._data, state.seed, optimizers, self._strategies, epochs, self._uploads
+        )
         for strategy in self._strategies.values():
             (strategy.resume if resumed else strategy.begin)(known)
         self._know_chances()

@@ -92,7 +92,7 @@ class VmapCohort(CohortTraining):
     def place(self) -> str:
         return f"{len(self._visits)} at once"
 
-    def begin_batch(self) -> bool:
+    def begin_batch(self, batch: Any = None) -> bool:
         """The whole cohort trains."""
         while self._visited < len(self._visits):
             begun = [self._begin(self._visited)]  # the very first is the trial, and decides how many fit

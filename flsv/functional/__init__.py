@@ -11,6 +11,7 @@ from flsv.functional.divergence_weights import divergence_weights
 from flsv.functional.everybody_else import everybody_else, without_own
 from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.functional.gradient_shapley import gradient_shapley
+from flsv.functional.in_run_shapley import client_in_run_values, in_run_shapley, step_weights
 from flsv.functional.label_divergence import label_divergence
 from flsv.functional.lower_bound import lower_bound
 from flsv.functional.personalised_weights import personalised_weights
@@ -81,6 +82,7 @@ __all__ = [
     "class_specific_shapley",
     "class_statistics",
     "classifier_size",
+    "client_in_run_values",
     "client_values",
     "collaborative_fairness",
     "communication_parameters",
@@ -104,6 +106,7 @@ __all__ = [
     "gradient_shapley",
     "gtg_shapley",
     "importance_probabilities",
+    "in_run_shapley",
     "interpolating_measure",
     "knn_shapley",
     "label_augmented_cost",
@@ -125,6 +128,7 @@ __all__ = [
     "regression_adjusted_shapley",
     "regression_shapley",
     "relevance_auroc",
+    "step_weights",
     "stratified_shapley",
     "surrogate_shapley",
     "top_k_download",

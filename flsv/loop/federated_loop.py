@@ -356,7 +356,7 @@ class FederatedLoop(SavedLoop):
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         clients = self._running.clients
-        if clients.begin_batch():
+        if clients.begin_batch(batch):
             rounds = f"{self.round_index + 1}/{trainer.max_epochs}"
             assert self._progress is not None
             self._progress.text = {"round": rounds, "client": clients.place}

@@ -14,6 +14,7 @@ from flsv.metrics.everybody_else import EverybodyElse
 from flsv.metrics.federated_shapley import LeaveOneOut, PartialFederatedShapley
 from flsv.metrics.gradient_agreement import GradientAgreement
 from flsv.metrics.gradient_shapley import GradientShapley
+from flsv.metrics.in_run_shapley import InRunShapley
 from flsv.metrics.lower_bound_shapley import LowerBoundShapley
 from flsv.metrics.mean_test_accuracy import MeanTestAccuracy
 from flsv.metrics.one_round_shapley import OneRoundShapley
@@ -35,6 +36,7 @@ __all__ = [
     "EverybodyElse",
     "GradientAgreement",
     "GradientShapley",
+    "InRunShapley",
     "LeaveOneOut",
     "LowerBoundShapley",
     "MeanTestAccuracy",

@@ -59,6 +59,9 @@ class ContributionMetric(WithIntervals):
     evaluates = False
     """Whether clients evaluate models for it on their own validation samples: then all of them must have some."""
 
+    reported_by: str | None = None
+    """What makes clients report what it asks for, in words, where that is not a round's own."""
+
     def __init__(self, num_clients: int | None = None, num_classes: int | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if num_clients is not None:

@@ -1,4 +1,4 @@
-"""Pictures that a client draws of its own data, for its own eyes: no answer to the server holds them.
+"""Pictures that a client draws of its own data, and tables, for its own eyes: no answer to the server holds them.
 
 A simulation writes them below ``clients/<name>/`` in the run's folder, where everybody who can read that finds them,
 and a TensorBoard that serves the folder shows them; see ``docs/trust.md``.
@@ -43,13 +43,13 @@ def client_folders(names: Sequence[str]) -> list[str]:
     return folders
 
 
-def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure]) -> None:
-    """Keep a picture at the client, in place of an earlier one of this name.
+def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str]) -> None:
+    """Keep a picture or a table at the client, in place of an earlier one of this name.
 
     Args:
         local: the client's own data; this is called inside a question.
         name: of the file, without an ending; a plain one, see :func:`flsv.arguments.plain_name`.
-        draw: draws it, when it is asked for.
+        draw: draws it, when it is asked for; or writes a table, the text of a ``.csv`` file.
 
     Raises:
         ConfigurationError: a name that is no plain file name; it could lead out of the client's folder.
@@ -76,7 +76,7 @@ def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> 
         ...     [path.name for path in Path(folder).iterdir()]
         ['empty.png']
     """
-    kept: dict[str, Callable[[], Figure]] = memory(local).get(_KEY, {})
+    kept: dict[str, Callable[[], Figure | str]] = memory(local).get(_KEY, {})
     if not kept:
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,6 +85,9 @@ def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> 
         plain_name(name, "picture")  # again: a client may have put it into its memory by other ways
         with drawing(f"{folder / name}.png"):
             figure = draw()
+            if isinstance(figure, str):
+                (folder / f"{name}.csv").write_text(figure)
+                continue
             figure.savefig(folder / f"{name}.png")
             figures[name] = figure
     if step is not None and figures:

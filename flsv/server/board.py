@@ -192,8 +192,10 @@ def _fields(name: str, metric: Metric, reported: set[str]) -> dict[str, Field]:
     fields = {argument: translation.get(argument, argument) for argument in arguments}
     unknown = [field for field in fields.values() if not callable(field) and field not in VOCABULARY | reported]
     if unknown:
+        by = getattr(metric, "reported_by", None)
+        hint = "" if by is None else f" Clients report it with {by}."
         raise ConfigurationError(
             f"metric {name!r} ({type(metric).__name__}): update() asks for {unknown}, which a round does not have. "
-            f"It may ask for {sorted(VOCABULARY | reported)}."
+            f"It may ask for {sorted(VOCABULARY | reported)}.{hint}"
         )
     return fields

@@ -23,6 +23,7 @@ def federation(
     optimizers: Sequence[Optimizer],
     strategies: Mapping[str, Strategy],
     local_epochs: int = 1,
+    uploads: Sequence[Any] = (),
 ) -> Federation:
     """What strategies know before the first round."""
     clients = range(data.num_clients)
@@ -31,7 +32,7 @@ def federation(
         for split in ("train", "val", "test")
     }
     counts = data.num_clients, data.num_classes
-    return Federation(global_vector, space, *counts, sizes, seed, optimizers, strategies, local_epochs)
+    return Federation(global_vector, space, *counts, sizes, seed, optimizers, strategies, local_epochs, uploads)
 
 
 def settings(arguments: Mapping[str, Any], data: FederatedDataModule, seed: int) -> dict[str, Any]:

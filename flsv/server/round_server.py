@@ -61,6 +61,8 @@ class RoundServer:
     ) -> None:
         """Coalition games evaluate models with these, see :class:`flsv.games.CoalitionGames`."""
         self.games = CoalitionGames(evaluator, server_lr=self.server_lr, validated=validated, ranks=ranks)
+        for strategy in self.strategies:
+            strategy.play_on(self.games)
 
     def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
         """What every client is told at the start of the round that ``state`` stands before."""

@@ -27,7 +27,7 @@ from toys import CLASSES, Plain, adam, network, toy_data, toy_sets
 from flsv.aggregation import FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import Attack, SignFlip
 from flsv.cli import main
-from flsv.clients.algorithms import SCAFFOLD
+from flsv.clients.algorithms import SCAFFOLD, InRunValues
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import FederatedStrategy, Gone, group, ranks_of, ranks_of_environment, training
 from flsv.engines.ranks import lifeline as lifelines
@@ -42,6 +42,7 @@ from flsv.metrics import (
     ContributionEstimation,
     DomainRelevance,
     EverybodyElse,
+    InRunShapley,
     LeaveOneOut,
     SurrogateFederatedShapley,
 )
@@ -179,6 +180,12 @@ def scaffold() -> Case:
     return loop, Plain(network(batch_norm=False), plain_sgd), five(), {"rounds": 4}
 
 
+def in_run() -> Case:
+    metrics = {"in_run": InRunShapley(order=2), "cost": CommunicationCost()}
+    loop = FederatedLoop(metrics=metrics, client_algorithm=InRunValues(2), sampler=UniformSampler(3), seed=3)
+    return loop, Plain(network(batch_norm=False)), five(server_val_fraction=0.2), {}
+
+
 def kept_momentum() -> Case:
     training.LONG = 1  # as if its rows were long; all that come after it are, too
     loop = FederatedLoop(
@@ -237,6 +244,7 @@ CASES: dict[str, Callable[[], Case]] = {
         afedsv_plus,
         pfedsv,
         scaffold,
+        in_run,
         kept_momentum,
         adam_with_steps,
         batch_norm,

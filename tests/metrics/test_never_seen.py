@@ -72,6 +72,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Any], None]]] = {
         lambda m: m.update(COHORT, -torch.ones(2), torch.randn(2, 5), torch.ones(2)),
     ),
     "GradientShapley": ({"num_clients": N}, lambda m: m.update(COHORT, torch.tensor([1.0, 2.0]))),
+    "InRunShapley": (
+        {"num_clients": N, "num_classes": M, "order": 2},
+        lambda m: m.update(COHORT, torch.ones(2, M), torch.ones(2), torch.ones(2), torch.eye(2)),
+    ),
     "LeaveOneOut": ({"num_clients": N}, play),
     "LowerBoundShapley": ({"num_clients": N}, play),
     "OneRoundShapley": ({"rounds": 1, "num_clients": N}, whole_run),

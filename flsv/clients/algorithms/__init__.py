@@ -4,7 +4,18 @@ from flsv.clients.algorithms.base import ClientAlgorithm, Visit
 from flsv.clients.algorithms.feddyn import FedDyn, FedDynServer
 from flsv.clients.algorithms.fedprox import FedProx
 from flsv.clients.algorithms.fedrep import FedRep
+from flsv.clients.algorithms.in_run import InRunValues
 from flsv.clients.algorithms.pfedme import MoreauSGD
 from flsv.clients.algorithms.scaffold import SCAFFOLD
 
-__all__ = ["SCAFFOLD", "ClientAlgorithm", "FedDyn", "FedDynServer", "FedProx", "FedRep", "MoreauSGD", "Visit"]
+__all__ = [
+    "SCAFFOLD",
+    "ClientAlgorithm",
+    "FedDyn",
+    "FedDynServer",
+    "FedProx",
+    "FedRep",
+    "InRunValues",
+    "MoreauSGD",
+    "Visit",
+]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -21,6 +22,11 @@ class Visit:
         start: ``[P]``, what it started from.
         num_steps: optimizer steps so far.
         lr_sum: the learning rates of these steps, added up.
+        optimizer: that takes the present step; None before the first.
+        module: in which it trains.
+        samples: how many training samples the client has.
+        batches: how many batches it trains on in the round.
+        local_epochs: that these are the batches of.
         epoch: the local epoch, from 0, that the present step belongs to.
         trained: ``[P]``, what it has made of it; None before the end.
         sent: ``[P]``, the model that leaves, after the uploads; None before the end. What a client reports follows from
@@ -28,8 +34,18 @@ class Visit:
     """
 
     def __init__(
-        self, module: nn.Module, space: ParameterSpace, instruction: Instruction, state: State, start: Tensor
+        self,
+        module: nn.Module,
+        space: ParameterSpace,
+        instruction: Instruction,
+        state: State,
+        start: Tensor,
+        samples: int = 0,
+        batches: int = 0,
+        local_epochs: int = 1,
     ) -> None:
+        self.module, self.samples, self.batches, self.local_epochs = module, samples, batches, local_epochs
+        self.optimizer: Any = None
         self.instruction, self.state, self.start, self.space = instruction, state, start, space
         self.num_steps, self.lr_sum, self.epoch = 0, 0.0, 0
         self.trained: Tensor | None = None
@@ -69,13 +85,17 @@ class Visit:
 class ClientAlgorithm(Strategy):
     """Base class. It works with any module, precision, accumulation and optimizer.
 
-    Of its two sides, :meth:`begin_client`, :meth:`gradients` and :meth:`end_client` happen at a client: they may use
-    their arguments and the constructor's. What a client keeps goes into ``visit.state``, what it reports is declared in
-    ``reports``. What :class:`flsv.strategy.Strategy` has beside ``report`` happens at the server.
+    Of its two sides, what takes a :class:`Visit` happens at a client: it may use its arguments and the constructor's.
+    What a client keeps goes into ``visit.state``, what it reports is declared in ``reports``. What
+    :class:`flsv.strategy.Strategy` has beside ``report`` happens at the server.
     """
 
     def begin_client(self, visit: Visit) -> None:
         """A client is about to train."""
+
+    def begin_batch(self, visit: Visit, batch: Any) -> None:
+        """Before every batch, as ``training_step`` gets it. Several of them are one step's where gradients are
+        accumulated."""
 
     def resting(self, visit: Visit, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
         """Before every optimizer step: those of the parameters that it is to leave as they are.
@@ -94,6 +114,10 @@ class ClientAlgorithm(Strategy):
             parameters: the trainable parameters that have a gradient and are shared.
             gradients: their gradients.
         """
+
+    def leave_client(self, visit: Visit) -> None:
+        """The client trains no more, in this round or ever: whatever :meth:`begin_client` has done to the module is
+        undone. Called before :meth:`end_client`, and also where the model is not finite or training has failed."""
 
     def end_client(self, visit: Visit) -> Mapping[str, Tensor | float]:
         """The client has trained: ``visit.trained`` and ``visit.sent`` are there. What it reports, by names declared in

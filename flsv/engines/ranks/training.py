@@ -59,9 +59,9 @@ class RankTraining(CohortTraining):
             return len(self._cohort)
         return self._cohort.index(self._visits[min(self._visited, len(self._visits) - 1)].client)
 
-    def begin_batch(self) -> bool:
+    def begin_batch(self, batch: Any = None) -> bool:
         if not self.idle:
-            return super().begin_batch()
+            return super().begin_batch(batch)
         local = self.local
         local.begin_visits()
         # Schedules that are the federation's must not step here.

@@ -61,7 +61,7 @@ class RemoteCohort(CohortTraining):
     def trained(self) -> dict[int, Tensor]:
         raise ConfigurationError("what sites have trained stays there: leave keep_trained and evaluate_models out.")
 
-    def begin_batch(self) -> bool:
+    def begin_batch(self, batch: Any = None) -> bool:
         self.updates, self.broken = self._remote.train(self._instructions, self.local.global_vector, self.local.space)
         heard = {*self.broken, *(update.client_id for update in self.updates)}
         self._send({client: told for client, told in self._instructions.items() if client in heard})

@@ -166,7 +166,7 @@ class SiteVisit(L.Callback):
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        self._local.begin_batch()
+        self._local.begin_batch(batch)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         self._local.begin_step(optimizer)

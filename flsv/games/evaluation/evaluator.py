@@ -13,7 +13,7 @@ from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
 from flsv.games.evaluation.batches import ValidationBatches
-from flsv.games.evaluation.gradients import GradientProducts, gradient_products
+from flsv.games.evaluation.gradients import GradientProducts, gradient_products, loss_gradient
 from flsv.games.evaluation.layout import in_channels_last
 from flsv.games.evaluation.one_by_one import run_serial, run_threads
 from flsv.games.evaluation.replica import Build, Context, Replica, module_device
@@ -168,6 +168,13 @@ class ModelEvaluator:
                 else:
                     self._run_one_by_one(build, count, sums)
         return sums.scores(batches.support, self._sign)
+
+    def gradient(self, vector: Tensor) -> Tensor:
+        """float64 ``[P']``: the mean cross-entropy's gradient at ``vector [P]``, in full precision, over the leading
+        entries that are parameters."""
+        replica = self._replicas[0]
+        replica.follow(self._module)
+        return loss_gradient(replica.module, self.space, self._batches, vector)
 
     @torch.inference_mode(False)
     def gradient_products(self, vector: Tensor, updates: Tensor | ClientMatrix, order: int = 1) -> GradientProducts:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -94,13 +94,46 @@ def gradient_products(
         )
     if isinstance(updates, Tensor):
         updates = ClientMatrix(updates, [torch.zeros_like(vector)] * len(updates))
+    if order == 1:
+        return GradientProducts(updates.dot(loss_gradient(module, space, batches, vector)).cpu(), None)
+    cut = space.num_parameters
+    gradient = torch.zeros(cut, dtype=torch.float64, device=vector.device)
+    products = torch.zeros(len(updates), cut, dtype=vector.dtype, device=vector.device)
+
+    def use(slope: Tensor, parameters: Tensor) -> None:
+        gradient.add_(slope.detach())
+        for client, product in enumerate(products):
+            # A clone: what was made in inference mode cannot be part of a graph.
+            product += _hessian_product(slope, parameters, updates.update(client)[:cut].clone())
+
+    _slopes(module, space, batches, vector, use, create_graph=True)
+    first = updates.dot(gradient)
+    hessian = torch.stack([updates.dot(product) for product in products], dim=1)
+    return GradientProducts(first.cpu(), (hessian + hessian.T).cpu() / 2)
+
+
+@torch.inference_mode(False)
+def loss_gradient(module: nn.Module, space: ParameterSpace, batches: ValidationBatches, vector: Tensor) -> Tensor:
+    """float64 ``[P']``: the mean cross-entropy's gradient at ``vector [P]``, over its leading P' entries, the
+    parameters; of a module that is in evaluation mode already."""
+    gradient = torch.zeros(space.num_parameters, dtype=torch.float64, device=vector.device)
+    _slopes(module, space, batches, vector, lambda slope, _: gradient.add_(slope.detach()), create_graph=False)
+    return gradient
+
+
+def _slopes(
+    module: nn.Module,
+    space: ParameterSpace,
+    batches: ValidationBatches,
+    vector: Tensor,
+    use: Callable[[Tensor, Tensor], Any],
+    create_graph: bool,
+) -> None:
+    """Calls ``use`` with every batch's part of the gradient ``[P']``, and the parameters that it is by."""
     cut, device = space.num_parameters, vector.device
     dtypes = {name: tensor.dtype for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     trained = {name for name, _ in module.named_parameters()}
     samples = int(batches.support.sum())
-    gradient = torch.zeros(cut, dtype=torch.float64, device=device)
-    products = torch.zeros(len(updates), cut, dtype=vector.dtype, device=device) if order == 2 else None
-
     # Attention's fused kernels cannot be differentiated twice.
     with (
         torch.enable_grad(),
@@ -116,17 +149,8 @@ def gradient_products(
             state = {n: (t if n in trained else t.detach()).to(dtypes[n]) for n, t in state.items()}
             logits = functional_call(module, state, (x,))
             loss = F.cross_entropy(checked_logits(logits, y, len(batches.support)).to(vector.dtype), y, reduction="sum")
-            (slope,) = torch.autograd.grad(loss / samples, parameters, create_graph=order == 2)
-            gradient += slope.detach()
-            if products is not None:
-                for client, product in enumerate(products):
-                    # A clone: what was made in inference mode cannot be part of a graph.
-                    product += _hessian_product(slope, parameters, updates.update(client)[:cut].clone())
-    first = updates.dot(gradient)
-    if products is None:
-        return GradientProducts(first.cpu(), None)
-    hessian = torch.stack([updates.dot(product) for product in products], dim=1)
-    return GradientProducts(first.cpu(), (hessian + hessian.T).cpu() / 2)
+            (slope,) = torch.autograd.grad(loss / samples, parameters, create_graph=create_graph)
+            use(slope, parameters)
 
 
 def _hessian_product(slope: Tensor, parameters: Tensor, update: Tensor) -> Tensor:

@@ -1,0 +1,237 @@
+"""InRunValues: clients find out, while they train, what each of their samples does to the server's validation loss.
+
+Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025, arXiv 2406.11011. The value of a sample in a
+step is lr <g, gradient of its part of the batch's loss>, summed over steps, by ghost dot products
+(:mod:`flsv.clients.ghost`): the training itself stays as it is, to the bit.
+
+Departures:
+
+- g is the gradient of the server's validation loss at the global model that the round starts from, sent down once a
+  round. The paper has the validation samples at hand and works g out anew in every step.
+- With momentum a step's gradient counts for all that it moves in the round: :func:`flsv.functional.step_weights`. What
+  a buffer brings along from an earlier round, weight decay, clipping and uploads do is no sample's: the server's metric
+  has it as the rest.
+- ``every`` looks at some of the steps only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.arguments import check_number
+from flsv.clients.algorithms.base import ClientAlgorithm, Visit
+from flsv.clients.cohort import shuffle_stream
+from flsv.clients.ghost import GhostProducts
+from flsv.data.labels import batch_labels
+from flsv.errors import ConfigurationError
+from flsv.functional.in_run_shapley import step_weights
+from flsv.participants import LocalData
+from flsv.participants.artifacts import keep_artifact
+from flsv.privacy import GaussianPrivacy
+from flsv.round import FederationState
+from flsv.strategy import Federation
+
+GRADIENT, VALUES = "validation_gradient", "in_run_values"
+#: How far the products of a step may be from its gradient's, by rounding.
+_TOLERANCE = 1e-2
+
+
+class InRunValues(ClientAlgorithm):
+    """The client's side of :class:`flsv.metrics.InRunShapley`, which has to be among the metrics.
+
+    Down comes the gradient of the validation loss, as long as the model; up go the samples' values summed by class,
+    ``[M]``. The values of single samples, summed over rounds, stay at the client: tensor ``in_run_values`` of its
+    state, in the order of its training samples, and ``in_run_values.csv`` in its folder, as often as pictures are
+    drawn.
+
+    One more forward pass of every layer in each step that is looked at.
+
+    Args:
+        every: one step of so many is looked at, and counts for all of them; which ones moves on with the rounds. A
+            client that takes fewer steps may not be looked at in a round.
+
+    Raises:
+        ConfigurationError: before training, an optimizer that is not one ``torch.optim.SGD`` with a single learning
+            rate and momentum (neither Nesterov's nor dampened), and noise for privacy, which the values would go round;
+            before the first step, a layer whose samples cannot be told apart (BatchNorm), batches without classes;
+            after the first backward pass, gradients that have come by other ways than layers, or are scaled.
+
+    Example:
+        >>> InRunValues(every=4)
+        InRunValues(every=4)
+    """
+
+    sends = (GRADIENT,)
+    reports = (VALUES,)
+    needs_classes = True
+
+    def __init__(self, every: int = 1) -> None:
+        check_number(self, "every", every, least=1, whole=True)
+        self.every = every
+        self._games: Any = None
+        self._sent: tuple[Tensor, Tensor] | None = None
+        self._ghost: GhostProducts | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_games": None, "_sent": None, "_ghost": None}
+
+    # ---- at the server
+
+    def begin(self, federation: Federation) -> None:
+        self.resume(federation)
+
+    def resume(self, federation: Federation) -> None:
+        self._games = self._sent = None
+        groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
+        rates = {(group["lr"], group.get("momentum")) for group in groups}
+        plain = not any(group.get("nesterov") or group.get("dampening") or group.get("maximize") for group in groups)
+        if [type(each) for each in federation.optimizers] != [torch.optim.SGD] or len(rates) > 1 or not plain:
+            raise ConfigurationError(
+                f"{self!r} counts how far a sample's gradient moves the model: it needs one torch.optim.SGD with a "
+                "single learning rate and momentum, without nesterov, dampening and maximize, and the module "
+                f"configures {list(federation.optimizers)}."
+            )
+        if any(isinstance(each, GaussianPrivacy) for each in federation.uploads):
+            raise ConfigurationError(
+                f"{self!r} reports values of the clients' samples without noise, which privacy=GaussianPrivacy(...) "
+                "does not account for. Leave one of the two out; flsv.metrics.GradientShapley values noised updates."
+            )
+
+    def play_on(self, games: Any) -> None:
+        self._games, self._sent = games, None
+
+    def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
+        if self._games is None:
+            raise ConfigurationError(
+                f"{self!r} needs its other side: FederatedLoop(metrics={{..., 'in_run': "
+                "flsv.metrics.InRunShapley()}), which also makes the server evaluate its validation set."
+            )
+        vector = state.model()
+        if self._sent is None or self._sent[0] is not vector:
+            self._sent = vector, self._games.gradient(vector).to(vector)
+        return {GRADIENT: self._sent[1]}
+
+    # ---- at a client
+
+    def begin_client(self, visit: Visit) -> None:
+        self.leave_client(visit)
+        g = visit.received(GRADIENT)
+        shared: list[Tensor] = [p for p in visit.module.parameters() if p.requires_grad and visit.is_shared(p)]
+        names: dict[Tensor, str] = {p: name for name, p in visit.module.named_parameters()}
+        self._ghost = GhostProducts(visit.module, dict(zip((names[p] for p in shared), visit.entries(g, shared))))
+        self._rates: list[float] = []
+        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
+        self._found: list[tuple[int, Tensor, Tensor, Tensor]] = []
+        self._order, self._epoch, self._given, self._position = torch.empty(0, dtype=torch.long), -1, 0, 0
+        self._offset = visit.instruction.round_index % min(self.every, max(visit.batches, 1))
+        self._looked = 0
+
+    def begin_batch(self, visit: Visit, batch: Any) -> None:
+        assert self._ghost is not None
+        self._collect()
+        classes = batch_labels(batch)
+        if classes is None:
+            raise ConfigurationError(
+                f"{self!r} needs batches (x, y) with one class for every sample, int64 [B]; this one is a "
+                f"{type(batch).__name__} without."
+            )
+        rows = self._rows(visit, len(classes))
+        looks = (visit.num_steps - self._offset) % self.every == 0
+        self._ghost.samples = len(classes) if looks else None
+        self._batch = rows, classes
+
+    def gradients(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        assert self._ghost is not None
+        self._collect()
+        step = len(self._rates)
+        self._rates.append(float(visit.optimizer.param_groups[0]["lr"]))
+        self._momentum = float(visit.optimizer.param_groups[0]["momentum"])
+        if self._ghost.samples is None:
+            return
+        if not self._looked:
+            self._check(visit, parameters, gradients)
+        self._looked += 1
+        self._found += [(step, *each) for each in self._pending]
+        self._pending = []
+
+    def leave_client(self, visit: Visit) -> None:
+        if self._ghost is not None:
+            self._ghost.remove()
+            self._ghost = None
+
+    def end_client(self, visit: Visit) -> dict[str, Tensor]:
+        samples = visit.state.get(VALUES, torch.zeros(visit.samples, dtype=torch.float64)).cpu()
+        self._values, self._classes = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.long)
+        if self._found:
+            moved = step_weights(self._rates, self._momentum) * (len(self._rates) / self._looked)
+            steps, rows, classes, products = zip(*self._found)
+            counts = torch.tensor([len(each) for each in rows])
+            self._values = moved[torch.tensor(steps)].repeat_interleave(counts) * torch.cat(products).cpu()
+            self._classes = torch.cat(classes).cpu()
+            samples = samples.index_add(0, torch.cat(rows), self._values)
+        visit.state[VALUES] = samples
+        self._found = []
+        return {}
+
+    def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
+        wrong = self._classes[(self._classes < 0) | (self._classes >= local.num_classes)]
+        if len(wrong):
+            raise ConfigurationError(
+                f"{self!r} values samples by class: a training batch holds class {int(wrong[0])}, and the data have "
+                f"classes 0 .. {local.num_classes - 1}."
+            )
+        samples = local.state[VALUES]
+        keep_artifact(local, VALUES, partial(_table, samples))
+        by_class = torch.zeros(local.num_classes, dtype=torch.float64)
+        return {VALUES: by_class.index_add(0, self._classes, self._values)}
+
+    def _collect(self) -> None:
+        """What the last backward pass has brought."""
+        assert self._ghost is not None
+        products = self._ghost.take()
+        if products is not None:
+            self._pending.append((*self._batch, products))
+
+    def _rows(self, visit: Visit, count: int) -> Tensor:
+        """Which of the client's training samples the next batch has, in its order."""
+        batches = max(visit.batches // visit.local_epochs, 1)
+        epoch, first = divmod(self._position, batches)
+        if first == 0:
+            told = visit.instruction
+            stream = shuffle_stream(told.seed, told.round_index, told.client_id, epoch)
+            trainer = getattr(visit.module, "_trainer", None)
+            in_order = trainer is not None and bool(trainer.overfit_batches)
+            n = visit.samples
+            self._order, self._given = torch.arange(n) if in_order else torch.randperm(n, generator=stream), 0
+        self._position += 1
+        rows = self._order[self._given : self._given + count]
+        self._given += count
+        if len(rows) != count:
+            raise ConfigurationError(
+                f"client {visit.instruction.client_id} trains on more samples in an epoch than its {visit.samples}: "
+                "whose value is whose cannot be told. Leave out what adds samples to its batches."
+            )
+        return rows
+
+    def _check(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        pairs = list(zip(gradients, visit.entries(visit.received(GRADIENT), parameters)))
+        whole = sum((torch.linalg.vecdot(p.flatten(), g.flatten()).double() for p, g in pairs), torch.zeros(()))
+        size = sum((p.double().square().sum() * g.double().square().sum() for p, g in pairs), torch.zeros(()))
+        products = torch.cat([each[2] for each in self._pending]) if self._pending else torch.zeros(1)
+        gap = float(products.sum()) - float(whole)
+        if not abs(gap) <= _TOLERANCE * float(products.abs().sum()) + 1e-5 * float(size) ** 0.5:
+            raise ConfigurationError(
+                f"{self!r}: in the first step of client {visit.instruction.client_id} the samples' products sum to "
+                f"{float(products.sum()):.6g}, and that of the gradient is {float(whole):.6g}. Parts of the gradient "
+                "have come by other ways than the layers' forward (a compiled module, a functional call, a penalty on "
+                "the weights), or are scaled (precision='16-mixed'). Use layers only, and 32-true or bf16-mixed."
+            )
+
+
+def _table(samples: Tensor) -> str:
+    return "sample,value\n" + "".join(f"{i},{value!r}\n" for i, value in enumerate(samples.tolist()))

@@ -1,0 +1,172 @@
+"""Ghost dot products: every sample's gradient times a fixed vector, without any sample's gradient.
+
+Wang et al., "Data Shapley in One Training Run", ICLR 2025, section 4.2. There the fixed vector is the gradient of
+validation samples that are part of the batch; here it is any vector g over the module's parameters. A layer that is
+linear in its parameters, y = f(x; theta), adds to the gradient's product with g for sample z
+
+    sum over the sample's outputs of (dL/dy)_z f(x_z; g),
+
+that is, one more forward pass of the layer, with g in place of its parameters, and one product with what the backward
+pass brings anyway. For a linear layer it is the paper's product of activations and output gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flsv.errors import ConfigurationError
+
+#: Linear in their parameters, and with a sample's outputs in its own row.
+LAYERS: tuple[type[nn.Module], ...] = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.GroupNorm,
+    nn.RMSNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+_BATCH_NORM = nn.modules.batchnorm._BatchNorm
+_INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
+
+
+class GhostProducts:
+    """Hooks on a module that collect <g, part of the batch gradient that is sample z's>, float64 ``[B]``.
+
+    The products of a batch sum to <g, gradient of the batch's loss>, whatever the loss: a mean or a sum, with weights
+    or without. One more forward pass of every layer, nothing is stored beside the layers' outputs.
+
+    Args:
+        module: whose passes are watched while :attr:`samples` is not None.
+        reference: g, by names of parameters, in their shapes. Trainable parameters that are not in it have no part.
+
+    Attributes:
+        samples: how many samples the present batch has, the first dimension of all activations; None: not watched.
+
+    Raises:
+        ConfigurationError: a layer that samples' gradients cannot be told apart in, by name.
+
+    Example:
+        >>> module = nn.Linear(2, 1, bias=False)
+        >>> ghost = GhostProducts(module, {"weight": torch.tensor([[1.0, 0.0]])})
+        >>> ghost.samples = 2
+        >>> module(torch.tensor([[3.0, 5.0], [4.0, 5.0]])).mean().backward()
+        >>> ghost.take()
+        tensor([1.5000, 2.0000], dtype=torch.float64)
+        >>> ghost.remove()
+    """
+
+    def __init__(self, module: nn.Module, reference: Mapping[str, Tensor]) -> None:
+        check_layers(module, set(reference))
+        self.samples: int | None = None
+        self._products: Tensor | None = None
+        by_parameter = {p: reference[name] for name, p in module.named_parameters() if name in reference}
+        self._handles = []
+        for name, layer in module.named_modules():
+            own = dict(layer.named_parameters(recurse=False))
+            if any(p in by_parameter and p.requires_grad for p in own.values()):
+                g = {n: by_parameter[p] if p in by_parameter and p.requires_grad else None for n, p in own.items()}
+                hook = self._hook(name, _with(layer, own, g))
+                self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
+
+    def take(self) -> Tensor | None:
+        """``[B]`` since the last call; None where no watched gradient has reached a layer."""
+        products, self._products = self._products, None
+        return products
+
+    def remove(self) -> None:
+        """Take the hooks away."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _hook(self, name: str, twin: nn.Module) -> Callable[..., None]:
+        def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            if self.samples is None or not torch.is_grad_enabled() or not output.requires_grad:
+                return
+            if not len(output) or len(output) != self.samples:
+                raise ConfigurationError(
+                    f"layer {name!r} gives {len(output)} rows for a batch of {self.samples} samples: whose is which "
+                    "cannot be told. In-run values need layers whose first dimension is the batch."
+                )
+            with torch.no_grad():
+                ahead = twin.forward(*_detached(args), **_detached(kwargs))
+
+            def add(gradient: Tensor) -> None:
+                product = torch.linalg.vecdot(gradient.detach().flatten(1).to(ahead.dtype), ahead.flatten(1))
+                before = self._products
+                self._products = product.double() if before is None else before + product.double()
+
+            output.register_hook(add)
+
+        return hook
+
+
+def check_layers(module: nn.Module, names: set[str]) -> None:
+    """Check that samples' gradients can be told apart.
+
+    Args:
+        module: in the mode that it trains in.
+        names: of the parameters that matter.
+
+    Raises:
+        ConfigurationError: where they cannot, and what to do.
+    """
+    asked = {p: name for name, p in module.named_parameters() if name in names and p.requires_grad}
+    for name, layer in module.named_modules():
+        if isinstance(layer, _BATCH_NORM) and layer.training:
+            raise ConfigurationError(
+                f"layer {name!r}, {type(layer).__name__}, mixes the samples of a batch: no gradient is one sample's. "
+                "Use GroupNorm or LayerNorm, or keep it in evaluation mode."
+            )
+        own = [p for p in layer.parameters(recurse=False) if p in asked]
+        why = _why_not(layer) if own else None
+        if why:
+            raise ConfigurationError(
+                f"parameter {asked[own[0]]!r} is {type(layer).__name__}'s, {why}. In-run values know "
+                f"{', '.join(each.__name__ for each in LAYERS)}. Use these, or freeze it (requires_grad = False)."
+            )
+
+
+def _why_not(layer: nn.Module) -> str | None:
+    if isinstance(layer, _BATCH_NORM):
+        return None  # in evaluation mode: linear, with constant statistics
+    if not isinstance(layer, LAYERS):
+        return "for which there is no ghost product"
+    if isinstance(layer, nn.Embedding) and (layer.max_norm is not None or layer.scale_grad_by_freq or layer.sparse):
+        return "whose max_norm, scale_grad_by_freq or sparse gradients are not known here"
+    if isinstance(layer, _INSTANCE_NORM) and layer.track_running_stats:
+        return "whose track_running_stats=True changes buffers in every pass"
+    return None
+
+
+def _with(layer: nn.Module, own: dict[str, Any], g: dict[str, Tensor | None]) -> nn.Module:
+    """A twin of the layer with g in place of its parameters, 0 where g has none; without its hooks."""
+    filled = {n: torch.zeros_like(own[n]) if value is None else value.detach().to(own[n]) for n, value in g.items()}
+    padding = getattr(layer, "padding_idx", None)
+    if isinstance(layer, nn.Embedding) and padding is not None:  # it has no gradient
+        filled["weight"] = filled["weight"].clone()
+        filled["weight"][padding] = 0
+    twin: Any = copy(layer)
+    twin._parameters = {**layer._parameters, **filled}
+    return twin
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, tuple):
+        return tuple(map(_detached, value))
+    return {n: _detached(v) for n, v in value.items()} if isinstance(value, dict) else value

@@ -1,0 +1,376 @@
+"""InRunShapley in a federation: values against gradients of single samples, and who may and may not have them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from resuming import assert_resumes
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from toys import CLASSES, FEATURES, Plain, adam, fit, network, toy_data, vector
+
+from flsv.aggregation import FedAvg
+from flsv.attacks import SignFlip
+from flsv.clients.algorithms import InRunValues
+from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
+from flsv.functional import gradient_shapley
+from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley, ContributionMetric, GradientShapley, InRunShapley
+from flsv.parameters import ParameterSpace
+from flsv.privacy import GaussianPrivacy
+from flsv.round import Round
+from flsv.sampling import UniformSampler
+from flsv.seeding import generator_for
+
+SEED = 5
+
+
+class Kept(FedAvg):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: list[Round] = []
+
+    def end_round(self, round: Round) -> None:
+        self.rounds.append(round)
+
+
+def small() -> nn.Module:
+    return network(batch_norm=False)
+
+
+def data() -> FederatedDataModule:
+    return toy_data(server_val_fraction=0.2)
+
+
+def with_options(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
+    return lambda parameters: torch.optim.SGD(parameters, **{"lr": 0.1, **options})
+
+
+def federation(every: int = 1, order: Any = 1, **kwargs: Any) -> FederatedLoop:
+    metrics = {"in_run": InRunShapley(order=order), **kwargs.pop("metrics", {})}
+    options = {"aggregator": Kept(), "seed": SEED, "print_table": False, **kwargs}
+    return FederatedLoop(metrics=metrics, client_algorithm=InRunValues(every), **options)
+
+
+def run(
+    loop: FederatedLoop,
+    folder: Path,
+    module: Plain | None = None,
+    dealt: FederatedDataModule | None = None,
+    rounds: int = 2,
+    **kwargs: Any,
+) -> tuple[Tensor, dict[int, Tensor], list[Round]]:
+    """The contributions, what every client keeps of its samples, and the rounds."""
+    fit(loop, folder, module or Plain(small()), dealt or data(), rounds=rounds, **kwargs)
+    kept = {client: state["in_run_values"] for client, state in loop.state_dict()["clients"].items()}
+    return loop.contributions["in_run"].double(), kept, loop.aggregator.rounds  # type: ignore[attr-defined]
+
+
+def validation_gradient(module: nn.Module, model: Tensor, dealt: FederatedDataModule) -> dict[str, Tensor]:
+    ParameterSpace(module).write(module, model)
+    x, y = (torch.cat(part) for part in zip(*dealt.val_dataloader()))
+    F.cross_entropy(module(x), y).backward()
+    return {name: parameter.grad for name, parameter in module.named_parameters()}
+
+
+def by_hand(
+    dealt: FederatedDataModule,
+    round: Round,
+    client: int,
+    lr: float,
+    momentum: float,
+    window: int,
+    epochs: int,
+    limit: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A client's training, sample by sample: its samples' values, and its model."""
+    g = validation_gradient(small(), round.global_vector, dealt)
+    model = small()
+    ParameterSpace(model).write(model, round.global_vector)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
+    mine = torch.cat([x for x, _ in dealt.client_loader(client, "train", shuffle=False)])
+    batches = [
+        batch
+        for epoch in range(epochs)
+        for batch in list(
+            dealt.client_loader(client, "train", generator_for(SEED, "shuffle", round.round_index, client, epoch))
+        )[:limit]
+    ]
+    steps = [batches[i : i + window] for i in range(0, len(batches), window)]
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return F.cross_entropy(functional_call(model, parameters, (x[None],)), y[None])
+
+    values = torch.zeros(len(mine), dtype=torch.float64)
+    for t, step in enumerate(steps):
+        # The k-th step after this one still moves by momentum^k of this one's gradients.
+        reach = sum(lr * momentum**k for k in range(len(steps) - t))
+        optimizer.zero_grad()
+        for x, y in step:
+            parameters = {name: p.detach() for name, p in model.named_parameters()}
+            slopes = vmap(grad(loss), (None, 0, 0))(parameters, x, y)
+            products = sum((slopes[name] * g[name]).flatten(1).sum(1) for name in g) / (len(x) * window)
+            rows = [int((mine == each).all(1).nonzero()) for each in x]
+            values[rows] += reach * products.double()
+            (F.cross_entropy(model(x), y) / window).backward()  # Lightning divides so, also in the last
+        optimizer.step()
+    return values, ParameterSpace(model).read(model)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "window", "epochs", "limit"),
+    [(0.0, 1, 1, None), (0.9, 1, 2, None), (0.5, 2, 1, None), (0.9, 1, 2, 1)],
+    ids=["plain", "momentum", "windows", "limit"],
+)
+def test_every_samples_value_by_hand(
+    tmp_path: Path, momentum: float, window: int, epochs: int, limit: int | None
+) -> None:
+    dealt, loop = data(), federation(local_epochs=epochs)
+    values, kept, rounds = run(
+        loop,
+        tmp_path,
+        Plain(small(), with_options(momentum=momentum)),
+        dealt,
+        accumulate_grad_batches=window,
+        limit_train_batches=limit,
+    )
+    counts, expected = dealt.class_counts, torch.zeros(3, CLASSES + 1, dtype=torch.float64)
+    for client in range(3):
+        samples = torch.zeros(int(counts[client].sum()), dtype=torch.float64)
+        labels = torch.cat([y for _, y in dealt.client_loader(client, "train", shuffle=False)])
+        for round in rounds:
+            found, model = by_hand(dealt, round, client, 0.1, momentum, window, epochs, limit)
+            torch.testing.assert_close(model, round.client_vectors[client], atol=1e-6, rtol=0)
+            samples += found
+            assert round.aggregation_weights is not None
+            weight = round.aggregation_weights[client].double()
+            for c in range(CLASSES):
+                expected[client, c] += weight * found[labels == c].sum()
+        torch.testing.assert_close(kept[client], samples, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(values, expected, atol=1e-6, rtol=1e-4)
+    assert expected[:, :CLASSES].abs().min() > 1e-4
+    assert loop.channel.names() >= {("down", "validation_gradient"), ("up", "in_run_values")}
+    assert loop.channel.numbers([0], "up").tolist() == [len(rounds[0].global_vector) + CLASSES]
+
+
+def test_values_sum_to_the_update_s_own(tmp_path: Path) -> None:
+    dealt, loop = data(), federation(server_lr=0.5)
+    values, kept, rounds = run(loop, tmp_path, dealt=dealt, rounds=1)
+    (round,) = rounds
+    module = small()
+    g = torch.cat([each.flatten() for each in validation_gradient(module, round.global_vector, dealt).values()])
+    slopes = (round.client_vectors - round.global_vector) @ g
+    assert round.aggregation_weights is not None
+    expected = -0.5 * round.aggregation_weights * slopes
+    torch.testing.assert_close(loop.metrics["in_run"].per_client(values).float(), expected.float())  # type: ignore[operator]
+    own = torch.stack([kept[client].sum() for client in range(3)])
+    torch.testing.assert_close(own.float(), -slopes, rtol=1e-4, atol=1e-6)
+
+
+def test_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
+    plain = FederatedLoop(Kept(), seed=SEED, print_table=False)
+    one = fit(plain, tmp_path, Plain(small()), data(), rounds=2)
+    two = Plain(small())
+    run(federation(), tmp_path, two)
+    assert torch.equal(vector(one), vector(two))
+    assert not any(layer._forward_hooks for layer in two.modules())
+
+
+def test_the_second_order(tmp_path: Path) -> None:
+    loop = federation(order=2)
+    values, _, rounds = run(loop, tmp_path, Plain(small(), with_options(lr=0.02)), rounds=1)
+    (round,) = rounds
+    assert values.shape == (3, CLASSES + 2)
+    assert loop.metrics["in_run"].columns()[-2:] == ["rest", "curvature"]  # type: ignore[operator]
+
+    def loss(model: Tensor) -> float:
+        module = small()
+        ParameterSpace(module).write(module, model)
+        x, y = (torch.cat(part) for part in zip(*loop._data.val_dataloader()))
+        return F.cross_entropy(module(x), y).item()
+
+    assert round.server_vector is not None
+    true = loss(round.global_vector) - loss(round.server_vector)
+    first, second = float(values[:, :-1].sum()), float(values.sum())
+    assert abs(second - true) < 0.2 * abs(first - true)
+
+
+def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
+    class Liar(InRunValues):
+        def report(self, local: Any) -> Any:
+            return {name: 100 + value for name, value in super().report(local).items()}
+
+    loops = [federation(), federation()]
+    loops[1] = loops[1].replace(client_algorithm=Liar(), metrics={"in_run": InRunShapley()}, aggregator=Kept())
+    honest, lying = (run(loop, tmp_path)[0] for loop in loops)
+    assert (lying[:, :CLASSES] > honest[:, :CLASSES] + 1).all()
+    torch.testing.assert_close(lying.sum(1), honest.sum(1), atol=1e-4, rtol=0)
+
+
+def test_what_no_sample_has_moved_is_the_rest(tmp_path: Path) -> None:
+    attacked, _, _ = run(federation(attacks=[SignFlip(clients=[1])]), tmp_path, rounds=1)
+    plain, _, _ = run(federation(), tmp_path, rounds=1)
+    torch.testing.assert_close(attacked[:, :CLASSES], plain[:, :CLASSES])
+    torch.testing.assert_close(attacked.sum(1), plain.sum(1) * torch.tensor([1, -1, 1]), atol=1e-5, rtol=1e-4)
+    assert plain[:, CLASSES].abs().max() < 1e-6
+    for module, options in (
+        (Plain(small(), with_options(weight_decay=0.1)), {}),
+        (Plain(small()), {"gradient_clip_val": 0.1}),
+    ):
+        other, _, _ = run(federation(), tmp_path, module, rounds=1, **options)
+        assert other[:, CLASSES].abs().min() > 1e-5
+
+
+def test_some_steps_count_for_all(tmp_path: Path) -> None:
+    every, _, rounds = run(federation(), tmp_path, rounds=4)
+    some, kept, _ = run(federation(every=3), tmp_path, rounds=4)
+    torch.testing.assert_close(some.sum(1), every.sum(1), atol=1e-6, rtol=1e-5)
+    classes = [values[:, :CLASSES].flatten() for values in (every, some)]
+    assert not torch.equal(*classes)
+    assert torch.corrcoef(torch.stack(classes))[0, 1] > 0.8
+    assert rounds[0].num_steps is not None
+
+
+def test_the_clients_files(tmp_path: Path) -> None:
+    loop = federation(figures_every=1)
+    _, kept, _ = run(loop, tmp_path, logger=True)
+    for client in range(3):
+        (path,) = tmp_path.rglob(f"clients/{client}/in_run_values.csv")
+        head, *lines = path.read_text().splitlines()
+        assert head == "sample,value"
+        assert [float(line.split(",")[1]) for line in lines] == kept[client].tolist()
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_it_resumes(tmp_path: Path, every: int) -> None:
+    def make() -> FederatedLoop:
+        loop = federation(every, sampler=UniformSampler(2))
+        return loop.replace(aggregator=FedAvg(), metrics={"in_run": InRunShapley(order=2)})
+
+    whole = assert_resumes(make, tmp_path, lambda: Plain(small()), data)
+    assert whole.contributions["in_run"].isfinite().any()
+
+
+def test_absent_clients_have_no_value(tmp_path: Path) -> None:
+    values, kept, rounds = run(federation(sampler=UniformSampler(1)), tmp_path, rounds=1)
+    (client,) = rounds[0].client_ids.tolist()
+    assert values.isnan().all(1).tolist() == [i != client for i in range(3)]
+    assert set(kept) == {client}
+
+
+def without(**arguments: Any) -> FederatedLoop:
+    return federation().replace(**arguments)
+
+
+class Penalty(Plain):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) + sum(p.square().sum() for p in self.parameters())
+
+
+class Soft(Plain):
+    """Trains on probabilities of classes."""
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        training = self._trainer is not None and self.trainer.training
+        return (batch[0], 0.9 * F.one_hot(batch[1], CLASSES) + 0.03) if training else batch
+
+
+class Shifted(Plain):
+    """Trains with classes that the data have not."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sequential(nn.Linear(FEATURES, 2 * CLASSES)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[:, : 2 * CLASSES if self.training else CLASSES]
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        training = self._trainer is not None and self.trainer.training
+        return (batch[0], batch[1] + CLASSES) if training else batch
+
+
+REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]] = {
+    "Adam": (federation, lambda: Plain(small(), adam), "one torch.optim.SGD with a single learning rate"),
+    "Nesterov": (federation, lambda: Plain(small(), with_options(momentum=0.5, nesterov=True)), "without nesterov"),
+    "two rates": (
+        federation,
+        lambda: Plain(
+            small(), lambda p: torch.optim.SGD([{"params": [each], "lr": 0.1 * (i + 1)} for i, each in enumerate(p)])
+        ),
+        "a single learning rate",
+    ),
+    "noise": (
+        lambda: federation(privacy=GaussianPrivacy(1.0, 1.0)),
+        lambda: Plain(small()),
+        "GaussianPrivacy(.*) does not account for",
+    ),
+    "one side": (
+        lambda: federation().replace(metrics={"cssv": ClassSpecificShapley()}),
+        lambda: Plain(small()),
+        "needs its other side",
+    ),
+    "BatchNorm": (federation, lambda: Plain(network(batch_norm=True)), "BatchNorm1d, mixes the samples"),
+    "penalty": (federation, lambda: Penalty(small()), "come by other ways than the layers"),
+    "no classes": (federation, lambda: Soft(small()), r"batches \(x, y\) with one class for every sample"),
+    "other classes": (federation, Shifted, "a training batch holds class [345], and the data have classes 0 .. 2"),
+    "vmap": (lambda: federation(engine="vmap"), lambda: Plain(small()), 'engine="vmap" trains many clients as one'),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(tmp_path: Path, name: str) -> None:
+    make, module_of, says = REFUSED[name]
+    loop, module = make(), module_of()
+    with pytest.raises(ConfigurationError, match=says):
+        fit(loop, tmp_path, module, data(), rounds=1)
+    assert loop.round_index == 0
+    assert not any(layer._forward_hooks for layer in module.modules())
+
+
+def test_the_metric_alone_says_what_it_needs() -> None:
+    with pytest.raises(ConfigurationError, match=r"client_algorithm=flsv.clients.algorithms.InRunValues\(\)"):
+        FederatedLoop(metrics={"in_run": InRunShapley()})
+    with pytest.raises(ConfigurationError, match=r"order=3\): expected 1 or 2"):
+        InRunShapley(order=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="every"):
+        InRunValues(every=0)
+
+
+def test_it_is_gradient_shapley_with_fixed_weights(tmp_path: Path) -> None:
+    class Fixed(ContributionMetric):
+        per_class = False
+
+        def init_states(self, num_clients: int, num_classes: int | None) -> None:
+            self.add_state("total", torch.zeros(num_clients), dist_reduce_fx="sum")
+
+        @property
+        def round_fields(self) -> dict[str, Any]:
+            return {"gradient_products": lambda round: round.gradient_products(1).gradient}
+
+        def update(self, client_ids: Tensor, gradient_products: Tensor, aggregation_weights: Tensor) -> None:
+            self.total = self.total.clone()
+            values = gradient_shapley(gradient_products, weighting=aggregation_weights)
+            self.total[client_ids] += values.float()
+
+        def compute(self) -> Tensor:
+            return self.total
+
+    loop = federation(metrics={"fixed": Fixed(), "gradient": GradientShapley()})
+    values, _, _ = run(loop, tmp_path)
+    torch.testing.assert_close(values.sum(1).float(), loop.contributions["fixed"])
+
+
+def test_the_picture_names_its_columns() -> None:
+    metric = InRunShapley(2, 2)
+    metric.class_names = ["cat", "dog"]
+    metric.update(torch.tensor([0, 1]), torch.ones(2, 2), torch.ones(2), torch.ones(2) / 2)
+    _, ax = metric.plot()
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["cat", "dog", "rest"]
+    assert copy.deepcopy(metric).columns() == ["cat", "dog", "rest"]
