@@ -20,6 +20,7 @@ from flsv.metrics import (
     DecayedShapley,
     DomainRelevance,
     EverybodyElse,
+    GradientAgreement,
     GradientShapley,
     LeaveOneOut,
     LowerBoundShapley,
@@ -50,6 +51,7 @@ MAKERS: dict[str, Callable[[], Metric]] = {
     "DecayedShapley": lambda: DecayedShapley(N, decay=0.7),
     "DomainRelevance": lambda: DomainRelevance(N, alpha=0.4),
     "EverybodyElse": lambda: EverybodyElse(N),
+    "GradientAgreement": lambda: GradientAgreement(N),
     "GradientShapley": lambda: GradientShapley(N, momentum=0.5),
     "LeaveOneOut": lambda: LeaveOneOut(N, momentum=0.3),
     "LowerBoundShapley": lambda: LowerBoundShapley(N),
@@ -114,6 +116,8 @@ def feed(metric: Metric, index: int) -> None:
     elif name == "DomainRelevance":
         values = normal(k, N)
         arguments["peer_values"] = values.masked_fill(values < 0, float("nan"))
+    elif name == "GradientAgreement":
+        arguments |= {"gradient_products": normal(k), "client_updates": normal(k, P), "num_samples": 10 + ids}
     elif name == "GradientShapley":
         arguments |= {"gradient_products": normal(k), "hessian_products": None}
     elif name == "MeanTestAccuracy":

@@ -1,4 +1,4 @@
-"""The command line: ``flsv fit | validate | test | predict``, ``flsv compare``, ``flsv value``."""
+"""The command line: ``flsv fit | validate | test | predict``, ``flsv compare``, ``flsv value``, ``flsv bench``."""
 
 from flsv.cli.entry import main
 

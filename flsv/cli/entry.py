@@ -30,6 +30,8 @@ OWN = {
     "value": "what clients and their samples are worth, before anything is trained",
     "settle": "what each client is worth by training without it, after the fact",
     "report": "a run's results as a page to hand out, for all or for one client",
+    "bench": "which contribution metric to trust: all of them against retrained Shapley values",
+    "stress": "what a client gains that cheats the contribution metrics",
     "init": "a project to start from",
 }
 QUIET = ("-q", "--quiet")
@@ -84,8 +86,8 @@ def _run(given: list[str]) -> None:
     elif first in ("-h", "--help"):
         _parser().print_help()
     elif first in OWN:
-        if first in ("compare", "value", "settle"):
-            _quieten(quiet or first == "settle")  # dozens of fits
+        if first in ("compare", "value", "settle", "bench", "stress"):
+            _quieten(quiet or first in ("settle", "bench", "stress"))  # dozens of fits
         main: Any = importlib.import_module(f"flsv.cli.{first}").main
         main(given[1:], quiet)
     elif first in OF_LIGHTNING:

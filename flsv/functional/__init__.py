@@ -9,6 +9,7 @@ from flsv.functional.cosine_gradient_shapley import cosine_gradient_shapley
 from flsv.functional.decayed_shapley import MULTI_ROUND_INDICES, DecayedValues, decayed_shapley
 from flsv.functional.divergence_weights import divergence_weights
 from flsv.functional.everybody_else import everybody_else, without_own
+from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.functional.gradient_shapley import gradient_shapley
 from flsv.functional.label_divergence import label_divergence
 from flsv.functional.lower_bound import lower_bound
@@ -99,6 +100,7 @@ __all__ = [
     "federated_wasserstein",
     "few_coalitions",
     "few_coalitions_shapley",
+    "gradient_agreement",
     "gradient_shapley",
     "gtg_shapley",
     "importance_probabilities",

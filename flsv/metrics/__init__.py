@@ -12,6 +12,7 @@ from flsv.metrics.decayed_shapley import DecayedShapley
 from flsv.metrics.domain_relevance import DomainRelevance
 from flsv.metrics.everybody_else import EverybodyElse
 from flsv.metrics.federated_shapley import LeaveOneOut, PartialFederatedShapley
+from flsv.metrics.gradient_agreement import GradientAgreement
 from flsv.metrics.gradient_shapley import GradientShapley
 from flsv.metrics.lower_bound_shapley import LowerBoundShapley
 from flsv.metrics.mean_test_accuracy import MeanTestAccuracy
@@ -32,6 +33,7 @@ __all__ = [
     "DecayedShapley",
     "DomainRelevance",
     "EverybodyElse",
+    "GradientAgreement",
     "GradientShapley",
     "LeaveOneOut",
     "LowerBoundShapley",

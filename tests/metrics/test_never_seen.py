@@ -67,6 +67,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Any], None]]] = {
     "DecayedShapley": ({"num_clients": N}, decayed),
     "DomainRelevance": ({"num_clients": N}, lambda m: m.update(COHORT, VIEWS)),
     "EverybodyElse": ({"num_clients": N}, judged),
+    "GradientAgreement": (
+        {"num_clients": N},
+        lambda m: m.update(COHORT, -torch.ones(2), torch.randn(2, 5), torch.ones(2)),
+    ),
     "GradientShapley": ({"num_clients": N}, lambda m: m.update(COHORT, torch.tensor([1.0, 2.0]))),
     "LeaveOneOut": ({"num_clients": N}, play),
     "LowerBoundShapley": ({"num_clients": N}, play),

@@ -1,0 +1,8 @@
+"""``flsv bench``: every contribution metric against the Shapley values of federations that were really retrained."""
+
+from flsv.benchmark.duplicates import Duplicates
+from flsv.benchmark.federation import Federation, federation, names
+from flsv.benchmark.lattice import train_coalitions
+from flsv.benchmark.truth import Truth, make_truth, truth_table
+
+__all__ = ["Duplicates", "Federation", "Truth", "federation", "make_truth", "names", "train_coalitions", "truth_table"]

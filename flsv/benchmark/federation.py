@@ -1,0 +1,193 @@
+"""The benchmark's federations: each is a YAML file in this package, so small that all its coalitions can be trained.
+
+A file holds the sections ``data`` and ``model`` of a configuration of ``flsv fit`` and says beside them how many rounds
+there are, what a model is measured by, who is bad and in which way, and whether the federation is held out from tuning.
+A file of one's own will do as well, wherever it lies.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+
+from flsv.arguments import check_number
+from flsv.attacks import Attack
+from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
+from flsv.games.performance import Mode
+
+FOLDER = Path(__file__).parent / "federations"
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+SETS = ("tuning", "held_out")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """One of the benchmark's federations.
+
+    Args:
+        name: the file's, without its ending.
+        title: in words.
+        set: ``"tuning"``, or ``"held_out"``: nothing was chosen by looking at it.
+        rounds: how many.
+        data: the section ``data`` of a configuration of ``flsv fit``.
+        model: the section ``model``.
+        performance: what a model is measured by on the server's validation set, see :mod:`flsv.games.performance`.
+        mode: likewise.
+        bad: kind of badness to the clients that are bad in that way.
+        attacks: as of :class:`flsv.FederatedLoop`.
+        local_epochs: likewise.
+        needs: files below ``root`` without which it cannot be run.
+        root: folder of the data; None: ``$FLSV_DATA_ROOT``.
+
+    Raises:
+        ConfigurationError: an argument out of range.
+
+    Example:
+        >>> digits = federation("digits_sizes")
+        >>> digits.set, digits.available, digits.datamodule().num_samples.tolist()
+        ('tuning', True, [48, 96, 143, 192, 240, 287])
+    """
+
+    name: str
+    title: str
+    set: Literal["tuning", "held_out"]
+    rounds: int
+    data: Mapping[str, Any]
+    model: Mapping[str, Any]
+    performance: str = "accuracy"
+    mode: Mode | None = None
+    bad: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    attacks: Sequence[Mapping[str, Any]] = ()
+    local_epochs: int = 1
+    needs: Sequence[str] = ()
+    root: str | None = None
+
+    def __post_init__(self) -> None:
+        check_number(self.name, "rounds", self.rounds, least=1, whole=True)
+        if self.set not in SETS:
+            raise ConfigurationError(f"{self.name}: set={self.set!r}, expected one of {SETS}.")
+
+    @property
+    def available(self) -> bool:
+        """Whether its data are there."""
+        return not self.missing
+
+    @property
+    def missing(self) -> list[str]:
+        """What of its data is not there."""
+        root = self._root
+        return [path for path in self.needs if root is None or not (Path(root) / path).exists()]
+
+    @property
+    def classifies(self) -> bool:
+        """Whether its models give logits of classes."""
+        return self.mode is None
+
+    def datamodule(self) -> FederatedDataModule:
+        """Its data, dealt out; the same object every time."""
+        return self._datamodule
+
+    @cached_property
+    def _datamodule(self) -> FederatedDataModule:
+        if self.missing:
+            raise ConfigurationError(
+                f"{self.name} needs {', '.join(self.missing)}, which is not below "
+                f"{self._root or '$FLSV_DATA_ROOT, which is not set'}. Set FLSV_DATA_ROOT to the folder that has it."
+            )
+        section = copy.deepcopy(dict(self.data))
+        if self.needs:
+            section["root"] = self._root
+            if isinstance(section.get("source"), dict):
+                section["source"].setdefault("init_args", {})["root"] = self._root
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_class_arguments(FederatedDataModule, "data")
+        data = self._built(parser, {"data": section}).data
+        data.prepare_data()
+        data.setup("fit")
+        return data
+
+    def module(self) -> L.LightningModule:
+        """A new module; its network is built when training starts."""
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_subclass_arguments(L.LightningModule, "model")
+        return self._built(parser, {"model": dict(self.model)}).model
+
+    def attackers(self) -> list[Attack]:
+        """New objects of its attacks."""
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_argument("--attacks", type=list[Attack])
+        return self._built(parser, {"attacks": copy.deepcopy(list(self.attacks))}).attacks
+
+    def trainer(self, *callbacks: L.Callback) -> L.Trainer:
+        """A new trainer of so many rounds on the CPU, which writes nothing."""
+        return L.Trainer(
+            max_epochs=self.rounds,
+            accelerator="cpu",
+            devices=1,
+            callbacks=list(callbacks),
+            num_sanity_val_steps=0,
+            limit_val_batches=0,
+            **QUIET,  # type: ignore[arg-type]
+        )
+
+    def badness(self) -> dict[str, torch.Tensor]:
+        """Kind to bool ``[n]``: who is bad in that way."""
+        found = {}
+        for kind, clients in self.bad.items():
+            found[kind] = torch.zeros(self.datamodule().num_clients, dtype=torch.bool)
+            found[kind][list(clients)] = True
+        return found
+
+    @property
+    def _root(self) -> str | None:
+        return self.root or os.environ.get("FLSV_DATA_ROOT")
+
+    def _built(self, parser: ArgumentParser, sections: dict[str, Any]) -> Any:
+        # The second name before jsonargparse 4.49.
+        instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
+        try:
+            return instantiate(parser.parse_object(sections))
+        except ArgumentError as error:
+            raise ConfigurationError(f"the federation {self.name}: {error}") from error
+
+
+def federation(name: str, root: str | None = None) -> Federation:
+    """A federation of the package by its name, or one of your own by its file.
+
+    Raises:
+        ConfigurationError: there is none of this name, or the file says something that a federation does not have.
+    """
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        raise ConfigurationError(f"there is no federation {name!r}: expected a YAML file or one of {names()}.")
+    said = yaml.safe_load(path.read_text(encoding="utf-8"))
+    fields = set(Federation.__dataclass_fields__) - {"name", "root"}
+    if not isinstance(said, dict) or set(said) - fields or not {"title", "set", "rounds", "data", "model"} <= set(said):
+        raise ConfigurationError(
+            f"{path}: expected a mapping with title, set, rounds, data and model, and perhaps "
+            f"{sorted(fields - {'title', 'set', 'rounds', 'data', 'model'})}."
+        )
+    return Federation(name=path.stem, root=root, **said)
+
+
+def names(which: str | None = None) -> list[str]:
+    """Names of the package's federations, or of those of a set.
+
+    Raises:
+        ConfigurationError: there is no such set.
+    """
+    found = [federation(path.stem) for path in sorted(FOLDER.glob("*.yaml"))]
+    if which is not None and which not in SETS:
+        raise ConfigurationError(f"there is no set {which!r}: expected one of {SETS}.")
+    return [each.name for each in found if which in (None, each.set)]

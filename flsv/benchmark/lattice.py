@@ -1,0 +1,153 @@
+"""The federations of all coalitions of a federation, trained side by side.
+
+A client sees the same batches in every coalition: what it sees depends on the seed, the round and the client only. So
+the models of all coalitions that a client is in are trained on its batches at once, as rows of one batched model
+(:mod:`flsv.clients.batched`). To rounding it is what :class:`flsv.games.retraining.RetrainedUtility` comes to, which
+trains them one after the other; for six clients it is some thirty times as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from flsv._lightning.evaluation import all_on_device
+from flsv.attacks import Attack
+from flsv.benchmark.federation import Federation
+from flsv.benchmark.quiet import quiet
+from flsv.clients.batched import BatchedTraining, State
+from flsv.clients.batched_trial import at_once
+from flsv.clients.cohort import CohortLoader
+from flsv.clients.stacked_batches import ManyBatches
+from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
+from flsv.games.evaluation.any_task import validated_models
+from flsv.games.evaluation.evaluator import ModelEvaluator
+from flsv.games.performance import Performance, performance_of
+from flsv.parameters import ParameterSpace
+from flsv.seeding import isolated_rngs
+from flsv.uploads import Departure
+
+
+def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> dict[str, Tensor]:
+    """Train a federation of each coalition's members, by FedAvg with their samples as weights.
+
+    Args:
+        federation: whose clients.
+        masks: bool ``[K, n]``, row by row who is in the coalition; a row without anybody is the untrained model.
+        seed: of the initial weights, which all coalitions share, and of the clients' batches.
+
+    Returns:
+        Float64 ``[K]`` by name: ``"utility"``, the federation's own performance (more is better), and ``"loss"``, the
+        mean cross-entropy in nats (of a regression: minus the utility).
+
+    Raises:
+        ConfigurationError: a module that cannot be trained as rows of a batched one.
+    """
+    trained = _Lattice(federation, masks, seed)
+    # What the loop's own seed gives: with the same seed it starts from the same weights.
+    with isolated_rngs(seed, "benchmark"), quiet():
+        trainer = federation.trainer(trained)
+        trainer.fit(federation.module(), federation.datamodule())
+    return trained.scores
+
+
+class _Lattice(L.Callback):
+    """Trains all coalitions before the first round, and ends the fit."""
+
+    def __init__(self, federation: Federation, masks: Tensor, seed: int) -> None:
+        self._federation, self._masks, self._seed = federation, masks, seed
+        self.scores: dict[str, Tensor] = {}
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        trainer.should_stop = True
+        data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
+        space = ParameterSpace(pl_module)
+        if space.size > space.num_parameters:
+            raise ConfigurationError(
+                f"{self._federation.name}: {type(pl_module).__name__} has buffers that are averaged, which coalitions "
+                "trained side by side do not do. Use flsv.games.RetrainedUtility, or a network without BatchNorm."
+            )
+        own = {name: tensor.detach() for name, tensor in pl_module.named_parameters()}
+        models = {name: tensor.expand(len(self._masks), *tensor.shape).clone() for name, tensor in own.items()}
+        training = BatchedTraining(pl_module, trainer.optimizers[0])
+        samples, attacks = data.num_samples, self._federation.attackers()
+        members = self._masks.double() * samples
+        weights = (members / members.sum(1, keepdim=True).clamp(min=1)).float()
+        for index in range(self._federation.rounds):
+            loader = CohortLoader(
+                data,
+                range(data.num_clients),
+                seed=self._seed,
+                round_index=index,
+                local_epochs=self._federation.local_epochs,
+            )
+            batches = iter(loader)
+            # Who has no members stays as it is.
+            after = {
+                name: tensor * (~self._masks.any(1)).view(-1, *[1] * (tensor.ndim - 1))
+                for name, tensor in models.items()
+            }
+            for visit in loader.visits:
+                given = [next(batches) for _ in range(visit.batches)]
+                rows = self._masks[:, visit.client].nonzero().flatten()
+                if not len(rows):
+                    continue
+                before = {name: tensor[rows] for name, tensor in models.items()}
+                states = {name: tensor.clone() for name, tensor in before.items()}
+                states, _ = at_once(trainer, training, states, _Shared(given, len(rows)))
+                for position, attack in enumerate(attacks):
+                    departure = Departure(
+                        visit.client, data.num_clients, space.num_parameters, index, self._seed, position=position
+                    )
+                    states = _attacked(attack, states, before, departure)
+                weight = weights[rows, visit.client]
+                for name, state in states.items():
+                    after[name].index_add_(0, rows, state * weight.view(-1, *[1] * (state.ndim - 1)))
+            models = after
+        self.scores = _scores(trainer, space, self._federation, _vectors(space, models))
+
+
+class _Shared(ManyBatches):
+    """The same batches for all of so many models."""
+
+    def __init__(self, given: Sequence[Any], models: int) -> None:
+        self._given, self.lengths = given, [len(given)] * models
+
+    def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
+        many = len(clients)
+        yield list(range(many)), tree_map_only(Tensor, lambda t: t.expand(many, *t.shape), tuple(self._given[step]))
+
+
+def _attacked(attack: Attack, states: State, before: State, departure: Departure) -> State:
+    if departure.client not in attack.chosen(departure.num_clients):
+        return states
+    names = list(states)
+    start, end = (torch.cat([s[name].flatten(1) for name in names], 1) for s in (before, states))
+    sent = torch.stack([attack.apply(row, departure) for row in end - start]) + start
+    parts = sent.split([states[name][0].numel() for name in names], 1)
+    return {name: part.view_as(states[name]) for name, part in zip(names, parts)}
+
+
+def _vectors(space: ParameterSpace, models: State) -> Tensor:
+    """``[K, P]``."""
+    return torch.cat([models[name].flatten(1).to(space.dtype) for name in space.names], 1)
+
+
+def _scores(trainer: L.Trainer, space: ParameterSpace, federation: Federation, vectors: Tensor) -> dict[str, Tensor]:
+    data = federation.datamodule()
+    measure = performance_of(federation.name, federation.performance, federation.mode)
+    if isinstance(measure, Performance):
+        evaluate = validated_models(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
+        utility = measure.utility(evaluate(vectors).value(measure.name))
+        return {"utility": utility, "loss": -utility}
+    evaluator = ModelEvaluator(
+        trainer.lightning_module, space, all_on_device(trainer, data.val_dataloader()), num_classes=data.num_classes
+    )
+    scores = evaluator(vectors)
+    return {"utility": scores.value(measure), "loss": -scores.value("negative_loss")}

@@ -1,0 +1,157 @@
+"""The benchmark's tables in Markdown, and its picture."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from flsv.benchmark.registry import NEEDS, Entry
+from flsv.benchmark.scores import spearman
+from flsv.benchmark.summary import Cost, Known, Summary
+from flsv.drawing import label_text
+
+CEILING = "*the truth, one other seed*"
+
+
+def markdown(
+    summaries: Mapping[str, Summary], entries: Mapping[str, Entry], federations: Known, costs: Mapping[str, Cost]
+) -> str:
+    """All tables, best first.
+
+    Args:
+        summaries: by metric.
+        entries: likewise.
+        federations: by name, each with its truth.
+        costs: by metric, where they are known.
+    """
+    order = sorted(summaries, key=lambda name: -_sortable(summaries[name].mean))
+    parts = [
+        "## Near the truth, and at what cost",
+        _main(order, summaries, entries, federations, costs),
+        "## Who is bad, and what disturbs",
+        _disturbed(order, summaries),
+        "## Federation by federation",
+        _by_federation(order, summaries, federations),
+        "## What is measured on what",
+        _federations(federations),
+    ]
+    refused = [
+        f"- {name}, {federation}: {why}" for name in order for federation, why in summaries[name].refused.items()
+    ]
+    if refused:
+        parts += ["## Left out", "\n".join(refused)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _main(
+    order: Sequence[str],
+    summaries: Mapping[str, Summary],
+    entries: Mapping[str, Entry],
+    federations: Known,
+    costs: Mapping[str, Cost],
+) -> str:
+    head = ["metric", "tuning", "held out", "all", "worst", "Pearson", "share error", "seeds", "aggregators"]
+    head += ["CPU ms a round", "evaluations a round", "needs"]
+    ceilings = {name: truth.ceiling for name, (_, truth) in federations.items()}
+    sets = {name: each.set for name, (each, _) in federations.items()}
+    top = [_mean([c for n, c in ceilings.items() if sets[n] == which]) for which in ("tuning", "held_out")]
+    least = min(ceilings, key=lambda name: ceilings[name], default="")
+    everywhere = _mean(list(ceilings.values()))
+    rows = [[CEILING, *map(_two, [*top, everywhere]), f"{_two(ceilings.get(least))} {least}", *[""] * 7]]
+    for name in order:
+        each, cost = summaries[name], costs.get(name)
+        where, worst = each.worst
+        both = f"{_two(each.mean)} ± {_two(each.interval)}" if each.interval == each.interval else _two(each.mean)
+        row = [f"`{name}`", _two(each.tuning), _two(each.held_out), both, f"{_two(worst)} {where}"]
+        row += [_two(each.pearson), _two(each.error), _two(each.seeds), _two(each.aggregators)]
+        row += ["", ""] if cost is None else [f"{1000 * cost.seconds:.1f}", f"{cost.evaluations:.0f}"]
+        rows.append([*row, ", ".join(need for need in NEEDS if need in entries[name].needs) or "nothing"])
+    return table(head, rows)
+
+
+def _disturbed(order: Sequence[str], summaries: Mapping[str, Summary]) -> str:
+    kinds = sorted({kind for each in summaries.values() for kind in each.auroc})
+    head = ["metric", *(f"AUROC {kind.replace('_', ' ')}" for kind in kinds), "partial", "dropout", "noise"]
+    rows = []
+    for name in order:
+        each = summaries[name]
+        changes = [
+            f"{change:+.2f}" if change == change else "" for change in (each.partial, each.dropout, each.private)
+        ]
+        rows.append([f"`{name}`", *(_two(each.auroc.get(kind)) for kind in kinds), *changes])
+    return table(head, rows)
+
+
+def _by_federation(order: Sequence[str], summaries: Mapping[str, Summary], federations: Known) -> str:
+    head = ["federation", "set", "ceiling", "size", *(f"`{name}`" for name in order)]
+    rows = []
+    for name, (each, truth) in federations.items():
+        size = spearman(each.datamodule().num_samples.double(), truth.mean)
+        row = [name, each.set.replace("_", " "), _two(truth.ceiling), _two(size)]
+        rows.append([*row, *(_two(summaries[metric].spearman.get(name)) for metric in order)])
+    return table(head, rows)
+
+
+def _federations(federations: Known) -> str:
+    head = ["federation", "what it is", "clients", "rounds", "trained for the truth", "true shares of the gain, %"]
+    rows = []
+    for name, (each, truth) in federations.items():
+        shares = 100 * truth.mean / truth.mean.sum()
+        half = 100 * truth.interval() / truth.mean.sum().abs()
+        said = ", ".join(f"{share:.0f} ± {width:.0f}" for share, width in zip(shares.tolist(), half.tolist()))
+        trained = f"{len(truth.seeds)} x {truth.utilities.shape[1]}"
+        rows.append([name, each.title, str(truth.num_clients), str(each.rounds), trained, said])
+    return table(head, rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table.
+
+    Example:
+        >>> print(table(["a", "b"], [["1", "2"]]))
+        | a | b |
+        | --- | --- |
+        | 1 | 2 |
+    """
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def draw(summaries: Mapping[str, Summary], costs: Mapping[str, Cost], federations: Known) -> Figure:
+    """Cost against rank correlation, and the ceiling."""
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.add_subplot()
+    for name, each in summaries.items():
+        if name not in costs or each.mean != each.mean:
+            continue
+        x = max(1000 * costs[name].seconds, 0.01)
+        axes.plot([x], [each.mean], "o", color="tab:blue" if costs[name].evaluations else "tab:orange")
+        axes.annotate(label_text(name), (x, each.mean), xytext=(4, 3), textcoords="offset points", fontsize=8)
+    axes.axhline(_mean([t.ceiling for _, t in federations.values()]), color="grey", linestyle="--", linewidth=1)
+    axes.set(
+        xscale="log",
+        xlabel="ms of the processor a round; blue: with coalitions evaluated",
+        ylabel="mean rank correlation with the retrained values",
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def write(folder: Path, summaries: Mapping[str, Summary], costs: Mapping[str, Cost], federations: Known) -> None:
+    """The picture, into ``folder/benchmark.png``."""
+    draw(summaries, costs, federations).savefig(folder / "benchmark.png", dpi=110)
+
+
+def _two(value: float | None) -> str:
+    return "" if value is None or value != value else f"{value:.2f}"
+
+
+def _sortable(value: float) -> float:
+    return -2.0 if value != value else value
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if value == value]
+    return sum(known) / len(known) if known else float("nan")

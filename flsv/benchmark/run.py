@@ -1,0 +1,251 @@
+"""Runs metrics in the benchmark's federations: all of a federation in one fit, where they may."""
+
+from __future__ import annotations
+
+import csv
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.benchmark.conditions import CONDITIONS, arguments
+from flsv.benchmark.federation import Federation
+from flsv.benchmark.quiet import quiet
+from flsv.benchmark.registry import Entry
+from flsv.benchmark.truth import Truth
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import ContributionMetric
+from flsv.participants import ALONE, Ranks
+from flsv.seeding import isolated_rngs
+
+COLUMNS = ("federation", "condition", "seed", "metric", "client", "value")
+Key = tuple[str, str, int, str]
+"""Federation, condition, seed, metric."""
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """What a run came to.
+
+    Args:
+        values: metric to values ``[n]``.
+        refused: metric to why it has none.
+        seconds: of the processor, for each metric's own updates, what it asked for included; only where it rode alone.
+        evaluations: coalitions that each metric asked for.
+        fit: the same for the whole fit.
+    """
+
+    values: dict[str, Tensor]
+    refused: dict[str, str]
+    seconds: dict[str, float]
+    evaluations: dict[str, int]
+    fit: float
+
+
+def run(
+    federation: Federation, entries: Mapping[str, Entry], seed: int, condition: str = "base", best: int = 0
+) -> Values:
+    """One fit of a federation with these metrics in it.
+
+    A metric that the federation refuses is left out. Where a fit with all of them fails, each rides alone, so that one
+    that fails fails alone.
+
+    Args:
+        federation: where.
+        entries: metrics by name.
+        seed: of the run.
+        condition: a name in :data:`flsv.benchmark.conditions.CONDITIONS`.
+        best: the client of the largest true value.
+
+    Raises:
+        ConfigurationError: the fit fails without any metric, too.
+    """
+    metrics: dict[str, Metric] = {}
+    result = Values({}, {}, {}, {}, 0.0)
+    data = federation.datamodule()
+    for name, each in entries.items():
+        try:
+            made = each.build(federation)
+            if isinstance(made, Metric):
+                if isinstance(made, ContributionMetric):
+                    made.check(data.num_samples)
+                metrics[name] = made
+            else:
+                start = time.process_time()
+                result.values[name] = made(data)
+                result.seconds[name] = time.process_time() - start
+        except ConfigurationError as error:
+            result.refused[name] = str(error)
+    if not metrics:
+        return result
+    try:
+        fit = _fit(federation, metrics, seed, condition, best)
+    except Exception as error:
+        if len(metrics) == 1:
+            (name,) = metrics
+            _fit(federation, {}, seed, condition, best)  # whose fault is it?
+            result.refused[name] = f"{type(error).__name__}: {error}"
+            return result
+        parts = [run(federation, {name: entries[name]}, seed, condition, best) for name in metrics]
+        for part in parts:
+            for field in ("values", "refused", "seconds", "evaluations"):
+                getattr(result, field).update(getattr(part, field))
+        return Values(result.values, result.refused, result.seconds, result.evaluations, sum(p.fit for p in parts))
+    result.values.update(fit.values)
+    result.seconds.update(fit.seconds)
+    result.evaluations.update(fit.evaluations)
+    return Values(result.values, result.refused, result.seconds, result.evaluations, fit.fit)
+
+
+def _fit(federation: Federation, metrics: Mapping[str, Metric], seed: int, condition: str, best: int) -> Values:
+    # Names of columns are the user's; those of a loop's metrics have no brackets.
+    inside = {f"metric_{place}": metric for place, metric in enumerate(metrics.values())}
+    loop = FederatedLoop(
+        metrics=inside,  # type: ignore[arg-type]
+        attacks=federation.attackers(),
+        local_epochs=federation.local_epochs,
+        outlier_threshold=None,
+        print_table=False,
+        figures_every=0,
+        log_per_class=False,
+        seed=seed,
+        **arguments(condition, federation, best),
+    )
+    loop.write_csv = False
+    clock = _Clock(loop)
+    with isolated_rngs(seed, "benchmark"), quiet():
+        trainer = federation.trainer(loop)
+        start = time.process_time()
+        trainer.fit(federation.module(), federation.datamodule())
+        seconds = time.process_time() - start
+    values, evaluations = {}, {}
+    for (name, metric), key in zip(metrics.items(), inside):
+        value = loop.contributions[key].detach().cpu()
+        values[name] = metric.per_client(value) if isinstance(metric, ContributionMetric) else _one_number(value)
+        evaluations[name] = int(getattr(metric, "evaluations", 0))
+    alone = dict.fromkeys(metrics, clock.seconds) if len(metrics) == 1 else {}
+    return Values(values, {}, alone, evaluations, seconds)
+
+
+class _Clock:
+    """How long a loop's metrics take, with all that they ask a round for: time of the processor, which does not depend
+    on what else runs on the machine."""
+
+    def __init__(self, loop: FederatedLoop) -> None:
+        self.seconds, self._update = 0.0, loop.board.update
+        loop.board.update = self  # type: ignore[method-assign, assignment]
+
+    def __call__(self, *args: Any) -> None:
+        start = time.process_time()
+        self._update(*args)
+        self.seconds += time.process_time() - start
+
+
+def _one_number(value: Tensor) -> Tensor:
+    return value.mean(-1) if value.ndim == 2 else value
+
+
+class Results:
+    """Values of clients by federation, condition, seed and metric, kept in ``values*.csv`` of a folder as they come.
+
+    What is there already is not run again; each rank writes a file of its own.
+
+    Args:
+        folder: of the files; None: nothing is kept.
+        rank: this process's.
+    """
+
+    def __init__(self, folder: Path | None, rank: int = 0) -> None:
+        self._folder, self._path = folder, None if folder is None else folder / f"values{rank or ''}.csv"
+        self.values: dict[Key, Tensor] = {}
+        self.refused: dict[Key, str] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Take in what lies in the folder."""
+        if self._folder is None:
+            return
+        rows: dict[Key, list[float]] = {}
+        for path in sorted(self._folder.glob("values*.csv")):
+            text = path.read_text(encoding="utf-8")
+            for row in csv.DictReader(text[: text.rfind("\n") + 1].splitlines()):
+                key = (row["federation"], row["condition"], int(row["seed"]), row["metric"])
+                if not row["client"]:
+                    self.refused[key] = row["value"]
+                else:
+                    rows.setdefault(key, []).append(float(row["value"] or "nan"))
+        self.values |= {key: torch.tensor(values, dtype=torch.float64) for key, values in rows.items()}
+
+    def known(self, federation: str, condition: str, seed: int, metric: str) -> bool:
+        """Whether there is nothing to run."""
+        key = (federation, condition, seed, metric)
+        return key in self.values or key in self.refused
+
+    def add(self, federation: str, condition: str, seed: int, run: Values) -> None:
+        """What one fit came to."""
+        rows: list[list[Any]] = []
+        for name, values in run.values.items():
+            self.values[federation, condition, seed, name] = values.double()
+            for client, value in enumerate(values.tolist()):
+                cell = "" if value != value else f"{value:.8g}"
+                rows.append([federation, condition, seed, name, client, cell])
+        for name, why in run.refused.items():
+            self.refused[federation, condition, seed, name] = why
+            rows.append([federation, condition, seed, name, "", " ".join(why.split())])
+        if self._path is None:
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        new = not self._path.is_file()
+        with self._path.open("a", newline="", encoding="utf-8") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerows([list(COLUMNS), *rows] if new else rows)
+
+
+def bench(
+    federations: Mapping[str, tuple[Federation, Truth]],
+    entries: Mapping[str, Entry],
+    *,
+    seeds: int = 3,
+    conditions: Sequence[str] = tuple(CONDITIONS),
+    folder: Path | None = None,
+    ranks: Ranks = ALONE,
+    say: Any = print,
+) -> Results:
+    """Run all metrics in all federations: ``seeds`` times as they are, and once under every other condition.
+
+    Args:
+        federations: by name, each with its truth.
+        entries: metrics by name.
+        seeds: runs of each federation as it is.
+        conditions: names in :data:`flsv.benchmark.conditions.CONDITIONS`; ``"base"`` is always among them.
+        folder: where values are kept; what is there is not run again.
+        ranks: processes that share the fits out.
+        say: is told of every fit.
+
+    Raises:
+        ConfigurationError: an unknown condition.
+    """
+    for condition in conditions:
+        if condition not in CONDITIONS:
+            raise ConfigurationError(f"there is no condition {condition!r}: expected one of {list(CONDITIONS)}.")
+    results = Results(folder, ranks.rank)
+    tasks = [(name, "base", seed) for seed in range(seeds) for name in federations]
+    tasks += [(name, other, 0) for other in conditions if other != "base" for name in federations]
+    for name, condition, seed in tasks[ranks.rank :: ranks.size]:
+        federation, truth = federations[name]
+        todo = {m: each for m, each in entries.items() if not results.known(name, condition, seed, m)}
+        if not todo:
+            continue
+        found = run(federation, todo, seed, condition, int(truth.mean.argmax()))
+        results.add(name, condition, seed, found)
+        say(f"{name}, {condition}, seed {seed}: {len(found.values)} metrics, {found.fit:.1f} s of the processor")
+    for values, refused in ranks.everybody((results.values, results.refused), "the benchmark's values"):
+        results.values |= values
+        results.refused |= refused
+    return results

@@ -1,0 +1,190 @@
+"""``flsv bench``: which contribution metric to trust.
+
+    flsv bench                                            all metrics in all federations whose data are there
+    flsv bench --metric my_package.MyMetric               one of your own, which takes minutes
+    flsv bench --metric cgsv --federations held_out --seeds 5
+    flsv bench --federations my_federation.yaml           a federation of your own; its truth is made first
+    flsv bench --list                                     metrics and federations
+
+Every metric is measured against the truth: the Shapley values of the game in which each coalition of a federation's
+clients was really trained, several times. The package holds these tables; ``flsv bench --truth`` makes them, and goes
+on where it was stopped. So does the benchmark itself, whose values lie in ``--out``. Under ``torchrun`` the fits are
+shared out.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
+from flsv.benchmark.conditions import CONDITIONS
+from flsv.benchmark.federation import SETS
+from flsv.benchmark.page import markdown, write
+from flsv.benchmark.registry import METRICS, entry
+from flsv.benchmark.run import bench
+from flsv.benchmark.summary import Summary, costs, summarise
+from flsv.benchmark.truth import SEEDS, settings
+from flsv.drawing import drawing
+from flsv.engines.ranks import ranks_of_environment
+from flsv.errors import ConfigurationError
+
+#: Where costs are measured: it needs no download.
+COSTS_IN = "digits_dirichlet"
+
+
+def main(args: Sequence[str], quiet: bool = False) -> None:
+    """The command line, without ``bench`` itself.
+
+    Args:
+        args: its arguments.
+        quiet: files and errors only.
+    """
+    options = _parser().parse_args(list(args))
+    if options.list:
+        _list()
+        return
+    ranks = ranks_of_environment()
+    asked = _asked(options.federations, options.root)
+    if options.truth:
+        for each in asked[ranks.rank :: ranks.size]:
+            trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + options.truth_seeds))
+            print(f"{each.name}: {trained} coalitions trained, in {options.out / each.name}.csv", flush=True)
+        return
+    entries = dict(entry(name) for name in options.metric or METRICS)
+    known: dict[str, tuple[Federation, Truth]] = {}
+    for each in asked:
+        if ranks.rank:  # what is not there yet, the first rank makes
+            ranks.everybody(None, "the truth")
+        known[each.name] = (each, _truth(each, options.out, options.truth_seeds, ranks.rank))
+        if not ranks.rank:
+            ranks.everybody(None, "the truth")
+    if not known:
+        raise ConfigurationError("there is no federation to run: the data of none of those asked for are there.")
+    chosen = ["base", *(options.conditions if options.conditions is not None else CONDITIONS)]
+    say = print if ranks.rank == 0 else _nothing
+    results = bench(
+        known,
+        entries,
+        seeds=options.seeds,
+        conditions=list(dict.fromkeys(chosen)),
+        folder=options.out,
+        ranks=ranks,
+        say=say,
+    )
+    if ranks.rank:
+        return
+    cost_in = known[COSTS_IN][0] if COSTS_IN in known else federation(COSTS_IN)
+    cost = costs(cost_in, entries, options.out / "costs.csv", say=say)
+    summaries = {name: summarise(results, known, name) for name in entries}
+    (options.out / "benchmark.md").write_text(markdown(summaries, entries, known, cost), encoding="utf-8")
+    with drawing("benchmark.png"):
+        write(options.out, summaries, cost, known)
+    _show(summaries, known)
+    print(f"Written to {options.out}: benchmark.md, benchmark.png, values.csv, costs.csv")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flsv bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--metric",
+        action="append",
+        help="a name of --list, or the path of a class, perhaps with arguments: 'my_package.MyMetric(momentum=0.5)'; "
+        "give several. Default: all of --list",
+    )
+    parser.add_argument(
+        "--federations", nargs="+", default=None, help="names of --list, tuning, held_out, or YAML files. Default: all"
+    )
+    parser.add_argument("--seeds", type=_positive, default=3, help="runs of every federation")
+    parser.add_argument(
+        "--conditions",
+        nargs="*",
+        choices=list(CONDITIONS),
+        default=None,
+        help="what else than the run as it is, once each; nothing: only that. Default: all",
+    )
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmark"), help="folder of values, tables and picture")
+    parser.add_argument("--root", default=None, help="folder of the data. Default: $FLSV_DATA_ROOT")
+    parser.add_argument("--truth", action="store_true", help="train all coalitions, and write their utilities to --out")
+    parser.add_argument("--truth-seeds", type=_positive, default=len(SEEDS), help="trainings of every coalition")
+    parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
+    return number
+
+
+def _asked(given: Sequence[str] | None, root: str | None) -> list[Federation]:
+    """The federations that are meant, without those whose data are not there, each of which is named."""
+    wanted: list[str] = []
+    for name in given or SETS:
+        wanted += names(name) if name in SETS else [name]
+    found = []
+    for name in dict.fromkeys(wanted):
+        each = federation(name, root)
+        if each.available:
+            found.append(each)
+        else:
+            print(f"{each.name} is left out: {', '.join(each.missing)} is not there. Set FLSV_DATA_ROOT.")
+    return found
+
+
+def _truth(each: Federation, out: Path, seeds: int, rank: int) -> Truth:
+    shipped = federation(each.name) if each.name in names() else None
+    if shipped is not None and settings(shipped) == settings(each):
+        return truth_table(each)
+    folder = out / "truths"
+    if rank == 0:
+        if not (folder / f"{each.name}.csv").is_file():
+            print(f"{each.name}: training all of its coalitions, {seeds} times.", flush=True)
+        make_truth(each, folder, range(SEEDS[0], SEEDS[0] + seeds))
+    return truth_table(each, folder)
+
+
+def _list() -> None:
+    console = Console()
+    table = Table("metric", "what it is", "needs", box=SIMPLE_HEAD)
+    for name, each in METRICS.items():
+        table.add_row(name, each.title, ", ".join(each.needs) or "nothing")
+    console.print(table)
+    table = Table("federation", "what it is", "set", "data", box=SIMPLE_HEAD)
+    for name in names():
+        found = federation(name)
+        table.add_row(name, found.title, found.set.replace("_", " "), "there" if found.available else "not there")
+    console.print(table)
+
+
+def _show(summaries: dict[str, Summary], known: dict[str, tuple[Federation, Truth]]) -> None:
+    title = f"Rank correlation with the retrained Shapley values, {len(known)} federations"
+    table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD)
+    for name in ("metric", "tuning", "held out", "all", "worst"):
+        table.add_column(name, justify="left" if name == "metric" else "right")
+    ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
+    table.add_row("the truth, one other seed", "", "", f"{ceiling:.2f}", "")
+    for name, each in sorted(
+        summaries.items(), key=lambda item: -(item[1].mean if item[1].mean == item[1].mean else -2)
+    ):
+        where, worst = each.worst
+        numbers = ("" if value != value else f"{value:.2f}" for value in (each.tuning, each.held_out, each.mean, worst))
+        *cells, least = numbers
+        table.add_row(Text(name), *cells, f"{least} {where}")
+    Console().print(table)
+
+
+def _nothing(*_: object) -> None:
+    return None

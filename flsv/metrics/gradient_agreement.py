@@ -1,0 +1,154 @@
+"""GradientAgreement: one gradient of the validation loss a round, and the directions of the clients' updates.
+
+See :mod:`flsv.functional.gradient_agreement` for what it is made of.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flsv.arguments import check_number
+from flsv.functional.cosine_gradient_shapley import cosines
+from flsv.functional.gradient_agreement import gradient_agreement
+from flsv.games.performance import Performance, performance_of
+from flsv.metrics.base import ContributionMetric
+from flsv.metrics.federated_shapley import latest
+from flsv.round import ClientMatrix, Round
+
+#: The step along an update by which the slope of a logged loss is found.
+STEP = 0.05
+EPSILON = 1e-12
+
+
+class GradientAgreement(ContributionMetric):
+    r"""Half of it what a client's updates take off the validation loss, half how far they agree with everybody's.
+
+    .. math::
+        u_i = -n_i \sum_t \nabla L(x^t) \cdot d_i^t, \qquad a_i = n_i\, \overline{\cos(d_i^t, d_N^t)}, \qquad
+        \phi_i = (1 - b) \frac{\max(u_i, 0)}{\sum_j \max(u_j, 0)} + b \frac{\max(a_i, 0)}{\sum_j \max(a_j, 0)}
+
+    with :math:`d_N` the sum of the updates made to one length, weighed by samples. A round costs one gradient of the
+    validation loss and two products with the matrix of updates; no coalition is evaluated, so it holds for thousands of
+    clients. Whoever sends nothing, or the opposite of what helps, has 0.
+
+    **Absence.** Early rounds take more off the loss than late ones, so a plain sum would punish whoever was absent
+    early. :math:`u_i` is the ratio estimate instead: the client's sum over its own rounds, divided by the sum of the
+    cohorts' mean absolute values in these rounds, times the same of all rounds. With everybody in every round it is the
+    sum.
+
+    As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i), ``client_updates [k, P]``
+    (parameters only) and ``num_samples [k]``. ``compute`` gives ``[num_clients]``, shares that sum to 1 over the
+    clients seen, NaN for clients never seen. ``diagnostics`` holds both parts.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        blend: b in [0, 1], the weight of the agreement.
+        loss: for modules that are no classifiers: the loss that they log in ``validation_step``, such as
+            ``"val_loss"``. Its slopes are difference quotients, one evaluation a client. None: the classifier's
+            cross-entropy, by its gradient.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: ``blend`` out of range; before the first round, a loss that the module does not log.
+        ValueError: shapes that do not fit, unknown or repeated client ids.
+
+    Example:
+        >>> metric = GradientAgreement(num_clients=4)
+        >>> updates = torch.tensor([[2.0, 0.0], [1.0, 0.0], [-1.0, 0.0]])
+        >>> metric.update(torch.tensor([0, 1, 3]), torch.tensor([-3.0, -1.0, 1.0]), updates, torch.tensor([10, 10, 10]))
+        >>> metric.compute()
+        tensor([0.6250, 0.3750,    nan, 0.0000])
+    """
+
+    per_class = False
+    plot_lower_bound = 0.0
+    plot_upper_bound = 1.0
+
+    gain: Tensor
+    level: Tensor
+    levels: Tensor
+    cosine: Tensor
+    seen: Tensor
+    samples: Tensor
+
+    def __init__(
+        self, num_clients: int | None = None, blend: float = 0.5, loss: str | None = None, **kwargs: Any
+    ) -> None:
+        check_number(self, "blend", blend, least=0, most=1)
+        self.blend, self.loss = blend, loss
+        #: What models are measured by, see :meth:`flsv.Round.play`.
+        self.measured_by: str | Performance = (
+            "negative_loss" if loss is None else performance_of(self, loss, "min", "loss")
+        )
+        super().__init__(num_clients, None, **kwargs)
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        return {
+            "gradient_products": self._slopes,
+            "client_updates": lambda round: round.matrix.until(round.space.num_parameters),
+        }
+
+    def _slopes(self, round: Round) -> Tensor:
+        """``[k]``: the loss's slope along every client's update."""
+        if self.loss is None:
+            return round.gradient_products(1).gradient
+        players = len(round)
+        utility = round.play(self.measured_by, torch.full((players,), STEP))
+        masks = torch.cat([torch.zeros(1, players, dtype=torch.bool), torch.eye(players, dtype=torch.bool)])
+        values = utility(masks)
+        return (values[0] - values[1:]) / STEP
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        for name in ("gain", "level", "cosine", "seen"):
+            self.add_state(name, torch.zeros(num_clients, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("levels", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("samples", torch.full((num_clients,), float("nan"), dtype=torch.float64), dist_reduce_fx=latest)
+
+    def update(
+        self, client_ids: Tensor, gradient_products: Tensor, client_updates: Tensor | ClientMatrix, num_samples: Tensor
+    ) -> None:
+        """Add one round; shapes ``[k]``, ``[k]``, ``[k, P]``, ``[k]``. A ``FederatedLoop`` gives the cohort's matrix in
+        place of the updates."""
+        self._check_clients(client_ids)
+        k = len(client_ids)
+        if isinstance(client_updates, Tensor):
+            if client_updates.ndim != 2 or len(client_updates) != k:
+                raise ValueError(f"expected client_updates [k={k}, P], got {list(client_updates.shape)}.")
+            client_updates = ClientMatrix(client_updates, [torch.zeros_like(client_updates[0])] * k)
+        if gradient_products.shape != (k,) or num_samples.shape != (k,):
+            shapes = f"{list(gradient_products.shape)} and {list(num_samples.shape)}"
+            raise ValueError(f"expected gradient_products and num_samples [k={k}], got {shapes}.")
+        weights = num_samples.to(self.gain)
+        descent = -weights * gradient_products.to(self.gain)
+        norms = client_updates.norms()
+        aggregate = client_updates.combine(weights.to(norms) / weights.sum().to(norms) / (norms + EPSILON))
+        length = torch.linalg.vector_norm(aggregate, dtype=torch.float64)
+        cosine = cosines(client_updates.dot(aggregate), norms, length).to(self.cosine)
+        level = descent.abs().mean()
+        self.gain = self.gain.index_add(0, client_ids, descent)
+        self.level = self.level.index_add(0, client_ids, level.expand(k))
+        self.levels = self.levels + level
+        self.cosine = self.cosine.index_add(0, client_ids, cosine)
+        self.seen = self.seen.index_add(0, client_ids, torch.ones_like(cosine))
+        self.samples = self.samples.clone()
+        self.samples[client_ids] = weights
+        self.rounds += 1
+
+    def compute(self) -> Tensor:
+        """``[num_clients]``, NaN for clients never seen."""
+        return gradient_agreement(*self._parts(), self.blend).float()
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """What the updates take off the loss, times samples, and the mean cosine ``[num_clients]``."""
+        return {"descent": self._parts()[0], "cosine": self.cosine / self.seen}
+
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        # Where a cohort's slopes are all 0, so is the client's sum.
+        level = self.level.where(self.level > 0, torch.ones_like(self.level))
+        descent = (self.gain / level * self.levels).masked_fill(self.seen == 0, float("nan"))
+        return descent, self.samples * self.cosine / self.seen

@@ -1,0 +1,186 @@
+"""Every metric of the registry builds and has a score; one of one's own, too; a metric that fails, fails alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from small_federation import small
+from torch import Tensor
+
+from flsv.benchmark import make_truth, truth_table
+from flsv.benchmark.conditions import CONDITIONS
+from flsv.benchmark.page import draw, markdown
+from flsv.benchmark.registry import METRICS, NEEDS, Entry, entry
+from flsv.benchmark.run import Results, bench, run
+from flsv.benchmark.scores import spearman
+from flsv.benchmark.summary import costs, summarise
+from flsv.errors import ConfigurationError
+from flsv.metrics import ContributionMetric
+
+
+class Last(ContributionMetric):
+    """A metric of one's own: the last client is worth most."""
+
+    per_class = False
+
+    def __init__(self, num_clients: int | None = None, factor: float = 1.0) -> None:
+        self.factor = factor
+        super().__init__(num_clients, None)
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        pass
+
+    def update(self, client_ids: Tensor) -> None:
+        self.rounds += 1
+
+    def compute(self) -> Tensor:
+        return self.factor * torch.arange(self.num_clients or 0).float()
+
+
+class Broken(Last):
+    """It fails in its first round."""
+
+    def update(self, client_ids: Tensor) -> None:
+        raise RuntimeError("no idea")
+
+
+def test_all_metrics_of_the_registry_in_one_fit() -> None:
+    found = run(small(), METRICS, seed=0)
+    assert not found.refused
+    assert found.values.keys() == METRICS.keys()
+    for name, values in found.values.items():
+        assert values.shape == (3,), name
+        assert values.isfinite().all(), name
+    assert len(METRICS) >= 18
+    assert {need for each in METRICS.values() for need in each.needs} <= set(NEEDS)
+    assert found.evaluations["fedsv"] == 2 * 8
+    assert found.values["size"].tolist() == small().datamodule().num_samples.tolist()
+
+
+REGRESSION = {
+    "performance": "val_loss",
+    "mode": "min",
+    "model": {"class_path": "flsv.models.RegressorClient", "init_args": {}},
+    "bad": {},
+}
+
+
+def test_of_a_regression_what_needs_no_classes(tmp_path: Path) -> None:
+    rows = ["a,b,target,site"]
+    draw = torch.Generator().manual_seed(0)
+    for row in torch.randn(90, 2, generator=draw).tolist():
+        rows.append(f"{row[0]:.3f},{row[1]:.3f},{row[0] - row[1]:.3f},{'xyz'[len(rows) % 3]}")
+    (tmp_path / "table.csv").write_text("\n".join(rows))
+    source = {
+        "class_path": "flsv.data.TableData",
+        "init_args": {
+            "path": "table.csv",
+            "target": "target",
+            "task": "regression",
+            "group": "site",
+            "val_fraction": 0.3,
+        },
+    }
+    data = {"source": source, "partitioner": "flsv.data.GroupPartitioner", "batch_size": 8}
+    mine = small(data=data, root=str(tmp_path), needs=["table.csv"], attacks=[], **REGRESSION)
+    entries = {
+        name: METRICS[name] for name in ("fedsv", "gradient_agreement", "cssv", "one_round", "decayed", "knn_shapley")
+    }
+    found = run(mine, entries, seed=0)
+    assert found.values.keys() == {"fedsv", "gradient_agreement", "one_round", "decayed"}
+    assert all("no classes" in why for why in found.refused.values())
+
+
+def test_a_metric_that_fails_fails_alone() -> None:
+    found = run(small(), {"mine": Entry("mine", Last), "broken": Entry("broken", Broken)}, seed=0)
+    assert found.values["mine"].tolist() == [0, 1, 2]
+    assert found.refused == {"broken": "RuntimeError: no idea"}
+
+
+def test_one_of_ones_own_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "my_package.py").write_text(
+        "from flsv.benchmark.baselines import SampleCount\n"
+        "class Mine(SampleCount):\n"
+        "    def __init__(self, num_clients=None, sign=1.0, performance=None):\n"
+        "        super().__init__(num_clients)\n"
+        "        self.sign, self.performance = sign, performance\n"
+        "    def compute(self):\n"
+        "        return self.sign * super().compute()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    name, mine = entry("my_package.Mine(sign=-1.0)")
+    assert name == "Mine(sign=-1.0)"
+    assert mine.build(small()).performance == "accuracy"  # the federation's
+    found = run(small(), {name: mine}, seed=0)
+    assert found.values[name].tolist() == (-small().datamodule().num_samples).tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_package.Mine", "there is no metric"),
+        ("cgvs", "there is no metric"),
+        ("flsv.metrics.GradientShapley(2)", "given by name"),
+        ("flsv.metrics.GradientShapley(order=", "Write my_package"),
+        ("flsv.metrics.GradientShapley(order=open)", "Write my_package"),
+    ],
+)
+def test_names_that_mean_nothing(name: str, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        entry(name)
+
+
+@pytest.mark.parametrize("arguments", [{"no_such": 1}, {"order": 7}])
+def test_arguments_that_a_class_does_not_take(arguments: dict[str, int]) -> None:
+    made = Entry("mine", "flsv.metrics.GradientShapley", arguments)
+    with pytest.raises(ConfigurationError):
+        made.build(small())
+
+
+def test_what_is_known_is_not_run_again_and_absence_is_no_corruption(tmp_path: Path) -> None:
+    mine = small()
+    make_truth(mine, tmp_path, seeds=[1, 2])
+    known = {"small": (mine, truth_table(mine, tmp_path))}
+    said: list[str] = []
+    entries = {name: METRICS[name] for name in ("size", "cgsv", "fedsv")}
+    results = bench(known, entries, seeds=2, folder=tmp_path / "out", say=said.append)
+    assert len(said) == 2 + len(CONDITIONS) - 1
+    for condition in CONDITIONS:
+        assert results.values["small", condition, 0, "size"].shape == (3,)
+    base, gone = (results.values["small", condition, 0, "size"] for condition in ("base", "dropout"))
+    assert torch.equal(base, gone)
+    again = bench(known, entries, seeds=2, folder=tmp_path / "out", say=said.append)
+    assert len(said) == 2 + len(CONDITIONS) - 1
+    for key, values in results.values.items():
+        assert torch.allclose(again.values[key], values.double(), rtol=1e-6)
+    more = bench(
+        known, {**entries, "ssv": METRICS["ssv"]}, seeds=1, conditions=[], folder=tmp_path / "out", say=said.append
+    )
+    assert ("small", "base", 0, "ssv") in more.values
+
+    cost = costs(mine, entries, tmp_path / "costs.csv", say=said.append)
+    assert cost["fedsv"].evaluations == 8
+    assert cost["fedsv"].seconds > cost["size"].seconds
+    assert costs(mine, entries, tmp_path / "costs.csv").keys() == cost.keys()
+    summaries = {name: summarise(results, known, name) for name in entries}
+    values = results.values["small", "base", 0, "fedsv"], results.values["small", "base", 1, "fedsv"]
+    truth = known["small"][1].mean
+    assert summaries["fedsv"].mean == pytest.approx(sum(spearman(v, truth) for v in values) / 2)
+    assert summaries["fedsv"].seeds == pytest.approx(spearman(*values))
+    assert summaries["size"].seeds == pytest.approx(1)
+    assert summaries["size"].aggregators == pytest.approx(1)
+    assert 0 <= summaries["cgsv"].auroc["free_rider"] <= 1
+    page = markdown(summaries, entries, known, cost)
+    assert all(f"`{name}`" in page for name in entries)
+    assert len(draw(summaries, cost, known).axes[0].lines) == 1 + len(entries)
+
+
+def test_half_a_line_is_forgotten(tmp_path: Path) -> None:
+    results = Results(tmp_path)
+    results.add("small", "base", 0, run(small(), {"mine": Entry("mine", Last)}, seed=0))
+    path = tmp_path / "values.csv"
+    path.write_text(path.read_text() + "small,base,1,mi")
+    read = Results(tmp_path)
+    assert list(read.values) == [("small", "base", 0, "mine")]

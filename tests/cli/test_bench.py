@@ -1,0 +1,84 @@
+"""``flsv bench`` from the command line."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import yaml
+
+from flsv.benchmark import names
+from flsv.benchmark.federation import FOLDER
+from flsv.cli import main
+from flsv.cli.bench import COSTS_IN
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> str:
+    """Three clients of the digits, one of whom has the wrong labels; two rounds."""
+    said = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text())
+    partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2], "seed": 1}}
+    noise = {"class_path": "flsv.data.ClosedSetLabelNoise", "init_args": {"clients": [1]}}
+    said["data"] |= {"partitioner": partitioner, "max_samples": 160, "corruptions": [noise]}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({**said, "rounds": 2, "bad": {"label_noise": [1]}}))
+    return str(path)
+
+
+def test_a_metric_in_a_federation_of_ones_own(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    asked = ["bench", "--metric", "cgsv", "--metric", "flsv.metrics.GradientShapley(order=2)", "--federations", mine]
+    asked += ["--seeds", "2", "--conditions", "partial", "--truth-seeds", "2", "--out", str(out)]
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "training all of its coalitions, 2 times" in said
+    assert "GradientShapley(order=2)" in said
+    with (out / "values.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 3 * 3 * 2  # clients, runs, metrics
+    page = (out / "benchmark.md").read_text()
+    assert "AUROC label noise" in page
+    assert "2 x 8" in page
+    assert (out / "benchmark.png").stat().st_size > 1000
+    before = (out / "values.csv").read_text()
+    assert main(asked) == 0
+    assert "training all" not in capsys.readouterr().out
+    assert (out / "values.csv").read_text() == before
+
+
+def test_the_truth_alone(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["bench", "--truth", "--federations", mine, "--truth-seeds", "1", "--out", str(tmp_path / "truths")]
+    assert main(asked) == 0
+    assert "8 coalitions trained" in capsys.readouterr().out
+    assert main(asked) == 0
+    assert "0 coalitions trained" in capsys.readouterr().out
+
+
+def test_whose_data_are_not_there_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
+    assert main(["bench", "--metric", "size", "--federations", "mnist_sizes", "--out", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert "mnist_sizes is left out: MNIST/raw is not there" in captured.out
+    assert "there is no federation to run" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["--metric", "no_such"], "there is no metric 'no_such'"),
+        (["--federations", "no_such"], "there is no federation 'no_such'"),
+    ],
+)
+def test_what_there_is_not(asked: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *asked]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--list"]) == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in names())
+    assert COSTS_IN in said

@@ -1,0 +1,160 @@
+"""GradientAgreement: by hand, under absence, in a loop, of a regression."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from toys import fit, toy_data
+
+from flsv import FederatedLoop
+from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.errors import ConfigurationError
+from flsv.functional import gradient_agreement
+from flsv.metrics import ContributionMetric, GradientAgreement
+from flsv.models import build_network
+from flsv.models.classifier import ClassifierClient
+
+
+def by_hand(rounds: list[tuple[Tensor, Tensor, Tensor, Tensor]], n: int) -> np.ndarray:
+    """The docstring's formulas, full participation, in NumPy."""
+    u, a, count = np.zeros(n), np.zeros(n), np.zeros(n)
+    for ids, slopes, updates, samples in rounds:
+        i, s, d, m = (np.asarray(each, dtype=np.float64) for each in (ids, slopes, updates, samples))
+        unit = d / np.linalg.norm(d, axis=1, keepdims=True)
+        everybody = (m[:, None] * unit).sum(0)
+        cosine = unit @ everybody / np.linalg.norm(everybody)
+        for row, client in enumerate(i.astype(int)):
+            u[client] -= m[row] * s[row]
+            a[client] += m[row] * cosine[row]
+            count[client] += 1
+    a /= count
+    u, a = np.maximum(u, 0), np.maximum(a, 0)
+    return u / u.sum() / 2 + a / a.sum() / 2
+
+
+def drawn(seed: int, n: int, size: int = 7) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    updates = torch.randn(n, size, generator=draw) + 1
+    return torch.arange(n), -torch.rand(n, generator=draw), updates, torch.arange(1, n + 1) * 10
+
+
+def test_the_formulas() -> None:
+    rounds = [drawn(seed, 4) for seed in range(3)]
+    metric = GradientAgreement(num_clients=4)
+    for each in rounds:
+        metric.update(*each)
+    np.testing.assert_allclose(metric.compute().numpy(), by_hand(rounds, 4), rtol=1e-5)
+    assert metric.compute().sum().item() == pytest.approx(1)
+
+
+def test_who_is_absent_early_is_not_punished() -> None:
+    """Slopes fall by half from round to round; two equal clients, one of which misses the first round."""
+    metric, plain = GradientAgreement(num_clients=3, blend=0.0), torch.zeros(3)
+    update = torch.ones(3, 5)
+    for index in range(4):
+        ids = torch.tensor([0, 2] if index == 0 else [0, 1, 2])
+        slopes = -torch.full((len(ids),), 0.5**index)
+        metric.update(ids, slopes, update[: len(ids)], torch.full((len(ids),), 10))
+        plain[ids] -= slopes
+    assert torch.allclose(metric.compute(), torch.full((3,), 1 / 3))
+    assert plain[1] < plain[0] / 2  # what a sum would say
+
+
+def test_nothing_and_harm_are_worth_nothing() -> None:
+    updates = torch.tensor([[1.0, 1.0], [0.0, 0.0], [-1.0, -1.0]])
+    metric = GradientAgreement(num_clients=3)
+    metric.update(torch.arange(3), torch.tensor([-1.0, 0.0, 1.0]), updates, torch.tensor([50, 50, 50]))
+    assert metric.compute().tolist() == [1.0, 0.0, 0.0]
+
+
+def test_nobody_is_of_use() -> None:
+    nan = float("nan")
+    value = gradient_agreement(torch.tensor([-1.0, -2.0, nan]), torch.tensor([1.0, 3.0, nan]))
+    assert value[:2].tolist() == [0.25, 0.75]  # the other kind counts alone
+    assert value[2].isnan()
+    assert gradient_agreement(torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, 0.0])).tolist() == [0.0, 0.0]
+
+
+class Recorded(ContributionMetric):
+    """What a loop gives."""
+
+    per_class = False
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        self.seen: list[tuple[Tensor, ...]] = []
+
+    def update(self, client_ids: Tensor, global_vector: Tensor, client_updates: Tensor, num_samples: Tensor) -> None:
+        self.seen.append((client_ids.clone(), global_vector.clone(), client_updates.clone(), num_samples.clone()))
+
+    def compute(self) -> Tensor:
+        return torch.zeros(self.num_clients or 0)
+
+
+def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path) -> None:
+    data, recorded, metric = toy_data((4, 1, 2), server_val_fraction=0.3), Recorded(), GradientAgreement()
+    loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, print_table=False)
+    module = fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=2)
+    network = build_network("softmax", data.num_classes, data.input_shape)
+    rounds = []
+    for ids, vector, updates, samples in recorded.seen:
+        loop.space.write(module, vector)
+        network.load_state_dict(module.network.state_dict())
+        x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
+        network.zero_grad()
+        nn.functional.cross_entropy(network(x), y).backward()
+        slope = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
+        rounds.append((ids, updates @ slope, updates, samples))
+    np.testing.assert_allclose(loop.contributions["mine"].numpy(), by_hand(rounds, 3), rtol=1e-4)
+
+
+class Line(L.LightningModule):
+    """Predicts the mean pixel: a regression, which logs its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 1)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x = batch[0].flatten(1)
+        return nn.functional.mse_loss(self.layer(x).squeeze(1), x.mean(1))
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
+    data, recorded, metric = (
+        FederatedDataModule("digits", IIDPartitioner(num_clients=3), max_samples=200, server_val_fraction=0.3),
+        Recorded(),
+        GradientAgreement(loss="val_loss"),
+    )
+    loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, print_table=False)
+    line = fit(loop, tmp_path, Line(), data, rounds=1)
+    ((ids, vector, updates, samples),) = recorded.seen
+    loop.space.write(line, vector)
+    batch = [torch.cat(parts) for parts in zip(*data.val_dataloader())]
+    line.zero_grad()
+    line.training_step(batch, 0).backward()
+    slope = torch.cat([line.layer.weight.grad.flatten(), line.layer.bias.grad])
+    # A difference quotient with a step of 5 %.
+    np.testing.assert_allclose(
+        loop.contributions["mine"].numpy(), by_hand([(ids, updates @ slope, updates, samples)], 3), rtol=0.02
+    )
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="blend"):
+        GradientAgreement(blend=1.5)
+    metric = GradientAgreement(num_clients=3)
+    with pytest.raises(ValueError, match=r"client_updates \[k=2, P\]"):
+        metric.update(torch.arange(2), torch.zeros(2), torch.zeros(3, 4), torch.ones(2))
+    with pytest.raises(ValueError, match="gradient_products"):
+        metric.update(torch.arange(2), torch.zeros(3), torch.zeros(2, 4), torch.ones(2))
