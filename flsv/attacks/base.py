@@ -50,6 +50,11 @@ class Attack(ClientChoice, Upload):
             generator: CPU generator that depends on ``seed``, the round and the client.
         """
 
+    def act(self, update: Tensor, departure: Departure, generator: torch.Generator) -> Tensor:
+        """:meth:`attack`; to be overridden by an attack that needs to know more than the update: what the client
+        started from, ``departure.start``, or what it keeps between rounds, ``departure.state``."""
+        return self.attack(update, departure.round_index, generator)
+
     def apply(self, update: Tensor, departure: Departure) -> Tensor:
         """``update [P]`` as it leaves: itself where the attack does not concern the client.
 
@@ -66,7 +71,7 @@ class Attack(ClientChoice, Upload):
         parameters, buffers = update[: departure.num_parameters], update[departure.num_parameters :]
         # The position tells two attacks of one seed apart.
         generator = generator_for(self.seed, "attack", departure.position, departure.round_index, departure.client)
-        sent = self.attack(parameters, departure.round_index, generator)
+        sent = self.act(parameters, departure, generator)
         if sent.shape != parameters.shape:
             raise ConfigurationError(
                 f"{self!r} made {list(sent.shape)} out of an update {list(parameters.shape)}; it has to keep the shape."

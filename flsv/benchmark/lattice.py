@@ -110,7 +110,7 @@ class _Lattice(L.Callback):
                 for name, state in states.items():
                     after[name].index_add_(0, rows, state * weight.view(-1, *[1] * (state.ndim - 1)))
             models = after
-        self.scores = _scores(trainer, space, self._federation, _vectors(space, models))
+        self.scores = model_scores(trainer, space, self._federation, _vectors(space, models))
 
 
 class _Shared(ManyBatches):
@@ -139,7 +139,10 @@ def _vectors(space: ParameterSpace, models: State) -> Tensor:
     return torch.cat([models[name].flatten(1).to(space.dtype) for name in space.names], 1)
 
 
-def _scores(trainer: L.Trainer, space: ParameterSpace, federation: Federation, vectors: Tensor) -> dict[str, Tensor]:
+def model_scores(
+    trainer: L.Trainer, space: ParameterSpace, federation: Federation, vectors: Tensor
+) -> dict[str, Tensor]:
+    """What models ``[K, P]`` are worth on the server's validation set, float64 ``[K]``: ``"utility"`` and ``"loss"``."""
     data = federation.datamodule()
     measure = performance_of(federation.name, federation.performance, federation.mode)
     if isinstance(measure, Performance):

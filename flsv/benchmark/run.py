@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torchmetrics import Metric
 
 from flsv.benchmark.conditions import CONDITIONS, arguments
 from flsv.benchmark.federation import Federation
+from flsv.benchmark.lattice import model_scores
 from flsv.benchmark.quiet import quiet
 from flsv.benchmark.registry import Entry
 from flsv.benchmark.truth import Truth
@@ -39,6 +40,8 @@ class Values:
         seconds: of the processor, for each metric's own updates, what it asked for included; only where it rode alone.
         evaluations: coalitions that each metric asked for.
         fit: the same for the whole fit.
+        utility: of the last global model, what the federation measures models by.
+        noticed: fault to int64 ``[n]``, in how many rounds each client was warned of, see :attr:`FederatedLoop.noticed`.
     """
 
     values: dict[str, Tensor]
@@ -46,15 +49,22 @@ class Values:
     seconds: dict[str, float]
     evaluations: dict[str, int]
     fit: float
+    utility: float = float("nan")
+    noticed: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def run(
-    federation: Federation, entries: Mapping[str, Entry], seed: int, condition: str = "base", best: int = 0
+    federation: Federation,
+    entries: Mapping[str, Entry],
+    seed: int,
+    condition: str = "base",
+    best: int = 0,
+    options: Mapping[str, Any] | None = None,
 ) -> Values:
     """One fit of a federation with these metrics in it.
 
     A metric that the federation refuses is left out. Where a fit with all of them fails, each rides alone, so that one
-    that fails fails alone.
+    that fails fails alone. Without entries: the run by itself.
 
     Args:
         federation: where.
@@ -62,6 +72,7 @@ def run(
         seed: of the run.
         condition: a name in :data:`flsv.benchmark.conditions.CONDITIONS`.
         best: the client of the largest true value.
+        options: further arguments of :class:`flsv.FederatedLoop`.
 
     Raises:
         ConfigurationError: the fit fails without any metric, too.
@@ -82,40 +93,47 @@ def run(
                 result.seconds[name] = time.process_time() - start
         except ConfigurationError as error:
             result.refused[name] = str(error)
-    if not metrics:
+    if entries and not metrics:
         return result
     try:
-        fit = _fit(federation, metrics, seed, condition, best)
+        fit = _fit(federation, metrics, seed, condition, best, options or {})
     except Exception as error:
         if len(metrics) == 1:
             (name,) = metrics
-            _fit(federation, {}, seed, condition, best)  # whose fault is it?
+            _fit(federation, {}, seed, condition, best, options or {})  # whose fault is it?
             result.refused[name] = f"{type(error).__name__}: {error}"
             return result
-        parts = [run(federation, {name: entries[name]}, seed, condition, best) for name in metrics]
+        parts = [run(federation, {name: entries[name]}, seed, condition, best, options) for name in metrics]
         for part in parts:
             for field in ("values", "refused", "seconds", "evaluations"):
                 getattr(result, field).update(getattr(part, field))
-        return Values(result.values, result.refused, result.seconds, result.evaluations, sum(p.fit for p in parts))
+        first = parts[0]
+        return replace(result, fit=sum(p.fit for p in parts), utility=first.utility, noticed=first.noticed)
     result.values.update(fit.values)
     result.seconds.update(fit.seconds)
     result.evaluations.update(fit.evaluations)
-    return Values(result.values, result.refused, result.seconds, result.evaluations, fit.fit)
+    return replace(result, fit=fit.fit, utility=fit.utility, noticed=fit.noticed)
 
 
-def _fit(federation: Federation, metrics: Mapping[str, Metric], seed: int, condition: str, best: int) -> Values:
+def _fit(
+    federation: Federation,
+    metrics: Mapping[str, Metric],
+    seed: int,
+    condition: str,
+    best: int,
+    options: Mapping[str, Any],
+) -> Values:
     # Names of columns are the user's; those of a loop's metrics have no brackets.
     inside = {f"metric_{place}": metric for place, metric in enumerate(metrics.values())}
     loop = FederatedLoop(
         metrics=inside,  # type: ignore[arg-type]
         attacks=federation.attackers(),
         local_epochs=federation.local_epochs,
-        outlier_threshold=None,
         print_table=False,
         figures_every=0,
         log_per_class=False,
         seed=seed,
-        **arguments(condition, federation, best),
+        **{"outlier_threshold": None, **arguments(condition, federation, best), **options},
     )
     loop.write_csv = False
     clock = _Clock(loop)
@@ -124,13 +142,17 @@ def _fit(federation: Federation, metrics: Mapping[str, Metric], seed: int, condi
         start = time.process_time()
         trainer.fit(federation.module(), federation.datamodule())
         seconds = time.process_time() - start
+        utility = float(model_scores(trainer, loop.space, federation, loop.state.model()[None])["utility"])
     values, evaluations = {}, {}
     for (name, metric), key in zip(metrics.items(), inside):
         value = loop.contributions[key].detach().cpu()
         values[name] = metric.per_client(value) if isinstance(metric, ContributionMetric) else _one_number(value)
         evaluations[name] = int(getattr(metric, "evaluations", 0))
     alone = dict.fromkeys(metrics, clock.seconds) if len(metrics) == 1 else {}
-    return Values(values, {}, alone, evaluations, seconds)
+    noticed = {}
+    for fault, times in loop.noticed.items():
+        noticed[fault] = torch.tensor([times.get(i, 0) for i in range(federation.datamodule().num_clients)])
+    return Values(values, {}, alone, evaluations, seconds, utility, noticed)
 
 
 class _Clock:

@@ -30,8 +30,9 @@ OWN = {
     "repeat": "the same run with other seeds, and what each client is worth on average",
     "value": "what clients and their samples are worth, before anything is trained",
     "settle": "what each client is worth by training without it, after the fact",
-    "bench": "contribution metrics against Shapley values by retraining",
+    "bench": "which contribution metric to trust: all of them against retrained Shapley values",
     "report": "a run's results as a page to hand out, for all or for one client",
+    "stress": "what a client gains that cheats the contribution metrics",
     "init": "a project to start from",
 }
 #: Those that fit dozens of times: what Lightning says of each is of no use.

@@ -12,6 +12,7 @@ from flsv.data.datamodule import FederatedDataModule
 from flsv.data.loaders import TensorBatches, make_loader
 from flsv.data.partition import (
     DirichletPartitioner,
+    Duplicated,
     GroupPartitioner,
     IIDPartitioner,
     OneClient,
@@ -20,6 +21,7 @@ from flsv.data.partition import (
     ProportionPartitioner,
     ShardPartitioner,
     SizePartitioner,
+    Sybils,
     partition_counts,
     plot_partition,
 )
@@ -34,6 +36,7 @@ __all__ = [
     "Columns",
     "Corruption",
     "DirichletPartitioner",
+    "Duplicated",
     "FederatedDataModule",
     "GaussianNoise",
     "GroupPartitioner",
@@ -47,6 +50,7 @@ __all__ = [
     "ProportionPartitioner",
     "ShardPartitioner",
     "SizePartitioner",
+    "Sybils",
     "TableData",
     "TensorBatches",
     "TextData",

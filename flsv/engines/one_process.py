@@ -93,7 +93,15 @@ class OneProcess:
         self.options = OptimizerOptions(trainer)
         self.roster = self._make_roster()
         self.roster.chunk = state.chunk
-        self.watch = UpdateWatch(arguments["outlier_threshold"], arguments["exclude_outliers"], data.client_names)
+        self.watch = UpdateWatch(
+            arguments["outlier_threshold"],
+            arguments["exclude_outliers"],
+            data.client_names,
+            arguments["copy_threshold"],
+            arguments["exclude_copies"],
+            data.num_clients,
+            state.likeness,
+        )
         self.server = RoundServer(
             board,
             self._strategies["aggregator"],
@@ -284,6 +292,7 @@ class OneProcess:
         if self._arguments["keep_trained"]:
             state.trained.update({client: model.clone() for client, model in training.trained().items()})
         state.global_vector = round.server_vector
+        state.likeness = self.watch.likeness
         self.evaluated = evaluate()
         if self.evaluated:
             state.client_accuracy = self._own_accuracy()

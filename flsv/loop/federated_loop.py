@@ -41,6 +41,7 @@ from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.errors import ConfigurationError
+from flsv.functional.update_copies import THRESHOLD as COPIES
 from flsv.functional.update_outliers import THRESHOLD
 from flsv.loop.saved import SavedLoop
 from flsv.metrics import ContributionMetric, PrivacyLoss
@@ -110,6 +111,12 @@ class FederatedLoop(SavedLoop):
         outlier_threshold: an update far larger than the cohort's is warned of; the modified z-score from which on it is
             one, see :func:`flsv.functional.update_outliers.large_updates`. None: not judged. Norms are logged anyway.
         exclude_outliers: leave such an update out of its round, like one that is not finite.
+        copy_threshold: clients whose updates are alike beyond what the cohort has in common, as those of one client
+            under two names are, are warned of; the similarity from which on they are, in (0, 1], such as 0.7, see
+            :mod:`flsv.functional.update_copies`. None, the default: nobody is compared. The server keeps 24 bytes for
+            every pair of clients.
+        exclude_copies: of such clients only the one of the lowest number stays in a round, from the round on in which
+            they were found; at a ``copy_threshold`` of 0.7 where none is given.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
         share: what of the module travels: ``"all"``; ``"trainable"``, the parameters that require a gradient when the
@@ -176,6 +183,8 @@ class FederatedLoop(SavedLoop):
         client_optimizer: Literal["reset", "keep"] = "reset",
         outlier_threshold: float | None = THRESHOLD,
         exclude_outliers: bool = False,
+        copy_threshold: float | None = None,
+        exclude_copies: bool = False,
         head: str | None = None,
         share: str | list[str] | Callable[[str, Tensor], bool] = "all",
         evaluate_clients_every: int = 0,
@@ -210,6 +219,8 @@ class FederatedLoop(SavedLoop):
         self.board = ContributionBoard({**(metrics or {}), **spent}, check_names(self.strategies))
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
         self.outlier_threshold, self.exclude_outliers = outlier_threshold, exclude_outliers
+        self.copy_threshold = COPIES if exclude_copies and copy_threshold is None else copy_threshold
+        self.exclude_copies = exclude_copies
         self.share = share
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
@@ -217,7 +228,7 @@ class FederatedLoop(SavedLoop):
         self.client_runs, self.seed, self.engine = client_runs, seed, engine
         self.write_csv = True
         made = {**self._arguments, **self.strategies, "metrics": self.metrics, "attacks": self.attacks}
-        self._made = {**made, "keep_trained": self.keep_trained}
+        self._made = {**made, "keep_trained": self.keep_trained, "copy_threshold": self.copy_threshold}
         self._settings = settings_of(self._made)
         self._reset()
 

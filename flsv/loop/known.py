@@ -16,6 +16,7 @@ from flsv.participants import Channel, Client
 from flsv.report import current_frame
 from flsv.round import FederationState
 from flsv.server import ContributionBoard
+from flsv.server.update_watch import ALIKE, LARGE, NOT_FINITE
 from flsv.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -81,6 +82,16 @@ class KnownLoop(L.Callback):
         """Coalitions whose models were evaluated in this fit so far, each once, however many metrics asked for it."""
         games = None if self._fit is None else self._fit.server.games
         return 0 if games is None else games.total_evaluations
+
+    @property
+    def noticed(self) -> dict[str, dict[int, int]]:
+        """What was warned of in this fit so far: fault to client id to in how many rounds. Faults are ``"not_finite"``,
+        ``"large"`` and, with ``copy_threshold``, ``"copy"``."""
+        words = {NOT_FINITE: "not_finite", LARGE: "large", ALIKE: "copy"}
+        result: dict[str, dict[int, int]] = {word: {} for word in words.values()}
+        for (fault, client), times in () if self._fit is None else self._fit.watch.times.items():
+            result[words[fault]][client] = times
+        return result
 
     @property
     def clients(self) -> list[Client]:

@@ -40,6 +40,7 @@ class FederationState:
     client_accuracy: Tensor | None = None
     participations: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     chunk: int | None = None
+    likeness: Tensor | None = None
 
     def model(self) -> Tensor:
         """The global model.
@@ -68,6 +69,7 @@ class FederationState:
             "participations": self.participations.clone(),
             "cohort": list(self.cohort),
             "chunk": self.chunk,
+            **({} if self.likeness is None else {"likeness": self.likeness}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -76,3 +78,5 @@ class FederationState:
         self.weights, self.client_accuracy = state["weights"], state["client_accuracy"]
         self.participations, self.cohort = state["participations"].clone(), list(state["cohort"])
         self.chunk = state.get("chunk")
+        likeness = state.get("likeness")
+        self.likeness = None if likeness is None else likeness.cpu()

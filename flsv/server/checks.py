@@ -47,6 +47,8 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             "FederatedLoop(exclude_outliers=True, outlier_threshold=None): there is no rule to exclude by; leave "
             "outlier_threshold out."
         )
+    if arguments["copy_threshold"] is not None:
+        check_number("FederatedLoop", "copy_threshold", arguments["copy_threshold"], above=0, most=1)
     check_share(arguments["share"])
     for name, words in (("client_optimizer", ("reset", "keep")), ("evaluate_models", ("received", "trained"))):
         if arguments[name] not in words:

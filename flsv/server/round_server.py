@@ -13,7 +13,7 @@ from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Channel, Client, LocalData, Ranks
 from flsv.personalization import Personalized, Personalizer
-from flsv.round import ClientUpdate, FederationState, Instruction, Round, Start, asked_starts
+from flsv.round import ClientMatrix, ClientUpdate, FederationState, Instruction, Round, Start, asked_starts
 from flsv.server.board import ContributionBoard
 from flsv.server.update_watch import UpdateWatch
 from flsv.strategy import Strategy
@@ -180,7 +180,11 @@ class RoundServer:
                 ],
                 dtype=torch.float64,
             )
-        return self.watch.judge(round_index, broken, [update.client_id for update in updates], norms)
+        gram = None
+        if self.watch.compares and updates and all(start is not None for start in known):
+            starts = [start for start in known if start is not None]
+            gram = ClientMatrix(matrix, starts).until(cut).gram()
+        return self.watch.judge(round_index, broken, [update.client_id for update in updates], norms, gram)
 
     def finish(self, round: Round, state: FederationState) -> Round:
         """The round with its next global model; metrics are updated before and after, start points at the end.

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from flsv.data.names import client_called
+from flsv.functional.update_copies import groups_of, likeness_after, products_without_mean, similarities
 from flsv.functional.update_outliers import large_updates
 
 NOT_FINITE = "returned a model with NaN or infinite entries"
 LARGE = "sent an update far larger than the cohort's"
+ALIKE = "sent updates that are one another's but for little"
 
 
 class UpdateWatch:
@@ -26,20 +28,52 @@ class UpdateWatch:
         threshold: of :func:`flsv.functional.update_outliers.large_updates`; None: norms are not judged.
         exclude: leave outliers out of their rounds.
         names: of the clients.
+        copy_threshold: the similarity from which on two clients count as one, see
+            :mod:`flsv.functional.update_copies`; None: nobody is compared.
+        exclude_copies: of a group of copies, only the client of the lowest number in the cohort stays in the round.
+        num_clients: n; needed for comparisons.
+        likeness: float64 ``[3, n, n]``, what was found in earlier rounds: the sums of
+            :func:`flsv.functional.update_copies.likeness_after`, and the pairs that were found to be copies, who stay
+            it. None: nothing.
 
     Attributes:
+        likeness: after the last round.
+        times: fault and client to the number of rounds in which the client was found to have it.
         norms: client id to the norm of its update in the last round; without those that are not finite.
     """
 
-    def __init__(self, threshold: float | None, exclude: bool, names: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        threshold: float | None,
+        exclude: bool,
+        names: Sequence[str] = (),
+        copy_threshold: float | None = None,
+        exclude_copies: bool = False,
+        num_clients: int = 0,
+        likeness: Tensor | None = None,
+    ) -> None:
         self._names = names
         self._threshold, self._exclude = threshold, exclude
+        self._copy_threshold, self._exclude_copies = copy_threshold, exclude_copies
+        self._num_clients, self.likeness = num_clients, likeness
         self.norms: dict[int, float] = {}
-        self._times: Counter[tuple[str, int]] = Counter()
+        self.times: Counter[tuple[str, int]] = Counter()
         self._told: dict[tuple[str, int], int] = {}
         self._aggregated_outlier = ""
 
-    def judge(self, round_index: int, broken: Sequence[int], clients: Sequence[int], norms: Tensor) -> Tensor:
+    @property
+    def compares(self) -> bool:
+        """Whether updates are compared with each other."""
+        return self._copy_threshold is not None
+
+    def judge(
+        self,
+        round_index: int,
+        broken: Sequence[int],
+        clients: Sequence[int],
+        norms: Tensor,
+        gram: Tensor | None = None,
+    ) -> Tensor:
         """Look at a round.
 
         Args:
@@ -47,6 +81,8 @@ class UpdateWatch:
             broken: ids of the clients whose update was not finite, so that it was left out.
             clients: ids of the others, k of them.
             norms: ``[k]``, of their updates.
+            gram: ``[k, k]``, their updates' products; None where the server does not know what all started from, or
+                nobody is compared.
 
         Returns:
             bool ``[k]``, on the CPU: whom to keep.
@@ -73,9 +109,46 @@ class UpdateWatch:
             if due:
                 rest = "left out of the round." if self._exclude else "aggregated, for want of exclude_outliers=True."
                 warning.append(f"{what}: {rest}")
+        keep = ~large if self._exclude else torch.ones_like(large)
+        if gram is not None and self._copy_threshold is not None:
+            copies = self._copies(round_index, clients, gram.cpu(), keep, warning)
+            keep = keep & ~copies if self._exclude_copies else keep
         if warning:
             warnings.warn(" ".join(warning), stacklevel=2)
-        return ~large if self._exclude else torch.ones_like(large)
+        return keep
+
+    def _copies(
+        self, round_index: int, clients: Sequence[int], gram: Tensor, keep: Tensor, warning: list[str]
+    ) -> Tensor:
+        """Bool ``[k]``: who is not the first of its group of copies; what there is to say goes to ``warning``."""
+        assert self._copy_threshold is not None
+        later = torch.zeros(len(clients), dtype=torch.bool)
+        rows = keep.nonzero().flatten()  # an update that is left out anyway does not shift the mean
+        ids = torch.tensor(clients)
+        before = self.likeness
+        if before is None:
+            before = torch.zeros(3, self._num_clients, self._num_clients, dtype=torch.float64)
+        sums, found = before[:2], before[2] > 0
+        if len(rows) > 2:  # of two, nobody can say what they have in common
+            sums = likeness_after(sums, ids[rows], products_without_mean(gram[rows][:, rows]))
+        similar = similarities(sums)
+        found = (found | (similar >= self._copy_threshold)).fill_diagonal_(False)
+        self.likeness = torch.cat([sums, found.double()[None]])
+        order = ids.argsort()
+        for group in groups_of(found[ids[order]][:, ids[order]]):
+            places = order[group]
+            later[places[1:]] = True
+            members = ids[places].tolist()
+            if self._due(ALIKE, members):
+                most = similar[members][:, members].fill_diagonal_(-1).max().item()
+                rest = (
+                    f"only {client_called(members[0], self._names)} stays in the round."
+                    if self._exclude_copies
+                    else "aggregated, and measured, as several, for want of exclude_copies=True."
+                )
+                what = f"{self._name(ALIKE, members)} {ALIKE} in round {round_index} (similarity {most:.2f})"
+                warning.append(f"{what}: {rest}")
+        return later
 
     def hint(self) -> str:
         """What may be behind a model that is not finite."""
@@ -86,8 +159,8 @@ class UpdateWatch:
     def finish(self) -> None:
         """At the end of a run: name those who have failed more often than the warnings have said."""
         said = []
-        for fault in (NOT_FINITE, LARGE):
-            more = [c for (f, c), times in self._times.items() if f == fault and times > self._told.get((f, c), 0)]
+        for fault in (NOT_FINITE, LARGE, ALIKE):
+            more = [c for (f, c), times in self.times.items() if f == fault and times > self._told.get((f, c), 0)]
             if more:
                 said.append(f"{self._name(fault, sorted(more))} {fault}")
         if said:
@@ -96,15 +169,15 @@ class UpdateWatch:
     def _due(self, fault: str, clients: Sequence[int]) -> bool:
         """Count one more time for these clients; whether it is time to speak of one of them."""
         keys = [(fault, client) for client in clients]
-        self._times.update(keys)
-        due = any(_power_of_ten(self._times[key]) for key in keys)
+        self.times.update(keys)
+        due = any(_power_of_ten(self.times[key]) for key in keys)
         if due:
-            self._told.update({key: self._times[key] for key in keys})
+            self._told.update({key: self.times[key] for key in keys})
         return due
 
     def _name(self, fault: str, clients: Sequence[int]) -> str:
         called = {client: client_called(client, self._names).removeprefix("client ") for client in clients}
-        times = {client: self._times[fault, client] for client in clients}
+        times = {client: self.times[fault, client] for client in clients}
         named = [called[client] + (f" ({count} times)" if count > 1 else "") for client, count in times.items()]
         return f"client{'s' if len(named) > 1 else ''} {', '.join(named)}"
 

@@ -29,6 +29,7 @@ class Departure:
         state: what the client keeps between rounds.
         position: of the upload among all of them.
         start_sent: whether the server sent the model that the client started from, and so knows it.
+        start: ``[P]``, what the client started from; None where nobody says.
     """
 
     client: int
@@ -39,6 +40,7 @@ class Departure:
     state: State = field(default_factory=dict)
     position: int = 0
     start_sent: bool = True
+    start: Tensor | None = None
 
     def at(self, position: int) -> Departure:
         """The same for another upload."""
@@ -97,7 +99,7 @@ def upload(
         ``[P]``, and how large it is on its way.
     """
     traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
-    position = 0
+    departure, position = replace(departure, start=start), 0
     for reference, group in groupby(uploads, key=lambda each: each.reference):
         origin = start if reference == "start" else global_vector
         update = sent = vector - origin

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor
-from toys import Plain, fit, network, toy_data, vector
+from toys import Plain, fit, network, toy_data, trainer_for, vector
 
 from flsv.attacks import Attack
 from flsv.errors import ConfigurationError
@@ -129,3 +129,76 @@ def test_nothing_left_to_say_at_the_end() -> None:
 def test_arguments(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="outlier_threshold"):
         FederatedLoop(**wrong)
+
+
+class Sybil(Attack):
+    """What its clients send differs by little, from the second round on."""
+
+    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+        if round_index == 0:
+            return update
+        common = torch.randn(len(update), generator=torch.Generator().manual_seed(round_index))
+        return update.norm() * (common + 0.1 * torch.randn(len(update), generator=generator)) / len(update) ** 0.5
+
+
+def of_copies(folder: Path, loop: FederatedLoop, rounds: int = 3, **kwargs: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(loop, folder, data=toy_data((4, 3, 4, 3, 4)), rounds=rounds, **kwargs)
+    return [str(w.message) for w in caught if "one another's" in str(w.message)]
+
+
+def test_copies_are_named_and_only_the_first_stays(tmp_path: Path) -> None:
+    loop = FederatedLoop(
+        attacks=[Sybil([3, 1])], metrics={"cgsv": CosineGradientShapley()}, exclude_copies=True, seed=1
+    )
+    said = of_copies(tmp_path, loop)
+    assert said[0].startswith("clients 1, 3 sent updates that are one another's but for little in round 1 (similarity")
+    assert "only client 1 stays in the round" in said[0]
+    assert loop.participations.tolist() == [3, 3, 3, 1, 3]
+    assert loop.noticed == {"not_finite": {}, "large": {}, "copy": {1: 2, 3: 2}}
+    assert len(said) == 2  # in its round, and at the end
+
+
+def test_copies_are_said_only_and_nobody_is_compared_unasked(tmp_path: Path) -> None:
+    loop = FederatedLoop(attacks=[Sybil([3, 1])], copy_threshold=0.7, seed=1)
+    said = of_copies(tmp_path / "said", loop)
+    assert "for want of exclude_copies=True" in said[0]
+    assert loop.participations.tolist() == [3] * 5
+    silent = FederatedLoop(attacks=[Sybil([3, 1])], seed=1)
+    assert of_copies(tmp_path / "silent", silent) == []
+    assert silent.state.likeness is None
+
+
+def test_honest_clients_are_no_copies(tmp_path: Path) -> None:
+    loop = FederatedLoop(exclude_copies=True, seed=1)
+    assert of_copies(tmp_path, loop, rounds=4) == []
+    assert loop.participations.tolist() == [4] * 5
+
+
+def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
+    class Once(Sybil):
+        def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+            return super().attack(update, round_index, generator) if round_index == 1 else update
+
+    def loop() -> FederatedLoop:
+        return FederatedLoop(attacks=[Once([3, 1])], exclude_copies=True, seed=1)
+
+    whole = fit(first := loop(), tmp_path / "whole", data=toy_data((4, 3, 4, 3, 4)), rounds=4)
+    assert first.participations.tolist() == [4, 4, 4, 1, 4]
+    trainer = trainer_for(loop(), tmp_path / "part", 2)
+    trainer.fit(Plain(), toy_data((4, 3, 4, 3, 4)))
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    later = loop()
+    resumed = fit(later, tmp_path / "rest", data=toy_data((4, 3, 4, 3, 4)), rounds=4, ckpt_path=tmp_path / "two.ckpt")
+    assert later.participations.tolist() == [4, 4, 4, 1, 4]
+    assert torch.equal(vector(resumed), vector(whole))
+    assert first.state.likeness is not None
+    assert later.state.likeness is not None
+    assert torch.equal(first.state.likeness, later.state.likeness)
+
+
+@pytest.mark.parametrize("threshold", [0, 1.1, float("nan")])
+def test_a_similarity_out_of_range(threshold: float) -> None:
+    with pytest.raises(ConfigurationError, match="copy_threshold"):
+        FederatedLoop(copy_threshold=threshold)

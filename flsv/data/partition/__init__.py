@@ -1,6 +1,7 @@
 """Partitioners: which client gets which samples."""
 
 from flsv.data.partition.base import Partitioner, partition_counts
+from flsv.data.partition.cheating import Duplicated, Sybils
 from flsv.data.partition.dirichlet import DirichletPartitioner
 from flsv.data.partition.groups import GroupPartitioner
 from flsv.data.partition.one_client import OneClient
@@ -12,6 +13,7 @@ from flsv.data.partition.sizes import IIDPartitioner, SizePartitioner
 
 __all__ = [
     "DirichletPartitioner",
+    "Duplicated",
     "GroupPartitioner",
     "IIDPartitioner",
     "OneClient",
@@ -20,6 +22,7 @@ __all__ = [
     "ProportionPartitioner",
     "ShardPartitioner",
     "SizePartitioner",
+    "Sybils",
     "partition_counts",
     "plot_partition",
 ]

@@ -45,6 +45,9 @@ class Partitioner(ABC):
     keeps_groups: bool = False
     """Whether every natural group is dealt to one client as a whole, whose name is the group's then."""
 
+    deals_copies: bool = False
+    """Whether a sample may be dealt more than once, as only cheating clients have it."""
+
     def __init__(self, num_clients: int, seed: int = 0) -> None:
         if num_clients < 2:
             raise ConfigurationError(
@@ -75,7 +78,8 @@ class Partitioner(ABC):
             groups: natural group of every sample, integer ``[N]``; needed by some partitioners, ignored by the rest.
 
         Returns:
-            One sorted int64 tensor of sample indices per client, pairwise disjoint, none of them empty.
+            One sorted int64 tensor of sample indices per client, none of them empty; pairwise disjoint but for
+            partitioners that deal copies.
         """
         labels = _checked_labels(torch.as_tensor(labels), num_classes)
         if self.num_clients is not None and len(labels) < self.num_clients:
@@ -95,7 +99,7 @@ class Partitioner(ABC):
                 f"{self!r} leaves {_some('client', empty)} without samples (the data set has {len(labels)}). Every "
                 f"client needs at least one: use fewer clients, more data or a less extreme split."
             )
-        if torch.bincount(torch.cat(parts), minlength=len(labels)).max() > 1:
+        if not self.deals_copies and torch.bincount(torch.cat(parts), minlength=len(labels)).max() > 1:
             raise ConfigurationError(f"{self!r} deals a sample twice: clients' samples must be disjoint.")
         return parts
 

@@ -1,0 +1,68 @@
+"""Updates that go where the server went last.
+
+Whoever has seen two global models knows the step between them. Sending it again is the "delta weights" attack of
+free-riders (Lin, Du, Liu, "Free-riders in Federated Learning: Attacks and Defenses", arXiv:1911.12560, 2019, section
+4.3); turning one's own update towards it raises every measure of how well the update agrees with the aggregate.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.arguments import check_number
+from flsv.attacks.base import Attack
+from flsv.uploads import Departure
+
+
+class Alignment(Attack):
+    """Sends its update turned towards the last step of the model that it was sent, at the length of its own update.
+
+    The update d becomes a vector of length |d| in the direction of (1 - mix) d / |d| + mix g / |g|, where g is
+    what the client starts from now less what it started from when it last took part. In its first round, or where the
+    model has not moved, it sends d. What it started from is kept between rounds, P numbers a client.
+
+    Args:
+        mix: in (0, 1]; 1 sends the server's own step and nothing that was learnt.
+        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
+        fraction: likewise.
+        seed: seed of the choice of clients.
+
+    Raises:
+        ConfigurationError: a mix out of range.
+
+    Example:
+        >>> known = {"attack.0.start": torch.tensor([0.0, 0.0])}
+        >>> now = Departure(0, 2, num_parameters=2, round_index=1, state=known, start=torch.tensor([0.0, 5.0]))
+        >>> Alignment(mix=1.0).apply(torch.tensor([2.0, 0.0]), now)
+        tensor([0., 2.])
+    """
+
+    def __init__(
+        self, mix: float = 0.5, clients: list[int] | None = None, fraction: float | None = None, seed: int = 0
+    ) -> None:
+        super().__init__(clients, fraction, seed)
+        self.mix = mix
+        check_number(self, "mix", mix, above=0, most=1)
+
+    def act(self, update: Tensor, departure: Departure, generator: torch.Generator) -> Tensor:
+        name = f"attack.{departure.position}.start"
+        if departure.start is None:
+            return update
+        start = departure.start[: departure.num_parameters].detach().clone()
+        before = departure.state.get(name)
+        departure.state[name] = start
+        return update if before is None else self.turned(update, start - before.to(start))
+
+    def turned(self, update: Tensor, step: Tensor) -> Tensor:
+        """``update [P]``, turned towards ``step [P]``."""
+        length, far = update.norm(), step.norm()
+        if length == 0 or far == 0:
+            return update
+        direction = (1 - self.mix) * update / length + self.mix * step / far
+        norm = direction.norm()
+        return update if norm == 0 else direction * (length / norm)
+
+    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+        """Without a server's step known: the update itself."""
+        return update

@@ -1,0 +1,74 @@
+"""How a client cheats the metrics, and what a server can do about it: settings of a federation, by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flsv.aggregation import FedAvg
+from flsv.benchmark.federation import Federation
+from flsv.errors import ConfigurationError
+from flsv.functional.update_copies import THRESHOLD
+
+
+@dataclass(frozen=True)
+class Cheat:
+    """One way to cheat.
+
+    Args:
+        title: in words.
+        apply: the federation in which a client cheats so, of the federation and the client.
+    """
+
+    title: str
+    apply: Callable[[Federation, int], Federation]
+
+
+def _update(class_path: str, **arguments: Any) -> Callable[[Federation, int], Federation]:
+    """An attack on the client's updates, after those that the federation has."""
+
+    def applied(federation: Federation, client: int) -> Federation:
+        attack = {"class_path": class_path, "init_args": {**arguments, "clients": [client]}}
+        return replace(federation, attacks=[*federation.attacks, attack])
+
+    return applied
+
+
+def _dealt(class_path: str, **arguments: Any) -> Callable[[Federation, int], Federation]:
+    """Another partition of the samples."""
+
+    def applied(federation: Federation, client: int) -> Federation:
+        data = copy.deepcopy(dict(federation.data))
+        if data.get("partitioner") is None:
+            raise ConfigurationError(f"{federation.name} has no partitioner that deals samples otherwise.")
+        inner = {"partitioner": data["partitioner"], "client": client, **arguments}
+        data["partitioner"] = {"class_path": class_path, "init_args": inner}
+        return replace(federation, data=data)
+
+    return applied
+
+
+CHEATS: dict[str, Cheat] = {
+    "scaling": Cheat("sends three times its update", _update("flsv.attacks.Scaling", factor=3.0)),
+    "alignment": Cheat(
+        "turns its update half way to the server's last step", _update("flsv.attacks.Alignment", mix=0.5)
+    ),
+    "echo": Cheat("sends the server's last step, and nothing of its own", _update("flsv.attacks.Alignment", mix=1.0)),
+    "noise": Cheat("sends noise as long as an update", _update("flsv.attacks.FreeRider", mode="noise")),
+    "sybils": Cheat("comes as two clients, each with all its samples", _dealt("flsv.data.Sybils")),
+    "split_sybils": Cheat("comes as two clients, each with half its samples", _dealt("flsv.data.Sybils", split=True)),
+    "duplication": Cheat("has each of its samples three times", _dealt("flsv.data.Duplicated", times=3)),
+}
+"""By the name that ``--attacks`` takes."""
+
+SAFEGUARDS: dict[str, Mapping[str, Any]] = {
+    "none": {},
+    "copies": {"exclude_copies": True},
+    "uniform": {"aggregator": FedAvg(weighting="uniform")},
+    "both": {"exclude_copies": True, "aggregator": FedAvg(weighting="uniform")},
+}
+"""Arguments of :class:`flsv.FederatedLoop`, by the name that ``--safeguard`` takes."""
+WATCHING: Mapping[str, Any] = {"outlier_threshold": 3.5, "copy_threshold": THRESHOLD}
+"""What the loop watches for in every run, whether it acts on it or not."""

@@ -1,0 +1,203 @@
+"""What a client gains that cheats: its share by every metric, with the cheating and without, in the same federation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from scipy import stats
+from torch import Tensor
+
+from flsv.benchmark.cheating import CHEATS, SAFEGUARDS, WATCHING
+from flsv.benchmark.federation import Federation
+from flsv.benchmark.registry import Entry
+from flsv.benchmark.run import Results, Values, run
+from flsv.benchmark.scores import shares
+from flsv.errors import ConfigurationError
+
+UTILITY, NOTICED = "*utility", "*noticed"
+"""Rows of the results that are no metric's: the last model's utility, and in how many rounds each client was warned
+of."""
+HONEST = "honest"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One client that cheats in one run, beside the same run in which it does not.
+
+    Args:
+        federation: where.
+        seed: of both runs.
+        client: who cheats.
+        before: metric to its share when it does not, of what all clients together are paid; NaN where it has none.
+        after: when it does, all its identities together.
+        cost: what the last global model loses, in the federation's utility.
+        noticed: in how many rounds it, or an identity of its, was warned of.
+        alarms: how many others were warned of in at least one round.
+    """
+
+    federation: str
+    seed: int
+    client: int
+    before: Mapping[str, float]
+    after: Mapping[str, float]
+    cost: float
+    noticed: int
+    alarms: int
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What a cheat brings under a metric, over trials: in points of the payment, 0 to 100.
+
+    Args:
+        before: mean share of the honest client, %.
+        after: of the cheating one.
+        points: mean of the paired differences.
+        interval: half the width of their 90 % interval, by Student's t; NaN of one trial.
+        trials: how many.
+    """
+
+    before: float
+    after: float
+    points: float
+    interval: float
+    trials: int
+
+
+def attackers(clients: int, seed: int, count: int) -> list[int]:
+    """Which clients cheat, one after the other, in the runs of a seed: evenly among all, others with every seed.
+
+    Example:
+        >>> attackers(6, seed=0, count=2), attackers(6, seed=1, count=2)
+        ([0, 3], [1, 4])
+    """
+    return sorted({(seed + place * clients // count) % clients for place in range(min(count, clients))})
+
+
+def gain(trials: Sequence[Trial], metric: str, level: float = 0.9) -> Gain:
+    """Over all trials in which the metric gave values with the cheating and without."""
+    pairs = np.array([(t.before.get(metric, np.nan), t.after.get(metric, np.nan)) for t in trials]).reshape(-1, 2)
+    pairs = 100 * pairs[np.isfinite(pairs).all(1)]
+    if not len(pairs):
+        return Gain(*[float("nan")] * 4, 0)
+    difference = pairs[:, 1] - pairs[:, 0]
+    half = float("nan")
+    if len(pairs) > 1:
+        half = float(stats.t.ppf((1 + level) / 2, len(pairs) - 1) * difference.std(ddof=1) / len(pairs) ** 0.5)
+    before, after = pairs.mean(0)
+    return Gain(float(before), float(after), float(difference.mean()), half, len(pairs))
+
+
+def stress(
+    federations: Mapping[str, Federation],
+    entries: Mapping[str, Entry],
+    cheats: Sequence[str] = tuple(CHEATS),
+    safeguards: Sequence[str] = ("none", "copies"),
+    *,
+    seeds: int = 2,
+    attackers_each: int = 2,
+    folder: Path | None = None,
+    say: Callable[[str], Any] = print,
+) -> dict[tuple[str, str], list[Trial]]:
+    """Let clients cheat, one at a time, each beside the same run without cheating.
+
+    Args:
+        federations: by name.
+        entries: metrics by name.
+        cheats: names in :data:`flsv.benchmark.cheating.CHEATS`.
+        safeguards: names in :data:`flsv.benchmark.cheating.SAFEGUARDS`. A guarded run is compared with the honest run
+            under the same safeguard.
+        seeds: runs of each federation.
+        attackers_each: clients that cheat, one after the other, per seed.
+        folder: where values are kept, in ``values.csv``; what is there is not run again.
+        say: is told of every fit.
+
+    Returns:
+        Cheat and safeguard to trials.
+
+    Raises:
+        ConfigurationError: an unknown cheat or safeguard.
+    """
+    for asked, known in ((cheats, CHEATS), (safeguards, SAFEGUARDS)):
+        for name in asked:
+            if name not in known:
+                raise ConfigurationError(f"there is no {name!r}: expected one of {', '.join(known)}.")
+    results = Results(folder)
+    trials: dict[tuple[str, str], list[Trial]] = {(cheat, guard): [] for guard in safeguards for cheat in cheats}
+    for name, federation in federations.items():
+        clients = federation.datamodule().num_clients
+        for seed in range(seeds):
+            for guard in safeguards:
+                options = {**WATCHING, **SAFEGUARDS[guard]}
+                honest = _values(results, federation, HONEST, guard, seed, entries, options, say)
+                for client in attackers(clients, seed, attackers_each):
+                    for cheat in cheats:
+                        cheated = CHEATS[cheat].apply(federation, client)
+                        what = f"{cheat} of {client}"
+                        found = _values(results, cheated, what, guard, seed, entries, options, say)
+                        trials[cheat, guard].append(_trial(name, seed, client, clients, entries, honest, found))
+    return trials
+
+
+def _values(
+    results: Results,
+    federation: Federation,
+    what: str,
+    guard: str,
+    seed: int,
+    entries: Mapping[str, Entry],
+    options: Mapping[str, Any],
+    say: Callable[[str], Any],
+) -> dict[str, Tensor]:
+    """Metric to values ``[n]``, and beside them the utility and what was noticed."""
+    name, condition = federation.name, what if guard == "none" else f"{what}, {guard}"
+    todo = {m: each for m, each in entries.items() if not results.known(name, condition, seed, m)}
+    if todo or not results.known(name, condition, seed, UTILITY):
+        found = run(federation, todo, seed, options=options)
+        if not found.noticed:  # no metric needed a fit
+            found = run(federation, {}, seed, options=options)
+        noticed = torch.stack(list(found.noticed.values())).sum(0).double()
+        beside = {UTILITY: torch.tensor([found.utility]), NOTICED: noticed}
+        known = results.known(name, condition, seed, UTILITY)
+        extra = {} if known else beside
+        results.add(name, condition, seed, Values({**found.values, **extra}, found.refused, {}, {}, found.fit))
+        say(f"{name}, {condition}, seed {seed}: {found.fit:.1f} s of the processor")
+    found_keys = [m for m in (*entries, UTILITY, NOTICED) if (name, condition, seed, m) in results.values]
+    return {m: results.values[name, condition, seed, m] for m in found_keys}
+
+
+def _trial(
+    federation: str,
+    seed: int,
+    client: int,
+    clients: int,
+    entries: Mapping[str, Entry],
+    honest: Mapping[str, Tensor],
+    cheated: Mapping[str, Tensor],
+) -> Trial:
+    def share(values: Mapping[str, Tensor]) -> dict[str, float]:
+        found = {}
+        for metric in entries:
+            if metric in values:
+                paid = shares(values[metric])
+                found[metric] = float(paid[client] + paid[clients:].sum())
+        return found
+
+    noticed = cheated[NOTICED] > 0
+    own = torch.zeros_like(noticed)
+    own[client], own[clients:] = True, True
+    return Trial(
+        federation,
+        seed,
+        client,
+        share(honest),
+        share(cheated),
+        float(honest[UTILITY] - cheated[UTILITY]),
+        int(cheated[NOTICED][own].max()),
+        int((noticed & ~own).sum()),
+    )

@@ -1,0 +1,95 @@
+"""Which clients send copies of one another's updates, as one client under two names does.
+
+All updates of a round have something in common: the way to a better model. What tells clients apart is what is left of
+their directions without the mean direction of the cohort,
+
+    e_i = d_i / |d_i| - mean_j d_j / |d_j|,    s_ij = sum_t e_i . e_j / sqrt(sum_t |e_i|^2 sum_t |e_j|^2),
+
+with the sums over the rounds t in which both took part. For clients whose samples have nothing to do with each other
+s_ij is near -1 / (k - 1), however much their updates agree; for two that train on the same samples it is near 1. To
+look for clients that are too much alike over rounds is the idea of Fung, Yoon, Beschastnikh, "The Limitations of
+Federated Learning in Sybil Settings", RAID 2020 (FoolsGold), which takes cosines of summed updates; without the mean,
+clients that learn the same well are no suspects.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+THRESHOLD = 0.7
+"""Chosen on the digits of the benchmark's tuning set: honest clients stay below 0.65 there, and most copies are above
+0.7 in their first three rounds."""
+
+
+def products_without_mean(gram: Tensor) -> Tensor:
+    """e_i . e_j, float64 ``[k, k]``; 0 for updates of zero or without end, which are no part of the mean.
+
+    Args:
+        gram: ``[k, k]``, the updates' products with each other.
+
+    Example:
+        >>> updates = torch.tensor([[1.0, 0.0], [-2.0, 0.0]])
+        >>> products_without_mean(updates @ updates.T)
+        tensor([[ 1., -1.],
+                [-1.,  1.]], dtype=torch.float64)
+    """
+    gram = gram.double()
+    norms = gram.diagonal().clamp_min(0).sqrt()
+    here = (norms > 0) & norms.isfinite()
+    pairs = torch.outer(here, here)
+    cosines = (gram / torch.outer(norms, norms)).where(pairs, 0.0)
+    centre = torch.diag(here.double()) - pairs / here.sum().clamp_min(1)
+    return centre @ cosines @ centre
+
+
+def likeness_after(likeness: Tensor, clients: Tensor, products: Tensor) -> Tensor:
+    """The sums of a pair's rounds with one round more.
+
+    Args:
+        likeness: float64 ``[2, n, n]``: at ``[0, i, j]`` the sum of e_i . e_j over the rounds of both, at ``[1, i, j]``
+            that of |e_i|^2. It is not changed.
+        clients: int64 ``[k]``, the round's cohort.
+        products: ``[k, k]``, see :func:`products_without_mean`.
+    """
+    result = likeness.clone()
+    rows, columns = clients[:, None], clients[None]
+    result[0, rows, columns] += products
+    result[1, rows, columns] += products.diagonal()[:, None].expand_as(products)
+    return result
+
+
+def similarities(likeness: Tensor) -> Tensor:
+    """s ``[n, n]``, float64; 0 for pairs that never met, or of whom nothing is left without the mean.
+
+    Example:
+        >>> updates = torch.tensor([[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]])
+        >>> products = products_without_mean(updates @ updates.T)
+        >>> similarities(likeness_after(torch.zeros(2, 3, 3).double(), torch.arange(3), products)).round(decimals=4)
+        tensor([[ 1.,  1., -1.],
+                [ 1.,  1., -1.],
+                [-1., -1.,  1.]], dtype=torch.float64)
+    """
+    lengths = (likeness[1] * likeness[1].T).clamp_min(0).sqrt()
+    known = lengths > 1e-12
+    return (likeness[0] / lengths.where(known, 1.0)).where(known, 0.0).clamp(-1, 1)
+
+
+def groups_of(alike: Tensor) -> list[list[int]]:
+    """What hangs together by pairs, each group ascending, by their first members; nobody alone.
+
+    Args:
+        alike: bool ``[n, n]``, symmetric.
+
+    Example:
+        >>> alike = torch.zeros(4, 4, dtype=torch.bool)
+        >>> alike[0, 2] = alike[2, 0] = alike[2, 3] = alike[3, 2] = True
+        >>> groups_of(alike)
+        [[0, 2, 3]]
+    """
+    group = list(range(len(alike)))
+    for i, j in alike.triu(1).nonzero().tolist():
+        low, high = sorted((group[i], group[j]))
+        group = [low if each == high else each for each in group]
+    found = [[row for row, each in enumerate(group) if each == first] for first in sorted(set(group))]
+    return [rows for rows in found if len(rows) > 1]

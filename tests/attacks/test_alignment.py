@@ -1,0 +1,78 @@
+"""Updates that go where the server went last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from toys import Plain, fit, toy_data, trainer_for, vector
+
+from flsv.attacks import Alignment
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.uploads import Departure
+
+
+def departure(state: dict[str, torch.Tensor], start: torch.Tensor, client: int = 1) -> Departure:
+    return Departure(client, 3, num_parameters=3, round_index=1, state=state, start=start)
+
+
+def test_half_way_between_the_own_direction_and_the_servers() -> None:
+    state: dict[str, torch.Tensor] = {}
+    attack = Alignment(mix=0.5)
+    update = torch.tensor([0.0, 3.0, 4.0, 9.0])  # the last is a buffer
+    assert torch.equal(attack.apply(update, departure(state, torch.zeros(4))), update)
+    sent = attack.apply(update, departure(state, torch.tensor([2.0, 0.0, 0.0, 5.0])))
+    assert sent[:3].norm().item() == pytest.approx(5)
+    assert sent[3] == 9
+    expected = torch.tensor([1.0, 0.6, 0.8]) / 2**0.5 * 5
+    torch.testing.assert_close(sent[:3], expected)
+    # The step is counted from when it last took part.
+    torch.testing.assert_close(state["attack.0.start"], torch.tensor([2.0, 0.0, 0.0]))
+
+
+def test_nothing_to_turn_to() -> None:
+    still = {"attack.0.start": torch.ones(3)}
+    update = torch.tensor([1.0, 2.0, 3.0])
+    assert torch.equal(Alignment().apply(update, departure(dict(still), torch.ones(3))), update)
+    assert not Alignment().apply(torch.zeros(3), departure(dict(still), torch.zeros(3))).any()
+    opposite = Alignment(mix=0.5).apply(torch.tensor([1.0, 0.0, 0.0]), departure(still, torch.tensor([0.0, 1.0, 1.0])))
+    assert opposite.isfinite().all()
+
+
+@pytest.mark.parametrize("mix", [0, 1.1, float("nan")])
+def test_a_mix_out_of_range(mix: float) -> None:
+    with pytest.raises(ConfigurationError, match="mix"):
+        Alignment(mix=mix)
+
+
+class Seen(Alignment):
+    """Remembers what it sent, and from where."""
+
+    def act(self, update, departure, generator):
+        sent = super().act(update, departure, generator)
+        self.seen = [*getattr(self, "seen", []), (departure.start.clone(), sent)]
+        return sent
+
+
+def test_in_a_federation_the_whole_mix_is_the_servers_last_step(tmp_path: Path) -> None:
+    attack = Seen(mix=1.0, clients=[1])
+    fit(FederatedLoop(attacks=[attack], seed=1), tmp_path, data=toy_data(), rounds=3)
+    (first, _), (second, sent), (third, last) = attack.seen
+    size = len(sent)
+    for got, step in ((sent, second - first), (last, third - second)):
+        cosine = torch.nn.functional.cosine_similarity(got, step[:size], dim=0)
+        assert cosine.item() == pytest.approx(1, abs=1e-5)
+
+
+def test_a_resumed_run_remembers_the_last_step(tmp_path: Path) -> None:
+    def loop() -> FederatedLoop:
+        return FederatedLoop(attacks=[Alignment(mix=0.7, clients=[0])], seed=1)
+
+    whole = vector(fit(loop(), tmp_path / "whole", data=toy_data(), rounds=4))
+    trainer = trainer_for(loop(), tmp_path / "part", 2)
+    trainer.fit(Plain(), toy_data())
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    resumed = fit(loop(), tmp_path / "rest", data=toy_data(), rounds=4, ckpt_path=tmp_path / "two.ckpt")
+    assert torch.equal(vector(resumed), whole)

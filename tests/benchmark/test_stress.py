@@ -1,0 +1,67 @@
+"""What a client gains that cheats."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from small_federation import small
+
+from flsv.benchmark.cheating import CHEATS
+from flsv.benchmark.registry import entry
+from flsv.benchmark.stress import Trial, gain, stress
+from flsv.benchmark.stress_page import markdown
+from flsv.errors import ConfigurationError
+
+
+def trial(before: float, after: float) -> Trial:
+    return Trial("f", 0, 0, {"m": before}, {"m": after}, 0.0, 0, 0)
+
+
+def test_a_gain_is_the_mean_of_paired_differences_with_students_interval() -> None:
+    found = gain([trial(0.1, 0.3), trial(0.2, 0.3), trial(0.3, float("nan"))], "m")
+    assert (found.before, found.after, found.points) == pytest.approx((15, 30, 15))
+    # t(0.95, 1 degree) = 6.3138; the differences are 20 and 10, their standard error 5.
+    assert found.interval == pytest.approx(6.3138 * 5, rel=1e-4)
+    assert found.trials == 2
+    assert gain([trial(0.1, 0.3)], "other").trials == 0
+
+
+def test_cheats_change_one_client_and_keep_what_there_is() -> None:
+    federation = small()
+    samples = federation.datamodule().num_samples
+    for name, cheat in CHEATS.items():
+        cheated = cheat.apply(federation, 0)
+        after = cheated.datamodule().num_samples
+        assert torch.equal(after[1:3], samples[1:]), name
+        attacks = cheated.attackers()
+        assert attacks[0].clients == [2]
+        if len(attacks) > 1:
+            assert attacks[1].clients == [0]
+            assert torch.equal(after, samples)
+
+
+def test_counting_samples_pays_whoever_counts_twice(tmp_path: Path) -> None:
+    said: list[str] = []
+    arguments = [{"small": small()}, dict([entry("size")]), ["sybils", "duplication"], ["none", "uniform"]]
+    trials = stress(*arguments, seeds=1, attackers_each=1, folder=tmp_path, say=said.append)
+    counts = small().datamodule().num_samples.double()
+    own, total = counts[0], counts.sum()
+    for cheat, times in (("sybils", 2), ("duplication", 3)):
+        (one,) = trials[cheat, "none"]
+        assert one.client == 0
+        assert one.before["size"] == pytest.approx(float(own / total), abs=1e-6)
+        assert one.after["size"] == pytest.approx(float(times * own / (total + (times - 1) * own)), abs=1e-6)
+    assert len(said) == 6
+    page = markdown(trials, ["size"])
+    assert "The best cheat, and what a safeguard leaves of it" in page
+    assert "| duplication | has each of its samples three times | uniform |" in page
+    again = stress(*arguments, seeds=1, attackers_each=1, folder=tmp_path, say=said.append)
+    assert len(said) == 6  # all was there
+    assert again == trials
+
+
+def test_unknown_cheats() -> None:
+    with pytest.raises(ConfigurationError, match="there is no 'bribe': expected one of scaling"):
+        stress({}, {}, ["bribe"])

@@ -1,0 +1,61 @@
+"""Who sends copies of whose updates."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.functional.update_copies import groups_of, likeness_after, products_without_mean, similarities
+
+
+def test_equal_to_the_formula_written_out() -> None:
+    generator = torch.Generator().manual_seed(0)
+    rounds = [(torch.tensor([0, 2, 3]), torch.randn(3, 7, generator=generator)) for _ in range(2)]
+    rounds.append((torch.tensor([3, 1, 0, 2]), torch.randn(4, 7, generator=generator)))
+    likeness = torch.zeros(2, 5, 5, dtype=torch.float64)
+    top, mine = np.zeros((5, 5)), np.zeros((5, 5))
+    for clients, updates in rounds:
+        likeness = likeness_after(likeness, clients, products_without_mean(updates @ updates.T))
+        e = updates.double().numpy()
+        e /= np.linalg.norm(e, axis=1, keepdims=True)
+        e -= e.mean(0)
+        for row, i in enumerate(clients.tolist()):
+            for column, j in enumerate(clients.tolist()):
+                top[i, j] += e[row] @ e[column]
+                mine[i, j] += e[row] @ e[row]
+    expected = np.divide(top, np.sqrt(mine * mine.T), out=np.zeros((5, 5)), where=mine * mine.T > 0)
+    np.testing.assert_allclose(similarities(likeness).numpy(), expected, atol=1e-6)
+    assert not similarities(likeness)[4].any()
+
+
+def test_what_all_have_in_common_does_not_count_and_a_copy_does() -> None:
+    generator = torch.Generator().manual_seed(1)
+    common = 10 * torch.randn(500, generator=generator)
+    updates = common + torch.randn(6, 500, generator=generator)
+    updates[4] = 3 * updates[1] + 0.3 * torch.randn(500, generator=generator)
+    plain = torch.nn.functional.cosine_similarity(updates[0], updates[2], dim=0)
+    products = products_without_mean(updates @ updates.T)
+    found = similarities(likeness_after(torch.zeros(2, 6, 6).double(), torch.arange(6), products))
+    assert plain > 0.95
+    assert found[0, 2] < 0.2
+    assert found[1, 4] > 0.9
+
+
+@pytest.mark.parametrize("bad", [0.0, 1e30])
+def test_updates_without_a_direction_are_no_part_of_it(bad: float) -> None:
+    generator = torch.Generator().manual_seed(2)
+    updates = torch.randn(5, 50, generator=generator)
+    alone = products_without_mean(updates[:4] @ updates[:4].T)
+    updates[4] = bad
+    with_bad = products_without_mean(updates @ updates.T)
+    torch.testing.assert_close(with_bad[:4, :4], alone)
+    assert not with_bad[4].any()
+
+
+def test_groups_hang_together_and_nobody_is_one_alone() -> None:
+    alike = torch.zeros(6, 6, dtype=torch.bool)
+    for i, j in ((5, 1), (1, 3), (0, 4)):
+        alike[i, j] = alike[j, i] = True
+    assert groups_of(alike) == [[0, 4], [1, 3, 5]]
+    assert groups_of(torch.zeros(3, 3, dtype=torch.bool)) == []
