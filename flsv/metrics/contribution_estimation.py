@@ -19,6 +19,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.contribution_estimation import Combine, contribution_estimates, leave_one_out_cosines
 from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.guide import Guide
 from flsv.metrics.leave_self_out import leave_self_out, secure_sum, shares
 from flsv.participants import Client, converse
 from flsv.round import ClientMatrix
@@ -123,6 +124,14 @@ class ContributionEstimation(ContributionMetric):
             "client_updates": lambda round: round.matrix.until(round.space.num_parameters),
             "aggregate": secure_sum,
         }
+
+    def guide(self) -> Guide:
+        return Guide(
+            unit='share, sums to 1',
+            sign="larger: the client's updates and data are less like the others', which bad clients' are, too.",
+            needs='validation samples at every client.',
+            cost='one model evaluated at every client of a round, and products of all updates.',
+        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         for name in ("cosines", "scores"):

@@ -15,6 +15,7 @@ from flsv.functional.cosine_gradient_shapley import cosines
 from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.games.performance import Performance, performance_of
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.guide import Guide
 from flsv.metrics.federated_shapley import latest
 from flsv.round import ClientMatrix, Round
 
@@ -102,6 +103,14 @@ class GradientAgreement(ContributionMetric):
         masks = torch.cat([torch.zeros(1, players, dtype=torch.bool), torch.eye(players, dtype=torch.bool)])
         values = utility(masks)
         return (values[0] - values[1:]) / STEP
+
+    def guide(self) -> Guide:
+        return Guide(
+            unit='share',
+            sign="larger: the client's steps lower the validation loss, and go where all go.",
+            needs="the server's validation set.",
+            cost='a gradient of the validation loss, and per client two dot products.',
+        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         for name in ("gain", "level", "cosine", "seen"):

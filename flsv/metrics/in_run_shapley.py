@@ -13,6 +13,7 @@ from torch import Tensor
 from flsv.errors import ConfigurationError
 from flsv.functional.in_run_shapley import client_in_run_values
 from flsv.metrics.base import ContributionMetric
+from flsv.metrics.guide import Guide
 
 
 class InRunShapley(ContributionMetric):
@@ -84,6 +85,14 @@ class InRunShapley(ContributionMetric):
             "hessian_products": lambda round: round.gradient_products(self.order).hessian,
             "server_lr": lambda round: 1.0 if round.games is None else round.games.server_lr,
         }
+
+    def guide(self) -> Guide:
+        return Guide(
+            unit='fall of the validation loss (nats), summed over rounds',
+            sign="positive: the client's samples lower the validation loss; negative: they raise it.",
+            needs="the server's validation set, and clients that report in-run values (InRunValues).",
+            cost='a gradient of the validation loss a round, and ghost products in the steps that clients look at.',
+        )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         assert num_classes is not None

@@ -41,8 +41,8 @@ class EventFile:
 
     def __init__(self, folder: Path, first_round: int = 0, suffix: str = "") -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # TensorBoard reads a folder's files by name, so by time.
-        unique = f"{time.time():.0f}.{socket.gethostname()}.{os.getpid()}.c{next(_count):06d}"
+        # TensorBoard reads a folder's files by name, so by time; a run may go on within a second of its end.
+        unique = f"{time.time():.6f}.{socket.gethostname()}.{os.getpid()}.c{next(_count):06d}"
         self._file = (folder / f"events.out.tfevents.{unique}{suffix}").open("ab")
         self._records = RecordWriter(self._file)
         self._add(Event(file_version=_VERSION))
