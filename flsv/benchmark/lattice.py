@@ -142,7 +142,7 @@ def _vectors(space: ParameterSpace, models: State) -> Tensor:
 def model_scores(
     trainer: L.Trainer, space: ParameterSpace, federation: Federation, vectors: Tensor
 ) -> dict[str, Tensor]:
-    """What models ``[K, P]`` are worth on the server's validation set, float64 ``[K]``: ``"utility"`` and ``"loss"``."""
+    """``"utility"`` and ``"loss"`` of models ``[K, P]`` on the server's validation set, float64 ``[K]``."""
     data = federation.datamodule()
     measure = performance_of(federation.name, federation.performance, federation.mode)
     if isinstance(measure, Performance):

@@ -41,7 +41,7 @@ class Values:
         evaluations: coalitions that each metric asked for.
         fit: the same for the whole fit.
         utility: of the last global model, what the federation measures models by.
-        noticed: fault to int64 ``[n]``, in how many rounds each client was warned of, see :attr:`FederatedLoop.noticed`.
+        noticed: fault to int64 ``[n]``, in how many rounds each client was warned of.
     """
 
     values: dict[str, Tensor]

@@ -1,6 +1,6 @@
 """Ghost dot products: every sample's gradient times a fixed vector, without any sample's gradient.
 
-Wang et al., "Data Shapley in One Training Run", ICLR 2025, section 4.2. There the fixed vector is the gradient of
+Wang et al., "Data Shapley in One Training Run", ICLR 2025. There the fixed vector is the gradient of
 validation samples that are part of the batch; here it is any vector g over the module's parameters. A layer that is
 linear in its parameters, y = f(x; theta), adds to the gradient's product with g for sample z
 

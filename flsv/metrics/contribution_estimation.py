@@ -127,10 +127,10 @@ class ContributionEstimation(ContributionMetric):
 
     def guide(self) -> Guide:
         return Guide(
-            unit='share, sums to 1',
+            unit="share, sums to 1",
             sign="larger: the client's updates and data are less like the others', which bad clients' are, too.",
-            needs='validation samples at every client.',
-            cost='one model evaluated at every client of a round, and products of all updates.',
+            needs="validation samples at every client.",
+            cost="one model evaluated at every client of a round, and products of all updates.",
         )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:

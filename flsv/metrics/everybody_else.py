@@ -17,8 +17,8 @@ from torchmetrics import Metric
 from flsv.functional.everybody_else import everybody_else
 from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric
-from flsv.metrics.guide import Guide
 from flsv.metrics.contribution_estimation import asked_scores
+from flsv.metrics.guide import Guide
 from flsv.metrics.leave_self_out import leave_self_out, secure_sum, shares
 from flsv.participants import Client
 
@@ -101,10 +101,10 @@ class EverybodyElse(ContributionMetric):
 
     def guide(self) -> Guide:
         return Guide(
-            unit='gain in the performance, summed over rounds',
+            unit="gain in the performance, summed over rounds",
             sign="positive: the others' models are better with the client than without it; 0: they have gained nothing.",
-            needs='validation samples at every client; the server sees sums of updates and one number per client.',
-            cost='one model evaluated at every client of a round.',
+            needs="validation samples at every client; the server sees sums of updates and one number per client.",
+            cost="one model evaluated at every client of a round.",
         )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:

@@ -15,8 +15,8 @@ from flsv.functional.cosine_gradient_shapley import cosines
 from flsv.functional.gradient_agreement import gradient_agreement
 from flsv.games.performance import Performance, performance_of
 from flsv.metrics.base import ContributionMetric
-from flsv.metrics.guide import Guide
 from flsv.metrics.federated_shapley import latest
+from flsv.metrics.guide import Guide
 from flsv.round import ClientMatrix, Round
 
 #: The step along an update by which the slope of a logged loss is found.
@@ -106,10 +106,10 @@ class GradientAgreement(ContributionMetric):
 
     def guide(self) -> Guide:
         return Guide(
-            unit='share',
+            unit="share",
             sign="larger: the client's steps lower the validation loss, and go where all go.",
             needs="the server's validation set.",
-            cost='a gradient of the validation loss, and per client two dot products.',
+            cost="a gradient of the validation loss, and per client two dot products.",
         )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:

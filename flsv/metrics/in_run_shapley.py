@@ -92,10 +92,10 @@ class InRunShapley(ContributionMetric):
 
     def guide(self) -> Guide:
         return Guide(
-            unit='fall of the validation loss (nats), summed over rounds',
+            unit="fall of the validation loss (nats), summed over rounds",
             sign="positive: the client's samples lower the validation loss; negative: they raise it.",
             needs="the server's validation set, and clients that report in-run values (InRunValues).",
-            cost='a gradient of the validation loss a round, and ghost products in the steps that clients look at.',
+            cost="a gradient of the validation loss a round, and ghost products in the steps that clients look at.",
         )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
