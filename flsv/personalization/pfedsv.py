@@ -67,6 +67,13 @@ class PFedSV(Personalizer):
             ``mode="extractor"``. Default: the head.
         safeguard: a client keeps its own model where the mixture is less accurate on its validation split, too. Not in
             the paper.
+        game: ``"coalition"`` is the paper's, as above. ``"joining"`` (not in the paper): U(X) is the accuracy of the
+            plain mean of the client's own model and those in X, so that U(empty) is that of its own; equation 6 weighs
+            the others, and the client goes from its own model towards their mixture, in tenths of the way, to where its
+            validation loss is lowest. No score rules a client out: where downloads are chosen, negative ones count
+            as 0.
+        shared: in [0, 1], how far from its own model towards the global one a client starts to train. At 0 (the
+            paper) it trains what it uses; at 1 everybody trains the global model, and the mixture is only used.
 
     Raises:
         ConfigurationError: an argument out of range, ``shared`` or the joining game with what they replace; before the
@@ -195,7 +202,10 @@ classifier=None, safeguard=False, game='coalition', shared=0.0)
 
         def download(client: Client) -> tuple[list[int], Tensor | None]:
             draw = generator_for(round.seed, "pfedsv", round.round_index, client.id)
-            ids = top_k_download(relevance[client.id], available, client.id, self.k, self.explore, draw).tolist()
+            scores = relevance[client.id]
+            if self.game == "joining":  # whoever adds nothing today may do so tomorrow
+                scores = scores.clamp_min(0)
+            ids = top_k_download(scores, available, client.id, self.k, self.explore, draw).tolist()
             others = [self._uploads[i].to(vectors) for i in ids]
             return ids, judged(client, question, others, extractor, generator=draw)
 

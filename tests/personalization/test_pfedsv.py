@@ -240,6 +240,19 @@ def test_joining_against_all_orders() -> None:
     assert accuracy(best) > accuracy(vectors[0].numpy())
 
 
+def test_joining_rules_nobody_out() -> None:
+    """A negative score is no reason not to look again; as many are downloaded as have a positive one, at least one."""
+    relevance = torch.full((4, 4), nan)
+    relevance[0] = torch.tensor([0.5, -0.1, -0.2, nan])
+    method, clients = begun(4, PFedSV(game="joining")), [Judged(i, lambda v: 0.5) for i in range(4)]
+    _, round = play(method, clients, random_models(4), relevance, index=1)
+    assert round.peer_values is not None
+    assert not round.peer_values[0].isnan().any()
+    relevance[0] = torch.tensor([0.5, -0.1, -0.2, -0.3])
+    _, round = play(method, clients, random_models(4), relevance, index=2)
+    assert int((~round.peer_values[0].isnan()).sum()) == 1 + 1
+
+
 def test_who_gains_nothing_by_others_keeps_its_own_model() -> None:
     vectors = random_models(3)
     for accuracy in (closeness(vectors[0]), lambda vector: 0.5):  # others harm, or change nothing
