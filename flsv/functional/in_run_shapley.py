@@ -5,7 +5,7 @@ of a step, and the utility of a part S of them is how much lower the validation 
 
     U(S) = L(w) - L(w - lr sum_{z in S} grad l_z),
 
-in its Taylor expansion around w (the paper's local utility has the other sign). Its Shapley values are, with g and H
+in its Taylor expansion around w. Its Shapley values are, with g and H
 the gradient and the Hessian of L at w (first order: the first term),
 
     phi_z = lr g . grad l_z - lr^2/2 grad l_z^T H sum_j grad l_j.

@@ -102,7 +102,7 @@ class EverybodyElse(ContributionMetric):
     def guide(self) -> Guide:
         return Guide(
             unit="gain in the performance, summed over rounds",
-            sign="positive: the others' models are better with the client than without it; 0: they have gained nothing.",
+            sign="positive: the others' models are better with the client; 0: they have gained nothing.",
             needs="validation samples at every client; the server sees sums of updates and one number per client.",
             cost="one model evaluated at every client of a round.",
         )
