@@ -29,11 +29,11 @@ layers: ## who may import whom
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 test: ## all tests and doctests
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n 2
 
 # Branches and coverage slow tests down, so it is measured on the fast ones, and reported only.
 coverage: ## lines reached by the fast tests, as a report
-	$(PYTHON) -m pytest -q --cov=flsv --cov-report=term:skip-covered \
+	$(PYTHON) -m pytest -q -n 2 --cov=flsv --cov-report=term:skip-covered \
 	  tests/functional tests/metrics tests/aggregation tests/server tests/round tests/sampling tests/test_loop.py
 
 docs: ## the site, into site/; warnings are errors
@@ -57,4 +57,5 @@ flower: ## the tests of Flower, whose pins are its own, in an environment of the
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower
 
-ci: check docs test coverage lowest flower ## all of it
+# Without `lowest`, which downloads another torch and takes as long as the tests.
+ci: check docs test coverage flower ## all of it but the lowest versions
