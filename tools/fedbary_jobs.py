@@ -109,28 +109,30 @@ def results_of(found: Results, cells: Sequence[JobCell], part: str) -> tuple[dic
     return {cell.job: each["result"] for cell, each in there}, sum(each["seconds"] for _, each in there)
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What whole jobs would take, in seconds.
+def counted(cell: JobCell, whole: Setting, root: str) -> tuple[Measured, float]:
+    """Run a short job, and say how many seconds a GPU would take for torch's part at the sizes of ``whole``.
 
-    Args:
-        processor: of one core for everything, transport included: the short run's by the ratio of the work.
-        gpu: of a GPU for torch's operators among it, by counting.
-    """
-
-    processor: float
-    gpu: float
-
-
-def counted(cell: JobCell, whole: Setting, root: str) -> tuple[Measured, Estimate]:
-    """Run a short job, and say what it would take at the sizes of ``whole``.
-
-    A part says in ``work`` how the sizes enter. The transport programmes are solved on the CPU on any machine.
+    A part says in ``work`` how the sizes enter. The transport programmes are solved on the CPU on any machine, and are
+    left out.
     """
     count = Operators()
     with count:
         result = measured(cell, root)
     part = PARTS[cell.column]
     factor = part.work(cell.job, whole) / part.work(cell.job, cell.setting)
-    seconds = max(count.operators * SECONDS_PER_OPERATOR, count.flops / FLOPS_PER_SECOND)
-    return result, Estimate(result["seconds"] * factor, seconds * factor)
+    return result, gpu_seconds(count.operators, count.flops, factor, trains(cell.job))
+
+
+def trains(job: Job) -> bool:
+    """Whether a job is made of federations: then larger sizes are more operators, else they are larger ones."""
+    return job[0] == "contributions" or job[1] in ("filter", *fedbary_time.COMPETITORS)
+
+
+def gpu_seconds(operators: int, flops: int, factor: float, training: bool) -> float:
+    """The longer of launching and computing, for ``factor`` times the work.
+
+    Without training the work is the cube of the samples, of which torch does the square: matrices of distances.
+    """
+    if training:
+        return factor * max(operators * SECONDS_PER_OPERATOR, flops / FLOPS_PER_SECOND)
+    return max(operators * SECONDS_PER_OPERATOR, flops * factor ** (2 / 3) / FLOPS_PER_SECOND)

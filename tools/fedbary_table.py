@@ -67,16 +67,15 @@ def sections(found: Results, jobs: Sequence[JobCell], setting: Setting, image: P
 
 def short(jobs: Sequence[JobCell], whole: Setting, seeds: int, root: str) -> str:
     """Run small jobs, and say what all seeds of the whole ones would take."""
-    found, processor, gpu = {}, 0.0, 0.0
+    found, gpu = {}, 0.0
     for done, job in enumerate(jobs, 1):
-        found[job.key], estimate = counted(job, whole, root)
-        times = 1 if job.column == "time" else seeds
-        processor, gpu = processor + times * estimate.processor, gpu + times * estimate.gpu
+        found[job.key], seconds = counted(job, whole, root)
+        gpu += seconds if job.column == "time" else seeds * seconds
         print(f"{done}/{len(jobs)} {job.column}, {job.row}", flush=True)
     end = (
         f"Each of {len(jobs)} jobs at small sizes. The paper's sizes with {seeds} seeds: about {gpu / 3600:.1f} GPU "
-        "hours for torch's operators, by counting them; transport programmes are solved on the CPU, where all of it "
-        f"takes at most about {processor / 3600:.1f} hours of one core. Scaled from the small sizes, not measured."
+        "hours for torch's operators, by counting them and not measured; what is done once a round is multiplied by "
+        "the batches, too. Transport programmes are solved on the CPU, and are not in it."
     )
     return f"{sections(found, jobs, SHORT, None)}\n\n{end}"
 

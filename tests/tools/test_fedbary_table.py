@@ -198,9 +198,8 @@ def test_what_the_papers_sizes_would_take(tool: ModuleType, tmp_path: Path, caps
     assert "2/2 protocol, barycentre" in text
     assert "GPU hours for torch's operators" in text
     jobs = importlib.import_module("fedbary_jobs")
-    (cell,) = jobs.cells(["protocol"], tool.SHORT, [10])[:1]
-    (_, small), (_, large) = (
-        jobs.counted(cell, replace(tool.SHORT, protocol_samples=20 * times), "") for times in (1, 10)
-    )
-    assert large.gpu == pytest.approx(1000 * small.gpu)
-    assert small.gpu > 0
+    assert jobs.gpu_seconds(100, 1, 8.0, training=True) == pytest.approx(8e-3)
+    assert jobs.gpu_seconds(100, 1, 8.0, training=False) == pytest.approx(1e-3)
+    assert jobs.gpu_seconds(1, 10**12, 8.0, training=False) == pytest.approx(0.2)
+    assert jobs.trains(("removal", "filter", "x", 0))
+    assert not jobs.trains(("time", "S = 100", 5, 0))
