@@ -37,6 +37,7 @@ NOT_RUN = {
     "flwr": "tests/engines/flower does, with its servers",
     "export": "of the shell",
     "flsv bench": "takes minutes; tests/benchmark runs it on small federations",
+    "flsv stress": "the same",
 }
 #: Blocks that are quoted from a file which is tested elsewhere.
 QUOTED = {"fedapp/federation.py": Path(flsv.__file__).parent / "engines/flower/template/fedapp/federation.py"}
@@ -109,7 +110,7 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
 
 def run_command(command: list[str]) -> None:
     """Run one command of flsv or Python; others must be listed as not run."""
-    if command[0] == "flsv" and command[1] != "bench":
+    if command[0] == "flsv" and command[1] not in ("bench", "stress"):
         try:
             status: Any = main(_quiet(command[1:]))
         except SystemExit as stopped:  # of --print_config and --help

@@ -19,11 +19,6 @@ from flsv.functional.round_spread import (
 
 #: Of the intervals in the reports.
 LEVEL = 0.9
-#: What they are of, in the reports.
-MEANING = (
-    "90 % of the spread over the run's rounds, or of the estimator's sampling error where that is larger: not of what "
-    "another seed, other participants or another validation set would change"
-)
 OverRounds = Literal["sum", "momentum", "mean"] | None
 
 

@@ -19,9 +19,9 @@ from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
 from flsv.metrics import ContributionMetric
-from flsv.metrics.intervals import MEANING
 from flsv.reporting.contributions_csv import ContributionsFile, Row
 from flsv.reporting.folder import run_folder
+from flsv.reporting.names import MEANING
 from flsv.reporting.scalars import PER_CLASS, RoundScalars, client_tag, followed
 from flsv.reporting.table import chosen, class_columns, client_columns, make_console, print_table
 from flsv.reporting.tensorboard import Picture, TensorBoardRun, fairness

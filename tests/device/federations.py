@@ -175,7 +175,7 @@ def test_no_batch_costs_a_copy_or_a_wait(tmp_path: Path) -> None:
     """Twice as many batches: more operators, and nothing else."""
     costs(tmp_path / "first", 8)  # some things are looked at once in a process
     few, many = costs(tmp_path / "8", 8), costs(tmp_path / "4", 4)
-    assert many["operators"] > 1.5 * few["operators"]
+    assert many["operators"] > few["operators"] + 1000
     assert (many["to_device"], many["to_host"]) == (few["to_device"], few["to_host"])
     # Three rounds more or less of one look at whether the clients' models agree anywhere; some 40 batches more.
     assert abs(many["waits"] - few["waits"]) <= 3

@@ -7,6 +7,7 @@ as well: Han et al., "Replication-Robust Payoff-Allocation for Machine Learning 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,8 +99,8 @@ class Sybils(_Cheating):
         self.identities, self.split = identities, split
         check_number(self, "identities", identities, least=2, whole=True)
         self.deals_copies = not split
-        if partitioner.num_clients is not None:  # None where the data decide
-            self.num_clients = partitioner.num_clients + identities - 1
+        known: Any = partitioner.num_clients  # None where the data decide
+        self.num_clients = known if known is None else known + identities - 1  # type: ignore[assignment]
 
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
