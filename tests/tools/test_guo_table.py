@@ -252,8 +252,6 @@ def test_full_and_short(
 def test_retrained_coalitions_are_counted(tool: SimpleNamespace) -> None:
     """The estimate for a GPU counts the trainings of coalitions, most of the work."""
     short = {**tool.SHORT, tool.TOTAL: 50, tool.VALIDATION: 0.1}
-    one, all_of_them = (
-        tool.counted(cell_of(tool, row, "mnist, softmax, same"), short, "data")["operators"]
-        for row in ("rebuilt", "retrained")
-    )
-    assert all_of_them > one > 0
+    found = tool.counted(cell_of(tool, "retrained", "mnist, softmax, same"), short, "data")
+    assert found["operators"] > 1000
+    assert found["gpu_seconds"] > 0
