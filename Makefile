@@ -29,7 +29,7 @@ layers: ## who may import whom
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
 test: ## all tests and doctests
-	$(PYTHON) -m pytest -n 2
+	$(PYTHON) -m pytest
 
 # Branches and coverage slow tests down, so it is measured on the fast ones, and reported only.
 coverage: ## lines reached by the fast tests, as a report
