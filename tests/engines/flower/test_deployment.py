@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 
 import lightning as L
@@ -49,10 +50,9 @@ def test_the_template_gives_what_one_process_gives(tmp_path: Path, monkeypatch: 
     L.Trainer(logger=False, accelerator="cpu", **here, **quiet).fit(module, data)
     for name, value in module.state_dict().items():
         torch.testing.assert_close(deployed["state_dict"][name], value, rtol=0, atol=1e-6)
-    rows = [row.split(",") for row in (folder / "runs" / "contributions.csv").read_text().splitlines()]
-    told = {
-        (int(client), column): float(value) for r, name, client, column, value in rows if (r, name) == ("2", "cssv")
-    }
+    with (folder / "runs" / "contributions.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if (row["round"], row["metric"]) == ("2", "cssv")]
+    told = {(int(row["client"]), row["class"]): float(row["value"]) for row in rows}
     cssv = loop.contributions["cssv"]
     for client in range(3):
         for column in range(10):
