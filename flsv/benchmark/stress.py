@@ -84,7 +84,7 @@ def gain(trials: Sequence[Trial], metric: str, level: float = 0.9) -> Gain:
     pairs = np.array([(t.before.get(metric, np.nan), t.after.get(metric, np.nan)) for t in trials]).reshape(-1, 2)
     pairs = 100 * pairs[np.isfinite(pairs).all(1)]
     if not len(pairs):
-        return Gain(*[float("nan")] * 4, 0)
+        return Gain(float("nan"), float("nan"), float("nan"), float("nan"), trials=0)
     difference = pairs[:, 1] - pairs[:, 0]
     half = float("nan")
     if len(pairs) > 1:

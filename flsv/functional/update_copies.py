@@ -11,8 +11,8 @@ look for clients that are too much alike over rounds is the idea of Fung, Yoon, 
 Federated Learning in Sybil Settings", RAID 2020 (FoolsGold), which takes cosines of summed updates; without the mean,
 clients that learn the same well are no suspects.
 
-The mean is everybody's: where a third of a cohort or more sends what nobody else does, what the others have in common is
-not taken out of them as a whole, and they come near to each other.
+The mean is everybody's: where a third of a cohort or more sends what nobody else does, what the others have in common
+is not taken out of them as a whole, and they come near to each other.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 THRESHOLD = 0.7
 """Chosen on digits_sizes, digits_dirichlet and digits_label_noise, of the benchmark's tuning set: honest clients stay
-below 0.62 there, and seven of nine copies reach 0.7 within ten rounds, most of them in the first."""
+below 0.62 there, and eight of nine copies reach 0.7 within ten rounds, most of them in the first."""
 
 
 def products_without_mean(gram: Tensor) -> Tensor:

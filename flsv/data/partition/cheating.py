@@ -100,7 +100,7 @@ class Sybils(_Cheating):
         check_number(self, "identities", identities, least=2, whole=True)
         self.deals_copies = not split
         known: Any = partitioner.num_clients  # None where the data decide
-        self.num_clients = known if known is None else known + identities - 1
+        self.num_clients = known and known + identities - 1
 
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
