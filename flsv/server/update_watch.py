@@ -146,7 +146,8 @@ class UpdateWatch:
                     if self._exclude_copies
                     else "aggregated, and measured, as several, for want of exclude_copies=True."
                 )
-                what = f"{self._name(ALIKE, members)} {ALIKE} in round {round_index} (similarity {most:.2f})"
+                when = f"(similarity {most:.2f})" if most >= self._copy_threshold else "or before"
+                what = f"{self._name(ALIKE, members)} {ALIKE} in round {round_index} {when}"
                 warning.append(f"{what}: {rest}")
         return later
 
