@@ -94,14 +94,29 @@ class Remote:
             ) from error
 
     def test(self, round_index: int, models: Mapping[int, Instruction]) -> dict[int, float]:
-        """The accuracy of every site's own model on its own test samples; who does not reply is missing."""
+        """The accuracy of every site's own model on its own test samples; who does not reply, or sends something else,
+        is named in a warning and missing."""
         facts = {**self._facts, "clients": len(self.directory.names)}
         packets = {}
         for site, told in models.items():
             packet = instruction_packet(told, facts, None)
             packets[site] = Packet("test", packet.plain, packet.tensors)
-        replies = self.directory.exchange(packets)
-        return {s: float(r.plain["accuracy"]) for s, r in replies.items() if not isinstance(r, str)}
+        found: dict[int, float] = {}
+        for site, reply in self.directory.exchange(packets).items():
+            try:
+                if isinstance(reply, str):
+                    raise BadReply(reply)
+                accuracy = float(reply.plain["accuracy"])
+                if accuracy < 0 or accuracy > 1:  # NaN: it has no test samples
+                    raise BadReply(f"its accuracy is {accuracy}")
+                found[site] = accuracy
+            except (BadReply, KeyError, TypeError, ValueError) as why:
+                said = why if isinstance(why, BadReply) else f"its reply lacks or garbles {why}"
+                warnings.warn(
+                    f"site {self.directory.names[site]!r} (client {site}) has not tested its model: {said}.",
+                    stacklevel=2,
+                )
+        return found
 
     @property
     def _facts(self) -> dict[str, Any]:

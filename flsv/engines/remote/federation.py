@@ -142,7 +142,12 @@ class RemoteFederation(OneProcess):
         """Pictures of a site's data stay there."""
 
     def received(self) -> dict[int, Tensor]:
-        return {i: told.start for i, told in self._everybody().items() if told.start is not None}
+        """Without the models that are at their sites alone."""
+        personalizer, state = self._strategies.get("personalizer"), self._state
+        if personalizer is None:
+            return {}
+        known = {client: personalizer.used(client, state) for client in range(state.num_clients)}
+        return {i: model for i, model in known.items() if model is not None and model is not state.model()}
 
     def _everybody(self) -> dict[int, Instruction]:
         return self.server.instruct(range(self._state.num_clients), self._state)
