@@ -32,7 +32,7 @@ CAVEATS: Mapping[str, tuple[str, ...]] = {
     ),
     "EverybodyElse": (
         "It rests on the reports of the others, on their own validation samples, which nobody else can check.",
-        "Who does nothing shares in what the others gain from each other: values lie close together, and a client whose "
+        "Who does nothing shares in what the others gain from each other: values lie close together. A client whose "
         "data are unlike the others' can have a high one because they are rare, or because they are wrong.",
         "Values are summed over the rounds in which a client took part: who was drawn more often can have more.",
     ),
@@ -47,8 +47,8 @@ CAVEATS: Mapping[str, tuple[str, ...]] = {
     "DecayedShapley": (_GAME, "Earlier rounds count more than later ones, by the decay that was set.", _COPIES),
     "LowerBoundShapley": (
         _GAME,
-        "It is what a client is worth a round at least, not what it is worth: few rounds, or values that swing, make it "
-        "lower.",
+        "It is what a client is worth a round at least, not what it is worth: few rounds, and values that swing, lower "
+        "it.",
         _COPIES,
     ),
     "OneRoundShapley": (_GAME, "It is one game at the end of the run, on sums of updates: models that nobody trained."),
