@@ -372,6 +372,41 @@ def test_who_sends_garbage_is_left_out_of_the_round(tmp_path: Path, kind: str) -
     assert loop.contributions["cssv"].isfinite().all()
 
 
+@pytest.mark.parametrize("why", ["late", "excluded"])
+def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, why: str) -> None:
+    """A site's control variate moves only with the server's, whether its update is lost or excluded. The server is
+    killed and goes on from its checkpoint, too."""
+
+    def make() -> FederatedLoop:
+        return shapfed(
+            aggregator=FedAvg("uniform"), metrics={}, client_algorithm=SCAFFOLD(), exclude_outliers=why == "excluded"
+        )
+
+    def huge(reply: Packet) -> Packet:
+        return Packet("update", reply.plain, {**reply.tensors, "vector": 1e6 * reply.tensors["vector"]})
+
+    what = {"late": lambda reply: None, "excluded": huge}[why]
+
+    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
+        hit = packet.kind == "train" and address == 101 and packet.plain["round"] in (1, 2)
+        return what(reply) if hit else reply
+
+    remote = Remotely(tmp_path, make)
+    remote.transport.spoil = spoil
+    checkpoint = ModelCheckpoint(tmp_path / "ckpt", save_last=True)
+    with pytest.warns(UserWarning, match="left out of"):
+        remote.fit(rounds=3, callbacks=[checkpoint], enable_checkpointing=True)
+    loop = remote.fit(
+        rounds=4, callbacks=[checkpoint], enable_checkpointing=True, ckpt_path=tmp_path / "ckpt/last.ckpt"
+    )
+    assert loop.participations.tolist() == [4, 2, 4]
+    kept = [torch.load(tmp_path / "sites" / name / "state.pt", weights_only=True)["rounds"] for name in NAMES]
+    assert sorted(kept[1]) == [0, 3]
+    own = torch.stack([rounds[3]["state"]["control_variate"] for rounds in kept])
+    variate = loop.state_dict()["strategies"]["client_algorithm"]["variate"]
+    torch.testing.assert_close(variate, own.mean(0), rtol=1e-5, atol=1e-6)
+
+
 def test_a_model_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     def poison(reply: Packet) -> Packet:
         return Packet("update", reply.plain, {**reply.tensors, "vector": reply.tensors["vector"] * float("nan")})
