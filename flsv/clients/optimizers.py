@@ -134,6 +134,10 @@ class ClientOptimizers:
                 self._paces[client] = pace
         self.discard()
 
+    def forget(self, client: int) -> None:
+        """Forget what one client left in the round."""
+        self._staged = [left for left in self._staged if left[0] != client]
+
     def discard(self) -> None:
         """Forget what the round's clients left, and leave no client's state in the shared optimizers."""
         self.leave()

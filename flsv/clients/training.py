@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -95,6 +95,14 @@ class CohortTraining:
         else:
             self.updates.append(update)
         self._visited += 1
+
+    def leave_out(self, clients: Collection[int]) -> None:
+        """The server has left out what these clients sent: it is as if they had not taken part."""
+        if self.updates and self.updates[0].client_id in clients:
+            self.local.next_buffers = None  # counters of the first client: they stay as they were before the round
+        for client in clients:
+            self._roster.forget(client)
+            self.local.optimizers.forget(client)
 
     def end_round(self, vector: Tensor) -> None:
         """The round is complete: the module becomes the next global model."""

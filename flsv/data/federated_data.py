@@ -189,12 +189,12 @@ def deal(
         named[1],
         source.clients,
     )
+    if (source.fitted is not None or source.pooled) and len(splits.clients) == 1:
+        raise ConfigurationError(
+            "A table of one site alone cannot be encoded: means, deviations and categories are agreed upon with "
+            "all sites. Give numbers that are encoded already: arrays (X, y), or a data set."
+        )
     if source.fitted is not None:
-        if len(splits.clients) == 1:
-            raise ConfigurationError(
-                "A table of one site alone cannot be encoded: means, deviations and categories are agreed upon with "
-                "all sites. Give numbers that are encoded already: arrays (X, y), or a data set."
-            )
         fitted = source.fitted(splits)
         source = replace(source, train=fitted.train, val=fitted.val, test=fitted.test)
     unknown = unknown_classes(corruptions)

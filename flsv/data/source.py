@@ -210,6 +210,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         class_names=class_names_of(loader.dataset),
         train_options=_options(loader),
         eval_options={**eval_options, "drop_last": False},
+        pooled=getattr(module, "pooled_inputs", False),
     )
 
 

@@ -28,6 +28,7 @@ class SourceData:
         groups: number of each training sample's group, int64 ``[N]``, where the source itself says what they are.
         group_names: their names, by number.
         clients: whether these groups are the clients that somebody gave: none may be lost, none dealt anew.
+        pooled: whether inputs were made with numbers of all training samples, such as their means.
         fitted: the same data with inputs that could not be made before it was known who trains on which sample; None
             where the inputs are there.
     """
@@ -43,4 +44,5 @@ class SourceData:
     groups: Tensor | None = None
     group_names: tuple[str, ...] = ()
     clients: bool = False
+    pooled: bool = False
     fitted: Callable[[FederatedSplits], SourceData] | None = None

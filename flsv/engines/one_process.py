@@ -270,19 +270,18 @@ class OneProcess:
         """
         state, training = self._state, self.clients
         training.local.end_visits()
-        round = self.server.finish(
-            self.server.collect(
-                training.updates,
-                training.matrix,
-                self._instructions,
-                state,
-                self.roster.clients,
-                self.roster.server,
-                self._chances,
-                training.broken,
-            ),
+        round = self.server.collect(
+            training.updates,
+            training.matrix,
+            self._instructions,
             state,
+            self.roster.clients,
+            self.roster.server,
+            self._chances,
+            training.broken,
         )
+        training.leave_out({update.client_id for update in training.updates} - set(round.client_ids.tolist()))
+        round = self.server.finish(round, state)
         assert round.server_vector is not None
         assert round.aggregation_weights is not None
         ids = round.client_ids.cpu()

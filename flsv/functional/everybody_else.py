@@ -47,13 +47,13 @@ def everybody_else(gains: Tensor) -> Tensor:
     .. math:: v_i = \frac1{k-1} \sum_{j \ne i} g_j
 
     with :math:`g_j` what client *j* gains from everybody else. The values sum to the gains; a client's own report is
-    not in its own value.
+    not in its own value. Where some gains are not known, the mean is over the others that are.
 
     Args:
-        gains: ``[k]``.
+        gains: ``[k]``, NaN where it is not known.
 
     Returns:
-        ``[k]``; 0 for a client that is alone.
+        ``[k]``; 0 for a client that is alone, NaN where none of the others' gains is known.
 
     Raises:
         ValueError: not a vector.
@@ -61,10 +61,13 @@ def everybody_else(gains: Tensor) -> Tensor:
     Example:
         >>> everybody_else(torch.tensor([0.1, 0.2, 0.3]))
         tensor([0.2500, 0.2000, 0.1500])
+        >>> everybody_else(torch.tensor([0.1, 0.2, float("nan")]))
+        tensor([0.2000, 0.1000, 0.1500])
     """
     if gains.ndim != 1:
         raise ValueError(f"expected gains [k], got {list(gains.shape)}.")
     if len(gains) < 2:
         return torch.zeros_like(gains)
-    others = gains.expand(len(gains), -1).masked_fill(torch.eye(len(gains), dtype=torch.bool, device=gains.device), 0)
-    return others.sum(dim=1) / (len(gains) - 1)
+    own = torch.eye(len(gains), dtype=torch.bool, device=gains.device)
+    known = ~(gains.isnan() | own)
+    return gains.expand(len(gains), -1).masked_fill(~known, 0).sum(dim=1) / known.sum(dim=1)

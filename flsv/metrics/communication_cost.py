@@ -8,7 +8,8 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from flsv.arguments import check_number
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.guide import Guide
 from flsv.metrics.plot import plot_contributions
+from flsv.round import Round
 
 
 class CommunicationCost(ContributionMetric):
@@ -62,6 +64,19 @@ class CommunicationCost(ContributionMetric):
             check_number(self, "bytes_per_parameter", bytes_per_parameter, above=0)
         self.bytes_per_parameter = bytes_per_parameter
         super().__init__(num_clients, **kwargs)
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update``: with the traffic of clients whose updates were
+        left out."""
+        return {
+            "client_ids": "reached",
+            **{
+                f"{way}loaded{unit}": partial(_crossed, way=way, unit=unit)
+                for way in ("up", "down")
+                for unit in ("", "_bytes")
+            },
+        }
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         # Whole bytes: their sums go beyond float32's whole numbers, and not every device has float64.
@@ -154,6 +169,13 @@ class CommunicationCost(ContributionMetric):
             "sort": sort,
         }
         return plot_contributions(total, ax, "parameters sent and received", **style)
+
+
+def _crossed(round: Round, way: Literal["up", "down"], unit: str) -> Tensor:
+    """``[r]``, with everybody who was reached."""
+    assert round.channel is not None
+    count = round.channel.bytes if unit else round.channel.numbers
+    return count(round.reached.tolist(), way).to(round.reached.device)
 
 
 def _any(stretches: Tensor) -> Tensor:

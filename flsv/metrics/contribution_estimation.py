@@ -6,6 +6,7 @@ Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.guide import Guide
 from flsv.metrics.leave_self_out import leave_self_out, secure_sum, shares
-from flsv.participants import Client, converse
+from flsv.participants import Client, NoAnswer, converse
 from flsv.round import ClientMatrix
 
 
@@ -48,7 +49,8 @@ class ContributionEstimation(ContributionMetric):
     the aggregate is judged in its own round, where the client judges it at the beginning of its next one, and the score
     0 that every client's mean starts with there is part of the mean here; the others' directions are weighed as they
     are in the aggregate (``consensus="weights"``), which is what the code's comments say, while the code has equal
-    weights in all rounds (``"uniform"``).
+    weights in all rounds (``"uniform"``). A client at a site of its own that does not answer has no score: in its own
+    estimate the round does not count.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -153,15 +155,16 @@ class ContributionEstimation(ContributionMetric):
         if isinstance(client_updates, Tensor):
             client_updates = ClientMatrix(client_updates, [torch.zeros_like(client_updates[0])] * len(client_updates))
         weights = shares(aggregation_weights)
-        scores = asked_scores(clients, aggregate, weights, partial(leave_self_out, performance=self.performance))
-        scores = scores.to(self.scores)
+        scores, said = asked_scores(clients, aggregate, weights, partial(leave_self_out, performance=self.performance))
+        scores, said = scores.to(self.scores), said.to(client_ids.device)
         if bool(((scores < 0) | (scores > 1)).any()):
             raise ValueError(
                 f"FedCE's error is 1 - score, of a score in [0, 1]; performance={self.performance!r} gave "
                 f"{scores.tolist()}."
             )
         consensus = weights if self.consensus == "weights" else torch.full_like(weights, 1 / len(weights))
-        cosines = leave_one_out_cosines(client_updates.gram(), consensus)
+        cosines = leave_one_out_cosines(client_updates.gram(), consensus).to(client_ids.device)[said]
+        client_ids = client_ids[said]
         self.cosines, self.scores, self.seen = self.cosines.clone(), self.scores.clone(), self.seen.clone()
         self.cosines[client_ids] += cosines.to(self.cosines)
         self.scores[client_ids] += scores
@@ -192,14 +195,33 @@ class ContributionEstimation(ContributionMetric):
         )
 
 
-def asked_scores(clients: Sequence[Client], aggregate: Tensor, weights: Tensor, question: Any) -> Tensor:
-    """``[k]``: every client's answer about the aggregate ``[P]`` without its part, of weight ``weights[i]``."""
+def asked_scores(clients: Sequence[Client], aggregate: Tensor, weights: Tensor, question: Any) -> tuple[Tensor, Tensor]:
+    """What clients answer about the aggregate ``[P]`` without their part, of weight ``weights[i]``.
+
+    Returns:
+        float64 ``[a]`` of those that have answered, in their order, and bool ``[k]`` who that is. Who is at a site of
+        its own and has not is named in a warning.
+    """
     own = dict(zip([client.id for client in clients], weights.tolist()))
-    answers = torch.stack(converse(clients, lambda client: client.ask(question, aggregate, own[client.id])))
-    broken = [client.id for client, answer in zip(clients, answers.tolist()) if not math.isfinite(answer)]
+
+    def asked(client: Client) -> Tensor | None:
+        try:
+            answer = client.ask(question, aggregate, own[client.id])
+            if not isinstance(answer, Tensor) or answer.numel() != 1:
+                raise NoAnswer(f"client {client.id} was asked for a number and answered {answer!r:.80}.")
+        except NoAnswer as why:
+            warnings.warn(f"{why} What others are worth to it is not known in this round.", stacklevel=2)
+            return None
+        return answer.double().reshape(())
+
+    told = converse(clients, asked)
+    said = torch.tensor([answer is not None for answer in told], dtype=torch.bool)
+    answers = torch.stack([*(each for each in told if each is not None), weights.new_zeros(())])[:-1]
+    spoke = [client for client, spoken in zip(clients, said.tolist()) if spoken]
+    broken = [client.id for client, answer in zip(spoke, answers.tolist()) if not math.isfinite(answer)]
     if broken:
         raise ValueError(
             f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
             "cannot be made of it. Measure by a bounded score (performance='accuracy'), or lower the learning rate."
         )
-    return answers
+    return answers, said

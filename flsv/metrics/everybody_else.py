@@ -48,7 +48,10 @@ class EverybodyElse(ContributionMetric):
 
     As input to ``update``: ``client_ids [k]``, ``aggregation_weights [k]``, ``aggregate [P]`` (the models' average by
     these weights) and the ``clients``. ``compute`` gives ``[num_clients]``, in the score's unit; NaN for clients never
-    seen. ``diagnostics`` holds what each client has gained.
+    seen. ``diagnostics`` holds what each client has gained, in the rounds in which it has said so.
+
+    A client at a site of its own that does not answer leaves the mean over the others' gains to those that do; its own
+    value needs no report of its own.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -120,10 +123,13 @@ class EverybodyElse(ContributionMetric):
         if [client.id for client in clients] != client_ids.tolist():
             raise ValueError(f"clients {[c.id for c in clients]} are not those of client_ids={client_ids.tolist()}.")
         question = partial(leave_self_out, performance=self.performance, gain=True)
-        gains = asked_scores(clients, aggregate, shares(aggregation_weights), question).to(self.gains)
+        gains, said = asked_scores(clients, aggregate, shares(aggregation_weights), question)
+        gains, said = gains.to(self.gains), said.to(self.gains.device)
         self.total, self.gains, self.seen = self.total.clone(), self.gains.clone(), self.seen.clone()
-        self.gains[client_ids] += gains
-        values = everybody_else(gains)
+        self.gains[client_ids[said.to(client_ids.device)]] += gains
+        values = everybody_else(self.gains.new_full((len(said),), float("nan")).masked_scatter(said, gains))
+        known = ~values.isnan()
+        client_ids, values = client_ids[known.to(client_ids.device)], values[known]
         self.total[client_ids] += values
         self._note(client_ids, values)
         self.seen[client_ids] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,8 @@ from flsv.functional.lower_bound import lower_bound
 from flsv.functional.shapley import ShapleyEstimate
 from flsv.games.performance import Mode
 from flsv.metrics.cumulative_shapley import CumulativeShapley
-from flsv.metrics.federated_shapley import Weighting
+from flsv.metrics.federated_shapley import PartialFederatedShapley, Weighting
+from flsv.metrics.guide import Guide
 from flsv.metrics.intervals import OverRounds
 
 
@@ -104,6 +106,11 @@ class LowerBoundShapley(CumulativeShapley):
             mode=mode,
             **kwargs,
         )
+
+    def guide(self) -> Guide:
+        told = PartialFederatedShapley.guide(self)
+        sign = "what a round gains by the client at least; below 0: it is not established that it gains anything."
+        return replace(told, unit=f"{told.unit} a round, lower bound", sign=sign)
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         super().init_states(num_clients, num_classes)

@@ -53,6 +53,12 @@ class PrivacyLoss(ContributionMetric):
         self.privacy = privacy
         super().__init__(num_clients, None, **kwargs)
 
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update``: an update that the server leaves out has been
+        shared all the same."""
+        return {"client_ids": "senders"}
+
     def guide(self) -> Guide:
         return Guide(
             unit="epsilon spent",

@@ -89,6 +89,11 @@ class Personalizer(Strategy):
         """At the client: the model ``[P]`` that it uses, and is tested with. By default the one that it starts from."""
         return self.receive(local, instruction)
 
+    def used(self, client: int, state: FederationState) -> Tensor | None:
+        """At the server: the model ``[P]`` that a client uses, as far as the server knows it; None: only the client has
+        it. By default the one that it starts from."""
+        return self.start(client, state)
+
     def keep(self, local: LocalData) -> None:
         """At the client, after its training: put what it will go on from into its state, where that is its own."""
 

@@ -177,6 +177,9 @@ classifier=None, safeguard=False, game='coalition', shared=0.0)
             return local.state[OWN_MODEL]
         return self.receive(local, instruction)
 
+    def used(self, client: int, state: FederationState) -> Tensor | None:
+        return None if self.shared and client in self._uploads else self.start(client, state)
+
     def personalize(self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]) -> Personalized:
         assert round.server_vector is not None
         assert round.clients is not None

@@ -19,10 +19,22 @@ CAVEATS: Mapping[str, tuple[str, ...]] = {
         "not measure what the model gains by the client, and who agrees with the majority has high values.",
         "A class that a client does not have has a value all the same, of little meaning.",
     ),
+    "ContributionEstimation": (
+        "It says how different a client is from the others, not how useful: noise, wrong labels and updates of nothing "
+        "are different, too, and have high values.",
+        "Values are shares: one client's value changes when another's does. Every client judges on its own validation "
+        "samples, which nobody else can check.",
+    ),
     "CosineGradientShapley": (
         "It compares the direction of a client's update with that of all. It does not measure what the model gains by "
         "the client, and who agrees with the majority has high values.",
         "Values are normalised over the clients: one client's value changes when another's does.",
+    ),
+    "EverybodyElse": (
+        "It rests on the reports of the others, on their own validation samples, which nobody else can check.",
+        "Who does nothing shares in what the others gain from each other: values lie close together. A client whose "
+        "data are unlike the others' can have a high one because they are rare, or because they are wrong.",
+        "Values are summed over the rounds in which a client took part: who was drawn more often can have more.",
     ),
     "FederatedShapley": (_GAME, _SHARED_OUT, _COPIES),
     "PartialFederatedShapley": (_GAME, _SHARED_OUT, _COPIES),
@@ -32,11 +44,29 @@ CAVEATS: Mapping[str, tuple[str, ...]] = {
         "Values are summed over the rounds in which a client took part: who was drawn more often can have more.",
         _COPIES,
     ),
-    "DecayedShapley": (_GAME, "Later rounds count more than earlier ones, by the decay that was set.", _COPIES),
+    "DecayedShapley": (_GAME, "Earlier rounds count more than later ones, by the decay that was set.", _COPIES),
+    "LowerBoundShapley": (
+        _GAME,
+        "It is what a client is worth a round at least, not what it is worth: few rounds, and values that swing, lower "
+        "it.",
+        _COPIES,
+    ),
     "OneRoundShapley": (_GAME, "It is one game at the end of the run, on sums of updates: models that nobody trained."),
+    "GradientAgreement": (
+        "One half compares the direction of a client's update with that of all, the other says by how much its updates "
+        "lower the server's validation loss, to first order: another validation set gives other values.",
+        "Both halves grow with the client's number of samples, as the client itself states it.",
+        "Values are shares: one client's value changes when another's does.",
+    ),
     "GradientShapley": (
         _GAME,
         "It is exact for an expansion of the loss of first or second order, which holds for small updates.",
+    ),
+    "InRunShapley": (
+        _GAME,
+        "It is exact for an expansion of the loss of first or second order, which holds for small updates.",
+        "Which classes a value comes from is the client's own report. Values are summed over the rounds in which a "
+        "client took part: who was drawn more often can have more.",
     ),
     "LeaveOneOut": (
         _GAME,

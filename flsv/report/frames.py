@@ -18,8 +18,8 @@ COLUMNS = ("round", "metric", "client", "client_name", "class", "class_name", "v
 def read_run(path: str | Path) -> pandas.DataFrame:
     """What a run has measured, one row per round, metric, client and class.
 
-    A value is there in the rounds in which it changed, as in ``contributions.csv``: to have it in every round, pivot
-    and fill forward.
+    A value is there in the rounds in which it changed, or its interval did, as in ``contributions.csv``: to have it in
+    every round, pivot and fill forward.
 
     Args:
         path: the run's folder, see :func:`flsv.report.open_run`; also a killed run's.

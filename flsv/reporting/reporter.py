@@ -1,8 +1,8 @@
 """What a run writes: scalars to every logger, TensorBoard's tabs, rows to ``contributions.csv``, a last table.
 
-A client's value, once measured, stays until it is measured again. It is written in the rounds in which it changes: with
-10 of 1,000 clients in a round 10 rows, not 1,000 (where no value depends on the others', as a share does). What belongs
-to one round, such as a weight or a norm, is written in that round.
+A client's value, once measured, stays until it is measured again. It is written in the rounds in which it changes, or
+its interval does: with 10 of 1,000 clients in a round 10 rows, not 1,000 (where no value depends on the others', as a
+share does). What belongs to one round, such as a weight or a norm, is written in that round.
 """
 
 from __future__ import annotations

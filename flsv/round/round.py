@@ -48,7 +48,8 @@ class Round:
 
     What is known only after a stage says so (:func:`flsv.round.after`): a metric that asks for ``server_*`` or
     ``aggregation_weights`` is updated after aggregation, and weighs the next round; one that asks for ``peer_values``
-    after personalisation, and one that asks for ``uploaded`` or ``downloaded`` when everything has crossed.
+    after personalisation, and one that asks for ``uploaded``, ``downloaded`` or ``reached`` when everything has
+    crossed.
 
     Beside these names a metric may ask for whatever a strategy lets the clients report
     (:attr:`flsv.strategy.Strategy.reports`).
@@ -73,6 +74,7 @@ class Round:
         channel: counts what crosses; None outside of a fit.
         server_vector: ``[P]``, the next global model; None before aggregation.
         aggregation_weights: ``[k]``, the clients' weights in it; None before aggregation.
+        left_out: ids of the clients that have sent an update, too, and were excluded.
         peer_values: ``[k, n]``, what every client of the cohort found every client's model to be worth to it, NaN for
             those it did not look at; None where clients do not judge each other.
     """
@@ -96,6 +98,7 @@ class Round:
     server_vector: Tensor | None = None
     aggregation_weights: Tensor | None = None
     peer_values: Tensor | None = None
+    left_out: Sequence[int] = ()
 
     def __len__(self) -> int:
         """k, the size of the cohort."""
@@ -140,6 +143,11 @@ class Round:
         if self.chances is None:
             return torch.ones(len(self), device=self.client_ids.device)
         return self.chances().to(self.client_ids.device)[self.client_ids]
+
+    @cached_property
+    def senders(self) -> Tensor:
+        """``[s]`` integers: who has sent an update, the cohort first, then who was excluded."""
+        return torch.cat([self.client_ids, self.client_ids.new_tensor(list(self.left_out))])
 
     @cached_property
     def utility(self) -> Any:
@@ -244,6 +252,14 @@ class Round:
         """float64 ``[k]``: what every client has received in this round, in bytes."""
         return self._channel.bytes(self.client_ids.tolist(), "down").to(self.client_ids.device)
 
+    @cached_property
+    @after("exchange")
+    def reached(self) -> Tensor:
+        """``[r]`` integers: who has received or sent anything, the cohort first, then who was excluded, or sent nothing
+        that is finite."""
+        others = (message.client for message in self._channel.messages)
+        return self.client_ids.new_tensor(list(dict.fromkeys([*self.client_ids.tolist(), *others])))
+
     @property
     def _channel(self) -> Channel:
         if self.channel is None:
@@ -289,7 +305,7 @@ def started_from(local: LocalData) -> Tensor:
 known_after(("server_vector", "aggregation_weights"), "aggregation")
 known_after(("peer_values",), "personalization")
 _DERIVED = derived(Round)
-_INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports"}
+_INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports", "left_out"}
 #: What a metric's ``update`` may name.
 VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - _INTERNAL)
 HEAD_FIELDS = {name for name in _DERIVED if "_head" in name}

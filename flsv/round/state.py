@@ -27,6 +27,9 @@ class FederationState:
         participations: int64 ``[n]``, the number of rounds that each client's update was part of.
         chunk: how many models are evaluated at once; None: not known, or one by one. By memory, and batched kernels
             round by it: so a resumed run must not find another.
+        likeness: float64 ``[3, n, n]``, see :class:`flsv.server.update_watch.UpdateWatch`; None where nobody compares.
+        counted: client id to the last round whose update the server has taken in, -1 for none, where the clients keep
+            their states themselves; empty where they are kept here.
     """
 
     num_clients: int = 0
@@ -41,6 +44,7 @@ class FederationState:
     participations: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     chunk: int | None = None
     likeness: Tensor | None = None
+    counted: dict[int, int] = field(default_factory=dict)
 
     def model(self) -> Tensor:
         """The global model.
@@ -70,6 +74,7 @@ class FederationState:
             "cohort": list(self.cohort),
             "chunk": self.chunk,
             **({} if self.likeness is None else {"likeness": self.likeness}),
+            **({"counted": dict(self.counted)} if self.counted else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -78,5 +83,6 @@ class FederationState:
         self.weights, self.client_accuracy = state["weights"], state["client_accuracy"]
         self.participations, self.cohort = state["participations"].clone(), list(state["cohort"])
         self.chunk = state.get("chunk")
+        self.counted = dict(state.get("counted", {}))
         likeness = state.get("likeness")
         self.likeness = None if likeness is None else likeness.cpu()

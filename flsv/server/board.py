@@ -22,6 +22,8 @@ GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products"}
 APART_FROM_UPDATES = {
     "round_index",
     "client_ids",
+    "senders",
+    "reached",
     "num_samples",
     "global_vector",
     "losses",

@@ -116,10 +116,11 @@ class RoundServer:
             for name, value in update.reports.items():
                 self.channel.send(update.client_id, "up", name, value)
         keep = self._judged(updates, matrix, broken, instructions, state.round_index)
-        if not keep.all():
+        left_out = [update.client_id for update, kept in zip(updates, keep.tolist()) if not kept]
+        if left_out:
             updates, matrix = [update for update, kept in zip(updates, keep.tolist()) if kept], matrix[keep]
         if not updates:
-            excluded = "" if keep.all() else ", or one that is far too large"
+            excluded = "" if not left_out else ", or one that is far too large"
             raise RuntimeError(
                 f"round {state.round_index}: every client of the cohort returned a model with NaN or infinite entries"
                 f"{excluded}. {self.watch.hint()}"
@@ -157,6 +158,7 @@ class RoundServer:
             chances=chances,
             games=self.games,
             channel=self.channel,
+            left_out=left_out,
         )
 
     def _judged(

@@ -238,6 +238,8 @@ def test_a_path_and_a_site(tmp_path):
     assert ready(file, label="ill", groups=[i % 3 for i in range(40)]).num_clients == 3
     with pytest.raises(ConfigurationError, match="A table of one site alone cannot be encoded"):
         ready(file, OneClient(), label="ill")
+    with pytest.raises(ConfigurationError, match="A table of one site alone cannot be encoded"):
+        ready(TableData(str(file), "ill"), OneClient())
     with pytest.raises(ConfigurationError, match="the path of a file or a folder, arrays .X, y., a DataFrame"):
         ready(None)
 

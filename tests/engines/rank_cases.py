@@ -25,7 +25,7 @@ from torch.utils.data import TensorDataset
 from toys import CLASSES, Plain, adam, network, toy_data, toy_sets
 
 from flsv.aggregation import FedAvg, ShapFedWA, ShapleyWeighted
-from flsv.attacks import Attack, SignFlip
+from flsv.attacks import Attack, Scaling, SignFlip
 from flsv.cli import main
 from flsv.clients.algorithms import SCAFFOLD, InRunValues
 from flsv.data import FederatedDataModule, SizePartitioner
@@ -232,6 +232,18 @@ def one_broken() -> Case:
     return FederatedLoop(attacks=[Broken(clients=[0])], client_optimizer="keep", seed=3), Plain(), five(), {}
 
 
+def one_excluded() -> Case:
+    """The cohort's first: its variate stays as it was, and BatchNorm's counter as it was before the round."""
+    loop = FederatedLoop(
+        FedAvg(weighting="uniform"),
+        client_algorithm=SCAFFOLD(),
+        attacks=[Scaling(1e6, clients=[0])],
+        exclude_outliers=True,
+        seed=3,
+    )
+    return loop, Plain(network(), plain_sgd), five(), {}
+
+
 def broken_rank() -> Case:
     # Of four clients of one size, the second and the fourth are on rank 1 of two, the second alone on rank 1 of three.
     return FederatedLoop(attacks=[Broken(clients=[1, 3])], seed=3), Logging(), toy_data((1, 1, 1, 1)), {}
@@ -252,6 +264,7 @@ CASES: dict[str, Callable[[], Case]] = {
         two_clients,
         manual,
         one_broken,
+        one_excluded,
         broken_rank,
     )
 }

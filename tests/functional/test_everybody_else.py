@@ -21,6 +21,11 @@ def test_the_others_average(k: int) -> None:
         torch.testing.assert_close(found, expected)
 
 
+def test_little_of_the_others_is_something() -> None:
+    others = without_own(torch.tensor([0.999], dtype=torch.float64), torch.ones(1, dtype=torch.float64), 0.9999)
+    torch.testing.assert_close(others, torch.tensor([-9.0], dtype=torch.float64), rtol=1e-9, atol=0)
+
+
 def test_nobody_else() -> None:
     assert without_own(torch.ones(3), torch.ones(3), 1.0) is None
     assert torch.equal(without_own(torch.ones(3), torch.zeros(3), 0.0), torch.ones(3))
@@ -40,3 +45,10 @@ def test_values_sum_to_the_gains_and_no_report_is_in_its_own_value() -> None:
     assert everybody_else(torch.tensor([0.4])).tolist() == [0]
     with pytest.raises(ValueError, match=r"expected gains \[k\]"):
         everybody_else(torch.zeros(2, 2))
+
+
+def test_the_mean_is_over_those_who_have_said() -> None:
+    nan = float("nan")
+    assert everybody_else(torch.tensor([0.5, nan, 0.25, nan])).tolist() == [0.25, 0.375, 0.5, 0.375]
+    assert everybody_else(torch.tensor([nan, 0.25])).tolist()[0] == 0.25
+    assert everybody_else(torch.tensor([nan, 0.25]))[1].isnan()

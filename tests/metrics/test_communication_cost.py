@@ -2,8 +2,11 @@
 
 import pytest
 import torch
+from toys import fit, toy_data
 
+from flsv.attacks import Attack
 from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
 from flsv.metrics import CommunicationCost
 
 ROUNDS = [
@@ -101,3 +104,30 @@ def test_measured_bytes_count_unless_a_size_is_given():
     assert half.diagnostics()["bytes_up"] == 40
     with pytest.raises(ValueError, match="uploaded_bytes"):
         metric.update(ids, up, down, sizes[0][:1], sizes[1])
+
+
+class Spoils(Attack):
+    """A client's update is not finite, or far too large."""
+
+    def __init__(self, client, factor):
+        super().__init__([client])
+        self.factor = factor
+
+    def attack(self, update, round_index, generator):
+        return update * self.factor
+
+
+def test_what_is_left_out_has_crossed(tmp_path):
+    """Client 1's update crosses and is excluded; client 2 sends none, and has received the model."""
+    loop = FederatedLoop(
+        metrics={"cost": CommunicationCost()},
+        attacks=[Spoils(1, 1e6), Spoils(2, float("nan"))],
+        exclude_outliers=True,
+        seed=1,
+        print_table=False,
+    )
+    with pytest.warns(UserWarning, match="left out of the round"):
+        fit(loop, tmp_path, data=toy_data((4, 3, 4, 3, 4)), rounds=1)
+    size = loop.space.size
+    assert loop.contributions["cost"].tolist() == [[size, size], [size, size], [0, size], [size, size], [size, size]]
+    assert loop.metrics["cost"].diagnostics()["bytes_down"] == 5 * 4 * size

@@ -40,6 +40,7 @@ def test_the_unit_is_that_of_what_is_measured() -> None:
     assert kind(performance="val_f1", mode="max").guide().unit == "gain in val f1"
     assert kind(per_class=True).guide().unit == "gain in a class's accuracy"
     assert flsv.metrics.CumulativeShapley().guide().unit == "gain in accuracy, sum over rounds"
+    assert flsv.metrics.LowerBoundShapley().guide().unit == "gain in accuracy a round, lower bound"
     decayed = flsv.metrics.DecayedShapley
     assert decayed().guide().unit != decayed(normalize=False).guide().unit
 

@@ -7,18 +7,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
 from resuming import assert_resumes
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
-from toys import CLASSES, FEATURES, Plain, adam, fit, network, toy_data, vector
+from torch.utils.data import DataLoader
+from toys import CLASSES, FEATURES, Plain, adam, fit, network, toy_data, toy_sets, vector
 
 from flsv.aggregation import FedAvg
 from flsv.attacks import SignFlip
 from flsv.clients.algorithms import InRunValues
-from flsv.data import FederatedDataModule
+from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import gradient_shapley
 from flsv.loop import FederatedLoop
@@ -332,6 +334,25 @@ def test_what_is_refused(tmp_path: Path, name: str) -> None:
         fit(loop, tmp_path, module, data(), rounds=1)
     assert loop.round_index == 0
     assert not any(layer._forward_hooks for layer in module.modules())
+
+
+def by_size(samples: list[tuple[Tensor, Tensor]]) -> Any:
+    """Sorts a batch, as is usual for texts by their lengths."""
+    return torch.utils.data.default_collate(sorted(samples, key=lambda sample: float(sample[0].sum())))
+
+
+class Sorted(L.LightningDataModule):
+    def train_dataloader(self) -> Any:
+        return DataLoader(toy_sets()[0], batch_size=8, collate_fn=by_size)
+
+
+@pytest.mark.parametrize(("epochs", "rounds"), [(2, 1), (1, 2)])
+def test_batches_in_another_order_are_noticed(tmp_path: Path, epochs: int, rounds: int) -> None:
+    dealt = FederatedDataModule(Sorted(), SizePartitioner([4, 1, 2]), server_val_fraction=0.2, preload=False)
+    loop = federation(local_epochs=epochs)
+    with pytest.raises(ConfigurationError, match=r"training sample \d+ of client \d has class .* earlier pass"):
+        fit(loop, tmp_path, Plain(small()), dealt, rounds=rounds)
+    assert loop.round_index == rounds - 1
 
 
 def test_the_metric_alone_says_what_it_needs() -> None:

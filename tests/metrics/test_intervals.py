@@ -67,6 +67,24 @@ def test_a_weighted_sum_has_the_error_of_its_factors(metric: ContributionMetric,
     torch.testing.assert_close((high + low) / 2, metric.compute())
 
 
+class Mean(CumulativeShapley):
+    """Of a client's rounds."""
+
+    over_rounds = "mean"
+
+    def compute(self) -> torch.Tensor:
+        return super().compute() / self.seen
+
+
+def test_a_mean_of_three_rounds_is_students() -> None:
+    given = worths(3)
+    metric = played(Mean(3), given)
+    low, high = metric.intervals(0.8)
+    half = stats.t.ppf(0.9, 2) * given.double().std(0) / 3**0.5
+    torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close((high + low) / 2, metric.compute())
+
+
 def test_a_cosine_reputation_is_the_sum_of_its_rounds_shares() -> None:
     metric = CosineGradientShapley(3, alpha=0.5)
     phis = []

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from toys import fit
+from toys import Plain, fit, network, toy_data
 
 from flsv.loop import FederatedLoop
 from flsv.metrics.privacy_loss import PrivacyLoss
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.sampling import UniformSampler
+from flsv.uploads import Departure, Upload
 
 COHORTS = ([0, 2], [2], [2, 3], [0, 2])
 
@@ -97,6 +98,24 @@ def test_in_a_loop_it_follows_the_cohorts(tmp_path: Path) -> None:
     taken = [sum(client in cohort for cohort in cohorts) for client in range(3)]
     expected = torch.tensor([gaussian_epsilon(1.0, rounds) if rounds else float("nan") for rounds in taken])
     torch.testing.assert_close(loop.contributions["loss"], expected, equal_nan=True)
+
+
+class Swollen(Upload):
+    """Makes client 1's update far larger than it may be, after the noise."""
+
+    def apply(self, update: torch.Tensor, departure: Departure) -> torch.Tensor:
+        return update * (1e6 if departure.client == 1 else 1)
+
+
+def test_an_update_that_is_left_out_was_shared_all_the_same(tmp_path: Path) -> None:
+    loop = FederatedLoop(
+        privacy=GaussianPrivacy(1.0, 2.0), uploads=[Swollen()], exclude_outliers=True, seed=1, print_table=False
+    )
+    with pytest.warns(UserWarning, match="client 1 .* left out of the round"):
+        fit(loop, tmp_path, Plain(network(batch_norm=False)), toy_data((4, 3, 4, 3)), rounds=2)
+    assert loop.participations.tolist() == [2, 0, 2, 2]
+    assert loop.metrics["epsilon"].diagnostics()["rounds"].tolist() == [2, 2, 2, 2]
+    assert loop.contributions["epsilon"].isfinite().all()
 
 
 def test_errors() -> None:

@@ -37,6 +37,9 @@ from flsv.round import FederationState
 from flsv.strategy import Federation
 
 GRADIENT, VALUES = "validation_gradient", "in_run_values"
+#: Of the client's state: the class of every training sample, as its last batch said.
+CLASSES = "in_run_classes"
+UNSEEN = torch.iinfo(torch.long).min
 #: How far the products of a step may be from its gradient's, by rounding.
 _TOLERANCE = 1e-2
 
@@ -59,7 +62,9 @@ class InRunValues(ClientAlgorithm):
         ConfigurationError: before training, an optimizer that is not one ``torch.optim.SGD`` with a single learning
             rate and momentum (neither Nesterov's nor dampened), and noise for privacy, which the values would go round;
             before the first step, a layer whose samples cannot be told apart (BatchNorm), batches without classes;
-            after the first backward pass, gradients that have come by other ways than layers, or are scaled.
+            after the first backward pass, gradients that have come by other ways than layers, or are scaled; from the
+            second pass over a client's samples on, a sample whose class is not what it was: a ``collate_fn`` changes
+            the order, or the classes are drawn anew.
 
     Example:
         >>> InRunValues(every=4)
@@ -130,6 +135,7 @@ class InRunValues(ClientAlgorithm):
         self._order, self._epoch, self._given, self._position = torch.empty(0, dtype=torch.long), -1, 0, 0
         self._offset = visit.instruction.round_index % min(self.every, max(visit.batches, 1))
         self._looked = 0
+        self._known = visit.state.get(CLASSES, torch.full((visit.samples,), UNSEEN)).cpu()
 
     def begin_batch(self, visit: Visit, batch: Any) -> None:
         assert self._ghost is not None
@@ -141,6 +147,7 @@ class InRunValues(ClientAlgorithm):
                 f"{type(batch).__name__} without."
             )
         rows = self._rows(visit, len(classes))
+        self._recognise(visit, rows, classes.detach().cpu().long())
         looks = (visit.num_steps - self._offset) % self.every == 0
         self._ghost.samples = len(classes) if looks else None
         self._batch = rows, classes
@@ -174,7 +181,7 @@ class InRunValues(ClientAlgorithm):
             self._values = moved[torch.tensor(steps)].repeat_interleave(counts) * torch.cat(products).cpu()
             self._classes = torch.cat(classes).cpu()
             samples = samples.index_add(0, torch.cat(rows), self._values)
-        visit.state[VALUES] = samples
+        visit.state[VALUES], visit.state[CLASSES] = samples, self._known
         self._found = []
         return {}
 
@@ -217,6 +224,20 @@ class InRunValues(ClientAlgorithm):
                 "whose value is whose cannot be told. Leave out what adds samples to its batches."
             )
         return rows
+
+    def _recognise(self, visit: Visit, rows: Tensor, classes: Tensor) -> None:
+        """A sample has the class that it had in the pass before, or it is another sample."""
+        before = self._known[rows]
+        other = ((before != UNSEEN) & (before != classes)).nonzero().flatten().tolist()
+        if other:
+            place = other[0]
+            raise ConfigurationError(
+                f"{self!r}: training sample {int(rows[place])} of client {visit.instruction.client_id} has class "
+                f"{int(classes[place])} now and had {int(before[place])} in an earlier pass: whose value is whose "
+                "cannot be told. Leave out what changes the order of a batch's samples, such as a collate_fn that "
+                "sorts them, or draws their classes anew."
+            )
+        self._known[rows] = classes
 
     def _check(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         pairs = list(zip(gradients, visit.entries(visit.received(GRADIENT), parameters)))

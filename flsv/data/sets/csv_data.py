@@ -49,6 +49,9 @@ class CSVData(L.LightningDataModule):
             table, or without a named column, or a row without a group.
     """
 
+    pooled_inputs = False
+    """Whether samples are made with numbers of all training rows, such as their means: no site alone can do that."""
+
     def __init__(
         self,
         path: str,

@@ -57,6 +57,8 @@ class TableData(CSVData):
         (tensor([0., 1., 0., 1.]), tensor(0))
     """
 
+    pooled_inputs = True
+
     def __init__(
         self,
         path: str,

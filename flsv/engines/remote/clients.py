@@ -29,10 +29,14 @@ class Remote:
         federation: a name of the run, the same when it is resumed.
         rounds: of the run.
         sends_global: whether uploads refer to the global model, so that sites need it beside their start point.
+        counted: site to the last round whose update was taken in, -1 for none: from there it goes on. Not in it: from
+            the last round that it knows of.
     """
 
-    def __init__(self, directory: Directory, federation: str, rounds: int, sends_global: bool) -> None:
-        self.directory, self._federation, self._rounds = directory, federation, rounds
+    def __init__(
+        self, directory: Directory, federation: str, rounds: int, sends_global: bool, counted: Mapping[int, int]
+    ) -> None:
+        self.directory, self._federation, self._rounds, self._counted = directory, federation, rounds, counted
         self._sends_global = sends_global
 
     def train(
@@ -45,8 +49,7 @@ class Remote:
         packets = {}
         for site, told in instructions.items():
             needed = global_vector if self._sends_global and told.start is not global_vector else None
-            facts = {**self._facts, "clients": len(self.directory.names)}
-            packets[site] = instruction_packet(told, facts, needed)
+            packets[site] = instruction_packet(told, self._facts_for(site), needed)
         replies = self.directory.exchange(packets)
         updates: list[ClientUpdate] = []
         broken = []
@@ -94,14 +97,32 @@ class Remote:
             ) from error
 
     def test(self, round_index: int, models: Mapping[int, Instruction]) -> dict[int, float]:
-        """The accuracy of every site's own model on its own test samples; who does not reply is missing."""
-        facts = {**self._facts, "clients": len(self.directory.names)}
+        """The accuracy of every site's own model on its own test samples; who does not reply, or sends something else,
+        is named in a warning and missing."""
         packets = {}
         for site, told in models.items():
-            packet = instruction_packet(told, facts, None)
+            packet = instruction_packet(told, self._facts_for(site), None)
             packets[site] = Packet("test", packet.plain, packet.tensors)
-        replies = self.directory.exchange(packets)
-        return {s: float(r.plain["accuracy"]) for s, r in replies.items() if not isinstance(r, str)}
+        found: dict[int, float] = {}
+        for site, reply in self.directory.exchange(packets).items():
+            try:
+                if isinstance(reply, str):
+                    raise BadReply(reply)
+                accuracy = float(reply.plain["accuracy"])
+                if accuracy < 0 or accuracy > 1:  # NaN: it has no test samples
+                    raise BadReply(f"its accuracy is {accuracy}")
+                found[site] = accuracy
+            except (BadReply, KeyError, TypeError, ValueError) as why:
+                said = why if isinstance(why, BadReply) else f"its reply lacks or garbles {why}"
+                warnings.warn(
+                    f"site {self.directory.names[site]!r} (client {site}) has not tested its model: {said}.",
+                    stacklevel=2,
+                )
+        return found
+
+    def _facts_for(self, site: int) -> dict[str, Any]:
+        counted = {"counted": self._counted[site]} if site in self._counted else {}
+        return {**self._facts, "clients": len(self.directory.names), **counted}
 
     @property
     def _facts(self) -> dict[str, Any]:

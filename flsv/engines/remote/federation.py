@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class RemoteCohort(CohortTraining):
         remote: the same, as those who train.
         send: counts the instructions that went down.
         count: counts the steps that were taken.
+        counted: site to the last round whose update was taken in; it is kept up to date.
     """
 
     def __init__(
@@ -43,9 +44,10 @@ class RemoteCohort(CohortTraining):
         remote: Remote,
         send: Callable[[Mapping[int, Instruction]], None],
         count: Callable[[int], None],
+        counted: dict[int, int],
     ) -> None:
         super().__init__(local, roster)
-        self._remote, self._send, self._count = remote, send, count
+        self._remote, self._send, self._count, self._counted = remote, send, count, counted
 
     def begin_round(self, loader: Any, instructions: Mapping[int, Instruction], num_samples: Tensor) -> None:
         super().begin_round(loader, instructions, num_samples)
@@ -77,6 +79,13 @@ class RemoteCohort(CohortTraining):
     def end_batch(self, loss: Tensor | None) -> bool:
         return True
 
+    def leave_out(self, clients: Collection[int]) -> None:
+        """Sites keep their own states: they are told in the next round which of theirs counted."""
+        super().leave_out(clients)
+        for update in self.updates:
+            if update.client_id not in clients:
+                self._counted[update.client_id] = self._instructions[update.client_id].round_index
+
 
 def _rows(updates: list[ClientUpdate], empty: Tensor) -> Tensor:
     return torch.stack([update.vector for update in updates]) if updates else empty
@@ -98,7 +107,9 @@ class RemoteFederation(OneProcess):
             )
         reference = any(upload.reference == "global" for upload in uploads)
         name = hashlib.sha256(f"{state.seed} {directory.names}".encode()).hexdigest()[:16]
-        self._remote = Remote(directory, name, trainer.max_epochs or 1, reference)
+        # Of a checkpoint of an earlier version nobody knows it for those that have taken part.
+        state.counted = {**dict.fromkeys((state.participations == 0).nonzero().flatten().tolist(), -1), **state.counted}
+        self._remote = Remote(directory, name, trainer.max_epochs or 1, reference, state.counted)
         super().__init__(*options)
         for role, strategy in self._strategies.items():
             if strategy.needs_classes:
@@ -142,7 +153,12 @@ class RemoteFederation(OneProcess):
         """Pictures of a site's data stay there."""
 
     def received(self) -> dict[int, Tensor]:
-        return {i: told.start for i, told in self._everybody().items() if told.start is not None}
+        """Without the models that are at their sites alone."""
+        personalizer, state = self._strategies.get("personalizer"), self._state
+        if personalizer is None:
+            return {}
+        known = {client: personalizer.used(client, state) for client in range(state.num_clients)}
+        return {i: model for i, model in known.items() if model is not None and model is not state.model()}
 
     def _everybody(self) -> dict[int, Instruction]:
         return self.server.instruct(range(self._state.num_clients), self._state)
@@ -152,7 +168,8 @@ class RemoteFederation(OneProcess):
         return RemoteRoster(self._remote, lambda: self._state.round_index, *options)
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
-        return RemoteCohort(local, self.roster, self._remote, self.server.send, partial(count_steps, self._trainer))
+        count = partial(count_steps, self._trainer)
+        return RemoteCohort(local, self.roster, self._remote, self.server.send, count, self._state.counted)
 
     def _own_accuracy(self) -> Tensor:
         told = self._remote.test(self._state.round_index, self._everybody())

@@ -29,7 +29,8 @@ class SiteMemory:
     """The states of the last two rounds that a site took part in.
 
     Two, because a server that was killed goes on from its last checkpoint and asks for a round again: the site then
-    begins where it stood before that round.
+    begins where it stood before that round. Likewise where the server has not taken in what the site sent, because it
+    came late or was left out: what a site keeps and what the server knows of it stay in step.
 
     Args:
         folder: the site's own; made where it is missing.
@@ -41,24 +42,34 @@ class SiteMemory:
         >>> memory.write(3, {"visits": torch.tensor(1)})
         >>> memory.before(4), memory.before(3)
         ({'visits': tensor(1)}, {})
+        >>> memory.before(4, counted=2)
+        {}
     """
 
     def __init__(self, folder: Path, federation: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path, self._federation = folder / "state.pt", federation
 
-    def before(self, round_index: int) -> Kept:
-        """What was kept of the last round before this one; empty if there was none."""
-        rounds = self._read()
-        earlier = [index for index in rounds if index < round_index]
-        return rounds[max(earlier)] if earlier else {}
+    def before(self, round_index: int, counted: int | None = None) -> Kept:
+        """What was kept of the last round before this one; empty if there was none.
 
-    def write(self, round_index: int, kept: Kept) -> None:
-        """Keep it as this round's. What was kept of this round or later ones is forgotten."""
-        rounds = {index: value for index, value in self._read().items() if index < round_index}
+        Args:
+            round_index: this round.
+            counted: the last one that the server has taken in: later ones are as if they had not been. None: all are.
+        """
+        rounds = self._before(round_index, counted)
+        return rounds[max(rounds)] if rounds else {}
+
+    def write(self, round_index: int, kept: Kept, counted: int | None = None) -> None:
+        """Keep it as this round's. What was kept of this round or later ones, or did not count, is forgotten."""
+        rounds = self._before(round_index, counted)
         last: dict[int, Kept] = {index: rounds[index] for index in sorted(rounds)[-1:]}
         with replacing(self._path) as file:
             torch.save({"federation": self._federation, "rounds": last | {round_index: kept}}, file)
+
+    def _before(self, round_index: int, counted: int | None) -> dict[int, Kept]:
+        limit = round_index - 1 if counted is None else min(round_index - 1, counted)
+        return {index: value for index, value in self._read().items() if index <= limit}
 
     def _read(self) -> dict[int, Kept]:
         if not self._path.is_file():

@@ -119,7 +119,7 @@ class Site:
             instruction,
             packet.plain["clients"],
             self._data,
-            memory.before(instruction.round_index),
+            memory.before(instruction.round_index, packet.plain.get("counted")),
             self._settings.strategies,
             self._settings.uploads,
             self._settings.arguments,
@@ -131,13 +131,13 @@ class Site:
         trainer.fit(self._make_module(), visit.loader())
         if visit.update is None:
             return Packet("broken")
-        memory.write(instruction.round_index, visit.kept)
+        memory.write(instruction.round_index, visit.kept, packet.plain.get("counted"))
         return update_packet(visit.update)
 
     def _test(self, packet: Packet) -> Packet:
         """The accuracy of the model that this site would use, on its own test samples."""
         instruction = read_instruction(packet)
-        kept = self._memory(packet).before(instruction.round_index + 1)
+        kept = self._memory(packet).before(instruction.round_index + 1, packet.plain.get("counted"))
         tested = _Asked(partial(self._accuracy, instruction, kept))
         self._trainer(instruction.round_index, 0, tested).fit(self._make_module(), self._data.client_loader(0))
         return Packet("tested", {"accuracy": tested.answer})

@@ -31,9 +31,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.estimate import ShapleyEstimate
-from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.exact import check_enumerable, exact_shapley
 from flsv.functional.shapley.game import check_num_players
 from flsv.functional.shapley.kernels import Kernel, gaussian, gram, kernel_shapley, membership
 
@@ -54,7 +55,7 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
             ``"both"``: 2 n + 2. ``"all"``: all 2^n.
 
     Raises:
-        ConfigurationError: something else.
+        ConfigurationError: something else, or all of more than 22 players.
 
     Example:
         >>> few_coalitions(3, "singles").int().tolist()
@@ -69,6 +70,7 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
     one = torch.eye(num_players, dtype=torch.bool)
     parts = {"singles": [one], "leave-one-out": [~one], "both": [one, ~one]}
     if which == "all":
+        check_enumerable("few_coalitions", num_players, None, 'Ask for "both".')
         numbers = torch.arange(2**num_players)
         parts["all"] = [(numbers[:, None] >> torch.arange(num_players) & 1).bool()]
     masks = torch.cat([ends, *parts[which]])
@@ -98,6 +100,7 @@ def few_coalitions_shapley(
         ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``; ``evaluations`` K.
 
     Raises:
+        ConfigurationError: noise below 0, a hint's weight that is not above 0.
         ValueError: shapes that do not fit, utilities or hints that are not finite, coalitions twice, or no nobody or
             everybody.
 
@@ -113,6 +116,10 @@ def few_coalitions_shapley(
     """
     columns = torch.as_tensor(utilities).detach().cpu().double()
     flat = columns.ndim == 1
+    if noise is not None:
+        check_number("few_coalitions_shapley", "noise", noise, least=0)
+    if hint_weight is not None:
+        check_number("few_coalitions_shapley", "hint_weight", hint_weight, above=0)
     columns = columns[:, None] if flat else columns
     _check(masks, columns, hint)
     n = masks.shape[1]

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from toys import Plain, fit, network
 
 from flsv.aggregation import FedAvg
+from flsv.attacks import Attack
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -33,6 +34,17 @@ from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 
 LR = 0.1
+
+
+class Huge(Attack):
+    """A client's update is far too large in one round."""
+
+    def __init__(self, round_index: int, client: int) -> None:
+        super().__init__([client])
+        self.round_index = round_index
+
+    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+        return update * (1e6 if round_index == self.round_index else 1)
 
 
 def sgd(parameters: Any) -> torch.optim.Optimizer:
@@ -136,6 +148,27 @@ def test_a_client_whose_update_is_not_finite_leaves_no_trace(tmp_path: Path) -> 
         fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
     assert_same(module.net, expected)
     assert_variates(loop, c, c_i)
+
+
+def test_a_client_whose_update_is_excluded_leaves_no_trace(tmp_path: Path) -> None:
+    """The server has not taken in what it sent, so its own variate must not have moved either."""
+    excluded = {(0, 0), (3, 4)}
+    net = network(batch_norm=False)
+    expected, c, c_i = scaffold_by_hand(net, failing=excluded)
+    loop = scaffold(attacks=[Huge(*each) for each in excluded], exclude_outliers=True)
+    module = Plain(copy.deepcopy(net), sgd)
+    with pytest.warns(UserWarning, match="client 4 .* in round 3 .* left out of the round"):
+        fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
+    assert_same(module.net, expected)
+    assert_variates(loop, c, c_i)
+
+
+def test_the_counters_of_an_excluded_client_are_not_the_next_models(tmp_path: Path) -> None:
+    """BatchNorm's counter goes on from the cohort's first client, who is excluded here."""
+    loop, module = scaffold(attacks=[Huge(0, 0)], exclude_outliers=True), Plain(network(), sgd)
+    with pytest.warns(UserWarning, match="left out of the round"):
+        fit(loop, tmp_path, module, unequal_data(), rounds=1)
+    assert module.net.state_dict()["1.num_batches_tracked"] == 0
 
 
 def test_a_round_without_learning_rate_changes_nothing(tmp_path: Path) -> None:

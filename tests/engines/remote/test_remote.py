@@ -230,6 +230,65 @@ def test_sites_say_what_the_others_model_is_worth(tmp_path: Path) -> None:
     assert local.contributions["else"].isfinite().all()
 
 
+garbled = {kind: case for kind, case in ANSWERS.items() if kind != "another shape"}
+garbled["another shape"] = (ANSWERS["another shape"][0], "was asked for a number and answered")
+
+
+@pytest.mark.parametrize("kind", garbled)
+def test_who_does_not_say_what_the_others_are_worth(tmp_path: Path, kind: str) -> None:
+    """One site is silent in both metrics' questions of round 0, all of them in round 1."""
+    what, words = garbled[kind]
+
+    def make() -> FederatedLoop:
+        metrics = {"fedce": ContributionEstimation(), "else": EverybodyElse(performance="negative_loss")}
+        return shapfed(aggregator=FedCE(), metrics=metrics)
+
+    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
+        hit = packet.kind == "ask" and (address == 101 or packet.plain["round"] == 1)
+        return what(reply) if hit else reply
+
+    remote = with_splits(tmp_path, make)
+    remote.transport.spoil = spoil
+    with pytest.warns(UserWarning, match=words):
+        loop = remote.fit(rounds=2)
+    fedce, other = loop.metrics["fedce"], loop.metrics["else"]
+    assert fedce.seen.tolist() == [1, 0, 1]
+    assert fedce.rounds == other.rounds == 2
+    assert loop.contributions["fedce"].isnan().tolist() == [False, True, False]
+    # In round 0 the first and the last each have the other's gain, the silent one both gains' mean.
+    assert other.seen.tolist() == [1, 1, 1]
+    gain = other.diagnostics()["gain"]
+    expected = torch.stack([gain[2], (gain[0] + gain[2]) / 2, gain[0]])
+    torch.testing.assert_close(loop.contributions["else"], expected)
+    assert gain[0] != gain[2]
+
+
+def test_models_that_only_their_sites_have(tmp_path: Path) -> None:
+    """A site that trains the global model uses a mixture of its own, which the server does not know."""
+
+    def make() -> FederatedLoop:
+        own = PFedSV("relevance", k=2, shared=1.0)
+        return shapfed(metrics={"relevance": DomainRelevance()}, aggregator=FedAvg(), personalizer=own)
+
+    remote, local = both_with_splits(tmp_path, make)
+    assert sorted(local.received()) == [0, 1, 2]
+    assert remote.received() == {}
+    at_server = Remotely(tmp_path / "c", partial(shapfed, personalizer=ShapFedPersonalizer("cssv"))).fit(rounds=1)
+    assert sorted(at_server.received()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "reply", [Packet("broken"), Packet("tested", {"accuracy": "good"}), Packet("tested", {"accuracy": 7})]
+)
+def test_who_does_not_test_its_model_is_named(tmp_path: Path, reply: Packet) -> None:
+    remote = with_splits(tmp_path, partial(shapfed, evaluate_clients_every=1))
+    remote.transport.spoil = lambda address, packet, good: reply if (address, packet.kind) == (101, "test") else good
+    with pytest.warns(UserWarning, match=r"site 'Lyon' \(client 1\) has not tested its model: its"):
+        loop = remote.fit(rounds=1)
+    assert loop.client_accuracy is not None
+    assert loop.client_accuracy.isnan().tolist() == [False, True, False]
+
+
 def test_what_cannot_be_sent_to_sites_is_refused_before_the_first_round(tmp_path: Path) -> None:
     metric = partial(EverybodyElse, performance="val_loss", mode="min")
     with pytest.raises(ConfigurationError, match=r"measure models by .*'val_loss'.*cannot be sent to them"):
@@ -311,6 +370,41 @@ def test_who_sends_garbage_is_left_out_of_the_round(tmp_path: Path, kind: str) -
         loop = remote.fit()
     assert loop.participations.tolist() == [3, 2, 3]
     assert loop.contributions["cssv"].isfinite().all()
+
+
+@pytest.mark.parametrize("why", ["late", "excluded"])
+def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, why: str) -> None:
+    """A site's control variate moves only with the server's, whether its update is lost or excluded. The server is
+    killed and goes on from its checkpoint, too."""
+
+    def make() -> FederatedLoop:
+        return shapfed(
+            aggregator=FedAvg("uniform"), metrics={}, client_algorithm=SCAFFOLD(), exclude_outliers=why == "excluded"
+        )
+
+    def huge(reply: Packet) -> Packet:
+        return Packet("update", reply.plain, {**reply.tensors, "vector": 1e6 * reply.tensors["vector"]})
+
+    what = {"late": lambda reply: None, "excluded": huge}[why]
+
+    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
+        hit = packet.kind == "train" and address == 101 and packet.plain["round"] in (1, 2)
+        return what(reply) if hit else reply
+
+    remote = Remotely(tmp_path, make)
+    remote.transport.spoil = spoil
+    checkpoint = ModelCheckpoint(tmp_path / "ckpt", save_last=True)
+    with pytest.warns(UserWarning, match="left out of"):
+        remote.fit(rounds=3, callbacks=[checkpoint], enable_checkpointing=True)
+    loop = remote.fit(
+        rounds=4, callbacks=[checkpoint], enable_checkpointing=True, ckpt_path=tmp_path / "ckpt/last.ckpt"
+    )
+    assert loop.participations.tolist() == [4, 2, 4]
+    kept = [torch.load(tmp_path / "sites" / name / "state.pt", weights_only=True)["rounds"] for name in NAMES]
+    assert sorted(kept[1]) == [0, 3]
+    own = torch.stack([rounds[3]["state"]["control_variate"] for rounds in kept])
+    variate = loop.state_dict()["strategies"]["client_algorithm"]["variate"]
+    torch.testing.assert_close(variate, own.mean(0), rtol=1e-5, atol=1e-6)
 
 
 def test_a_model_that_is_not_finite_is_left_out(tmp_path: Path) -> None:

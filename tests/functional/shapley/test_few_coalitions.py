@@ -151,6 +151,17 @@ def test_what_is_asked_for() -> None:
     assert few_coalitions(2, "both").int().tolist() == [[0, 0], [1, 1], [1, 0], [0, 1]]
     with pytest.raises(ConfigurationError, match="which='some': expected singles"):
         few_coalitions(3, "some")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"23 players needs 2\^23 .* Ask for \"both\""):
+        few_coalitions(23, "all")
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"noise": -0.1}, {"noise": float("nan")}, {"hint_weight": 0.0}, {"hint_weight": -1.0}]
+)
+def test_numbers_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    masks = few_coalitions(4)
+    with pytest.raises(ConfigurationError, match=next(iter(wrong))):
+        few_coalitions_shapley(masks, masks.double().sum(1), hint=torch.ones(4), **wrong)
 
 
 def test_wrong_input() -> None:

@@ -42,6 +42,9 @@ def test_as_many_coalitions_of_every_size() -> None:
     utility = Watched(lambda masks: masks.sum(dim=1).double())
     leverage_shapley(utility, 11, budget=2 + 10 * 6, generator=rng())  # sizes 1 and 10 are not complete
     assert torch.tensor([sum(mask) for mask in utility.seen]).bincount().tolist() == [1] + [6] * 10 + [1]
+    utility = Watched(lambda masks: masks.sum(dim=1).double())
+    leverage_shapley(utility, 10, budget=2 + 9 * 6, generator=rng())  # in the middle a pair is twice of one size
+    assert torch.tensor([sum(mask) for mask in utility.seen]).bincount().tolist() == [1] + [6] * 9 + [1]
 
 
 def test_rows_that_do_not_determine_the_solution() -> None:
