@@ -14,6 +14,7 @@ import torch
 import flsv
 from flsv import __version__
 from flsv.cli import main
+from flsv.cli.entry import OWN
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.metrics import ClassSpecificShapley
 
@@ -236,6 +237,20 @@ def test_help_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "--federation.local_epochs" in text
     assert "torchmetrics.text" not in text  # no lists of unrelated classes
+    assert "torch.utils.data.datapipes" not in text
+    assert "flsv.data.TableData" in text
+
+
+@pytest.mark.parametrize("command", ["fit", *OWN])
+def test_help_fits_a_terminal_of_80_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert f"flsv {command}" in " ".join(lines).replace("flsv [options]", "flsv")
+    assert [line for line in lines if len(line) > 80 or "``" in line or ":func:" in line] == []
 
 
 def test_modules_of_the_working_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
