@@ -157,7 +157,7 @@ def test_fit_writes_everything_below_the_root_and_prints_the_table(
     assert "cssv by class" in out
 
 
-def test_configs_compose_and_validate_test_predict_follow(tmp_path: Path) -> None:
+def test_configs_compose_and_validate_test_predict_follow(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     more = tmp_path / "more.yaml"
     more.write_text(
         "trainer: {max_epochs: 1}\ndata: {partitioner: {class_path: IIDPartitioner, init_args: {num_clients: 3}}}\n"
@@ -180,6 +180,11 @@ def test_configs_compose_and_validate_test_predict_follow(tmp_path: Path) -> Non
             )
             == 0
         )
+    assert "test_accuracy" in capfd.readouterr().out
+    for command in ("validate", "test", "predict"):
+        quiet = ["--ckpt_path", str(checkpoint), "--trainer.default_root_dir", str(tmp_path), "--quiet"]
+        assert run(command, "--config", QUICKSTART, *quiet) == 0
+    assert capfd.readouterr().out == ""
 
 
 def test_resuming_from_the_last_checkpoint(tmp_path: Path) -> None:
