@@ -57,5 +57,6 @@ flower: ## the tests of Flower, whose pins are its own, in an environment of the
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower
 
-# Without `lowest`, which downloads another torch and takes as long as the tests.
-ci: check docs test coverage flower ## all of it but the lowest versions
+# Flower's tests mostly wait, and `lowest` mostly downloads another torch: side by side they take as long as one of them.
+ci: check docs test coverage ## all of it
+	$(MAKE) --jobs=2 --output-sync=target flower lowest

@@ -10,18 +10,14 @@ turns in one process. ``every`` is that of ``InRunValues``.
 from __future__ import annotations
 
 import argparse
-import logging
-import tempfile
-import time
-import warnings
 from typing import Any
 
-import lightning as L
 import torch
+from common import Timed, be_quiet, round_times
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule
 from flsv.clients.algorithms import InRunValues
 from flsv.data import IIDPartitioner
 from flsv.metrics import InRunShapley
@@ -46,21 +42,6 @@ def wide() -> nn.Module:
     return nn.Sequential(*first, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
-class Timed(FederatedLoop):
-    """Processor seconds from the end of a round to that of the next."""
-
-    def on_train_start(self, *hook: Any) -> None:
-        super().on_train_start(*hook)
-        self.seconds: list[float] = []
-        self.start = time.process_time()
-
-    def on_train_epoch_end(self, *hook: Any) -> None:
-        super().on_train_epoch_end(*hook)
-        now = time.process_time()
-        self.seconds.append(now - self.start)
-        self.start = now
-
-
 def rounds(network: Any, data: tuple[TensorDataset, TensorDataset], every: int | None, order: Any = 1) -> list[float]:
     torch.manual_seed(0)
     values = {} if every is None else {"client_algorithm": InRunValues(every)}
@@ -68,18 +49,8 @@ def rounds(network: Any, data: tuple[TensorDataset, TensorDataset], every: int |
     loop = Timed(print_table=False, figures_every=0, seed=0, **values, **metrics)  # type: ignore[arg-type]
     share = VALIDATION / (SAMPLES + VALIDATION)
     dealt = FederatedDataModule(data, IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=share)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = L.Trainer(
-            max_epochs=ROUNDS + 1,
-            accelerator="cpu",
-            enable_checkpointing=False,
-            default_root_dir=folder,
-            callbacks=[loop],
-            **quiet,  # type: ignore[arg-type]
-        )
-        trainer.fit(ClassifierClient(network(), num_classes=10, input_shape=(1, 28, 28)), dealt)
-    return loop.seconds[1:]
+    module = ClassifierClient(network(), num_classes=10, input_shape=(1, 28, 28))
+    return round_times(loop, module, dealt, ROUNDS)
 
 
 def main() -> None:
@@ -87,9 +58,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--networks", nargs="+", default=["mlp", "lenet", "wide"])
     asked = parser.parse_args()
-    torch.set_num_threads(1)
-    logging.getLogger("lightning").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
+    be_quiet()
     draw = torch.Generator().manual_seed(0)
     sets = [
         TensorDataset(torch.randn(n, 1, 28, 28, generator=draw), torch.randint(10, (n,), generator=draw))

@@ -10,19 +10,17 @@ with a LightningModule of a user's, and the same without :mod:`flsv._lightning.l
 from __future__ import annotations
 
 import argparse
-import logging
-import tempfile
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import lightning as L
 import torch
+from common import Timed, be_quiet, round_times
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule
 from flsv.data import IIDPartitioner
 from flsv.loop import federated_loop
 
@@ -44,19 +42,6 @@ class Own(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
-class Timed(FederatedLoop):
-    def on_train_start(self, *hook: Any) -> None:
-        super().on_train_start(*hook)
-        self.seconds: list[float] = []
-        self.start = time.process_time()
-
-    def on_train_epoch_end(self, *hook: Any) -> None:
-        super().on_train_epoch_end(*hook)
-        now = time.process_time()
-        self.seconds.append(now - self.start)
-        self.start = now
-
-
 def plain(x: Tensor, y: Tensor) -> list[float]:
     model, seconds = nn.Linear(20, 5), []
     for _ in range(ROUNDS):
@@ -72,28 +57,14 @@ def plain(x: Tensor, y: Tensor) -> list[float]:
 
 def federated(x: Tensor, y: Tensor, make: Callable[[], L.LightningModule]) -> list[float]:
     data = FederatedDataModule(TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=0)
-    loop = Timed(print_table=False, figures_every=0)
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = L.Trainer(
-            max_epochs=ROUNDS + 1,
-            accelerator="cpu",
-            enable_checkpointing=False,
-            default_root_dir=folder,
-            callbacks=[loop],
-            **quiet,
-        )
-        trainer.fit(make(), data)
-    return loop.seconds[1:]
+    return round_times(Timed(print_table=False, figures_every=0), make(), data, ROUNDS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
-    torch.set_num_threads(1)
-    logging.getLogger("lightning").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore")
+    be_quiet()
     x, y = torch.randn(SAMPLES, 20), torch.randint(5, (SAMPLES,))
     ours = lambda: ClassifierClient(nn.Linear(20, 5), num_classes=5, input_shape=(20,))  # noqa: E731
     lean = federated_loop.lean

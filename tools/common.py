@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 import logging
 import statistics
+import tempfile
+import time
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import lightning as L
 import torch
+
+from flsv import FederatedLoop
 
 
 def be_quiet() -> None:
@@ -39,6 +43,38 @@ def quiet_trainer(
         default_root_dir=folder,
         **arguments,
     )
+
+
+class Timed(FederatedLoop):
+    """Processor seconds from the end of a round to that of the next."""
+
+    def on_train_start(self, *hook: Any) -> None:
+        super().on_train_start(*hook)
+        self.seconds: list[float] = []
+        self.start = time.process_time()
+
+    def on_train_epoch_end(self, *hook: Any) -> None:
+        super().on_train_epoch_end(*hook)
+        now = time.process_time()
+        self.seconds.append(now - self.start)
+        self.start = now
+
+
+def round_times(loop: Timed, module: L.LightningModule, data: L.LightningDataModule, rounds: int) -> list[float]:
+    """Of so many rounds after a first one that does not count; Lightning validates where there is a validation set."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = L.Trainer(
+            max_epochs=rounds + 1,
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+            callbacks=[loop],
+        )
+        trainer.fit(module, data)
+    return loop.seconds[1:]
 
 
 def build(spec: dict[str, Any], **more: Any) -> Any:

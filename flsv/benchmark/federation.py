@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -191,3 +191,27 @@ def names(which: str | None = None) -> list[str]:
     if which is not None and which not in SETS:
         raise ConfigurationError(f"there is no set {which!r}: expected one of {SETS}.")
     return [each.name for each in found if which in (None, each.set)]
+
+
+def federations(given: Sequence[str], root: str | None, say: Callable[[str], None]) -> list[Federation]:
+    """Those of some names, sets and files, without those whose data are not there.
+
+    Args:
+        given: as :func:`federation` takes them, or ``"tuning"`` or ``"held_out"``.
+        root: folder of the data; None: ``$FLSV_DATA_ROOT``.
+        say: is told who is left out.
+
+    Raises:
+        ConfigurationError: none is left.
+    """
+    wanted = [name for each in given for name in (names(each) if each in SETS else [each])]
+    found = []
+    for name in dict.fromkeys(wanted):
+        each = federation(name, root)
+        if each.available:
+            found.append(each)
+        else:
+            say(f"{each.name} is left out: {', '.join(each.missing)} is not there. Set FLSV_DATA_ROOT.")
+    if not found:
+        raise ConfigurationError("there is no federation to run: the data of none of those asked for are there.")
+    return found

@@ -1,15 +1,15 @@
 """``flsv bench``: which contribution metric to trust.
 
-    flsv bench                                            all metrics in all federations whose data are there
-    flsv bench --metric my_package.MyMetric               one of your own, which takes minutes
+    flsv bench                                all metrics, all federations
+    flsv bench --metric my_package.MyMetric   one of your own, in minutes
     flsv bench --metric cgsv --federations held_out --seeds 5
-    flsv bench --federations my_federation.yaml           a federation of your own; its truth is made first
-    flsv bench --list                                     metrics and federations
+    flsv bench --federations mine.yaml        one of your own; its truth first
+    flsv bench --list                         metrics and federations
 
-Every metric is measured against the truth: the Shapley values of the game in which each coalition of a federation's
-clients was really trained, several times. The package holds these tables; ``flsv bench --truth`` makes them, and goes
-on where it was stopped. So does the benchmark itself, whose values lie in ``--out``. Under ``torchrun`` the fits are
-shared out.
+Federations whose data are not there are left out. Every metric is measured against the truth: the Shapley values of the
+game in which each coalition of a federation's clients was really trained, several times. The package holds these
+tables; ``flsv bench --truth`` makes them, and goes on where it was stopped. So does the benchmark itself, whose values
+lie in ``--out``. Under ``torchrun`` the fits are shared out.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rich.text import Text
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
 from flsv.benchmark.conditions import CONDITIONS
-from flsv.benchmark.federation import SETS
+from flsv.benchmark.federation import SETS, federations
 from flsv.benchmark.page import markdown, write
 from flsv.benchmark.registry import METRICS, entry
 from flsv.benchmark.run import bench
 from flsv.benchmark.summary import Summary, costs, summarise
 from flsv.benchmark.truth import SEEDS, settings
+from flsv.cli.help import command_parser, positive
 from flsv.drawing import drawing
 from flsv.engines.ranks import ranks_of_environment
-from flsv.errors import ConfigurationError
 
 #: Where costs are measured: it needs no download.
 COSTS_IN = "digits_dirichlet"
@@ -48,7 +48,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         return
     ranks = ranks_of_environment()
     say = _nothing if quiet or ranks.rank else partial(print, flush=True)
-    asked = _asked(options.federations, options.root)
+    asked = federations(options.federations or SETS, options.root, say)
     if options.truth:
         for each in asked[ranks.rank :: ranks.size]:
             trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + options.truth_seeds))
@@ -62,8 +62,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         known[each.name] = (each, _truth(each, options.out, options.truth_seeds, ranks.rank))
         if not ranks.rank:
             ranks.everybody(None, "the truth")
-    if not known:
-        raise ConfigurationError("there is no federation to run: the data of none of those asked for are there.")
     chosen = ["base", *(options.conditions if options.conditions is not None else CONDITIONS)]
     results = bench(
         known,
@@ -88,12 +86,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flsv bench",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("flsv bench", __doc__)
     parser.add_argument(
         "--metric",
         action="append",
@@ -103,42 +96,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--federations", nargs="+", default=None, help="names of --list, tuning, held_out, or YAML files. Default: all"
     )
-    parser.add_argument("--seeds", type=_positive, default=3, help="runs of every federation")
+    parser.add_argument("--seeds", type=positive, default=3, help="runs of every federation")
     parser.add_argument(
         "--conditions",
         nargs="*",
         choices=list(CONDITIONS),
+        metavar="CONDITION",
         default=None,
-        help="what else than the run as it is, once each; nothing: only that. Default: all",
+        help=f"what else than the run as it is, once each: {', '.join(CONDITIONS)}; nothing: only that. Default: all",
     )
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark"), help="folder of values, tables and picture")
     parser.add_argument("--root", default=None, help="folder of the data. Default: $FLSV_DATA_ROOT")
     parser.add_argument("--truth", action="store_true", help="train all coalitions, and write their utilities to --out")
-    parser.add_argument("--truth-seeds", type=_positive, default=len(SEEDS), help="trainings of every coalition")
+    parser.add_argument("--truth-seeds", type=positive, default=len(SEEDS), help="trainings of every coalition")
     parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
-    return number
-
-
-def _asked(given: Sequence[str] | None, root: str | None) -> list[Federation]:
-    """The federations that are meant, without those whose data are not there, each of which is named."""
-    wanted: list[str] = []
-    for name in given or SETS:
-        wanted += names(name) if name in SETS else [name]
-    found = []
-    for name in dict.fromkeys(wanted):
-        each = federation(name, root)
-        if each.available:
-            found.append(each)
-        else:
-            print(f"{each.name} is left out: {', '.join(each.missing)} is not there. Set FLSV_DATA_ROOT.")
-    return found
 
 
 def _truth(each: Federation, out: Path, seeds: int, rank: int) -> Truth:

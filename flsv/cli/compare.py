@@ -9,7 +9,6 @@ it. On NaN fairness see :func:`flsv.functional.collaborative_fairness`.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import logging
 import os
@@ -24,6 +23,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
+from flsv.cli.help import command_parser
 from flsv.cli.own_models import MEASURES, OwnModels, Tests
 from flsv.cli.packaged import find_config
 from flsv.cli.parser import FederatedCLI, make_cli
@@ -309,13 +309,8 @@ def _title(measure: str, models: Models, tests: Tests) -> str:
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``compare`` itself."""
-    parser = argparse.ArgumentParser(
-        prog="flsv compare",
-        description=__doc__,
-        epilog="Further arguments are those of flsv fit and override the files: --trainer.max_epochs 5",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    further = "Further arguments are those of flsv fit and override the files: --trainer.max_epochs 5"
+    parser = command_parser("flsv compare", __doc__, further)
     parser.add_argument("--config", action="append", required=True, help="an algorithm; give several")
     parser.add_argument("--base", action="append", default=[], help="comes before every algorithm; may be given twice")
     parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the tables and the runs")

@@ -98,7 +98,8 @@ def _run(given: list[str]) -> None:
         from flsv.cli.parser import make_cli
 
         if quiet:
-            given += [*_BARS_OFF, *(["--federation.print_table=false"] if first == "fit" else [])]
+            of_one = {"fit": "--federation.print_table=false", "validate": "--verbose=false", "test": "--verbose=false"}
+            given += [*_BARS_OFF, *([of_one[first]] if first in of_one else [])]
         make_cli(given, quiet=quiet)
     elif first.startswith("-"):
         # Such as --config before the subcommand.

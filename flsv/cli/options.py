@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentParser
+from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv._lightning.old_package import old_class_named
+from flsv.cli.help import TextHelp
 from flsv.cli.packaged import find_config
 from flsv.errors import ConfigurationError
 
@@ -74,8 +75,28 @@ def check_keys(path: Path) -> None:
                 nodes.append(value)
 
 
+class OptionHelp(TextHelp, DefaultHelpFormatter):
+    """Neither all options in the usage, nor torch's own classes among those that an option takes: screens of them."""
+
+    def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
+        if prefix is None:  # else it is the name of a subcommand that is made of it
+            usage = "%(prog)s [--config CONFIG ...] [options]"
+        super().add_usage(usage, actions, groups, prefix)
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text, mark, known = super()._expand_help(action).partition(", known subclasses: ")
+        if not mark:
+            return text
+        names = known.removesuffix(")").split(", ")
+        kept = [name for name in names if not name.startswith(("torch.", "torchvision.", "torch_geometric."))]
+        return f"{text}{mark}{', '.join(kept)})" if kept else f"{text})"
+
+
 class _OneLine(ArgumentParser):
     """Says in one line what is wrong, where jsonargparse prints all options first."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **{"formatter_class": OptionHelp, **options})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:

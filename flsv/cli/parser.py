@@ -1,7 +1,7 @@
 """Federated learning in which every participant's contribution is measured.
 
-LightningCLI, with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``. Further
-subcommands are ``flsv compare``, ``flsv value``, ``flsv report`` and ``flsv init``.
+LightningCLI, with a ``federation`` section (the server) beside ``trainer``, ``model`` and ``data``. ``flsv --help``
+lists the other subcommands.
 """
 
 from __future__ import annotations

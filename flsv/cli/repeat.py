@@ -1,7 +1,8 @@
 """``flsv repeat``: the same run with other seeds, and what each client is worth on average.
 
     flsv repeat 5 --config quickstart
-    flsv repeat 6 --config quickstart --aggregator FedAvg --aggregator GeometricMedian --out runs/both
+    flsv repeat 6 --config quickstart --aggregator FedAvg \\
+      --aggregator GeometricMedian --out runs/both
 
 One run's contributions swing with its seed, and with the aggregator. This runs the federation N times, on the same
 clients with the same data, and writes repeat.csv: of every metric and client the mean over the runs, their standard
@@ -12,9 +13,6 @@ was stopped.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
 import json
 import math
 import statistics
@@ -25,8 +23,10 @@ from typing import Any
 from scipy import stats
 
 from flsv._lightning.durable import replacing
+from flsv.cli.help import command_parser
 from flsv.cli.parser import make_cli
 from flsv.cli.paths import shown
+from flsv.cli.rows import write_rows
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import LEVEL
@@ -98,12 +98,7 @@ def repeat(
         raise ConfigurationError("the runs have no metric, so there is nothing to average. Name some in the config.")
     rows = summary(made, level)
     path = out / SUMMARY
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, HEADER, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    with replacing(path) as file:
-        file.write(text.getvalue().encode())
+    write_rows(path, HEADER, rows)
     return rows, path
 
 
@@ -158,13 +153,8 @@ def _check_folder(out: Path, arguments: list[str], aggregators: list[str]) -> No
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``repeat`` itself."""
-    parser = argparse.ArgumentParser(
-        "flsv repeat",
-        description=__doc__,
-        epilog="Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
+    parser = command_parser("flsv repeat", __doc__, further)
     parser.add_argument("runs", metavar="N", type=int, help="how many runs")
     parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
     parser.add_argument("--first-seed", type=int, default=0, help="the seeds are this one and those after it")

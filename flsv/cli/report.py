@@ -10,19 +10,17 @@ is, per class and over the rounds, what it gave compared with training alone, su
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from flsv.cli.help import command_parser
 from flsv.cli.paths import shown
 from flsv.report import write_report
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``report`` itself."""
-    parser = argparse.ArgumentParser(
-        "flsv report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
-    )
+    parser = command_parser("flsv report", __doc__)
     parser.add_argument("run", metavar="RUN", help="the run's folder, also of a killed run")
     parser.add_argument("--client", help="number or name of the client whose page it shall be")
     parser.add_argument("--out", type=Path, help="one file, .html or .md; by default both, in the run's folder")

@@ -12,9 +12,6 @@ training that is done is kept: start again what was stopped.
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,17 +21,14 @@ import lightning as L
 import torch
 import yaml
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LearningRateMonitor
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 from scipy import stats
 from torch import Tensor
 
 from flsv import FederatedLoop
-from flsv._lightning.durable import replacing
+from flsv.cli.help import command_parser, positive
 from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.cli.paths import shown
+from flsv.cli.rows import write_rows
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley
@@ -42,6 +36,7 @@ from flsv.games.kept import KeptUtility
 from flsv.games.retraining import RetrainedUtility
 from flsv.report.reading import open_run
 from flsv.reporting.names import SETTLED
+from flsv.reporting.table import make_console, print_table
 from flsv.sampling import FixedCohort
 from flsv.strategy import Strategy
 
@@ -139,12 +134,7 @@ def settle(
     rows = _rows(names, found.values, found.stderr, level)
     path = run / SETTLED
     if ranks.rank == 0:
-        text = io.StringIO(newline="")
-        writer = csv.DictWriter(text, HEADER, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        with replacing(path) as out:
-            out.write(text.getvalue().encode())
+        write_rows(path, HEADER, rows)
     return rows, path
 
 
@@ -218,13 +208,8 @@ def _rows(names: Sequence[str], values: Tensor, stderr: Tensor, level: float) ->
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``settle`` itself."""
-    parser = argparse.ArgumentParser(
-        "flsv settle",
-        description=__doc__,
-        epilog="Further arguments are those of flsv fit and override the run's configuration.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    further = "Further arguments are those of flsv fit and override the run's configuration."
+    parser = command_parser("flsv settle", __doc__, further)
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument(
         "--trainings",
@@ -234,17 +219,18 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     parser.add_argument("--metric", default="accuracy", help="what a model is worth: accuracy, or what the module logs")
     parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
-    parser.add_argument("--rounds", type=int, help="of each training; default: the run's")
+    parser.add_argument("--rounds", type=positive, help="of each training; default: the run's")
     parser.add_argument(
         "--hint", metavar="METRIC", help="a metric of the run that joins the fit, where it can be trusted"
     )
-    parser.add_argument("--seeds", type=int, default=1, help="trainings of each coalition; their spread is the noise")
+    parser.add_argument(
+        "--seeds", type=positive, default=1, help="trainings of each coalition; their spread is the noise"
+    )
     options, rest = parser.parse_known_args(list(args))
-    console = Console()
 
     def told(done: int, of: int) -> None:
         if not quiet:
-            console.print(f"{done} of {of} coalitions", highlight=False)
+            print(f"{done} of {of} coalitions", flush=True)
 
     rows, path = settle(
         options.run,
@@ -259,11 +245,11 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     if quiet or ranks_of_environment().rank:
         return
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
-    for place, name in enumerate(("client", "value", "90 % interval", "share")):
-        table.add_column(name, justify="right" if place else "left")
-    for row in rows:
-        cells = [f"{row['value']:.4f}", f"{row['low']:.4f} to {row['high']:.4f}", f"{100 * row['share']:.1f} %"]
-        table.add_row(Text(row["client_name"]), *cells)
-    console.print(table)
+    columns = {
+        "value": [f"{row['value']:.4f}" for row in rows],
+        "90 % interval": [f"{row['low']:.4f} to {row['high']:.4f}" for row in rows],
+        "share": [f"{100 * row['share']:.1f} %" for row in rows],
+    }
+    title = f"{options.metric}, settled by {options.trainings} trainings"
+    print_table(make_console(), title, [row["client_name"] for row in rows], columns)
     print(f"Settled: {shown(path)}")

@@ -1,10 +1,12 @@
 """``flsv stress``: what a client gains that cheats the contribution metrics.
 
-    flsv stress                                        some metrics, all ways to cheat, two federations of the digits
-    flsv stress --metric my_package.MyMetric           one of your own
-    flsv stress --metric cgsv --attacks sybils scaling --federations held_out --seeds 5
-    flsv stress --safeguard none copies uniform both   and what the server can do about it
-    flsv stress --list                                 ways to cheat
+    flsv stress                                all ways to cheat
+    flsv stress --metric my_package.MyMetric   one of your own
+    flsv stress --metric cgsv --attacks sybils scaling --seeds 5
+    flsv stress --safeguard none copies uniform both
+    flsv stress --list                         ways to cheat
+
+Without arguments: some metrics, in two federations of the digits. --safeguard: what the server can do about it.
 
 One client cheats at a time, and is compared with itself in the same run without cheating: what share of all that is
 paid does it get by each metric? Values lie in ``--out``, and what is there is not run again.
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -21,13 +24,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flsv.benchmark import Federation, federation, names
 from flsv.benchmark.cheating import CHEATS, SAFEGUARDS
-from flsv.benchmark.federation import SETS
+from flsv.benchmark.federation import federations
 from flsv.benchmark.registry import entry
 from flsv.benchmark.stress import gain, stress
 from flsv.benchmark.stress_page import Trials, by_gain, markdown, most
-from flsv.errors import ConfigurationError
+from flsv.cli.help import command_parser, positive
 
 METRICS = (
     "size",
@@ -59,8 +61,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             table.add_row(name, each.title)
         console.print(table)
         return
+    say = partial(console.print, highlight=False)
     entries = dict(entry(name) for name in options.metric or METRICS)
-    known = _asked(options.federations, options.root, console)
+    known = {each.name: each for each in federations(options.federations, options.root, say)}
     trials = stress(
         known,
         entries,
@@ -69,7 +72,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         seeds=options.seeds,
         attackers_each=options.clients,
         folder=options.out,
-        say=lambda text: console.print(text, highlight=False),
+        say=say,
     )
     (options.out / "stress.md").write_text(markdown(trials, list(entries)), encoding="utf-8")
     _show(trials, list(entries), console)
@@ -77,25 +80,29 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flsv stress",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = command_parser("flsv stress", __doc__)
     parser.add_argument(
         "--metric",
         action="append",
         help="a name of `flsv bench --list`, or the path of a class, perhaps with arguments; give several. Default: "
         + ", ".join(METRICS),
     )
-    parser.add_argument("--attacks", nargs="+", choices=list(CHEATS), default=list(CHEATS), help="Default: all")
+    parser.add_argument(
+        "--attacks",
+        nargs="+",
+        choices=list(CHEATS),
+        default=list(CHEATS),
+        metavar="ATTACK",
+        help="names of --list. Default: all",
+    )
     parser.add_argument(
         "--safeguard",
         nargs="+",
         choices=list(SAFEGUARDS),
+        metavar="SAFEGUARD",
         default=["copies"],
-        help="beside none: copies (FederatedLoop(exclude_copies=True)), uniform (equal weights), both. Default: copies",
+        help="what the server does against it, beside nothing: copies (FederatedLoop(exclude_copies=True)), uniform "
+        "(equal weights), both, or none. Default: copies",
     )
     parser.add_argument(
         "--federations",
@@ -103,33 +110,12 @@ def _parser() -> argparse.ArgumentParser:
         default=list(FEDERATIONS),
         help=f"names of `flsv bench --list`, tuning, held_out, or YAML files. Default: {', '.join(FEDERATIONS)}",
     )
-    parser.add_argument("--seeds", type=_positive, default=2, help="runs of every federation")
-    parser.add_argument("--clients", type=_positive, default=2, help="clients that cheat in turn, for every seed")
+    parser.add_argument("--seeds", type=positive, default=2, help="runs of every federation")
+    parser.add_argument("--clients", type=positive, default=2, help="clients that cheat in turn, for every seed")
     parser.add_argument("--out", type=Path, default=Path("runs/stress"), help="folder of values and tables")
     parser.add_argument("--root", default=None, help="folder of the data. Default: $FLSV_DATA_ROOT")
     parser.add_argument("--list", action="store_true", help="say which ways to cheat there are")
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
-    return number
-
-
-def _asked(given: Sequence[str], root: str | None, console: Console) -> dict[str, Federation]:
-    wanted = [name for each in given for name in (names(each) if each in SETS else [each])]
-    found = {}
-    for name in dict.fromkeys(wanted):
-        each = federation(name, root)
-        if each.available:
-            found[each.name] = each
-        else:
-            console.print(f"{each.name} is left out: {', '.join(each.missing)} is not there. Set FLSV_DATA_ROOT.")
-    if not found:
-        raise ConfigurationError("there is no federation to run: the data of none of those asked for are there.")
-    return found
 
 
 def _show(trials: Trials, metrics: Sequence[str], console: Console) -> None:

@@ -7,6 +7,7 @@ same tags, puts all clients into one chart, in colours, with names, in every tab
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -41,6 +42,8 @@ class EventFiles:
         self._folder, self._first_round = Path(logger.log_dir), first_round
         self._clients, self._classes = clients, classes
         self._open: dict[Path, EventFile] = {}
+        if first_round:
+            open_last(self.writer, self._folder)
         for event in void_from(first_round):
             self.writer._get_file_writer().add_event(event, first_round)
 
@@ -96,3 +99,18 @@ class EventFiles:
         if folder not in self._open:
             self._open[folder] = EventFile(folder, self._first_round)
         return self._open[folder]
+
+
+def open_last(writer: SummaryWriter, folder: Path) -> None:
+    """See to it that what ``writer`` writes from now on is read after what others wrote in the second it was opened.
+
+    TensorBoard reads a folder's files by name. torch names them by the second, then by host and process: a run that
+    is killed and resumed within a second may go on in a file that is read first.
+    """
+    writer._get_file_writer()
+    seconds = [int(path.name.split(".")[3]) for path in folder.glob("events.out.tfevents.*")]
+    last = max(seconds, default=0)
+    if seconds.count(last) > 1:
+        writer.close()
+        time.sleep(min(max(last + 1 - time.time(), 0), 1))
+        writer._get_file_writer()

@@ -14,6 +14,7 @@ import torch
 import flsv
 from flsv import __version__
 from flsv.cli import main
+from flsv.cli.entry import OWN
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.metrics import ClassSpecificShapley
 
@@ -156,7 +157,7 @@ def test_fit_writes_everything_below_the_root_and_prints_the_table(
     assert "cssv by class" in out
 
 
-def test_configs_compose_and_validate_test_predict_follow(tmp_path: Path) -> None:
+def test_configs_compose_and_validate_test_predict_follow(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     more = tmp_path / "more.yaml"
     more.write_text(
         "trainer: {max_epochs: 1}\ndata: {partitioner: {class_path: IIDPartitioner, init_args: {num_clients: 3}}}\n"
@@ -179,6 +180,11 @@ def test_configs_compose_and_validate_test_predict_follow(tmp_path: Path) -> Non
             )
             == 0
         )
+    assert "test_accuracy" in capfd.readouterr().out
+    for command in ("validate", "test", "predict"):
+        quiet = ["--ckpt_path", str(checkpoint), "--trainer.default_root_dir", str(tmp_path), "--quiet"]
+        assert run(command, "--config", QUICKSTART, *quiet) == 0
+    assert capfd.readouterr().out == ""
 
 
 def test_resuming_from_the_last_checkpoint(tmp_path: Path) -> None:
@@ -236,6 +242,20 @@ def test_help_is_readable(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     assert "--federation.local_epochs" in text
     assert "torchmetrics.text" not in text  # no lists of unrelated classes
+    assert "torch.utils.data.datapipes" not in text
+    assert "flsv.data.TableData" in text
+
+
+@pytest.mark.parametrize("command", ["fit", *OWN])
+def test_help_fits_a_terminal_of_80_columns(
+    command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert f"flsv {command}" in " ".join(lines).replace("flsv [options]", "flsv")
+    assert [line for line in lines if len(line) > 80 or "``" in line or ":func:" in line] == []
 
 
 def test_modules_of_the_working_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,11 +8,19 @@ from types import ModuleType
 
 import pytest
 import torch
+from table_runs import Cell
 
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
     return importlib.import_module("privacy_contributions")
+
+
+def small(cell: Cell) -> Cell:
+    partition = {"num_clients": 3, "alpha": 0.5, "min_samples": 5, "seed": 0}
+    partitioner = {"class_path": "flsv.data.DirichletPartitioner", "init_args": partition}
+    few = {"data.partitioner": partitioner, "data.max_samples": 300, "trainer.max_epochs": 2}
+    return replace(cell, overrides={**cell.overrides, **few})
 
 
 def test_likeness_and_interval(tool: ModuleType) -> None:
@@ -28,17 +36,34 @@ def test_likeness_and_interval(tool: ModuleType) -> None:
 
 
 def test_only_the_noise_differs(tool: ModuleType) -> None:
-    setting = replace(tool.SETTINGS["digits"], clients=3, samples=300, rounds=2, min_samples=5)
-    job = ("digits", None, 0)
-    free = tool.work(job, {"digits": setting}, "data")
-    weak = tool.train(setting, 1e-6, 0, "data")
-    strong = tool.train(setting, 5.0, 0, "data")
-    assert strong.accuracy < free.accuracy
-    for metric, values in free.values.items():
-        assert values.shape == (3,)
-        torch.testing.assert_close(weak.values[metric], values, atol=0.02, rtol=0.05)
-    results = {job: free, ("digits", 5.0, 0): strong, ("digits", tool.AGAIN, 0): weak}
-    lines = tool.report("digits", setting, results).splitlines()
+    cells = {cell.row: small(cell) for cell in tool.cells(False, [0]) if cell.column == "digits"}
+    free, clipped, again, strong = (
+        tool.watched(cells[row], "data") for row in (tool.FREE, tool.CLIPPED, tool.AGAIN, "sigma = 4")
+    )
+    assert strong["accuracy"] < free["accuracy"]
+    assert 0 < free["norm"] < 1  # so that clipping changes nothing
+    assert free["samples"] == again["samples"]
+    for metric, values in free["values"].items():
+        assert len(values) == 3
+        assert clipped["values"][metric] == pytest.approx(values, abs=0.02, rel=0.05)
+        assert again["values"][metric] != values
+    found = {tool.FREE: free, tool.AGAIN: again, "sigma = 4": strong}
+    results = {(row, "digits", 0): result for row, result in found.items()}
+    lines = tool.report(results, list(cells.values())).splitlines()
+    assert lines[2] == f"Clipped at 1.0; updates without privacy: {free['norm']:.2f} in the median of the last round."
     assert lines[6].startswith("| no privacy | ∞ | 1 | 1 | 1 | 1 |")
-    assert lines[7].startswith("| sigma = 5 | ")
-    assert lines[-1].startswith("| numbers of samples, no values | - |")
+    assert lines[7].startswith("| no privacy, another start | ∞ | ")
+    assert lines[8].startswith("| sigma = 4 | 3.3 | ")
+    assert lines[9].startswith("| numbers of samples, no values | - |")
+
+
+def test_cells(tool: ModuleType) -> None:
+    """Rows of a column and seed differ in privacy only; the clip is the column's."""
+    cells = tool.cells(False, range(8))
+    assert len(cells) == 2 * 11 * 8 == len({cell.key for cell in cells})
+    by_key = {cell.key: cell for cell in cells}
+    noisy = by_key["sigma = 0.1", "Fashion-MNIST", 3]
+    free = by_key[tool.FREE, "Fashion-MNIST", 3]
+    (name,) = set(noisy.overrides) - set(free.overrides)
+    assert noisy.overrides[name]["init_args"] == {"clip": 0.5, "noise_multiplier": 0.1}
+    assert "--seed_everything=1003" in by_key[tool.AGAIN, "digits", 3].command
