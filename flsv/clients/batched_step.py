@@ -118,8 +118,8 @@ class BatchedStep:
         try:
             yield
         finally:
-            for (owner, key), tensor in own:
-                owner[key] = tensor
+            for (owner, key), before in own:
+                owner[key] = before
 
     def _now(self, name: str) -> Tensor:
         """Where a step puts a new tensor for a buffer, that one."""
@@ -145,7 +145,7 @@ class _WeightFirst(TorchFunctionMode):
 
 
 def _places(module: nn.Module) -> Iterator[tuple[str, list[tuple[dict[str, Tensor | None], str]]]]:
-    """Where a module holds its parameters and buffers, by their names; one that is shared between layers has several."""
+    """Where a module holds its parameters and buffers, by name: several places for one that layers share."""
     places: dict[int, list[tuple[dict[str, Tensor | None], str]]] = {}
     for layer in module.modules():
         for owner in (layer._parameters, layer._buffers):
