@@ -37,6 +37,15 @@ class Tied(nn.Module):
         return nn.functional.linear(x @ self.other.weight.T, weight=self.one.weight) + self.other(self.one(x))
 
 
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cells, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cells(x)[0][:, -1])
+
+
 class Counting(nn.Module):
     """Puts a new tensor in its buffer's place, and writes into the other."""
 
@@ -59,6 +68,7 @@ NETS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "tied": (Tied, (BATCH, 4)),
     "convolution": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Flatten(), nn.Linear(12, 2)), (BATCH, 2, 4, 4)),
     "attention": (lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True), (BATCH, 3, 4)),
+    "recurrent": (Recurrent, (BATCH, 3, 4)),
     "buffers": (Counting, (BATCH, 4)),
 }
 
