@@ -1,12 +1,16 @@
 """ParameterSpace against state_dict, which is how everybody else reads a module."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
 import torchvision
 from torch import nn
+from torchmetrics import MeanMetric
 
 from flsv.errors import ConfigurationError
-from flsv.parameters import ParameterSpace
+from flsv.parameters import ParameterSpace, named_layers
 
 
 def network() -> nn.Module:
@@ -152,3 +156,25 @@ def test_errors_say_what_to_do() -> None:
     module.register_parameter("phase", nn.Parameter(torch.zeros(1, dtype=torch.complex64)))
     with pytest.raises(ConfigurationError, match="'phase' is complex"):
         ParameterSpace(module)
+
+
+def test_layers_and_parameters_are_torchs_in_their_order() -> None:
+    shared = nn.Linear(2, 2)
+    net = nn.ModuleDict({"a": nn.Sequential(shared, nn.Sequential(nn.Tanh(), shared)), "b": nn.Linear(2, 2)})
+    net.register_module("none", None)
+    net["metric"] = MeanMetric()
+    net["b"].weight = shared.weight
+    assert list(named_layers(net)) == list(net.named_modules())
+    assert ParameterSpace(net).names == tuple(name for name, _ in net.named_parameters())
+
+
+def test_a_module_may_say_which_parameters_it_has() -> None:
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.one, self.other = nn.Linear(2, 2), nn.Linear(2, 2)
+
+        def named_parameters(self, *arguments: Any, **options: Any) -> Iterator[tuple[str, nn.Parameter]]:
+            yield from ((name, p) for name, p in super().named_parameters(*arguments, **options) if "one" in name)
+
+    assert ParameterSpace(Half()).names == ("one.weight", "one.bias")

@@ -26,6 +26,9 @@ from fedbary_common import FULL, Check, Setting
 from fedbary_jobs import PARTS, SHORT, JobCell, cells, counted, results_of
 from table_cells import Kept, Results, finish
 
+from flsv.engines.ranks import ranks_of_environment
+from flsv.participants import ALONE
+
 TITLES = {
     "protocol": "The protocol against POT",
     "variants": "Which potential to ask, and distance against noise (figures 2 and 5a)",
@@ -96,6 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--image", type=Path, default=IMAGE, help="where figure 3 goes")
     parser.add_argument("--out", type=Path, help="write the report there, too")
     options = parser.parse_args(arguments)
+    ranks = ranks_of_environment()
+    if ranks.rank and (options.short or options.finished):
+        return
     setting = SHORT if options.short else FULL if options.full else Setting()
     seeds = range(options.first_seed, options.first_seed + (1 if options.short else options.seeds))
     jobs = [job for job in cells(options.parts, setting, seeds) if not options.only or job.row in options.only]
@@ -111,10 +117,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         shared = [job for job in jobs if job.column != "time"]
         alone = [job for job in jobs if job.column == "time"]
-        found = finish(shared, kept, options.root, options.workers) if shared else {}
-        found |= finish(alone, kept, options.root, workers=1) if alone else {}
-        text = sections(found, jobs, setting, options.image)
-        text += f"\n\n{time.perf_counter() - start:.0f} s with {options.workers} workers, torch {torch.__version__}."
+        found = finish(shared, kept, options.root, options.workers, ranks) if shared else {}
+        if ranks.rank:
+            return
+        found |= finish(alone, kept, options.root, workers=1, ranks=ALONE) if alone else {}
+        text, workers = sections(found, jobs, setting, options.image), options.workers * ranks.size
+        text += f"\n\n{time.perf_counter() - start:.0f} s with {workers} workers, torch {torch.__version__}."
     print(text)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -2,6 +2,10 @@
 
 What is kept is a file of JSON lines. A line counts for a cell if its command, its measurement and the version of the
 sources are the same: of ``flsv/``, of the cell's configuration files and of the function that measures.
+
+Under ``torchrun`` (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) the cells that nobody has kept are dealt out to the
+ranks in turn. Each keeps what it has finished in a file of its own beside the table's, so that they need no disk in
+common and a killed table goes on, on any number of ranks. In the end all have all results, and rank 0 has kept them.
 """
 
 from __future__ import annotations
@@ -13,14 +17,18 @@ import inspect
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from functools import cache
+from multiprocessing import get_context
 from pathlib import Path
 
 from table_runs import CONFIGS, Cell, Measured, measure
 
 import flsv
+from flsv.engines.ranks import ranks_of_environment
+from flsv.participants import Ranks
 
 Results = dict[tuple[str, str, int], Measured]  # by row, column and seed
 
@@ -53,21 +61,28 @@ class Kept:
     """The finished cells in a file.
 
     Args:
-        path: of the file; it need not be there.
+        path: of the file; it need not be there. Those that other ranks have left beside it are read, too.
         any_version: lines of other versions count too, the last one of a command.
     """
 
     def __init__(self, path: Path, any_version: bool = False) -> None:
         self.path, self.any_version = path, any_version
         self._lines: dict[tuple[str, str, str], Measured] = {}
-        if path.exists():
-            for text in path.read_text().splitlines():
+        for file in (*sorted(path.parent.glob(f"{path.stem}.rank*{path.suffix}")), path):
+            for text in file.read_text().splitlines() if file.exists() else ():
                 try:
                     line = json.loads(text)
                 except json.JSONDecodeError:
                     continue  # the line that was being written when the table was killed
                 of = "" if any_version else line["version"]
                 self._lines[line["command"], line["measure"], of] = line["result"]
+
+    def of_rank(self, rank: int) -> Kept:
+        """What a rank reads, and where it keeps its own; rank 0's is this file."""
+        path = self.path.with_name(f"{self.path.stem}.rank{rank}{self.path.suffix}")
+        other = Kept(path, self.any_version) if rank else self
+        other._lines = {**self._lines, **other._lines}
+        return other
 
     def _key(self, cell: Cell) -> tuple[str, str, str]:
         return cell.command, cell.measure, "" if self.any_version else version(cell)
@@ -99,31 +114,78 @@ def _measure(cell: Cell, root: str) -> Measured:
         gc.collect()
 
 
-def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2) -> Results:
+def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2, ranks: Ranks | None = None) -> Results:
     """What was measured of every cell; those that are kept are not run again.
 
+    Args:
+        cells: of the table, the same ones on all ranks.
+        kept: the finished ones.
+        root: folder of the data sets.
+        workers: processes at once, on every rank.
+        ranks: that share the cells out; None: those of the environment.
+
     Raises:
-        ValueError: two cells with one row, column and seed.
+        ValueError: two cells with one row, column and seed; ranks with other cells or sources.
         CellsFailed: some cannot be run; all others have been.
     """
     if len({cell.key for cell in cells}) < len(cells):
         raise ValueError("two cells of the table have the same row, column and seed.")
-    results = {cell.key: found for cell in cells if (found := kept.find(cell)) is not None}
+    ranks = ranks_of_environment() if ranks is None else ranks
+    asked = ranks.everybody([(cell.command, cell.measure, version(cell)) for cell in cells], "the cells")
+    differ = [rank for rank, theirs in enumerate(asked) if theirs != asked[0]]
+    if differ:
+        raise ValueError(f"ranks {differ} have other cells, or other sources, than rank 0. Start all alike.")
+    own = kept.of_rank(ranks.rank)
+    found = {cell.key: found for cell in cells if (found := own.find(cell)) is not None}
+    results = _all_of(ranks.everybody(found, "the kept cells"))
     missing = [cell for cell in cells if cell.key not in results]
-    print(f"{len(results)} of {len(cells)} cells are kept in {kept.path}", flush=True)
+    if not ranks.rank:
+        print(f"{len(results)} of {len(cells)} cells are kept in {kept.path}", flush=True)
+    measured, failed = _measured(missing[ranks.rank :: ranks.size], own, root, workers, ranks)
+    results |= _all_of(ranks.everybody(measured, "the finished cells"))
+    if not ranks.rank:
+        for cell in cells:
+            if cell.key in results and cell.key not in found and cell.key not in measured:
+                kept.keep(cell, results[cell.key])
+    failed = [text for part in ranks.everybody(failed, "the failed cells") for text in part]
+    if failed:
+        raise CellsFailed(f"{len(failed)} of {len(cells)} cells failed, the first:\n{failed[0]}")
+    return results
+
+
+def _measured(cells: Sequence[Cell], kept: Kept, root: str, workers: int, ranks: Ranks) -> tuple[Results, list[str]]:
+    """Run cells; what was measured of them, and what went wrong."""
     start, failed = time.perf_counter(), []
-    with ProcessPoolExecutor(workers) as pool:
-        running = {pool.submit(_measure, cell, root): cell for cell in missing}
+    results: Results = {}
+    who = f"rank {ranks.rank}: " if ranks.size > 1 else ""
+    # A forked worker would hold the rank's connections, and the other ranks not see that it is gone.
+    context = get_context("spawn") if ranks.size > 1 else None
+    with _no_rank(), ProcessPoolExecutor(workers, mp_context=context) as pool:
+        running = {pool.submit(_measure, cell, root): cell for cell in cells}
         for done, future in enumerate(as_completed(running), 1):
             cell = running[future]
             if error := future.exception():
                 failed.append(f"{cell.row}, {cell.column}, seed {cell.seed}: {error}\n  {cell.command}")
-                print(f"failed: {failed[-1]}", flush=True)
+                print(f"{who}failed: {failed[-1]}", flush=True)
                 continue
             results[cell.key] = future.result()
             kept.keep(cell, results[cell.key])
             seconds = time.perf_counter() - start
-            print(f"{done}/{len(missing)} {cell.column}, {cell.row}, seed {cell.seed}: {seconds:.0f} s", flush=True)
-    if failed:
-        raise CellsFailed(f"{len(failed)} of {len(cells)} cells failed, the first:\n{failed[0]}")
-    return results
+            place = f"{who}{done}/{len(cells)}"
+            print(f"{place} {cell.column}, {cell.row}, seed {cell.seed}: {seconds:.0f} s", flush=True)
+    return results, failed
+
+
+def _all_of(parts: Sequence[Results]) -> Results:
+    return {key: result for part in reversed(parts) for key, result in part.items()}
+
+
+@contextmanager
+def _no_rank() -> Iterator[None]:
+    """Within it, processes that start are no ranks: a cell's Trainer is alone."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_")
+    taken = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(names)}
+    try:
+        yield
+    finally:
+        os.environ.update(taken)

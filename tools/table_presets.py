@@ -1,6 +1,8 @@
 """The command line of a table: presets, seeds, kept cells; what a full preset would cost on a GPU.
 
     python tools/NAME_table.py                    the preset for two cores
+    torchrun --nproc_per_node 2 tools/NAME_table.py --workers 1
+                                                  the cells shared out to ranks, on one machine or several
     python tools/NAME_table.py --full             the paper's own setting, for a GPU
     python tools/NAME_table.py --full --short     every cell of it for one round and one seed on few images, on the CPU,
                                                   and an estimate of the hours that the whole takes on a GPU
@@ -31,6 +33,8 @@ from table_cells import Kept, Results, finish
 from table_runs import WATCHING, Cell, Measured, built, federated_loop, measure
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from flsv.engines.ranks import ranks_of_environment
 
 SECONDS_PER_OPERATOR = 1e-5
 FLOPS_PER_SECOND = 2e13
@@ -131,6 +135,9 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     parser.add_argument("--finished", action="store_true", help="report the finished cells, and run nothing")
     parser.add_argument("--out", type=Path, help="write the report there, too")
     options = parser.parse_args(arguments)
+    ranks = ranks_of_environment()
+    if ranks.rank and (options.list or options.short or options.finished):
+        return
     cells = preset.cells(options.full, range(1 if options.short else options.seeds))
     cells = [cell for cell in cells if not options.rows or cell.row in options.rows]
     cells = [cell for cell in cells if not options.columns or cell.column in _columns(cells, options.columns)]
@@ -146,10 +153,11 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
         found = {cell.key: result for cell in cells if (result := kept.find(cell)) is not None}
         text = f"{preset.report(found, cells)}\n\n{len(found)} of {len(cells)} cells are finished."
     else:
-        text = preset.report(
-            finish(cells, Kept(options.kept, options.any_version), options.root, options.workers), cells
-        )
-        text += f"\n\n{time.perf_counter() - start:.0f} s with {options.workers} workers, torch {torch.__version__}."
+        found = finish(cells, kept, options.root, options.workers, ranks)
+        if ranks.rank:
+            return
+        text, workers = preset.report(found, cells), options.workers * ranks.size
+        text += f"\n\n{time.perf_counter() - start:.0f} s with {workers} workers, torch {torch.__version__}."
     print(text)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,8 @@ from flsv._lightning.evaluation import all_on_device
 from flsv.attacks import Attack
 from flsv.benchmark.federation import Federation
 from flsv.benchmark.quiet import quiet
-from flsv.clients.batched import BatchedTraining, State
+from flsv.clients.batched import BatchedTraining
+from flsv.clients.batched_step import State
 from flsv.clients.batched_trial import at_once
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.stacked_batches import ManyBatches

@@ -1,7 +1,7 @@
 """Many small clients trained at once: their models stacked, one step of all of them as one batched computation.
 
-``torch.func.vmap`` over the clients gives every client's gradient in one call; the module's own optimizer then steps on
-the stacked parameters, which for an optimizer that works entry by entry is the same as one optimizer per client. Equal
+One call gives every client's gradient (:mod:`flsv.clients.batched_step`); the module's own optimizer then steps on the
+stacked parameters, which for an optimizer that works entry by entry is the same as one optimizer per client. Equal
 to training one after the other up to rounding, since batched kernels sum in another order.
 """
 
@@ -9,65 +9,18 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NoReturn
+from collections.abc import Collection
 
 import torch
-from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
 from torch.optim import Optimizer
 
+from flsv.clients.batched_step import BatchedStep, State
 from flsv.clients.stacked_batches import ManyBatches
 from flsv.errors import ConfigurationError
 
-State = dict[str, Tensor]
 #: Their steps work entry by entry, so that of stacked parameters they are every client's own.
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
-
-
-class BatchIndex:
-    """Stands for ``batch_idx``: clients are at different batches of their epochs at the same time."""
-
-    def _refuse(self, *_: Any) -> NoReturn:
-        raise ConfigurationError(
-            "training_step looks at batch_idx, and clients that train at once are at different batches of their epochs."
-        )
-
-    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = __bool__ = __int__ = __float__ = __index__ = _refuse  # type: ignore[assignment]
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __floordiv__ = __truediv__ = _refuse
-    __hash__ = __str__ = __format__ = _refuse  # type: ignore[assignment]
-
-
-class _Loss(nn.Module):
-    """The loss of a batch."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.module = module
-
-    def forward(self, batch: Any) -> Tensor:
-        arguments = step_arguments(self.module, batch, BatchIndex())
-        return loss_of(self.module.training_step(*arguments))  # type: ignore[operator]
-
-
-def step_arguments(module: nn.Module, batch: Any, batch_idx: Any) -> tuple[Any, ...]:
-    """What ``training_step`` is called with: ``batch_idx`` only where it takes it, as Lightning does it."""
-    takes = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)  # type: ignore[arg-type]
-    return (batch, batch_idx) if takes else (batch,)
-
-
-def loss_of(outputs: Any) -> Tensor:
-    """The loss in what ``training_step`` gives, a scalar.
-
-    Raises:
-        ConfigurationError: there is none.
-    """
-    loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-    if not isinstance(loss, Tensor) or loss.numel() != 1:
-        what = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else type(outputs).__name__
-        raise ConfigurationError(f"training_step gives {what}, and a loss, one number, is needed for every batch.")
-    return loss.reshape(())
 
 
 class BatchedTraining:
@@ -110,13 +63,12 @@ class BatchedTraining:
                 f'engine="vmap" steps on the parameters of many clients at once, which {type(optimizer).__name__} is '
                 f'not known to allow. Use one of torch\'s {", ".join(ELEMENTWISE)}, or engine="sequential".'
             )
-        self._loss, self._optimizer, self._clip_norm = _Loss(module), optimizer, clip_norm
+        self._optimizer, self._clip_norm = optimizer, clip_norm
         names = {parameter: name for name, parameter in module.named_parameters()}
         trained = {p for p in names if p.requires_grad and names[p] not in unused}
         self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
         self._trained = {name for group in self._groups for name in group}
-        gradients = vmap(grad_and_value(self._of_one, has_aux=True), randomness="error")
-        self._gradients: Callable[..., Any] = gradients
+        self._module = module
 
     def train(self, states: State, batches: ManyBatches) -> tuple[State, Tensor]:
         """Train every model on its own batches, one after the other.
@@ -137,18 +89,19 @@ class BatchedTraining:
         stacked = states if rows is None else {name: tensor.index_select(0, rows) for name, tensor in states.items()}
         losses = torch.zeros(len(order), device=first.device)
         optimizer = StackedOptimizer(self._optimizer, self._groups, stacked)
+        a_step = BatchedStep(self._module, sorted(self._trained))
         for step in range(lengths[0]):
             active = sum(length > step for length in lengths)
             now = {name: tensor[:active] for name, tensor in stacked.items()}
             gradients = None
             for places, batch in batches.at(order[:active], step):
                 if len(places) == active:
-                    gradients, loss = self._same_size(now, batch)
+                    gradients, loss = a_step(now, batch)
                     losses[:active] += loss
                     continue
                 index = torch.tensor(places, device=first.device)
                 part = {name: tensor.index_select(0, index) for name, tensor in now.items()}
-                found, loss = self._same_size(part, batch)
+                found, loss = a_step(part, batch)
                 losses.index_add_(0, index, loss.to(losses))
                 gradients = gradients or {name: torch.empty_like(now[name]) for name in self._trained}
                 for name, gradient in found.items():
@@ -164,21 +117,6 @@ class BatchedTraining:
             return stacked, losses
         back = rows.argsort()
         return {name: tensor.index_select(0, back) for name, tensor in stacked.items()}, losses[back]
-
-    def _same_size(self, states: State, batch: Any) -> tuple[State, Tensor]:
-        """Gradients by name ``[m, ...]`` and losses ``[m]``; the buffers in ``states`` are updated."""
-        trained = {name: states[name] for name in self._trained}
-        rest = {name: tensor for name, tensor in states.items() if name not in self._trained}
-        gradients, (losses, after) = self._gradients(trained, rest, batch)
-        for name, tensor in after.items():
-            rest[name].copy_(tensor)
-        return gradients, losses
-
-    def _of_one(self, trained: State, rest: State, batch: Any) -> tuple[Tensor, State]:
-        # What is written in place within a transformation must be of it.
-        rest = {name: tensor.clone() for name, tensor in rest.items()}
-        named = {f"module.{name}": tensor for name, tensor in (*trained.items(), *rest.items())}
-        return functional_call(self._loss, named, (batch,)), rest
 
 
 class StackedOptimizer:

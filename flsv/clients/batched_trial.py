@@ -15,7 +15,8 @@ from lightning.pytorch.utilities.memory import is_oom_error
 from torch import Tensor, nn
 
 from flsv._lightning.pure_step import pure_step
-from flsv.clients.batched import BatchedTraining, State, loss_of, step_arguments
+from flsv.clients.batched import BatchedTraining
+from flsv.clients.batched_step import State, loss_of, step_arguments
 from flsv.clients.stacked_batches import GivenBatches, ManyBatches
 from flsv.errors import ConfigurationError
 

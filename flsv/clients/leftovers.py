@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from flsv.errors import ConfigurationError
-from flsv.parameters import leaves, plain_state
+from flsv.parameters import leaves, named_layers, plain_state
 
 #: ``{"buffers": ..., "attributes": ...}``, both by name.
 State = dict[str, dict[str, Any]]
@@ -103,7 +103,7 @@ class Leftovers:
             )
 
     def _write_buffers(self, state: Mapping[str, Tensor | None]) -> None:
-        layers = dict(self._module.named_modules())
+        layers = dict(named_layers(self._module))
         for name, layer, own, buffer in list(_buffers(self._module)):
             if name not in state:
                 delattr(layer, own)
@@ -123,7 +123,7 @@ class Leftovers:
         """Those that the module does not have."""
         if not attributes:
             return
-        layers, there = dict(self._module.named_modules()), {name for name, *_ in plain_state(self._module)}
+        layers, there = dict(named_layers(self._module)), {name for name, *_ in plain_state(self._module)}
         for name, value in attributes.items():
             prefix, _, own = name.rpartition(".")
             if name not in there and value is not None:
@@ -139,7 +139,7 @@ class Leftovers:
 
 
 def _buffers(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, Tensor | None]]:
-    for prefix, layer in module.named_modules():
+    for prefix, layer in named_layers(module):
         for own, buffer in layer._buffers.items():
             if own in layer._non_persistent_buffers_set or (
                 buffer is not None and not (buffer.is_floating_point() or buffer.is_complex())

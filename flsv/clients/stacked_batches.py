@@ -61,6 +61,8 @@ class GivenBatches(ManyBatches):
 class GatheredBatches(ManyBatches):
     """Gathers the batches of many clients out of the same tensors, one ``index_select`` for all of them.
 
+    Batches of one shape are gathered into the same memory: one of them is good until the next is asked for.
+
     Args:
         tensors: ``[N, ...]`` each.
         rows: which of their rows, int64 ``[B]`` for every client's every batch.
@@ -81,13 +83,19 @@ class GatheredBatches(ManyBatches):
     ) -> None:
         self._tensors, self._rows, self._move = tensors, rows, move
         self.lengths = [len(each) for each in rows]
+        self._gathered: dict[torch.Size, list[Tensor]] = {}
 
     def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
         rows = [self._rows[client][step] for client in clients]
-        for places in _alike([len(each) for each in rows]):
+        for places in _alike([each.shape for each in rows]):
             index = torch.stack([rows[place] for place in places])
-            flat, shape = index.flatten(), index.shape
-            yield places, self._move(tuple(t.index_select(0, flat).unflatten(0, shape) for t in self._tensors))
+            if index.shape not in self._gathered:
+                new = [tensor.new_empty(index.numel(), *tensor.shape[1:]) for tensor in self._tensors]
+                self._gathered[index.shape] = new
+            gathered = self._gathered[index.shape]
+            for tensor, out in zip(self._tensors, gathered):
+                torch.index_select(tensor, 0, index.flatten(), out=out)
+            yield places, self._move(tuple(out.unflatten(0, index.shape) for out in gathered))
 
 
 def _alike(keys: Sequence[Any]) -> Iterator[list[int]]:

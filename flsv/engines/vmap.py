@@ -12,8 +12,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from flsv.arguments import check_number
-from flsv.clients.batched import BatchedTraining, State
+from flsv.clients.batched import BatchedTraining
 from flsv.clients.batched_checks import check_batched, clip_norm
+from flsv.clients.batched_step import State
 from flsv.clients.batched_trial import at_once, try_batched
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.roster import Roster

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 SITES = ["Boston", "Lyon", "Osaka"]
 BIN = Path(sys.executable).parent
 SECONDS = 420
+ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let it in
 
 
 class Deployment:
@@ -44,11 +45,19 @@ class Deployment:
             self._do("flwr", "supernode", "register", f"keys/{site}.pub", "trial")
             self.start_site(site)
 
-    def start_site(self, site: str) -> None:
+    def start_site(self, site: str, until_accepted: bool = False) -> None:
+        """Start a SuperNode.
+
+        Args:
+            site: its name.
+            until_accepted: again and again, as a supervisor does it: the SuperLink refuses one that it thinks is there.
+        """
         node = ("flower-supernode", "--superlink", f"127.0.0.1:{self._port}", "--root-certificates", "keys/ca.pem")
         key = ("--auth-supernode-private-key", f"keys/{site}")
         config = ("--node-config", f'site="{site}" folder="{self.folder}/sites"')
-        self._start(site, *node, *key, "--port", str(self._ports[site]), *config)
+        command = (*node, *key, "--port", str(self._ports[site]), *config)
+        again = ("sh", "-c", 'until "$@"; do sleep 2; done', "sh") if until_accepted else ()
+        self._start(site, *again, *command)
 
     def run(self, name: str = "run") -> None:
         """Start the server's rounds; ``name``.log is what they print."""
@@ -70,12 +79,13 @@ class Deployment:
 
     def end(self) -> None:
         for process in self.processes.values():
-            process.terminate()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
         for process in self.processes.values():
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
 
     def _do(self, *command: str) -> None:
         done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -24,3 +25,12 @@ def failing(cell: Cell, root: str) -> Measured:
     if cell.row == "bad":
         raise ValueError("no such thing")
     return marked(cell, root)
+
+
+def of_rank(cell: Cell, root: str) -> Measured:
+    if cell.row == "bad":
+        raise ValueError("no such thing")
+    who = "a rank" if "RANK" in os.environ or "WORLD_SIZE" in os.environ else "alone"
+    with Path(root, "ran.txt").open("a") as file:
+        file.write(f"{cell.row} {cell.seed} {who}\n")
+    return {"value": float(len(cell.row))}

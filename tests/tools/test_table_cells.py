@@ -10,11 +10,15 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import table_cells
+from rank_processes import free_port
 from table_cells import CellsFailed, Kept, finish
 from table_runs import Cell
+
+from flsv.participants import Ranks
 
 HERE = Path(__file__).parent
 TOOLS = HERE.parents[1] / "tools"
@@ -28,6 +32,43 @@ names, measure = ("one", "two", "last"), "made_up_cells:stuck_at_first"
 cells = [Cell(row, "c", 0, ("fedavg.yaml",), {"n": n}, measure) for n, row in enumerate(names)]
 finish(cells, Kept(Path(sys.argv[1], "kept.jsonl")), sys.argv[1], workers=1)
 """
+RANKS = """
+import os, sys
+from pathlib import Path
+from table_cells import Kept, finish
+from table_runs import Cell
+rows, measure = ("a", "b", "c", "bad"), "made_up_cells:of_rank"
+cells = [Cell(row, "c", 0, ("fedavg.yaml",), {"n": n}, measure) for n, row in enumerate(rows)]
+if __name__ == "__main__":
+    kept = Kept(Path(sys.argv[1], os.environ["RANK"], "kept.jsonl"))  # no disk in common
+    try:
+        finish(cells, kept, sys.argv[1], workers=1)
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def on_two_ranks(folder: Path) -> list[str]:
+    """What two ranks that finish a table have printed."""
+    script = folder / "table.py"
+    script.write_text(RANKS)
+    path = os.pathsep.join([str(HERE), str(TOOLS), str(TOOLS.parent), os.environ.get("PYTHONPATH", "")])
+    common = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    common["MASTER_PORT"] = str(free_port())
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder)],
+            env={**os.environ, **common, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        return [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
 
 
 @pytest.fixture(autouse=True)
@@ -125,3 +166,47 @@ def test_one_that_fails_is_named_and_the_others_are_kept(tmp_path: Path) -> None
 def test_two_cells_of_one_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="same row, column and seed"):
         finish(cells(rows=["one", "one"]), Kept(tmp_path / "kept.jsonl"), str(tmp_path))
+
+
+def test_two_ranks_share_the_cells(tmp_path: Path) -> None:
+    """One cell is kept at rank 1 and one fails; the others are dealt out, and rank 0 has all in the end."""
+    first, second = (cells("of_rank", ["a", "b", "c"])[n] for n in (0, 1))
+    Kept(tmp_path / "1" / "kept.rank1.jsonl").keep(second, {"value": -1.0})
+    for text in on_two_ranks(tmp_path):
+        assert "CellsFailed 1 of 4 cells failed, the first:\nbad, c, seed 0: no such thing" in text
+    # Every cell once, by processes that are no ranks.
+    assert sorted(ran(tmp_path)) == ["a 0 alone", "c 0 alone"]
+    merged = Kept(tmp_path / "0" / "kept.jsonl")
+    assert [merged.find(cell) for cell in cells("of_rank", ["a", "b", "c"])] == [
+        {"value": 1.0},
+        {"value": -1.0},
+        {"value": 1.0},
+    ]
+    assert merged.find(first) == {"value": 1.0}
+    assert not (tmp_path / "1" / "kept.jsonl").exists()
+    kept_at_1 = (tmp_path / "1" / "kept.rank1.jsonl").read_text().splitlines()
+    assert [json.loads(line)["row"] for line in kept_at_1] == ["b", "c"]
+
+
+def test_what_ranks_have_left_counts_without_them(tmp_path: Path) -> None:
+    first, second, third = cells()
+    kept = Kept(tmp_path / "kept.jsonl")
+    kept.keep(first, {"value": 1.0})
+    kept.of_rank(1).keep(second, {"value": 2.0})
+    kept.of_rank(2).keep(first, {"value": 3.0})
+    again = Kept(tmp_path / "kept.jsonl")
+    assert [again.find(cell) for cell in (first, second, third)] == [{"value": 1.0}, {"value": 2.0}, None]
+    assert again.of_rank(0) is again
+    assert again.of_rank(3).find(second) == {"value": 2.0}
+
+
+def test_ranks_with_other_cells_are_refused(tmp_path: Path) -> None:
+    class Differing(Ranks):
+        size = 2
+
+        def everybody(self, value: Any, about: str) -> list[Any]:
+            return [value, value[:-1]]
+
+    with pytest.raises(ValueError, match=r"ranks \[1\] have other cells, or other sources, than rank 0"):
+        finish(cells(), Kept(tmp_path / "kept.jsonl"), str(tmp_path), ranks=Differing())
+    assert ran(tmp_path) == []

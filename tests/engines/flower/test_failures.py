@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
-from flower_deployment import SECONDS, SITES, deployment
+from flower_deployment import ACCEPTED, SECONDS, SITES, deployment
 
 from flsv.cli import main
 
 pytestmark = pytest.mark.flower
 ROUNDS = 8
-TIMEOUT = 40  # a site imports torch anew for every message, which takes a busy machine its time
+TIMEOUT = 30  # a site imports torch anew for every message, which takes a busy machine its time
 
 # What the project's file is given besides: sites that do wrong in a round each, and a server that keeps a diary.
 TROUBLE = """
@@ -47,6 +47,12 @@ def trouble(message, context, call_next):
 
 
 class Diary(L.Callback):
+    def on_train_epoch_start(self, trainer, pl_module) -> None:
+        # The last two wait until Osaka is back: the SuperLink lets it in once it misses the one that was killed.
+        until = time.monotonic() + 240
+        while trainer.current_epoch == ROUNDS - 2 and not Path("osaka_is_back").exists() and time.monotonic() < until:
+            time.sleep(0.2)
+
     def on_train_epoch_end(self, trainer, pl_module) -> None:
         with Path("diary.txt").open("a") as book:
             book.write(f"{os.getpid()} {trainer.current_epoch}\\n")
@@ -80,8 +86,10 @@ def test_sites_and_the_server_fail_and_the_rounds_go_on(tmp_path: Path) -> None:
         processes.wait_for("run", lambda log: (diary(folder) or [(0, 0)])[-1][1] >= 3 and "round 3" in log, SECONDS)
         processes.kill("Osaka")
         os.kill(diary(folder)[-1][0], signal.SIGKILL)
-        processes.start_site("Osaka")
+        processes.start_site("Osaka", until_accepted=True)
         processes.run("again")
+        processes.wait_for("Osaka", lambda log: ACCEPTED in log, SECONDS)
+        (folder / "osaka_is_back").touch()
         processes.wait_for("again", lambda _: diary(folder)[-1][1] == ROUNDS - 1, SECONDS)
         told = (folder / "run.log").read_text() + (folder / "again.log").read_text()
 
@@ -95,7 +103,8 @@ def test_sites_and_the_server_fail_and_the_rounds_go_on(tmp_path: Path) -> None:
     assert weighed[1] == {"Boston", "Osaka"}
     assert weighed[2] == {"Lyon"}
     assert "Lyon" not in weighed[3]
-    assert weighed[ROUNDS - 1] >= {"Boston", "Lyon"}
+    assert "Osaka" not in weighed[4]
+    assert weighed[ROUNDS - 1] == {"Boston", "Lyon", "Osaka"}
     assert len({process for process, _ in diary(folder)}) == 2
     for words in ("'Lyon' (client 1) is left out of round 1", "'Osaka' (client 2) is left out of round 2", "round 3"):
         assert words in told
