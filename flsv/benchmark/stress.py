@@ -33,7 +33,8 @@ class Trial:
         federation: where.
         seed: of both runs.
         client: who cheats.
-        before: metric to its share when it does not, of what all clients together are paid; NaN where it has none.
+        before: metric to its share when it does not, of what all clients together are paid; NaN where it has none. Of a
+            cheat that takes two clients: both shares.
         after: when it does, all its identities together.
         cost: what the last global model loses, in the federation's utility.
         noticed: in how many rounds it, or an identity of its, was warned of.
@@ -141,7 +142,17 @@ def stress(
                         cheated = CHEATS[cheat].apply(federation, client)
                         what = f"{cheat} of {client}"
                         found = _values(results, cheated, what, guard, seed, entries, options, say)
-                        trials[cheat, guard].append(_trial(name, seed, client, clients, entries, honest, found))
+                        trials[cheat, guard].append(
+                            _trial(
+                                name,
+                                seed,
+                                [client, *CHEATS[cheat].together(client, clients)],
+                                clients,
+                                entries,
+                                honest,
+                                found,
+                            )
+                        )
     return trials
 
 
@@ -175,7 +186,7 @@ def _values(
 def _trial(
     federation: str,
     seed: int,
-    client: int,
+    who: Sequence[int],
     clients: int,
     entries: Mapping[str, Entry],
     honest: Mapping[str, Tensor],
@@ -186,16 +197,16 @@ def _trial(
         for metric in entries:
             if metric in values:
                 paid = shares(values[metric])
-                found[metric] = float(paid[client] + paid[clients:].sum())
+                found[metric] = float(paid[list(who)].sum() + paid[clients:].sum())
         return found
 
     noticed = cheated[NOTICED] > 0
     own = torch.zeros_like(noticed)
-    own[client], own[clients:] = True, True
+    own[list(who)], own[clients:] = True, True
     return Trial(
         federation,
         seed,
-        client,
+        who[0],
         share(honest),
         share(cheated),
         float(honest[UTILITY] - cheated[UTILITY]),

@@ -14,6 +14,7 @@ from flsv.arguments import check_number
 from flsv.data import FederatedDataModule
 from flsv.data.classes import need_classes
 from flsv.errors import ConfigurationError
+from flsv.functional.update_claims import RULES
 from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
@@ -49,6 +50,18 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         )
     if arguments["copy_threshold"] is not None:
         check_number("FederatedLoop", "copy_threshold", arguments["copy_threshold"], above=0, most=1)
+    if arguments["copy_gap"] is not None:
+        check_number("FederatedLoop", "copy_gap", arguments["copy_gap"], above=0, most=2)
+    for name in ("update_norms", "sample_counts"):
+        if arguments[name] not in RULES:
+            raise ConfigurationError(
+                f"FederatedLoop({name}={arguments[name]!r}): expected one of {', '.join(map(repr, RULES))}."
+            )
+    if arguments["update_norms"] != "told" and arguments["personalizer"] is not None:
+        raise ConfigurationError(
+            f"FederatedLoop(update_norms={arguments['update_norms']!r}, personalizer={arguments['personalizer']!r}): "
+            "updates are made to a length where everybody starts from the global model. Leave one of them out."
+        )
     check_share(arguments["share"])
     for name, words in (("client_optimizer", ("reset", "keep")), ("evaluate_models", ("received", "trained"))):
         if arguments[name] not in words:
@@ -59,6 +72,19 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     if not callable(engine) and engine not in ("sequential", "vmap"):
         raise ConfigurationError(
             f'FederatedLoop(engine={engine!r}): expected "sequential" or "vmap", or in Python what makes an engine.'
+        )
+
+
+def check_updates_of_length(update_norms: str, board: ContributionBoard) -> None:
+    """Check that nobody is asked who does not know what has become of its update.
+
+    Raises:
+        ConfigurationError: clients would take their own updates, as they have sent them, out of an average of others.
+    """
+    if update_norms != "told" and board.evaluating:
+        raise ConfigurationError(
+            f"FederatedLoop(update_norms={update_norms!r}): metrics {list(board.evaluating)} let clients take their "
+            "own updates out of the aggregate, in which they have another length. Leave one of them out."
         )
 
 

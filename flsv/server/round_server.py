@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flsv.aggregation import Aggregator
 from flsv.functional.distances import distances
+from flsv.functional.update_claims import Rule, counted, length_factors, of_length
 from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Channel, Client, LocalData, Ranks
@@ -32,6 +33,9 @@ class RoundServer:
         evaluator: evaluates models on the server's validation set; None where no metric plays coalition games.
         server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the way.
         watch: judges the updates before they are aggregated; None: nothing is judged.
+        update_norms: what becomes of the updates' lengths, see :mod:`flsv.functional.update_claims`; other than
+            ``"told"`` where everybody starts from what the server sends.
+        sample_counts: what becomes of the numbers of samples that clients tell, likewise.
     """
 
     def __init__(
@@ -45,9 +49,12 @@ class RoundServer:
         evaluator: ModelEvaluator | None = None,
         server_lr: float = 1.0,
         watch: UpdateWatch | None = None,
+        update_norms: Rule = "told",
+        sample_counts: Rule = "told",
     ) -> None:
         self.board, self.aggregator, self.personalizer, self.strategies = board, aggregator, personalizer, strategies
         self.space, self.channel, self.server_lr = space, channel, server_lr
+        self.update_norms, self.sample_counts = update_norms, sample_counts
         self.watch = watch or UpdateWatch(threshold=None, exclude=False)
         self.games: CoalitionGames | None = None
         if evaluator is not None:
@@ -124,6 +131,7 @@ class RoundServer:
                 f"round {state.round_index}: every client of the cohort returned a model with NaN or infinite entries"
                 f"{excluded}. {self.watch.hint()}"
             )
+        matrix = self._of_length(updates, matrix, instructions)
         reports: dict[str, Tensor] = {}
         for name in updates[0].reports:
             reports[name] = torch.stack([update.reports[name] for update in updates]).to(model.device)
@@ -143,7 +151,7 @@ class RoundServer:
         return Round(
             round_index=state.round_index,
             client_ids=numbers(update.client_id for update in updates),
-            num_samples=numbers(update.num_samples for update in updates),
+            num_samples=counted(numbers(update.num_samples for update in updates), self.sample_counts),
             losses=numbers(update.loss for update in updates),
             num_steps=numbers(update.num_steps for update in updates),
             global_vector=model,
@@ -185,6 +193,22 @@ class RoundServer:
             starts = [start for start in known if start is not None]
             gram = ClientMatrix(matrix, starts).until(cut).gram()
         return self.watch.judge(round_index, broken, [update.client_id for update in updates], norms, gram)
+
+    def _of_length(
+        self, updates: Sequence[ClientUpdate], matrix: Tensor, instructions: Mapping[int, Instruction]
+    ) -> Tensor:
+        """The models ``[k, P]`` by the rule for the updates' lengths."""
+        if self.update_norms == "told":
+            return matrix
+        starts = [start for start in (instructions[update.client_id].start for update in updates) if start is not None]
+        if len(starts) < len(updates):
+            raise RuntimeError("updates are made to a length where everybody starts from what the server sends.")
+        cut, first = self.space.num_parameters, starts[0]
+        common = all(start is first for start in starts)
+        origin = first if common else torch.stack(starts)
+        return of_length(
+            matrix, origin, length_factors(distances(matrix[:, :cut], origin[..., :cut]), self.update_norms), cut
+        )
 
     def finish(self, round: Round, state: FederationState) -> Round:
         """The round with its next global model; metrics are updated before and after, start points at the end.
