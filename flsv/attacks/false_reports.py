@@ -1,9 +1,9 @@
 """Numbers that clients make up: of their own training, and of models that they are asked to judge.
 
-A loss, or a model's score on a client's own validation samples, is whatever the client says. Metrics made of them pay for
-the answer: FedCE's estimates (Jiang et al., CVPR 2023) pay whoever says that the others' model does badly at its place.
-Where a client's value is made of the others' answers only, as in Everybody-Else (Jaramillo-Velez et al., arXiv:2602.21721,
-2026), a false one cannot raise it, but can lower all others'.
+A loss, or a model's score on a client's own validation samples, is whatever the client says. Metrics made of them pay
+for the answer: FedCE's estimates (Jiang et al., CVPR 2023) pay whoever says that the others' model does badly at its
+place. Where a client's value is made of the others' answers only, as in Everybody-Else (Jaramillo-Velez et al.,
+arXiv:2602.21721, 2026), a false one cannot raise it, but can lower all others'.
 """
 
 from __future__ import annotations

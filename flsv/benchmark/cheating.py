@@ -83,8 +83,8 @@ SAFEGUARDS: dict[str, Mapping[str, Any]] = {
     "copies": {"exclude_copies": True},
     "uniform": {"aggregator": FedAvg(weighting="uniform")},
     "both": {"exclude_copies": True, "aggregator": FedAvg(weighting="uniform")},
-    "claims": {"update_norms": "equal", "sample_counts": "capped"},
-    "all": {"exclude_copies": True, "update_norms": "equal", "sample_counts": "capped"},
+    "claims": {"norm_cap": 1.25, "sample_cap": 1.25},
+    "all": {"exclude_copies": True, "norm_cap": 1.25, "sample_cap": 1.25},
 }
 """Arguments of :class:`flsv.FederatedLoop`, by the name that ``--safeguard`` takes."""
 WATCHING: Mapping[str, Any] = {"outlier_threshold": 3.5, "copy_threshold": THRESHOLD, "copy_gap": GAP}

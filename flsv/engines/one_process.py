@@ -112,8 +112,8 @@ class OneProcess:
             self.roster.channel,
             server_lr=arguments["server_lr"],
             watch=self.watch,
-            update_norms=arguments["update_norms"],
-            sample_counts=arguments["sample_counts"],
+            norm_cap=arguments["norm_cap"],
+            sample_cap=arguments["sample_cap"],
         )
         self.training: CohortTraining | None = None
         self.evaluated = False

@@ -11,14 +11,14 @@ look for clients that are too much alike over rounds is the idea of Fung, Yoon, 
 Federated Learning in Sybil Settings", RAID 2020 (FoolsGold), which takes cosines of summed updates; without the mean,
 clients that learn the same well are no suspects.
 
-How near copies come to each other depends on the federation: the less the clients' data differ, the more of what is left
-is noise. So there is a second rule, relative to the federation's own pairs, which is ours: a group stands apart, if its
-least alike pair is still more alike, by a gap, than any of its members is to anybody else,
+How near copies come to each other depends on the federation: the less the clients' data differ, the more of what is
+left is noise. So there is a second rule, relative to the federation's own pairs, which is ours: a group stands apart,
+if its least alike pair is still more alike, by a gap, than any of its members is to anybody else,
 
     min_{i, j in G} s_ij - max_{i in G, l not in G} s_il >= gap,    2 <= |G| <= k / 2,
 
-by the sums of the first three rounds that a pair spent together: models that are nearly trained differ by noise, and those
-of the same wrong labels by what the labels have in common.
+by the sums of the first three rounds that a pair spent together: models that are nearly trained differ by noise, and
+those of the same wrong labels by what the labels have in common.
 
 The mean is everybody's: where a third of a cohort or more sends what nobody else does, what the others have in common
 is not taken out of them as a whole, and they come near to each other.
@@ -36,8 +36,9 @@ THRESHOLD = 0.7
 below 0.62 there, and eight of nine copies reach 0.7 within ten rounds, most of them in the first."""
 
 GAP = 0.45
-"""Chosen on the benchmark's tuning set. In its 16 honest runs, and among the others in 96 runs with a copy, no pair stands
-apart by more than 0.41."""
+"""Chosen on the benchmark's tuning set. In its 16 honest runs, and among the others in 96 runs with a copy, no pair
+stands apart by more than 0.41; of the 90 copies that are treated like the original, 83 do by 0.45 or more within three
+rounds, 69 of them in the first."""
 FIRST_ROUNDS = 3
 """Rounds of a pair that the gap is looked for in."""
 

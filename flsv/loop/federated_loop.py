@@ -62,9 +62,9 @@ from flsv.server.callback_checks import check_callbacks, check_stochastic_averag
 from flsv.server.checks import (
     check_arguments,
     check_names,
+    check_norm_cap,
     check_packages,
     check_setup,
-    check_updates_of_length,
 )
 from flsv.server.description import chosen, settings
 from flsv.server.fingerprint import fingerprint, settings_of
@@ -126,11 +126,11 @@ class FederatedLoop(SavedLoop):
             0.45, in the first three rounds that they spend together. None, the default: not judged.
         exclude_copies: of such clients only the one of the lowest number stays in a round, from the round on in which
             they were found; by a ``copy_threshold`` of 0.7 and a ``copy_gap`` of 0.45 where neither is given.
-        update_norms: how long clients' updates are for the metrics and the aggregator: as long as they come, no longer
-            than the cohort's median (``"capped"``), or all as long as that (``"equal"``, a client that sends none but
-            zeros left out), see :mod:`flsv.functional.update_claims`. Whoever sends several times its update gains
-            nothing by it. For federations without a personaliser, and metrics that ask no client to evaluate models.
-        sample_counts: how many samples clients have for them, likewise.
+        norm_cap: no client's update is longer, for metrics and aggregator, than so many times the median of its cohort,
+            such as 1.25, see :mod:`flsv.functional.update_claims`: longer ones are made shorter, in their direction. So
+            there is little to gain by sending a multiple of one's update. For federations without a personaliser, and
+            metrics that ask no client to evaluate models. None, the default: updates are as long as they come.
+        sample_cap: likewise no client has more samples, for metrics and aggregator, than so many times the median.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
         share: what of the module travels: ``"all"``; ``"trainable"``, the parameters that require a gradient when the
@@ -200,8 +200,8 @@ class FederatedLoop(SavedLoop):
         copy_threshold: float | None = None,
         copy_gap: float | None = None,
         exclude_copies: bool = False,
-        update_norms: Literal["told", "capped", "equal"] = "told",
-        sample_counts: Literal["told", "capped", "equal"] = "told",
+        norm_cap: float | None = None,
+        sample_cap: float | None = None,
         head: str | None = None,
         share: str | list[str] | Callable[[str, Tensor], bool] = "all",
         evaluate_clients_every: int = 0,
@@ -234,13 +234,13 @@ class FederatedLoop(SavedLoop):
             )
         spent = {} if self._epsilon is None else {"epsilon": self._epsilon}
         self.board = ContributionBoard({**(metrics or {}), **spent}, check_names(self.strategies))
-        check_updates_of_length(update_norms, self.board)
+        check_norm_cap(norm_cap, self.board)
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
         self.outlier_threshold, self.exclude_outliers = outlier_threshold, exclude_outliers
         default = exclude_copies and copy_threshold is None and copy_gap is None
         self.copy_threshold, self.copy_gap = (COPIES, GAP) if default else (copy_threshold, copy_gap)
         self.exclude_copies = exclude_copies
-        self.update_norms, self.sample_counts = update_norms, sample_counts
+        self.norm_cap, self.sample_cap = norm_cap, sample_cap
         self.share = share
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained

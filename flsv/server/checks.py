@@ -14,7 +14,6 @@ from flsv.arguments import check_number
 from flsv.data import FederatedDataModule
 from flsv.data.classes import need_classes
 from flsv.errors import ConfigurationError
-from flsv.functional.update_claims import RULES
 from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
@@ -52,15 +51,15 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         check_number("FederatedLoop", "copy_threshold", arguments["copy_threshold"], above=0, most=1)
     if arguments["copy_gap"] is not None:
         check_number("FederatedLoop", "copy_gap", arguments["copy_gap"], above=0, most=2)
-    for name in ("update_norms", "sample_counts"):
-        if arguments[name] not in RULES:
-            raise ConfigurationError(
-                f"FederatedLoop({name}={arguments[name]!r}): expected one of {', '.join(map(repr, RULES))}."
+    for name in ("norm_cap", "sample_cap"):
+        if arguments[name] is not None:
+            check_number(
+                "FederatedLoop", name, arguments[name], above=0, hint="It is a number of medians, such as 1.5."
             )
-    if arguments["update_norms"] != "told" and arguments["personalizer"] is not None:
+    if arguments["norm_cap"] is not None and arguments["personalizer"] is not None:
         raise ConfigurationError(
-            f"FederatedLoop(update_norms={arguments['update_norms']!r}, personalizer={arguments['personalizer']!r}): "
-            "updates are made to a length where everybody starts from the global model. Leave one of them out."
+            f"FederatedLoop(norm_cap={arguments['norm_cap']}, personalizer={arguments['personalizer']!r}): lengths of "
+            "updates are compared where everybody starts from the global model. Leave one of them out."
         )
     check_share(arguments["share"])
     for name, words in (("client_optimizer", ("reset", "keep")), ("evaluate_models", ("received", "trained"))):
@@ -75,16 +74,16 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def check_updates_of_length(update_norms: str, board: ContributionBoard) -> None:
+def check_norm_cap(norm_cap: float | None, board: ContributionBoard) -> None:
     """Check that nobody is asked who does not know what has become of its update.
 
     Raises:
         ConfigurationError: clients would take their own updates, as they have sent them, out of an average of others.
     """
-    if update_norms != "told" and board.evaluating:
+    if norm_cap is not None and board.evaluating:
         raise ConfigurationError(
-            f"FederatedLoop(update_norms={update_norms!r}): metrics {list(board.evaluating)} let clients take their "
-            "own updates out of the aggregate, in which they have another length. Leave one of them out."
+            f"FederatedLoop(norm_cap={norm_cap}): metrics {list(board.evaluating)} let clients take their own updates "
+            "out of the aggregate, in which they may be shorter than they know. Leave one of them out."
         )
 
 
