@@ -74,17 +74,23 @@ CHEATS: dict[str, Cheat] = {
     "sybils": Cheat("comes as two clients, each with all its samples", _dealt("flsv.data.Sybils")),
     "split_sybils": Cheat("comes as two clients, each with half its samples", _dealt("flsv.data.Sybils", split=True)),
     "duplication": Cheat("has each of its samples three times", _dealt("flsv.data.Duplicated", times=3)),
+    "reports": Cheat(
+        "tells no loss, and that the others' model is of no use to it",
+        _update("flsv.attacks.FalseReports", loss=0.0, score=0.0, gain=-1.0),
+    ),
     "collusion": Cheat("pools its samples with the next client, who does the same", _pooled, _next),
 }
 """By the name that ``--attacks`` takes."""
 
+_COPIES = {"exclude_copies": True, "copy_threshold": THRESHOLD, "copy_gap": GAP}
+_CLAIMS = {"norm_cap": 1.25, "sample_cap": 1.25}
 SAFEGUARDS: dict[str, Mapping[str, Any]] = {
     "none": {},
-    "copies": {"exclude_copies": True},
+    "copies": _COPIES,
+    "claims": _CLAIMS,
+    "all": {**_COPIES, **_CLAIMS},
     "uniform": {"aggregator": FedAvg(weighting="uniform")},
-    "both": {"exclude_copies": True, "aggregator": FedAvg(weighting="uniform")},
-    "claims": {"norm_cap": 1.25, "sample_cap": 1.25},
-    "all": {"exclude_copies": True, "norm_cap": 1.25, "sample_cap": 1.25},
+    "both": {**_COPIES, "aggregator": FedAvg(weighting="uniform")},
 }
 """Arguments of :class:`flsv.FederatedLoop`, by the name that ``--safeguard`` takes."""
 WATCHING: Mapping[str, Any] = {"outlier_threshold": 3.5, "copy_threshold": THRESHOLD, "copy_gap": GAP}

@@ -3,7 +3,7 @@
     flsv stress                                        some metrics, all ways to cheat, two federations of the digits
     flsv stress --metric my_package.MyMetric           one of your own
     flsv stress --metric cgsv --attacks sybils scaling --federations held_out --seeds 5
-    flsv stress --safeguard none copies uniform both   and what the server can do about it
+    flsv stress --safeguard none copies claims all     and what the server can do about it
     flsv stress --list                                 ways to cheat
 
 One client cheats at a time, and is compared with itself in the same run without cheating: what share of all that is
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -61,6 +62,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         return
     entries = dict(entry(name) for name in options.metric or METRICS)
     known = _asked(options.federations, options.root, console)
+    if options.client_val:
+        known = {f"{name}+val": _validating(each, options.client_val) for name, each in known.items()}
     trials = stress(
         known,
         entries,
@@ -95,7 +98,9 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         choices=list(SAFEGUARDS),
         default=["copies"],
-        help="beside none: copies (FederatedLoop(exclude_copies=True)), uniform (equal weights), both. Default: copies",
+        help="beside none: copies (FederatedLoop(exclude_copies=True, copy_threshold=0.7, copy_gap=0.45)), claims "
+        "(norm_cap=1.25, sample_cap=1.25), all (these two), uniform (equal weights), both (copies and uniform). "
+        "Default: copies",
     )
     parser.add_argument(
         "--federations",
@@ -105,10 +110,22 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=_positive, default=2, help="runs of every federation")
     parser.add_argument("--clients", type=_positive, default=2, help="clients that cheat in turn, for every seed")
+    parser.add_argument(
+        "--client-val",
+        type=float,
+        default=0.0,
+        help="share of every client's samples that it keeps to judge models by, for metrics that ask it to, such as "
+        "flsv.metrics.EverybodyElse; the federation's results are kept under its name with +val",
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/stress"), help="folder of values and tables")
     parser.add_argument("--root", default=None, help="folder of the data. Default: $FLSV_DATA_ROOT")
     parser.add_argument("--list", action="store_true", help="say which ways to cheat there are")
     return parser
+
+
+def _validating(federation: Federation, share: float) -> Federation:
+    data = {**federation.data, "client_val_fraction": share}
+    return replace(federation, name=f"{federation.name}+val", data=data)
 
 
 def _positive(text: str) -> int:

@@ -41,7 +41,6 @@ from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.errors import ConfigurationError
-from flsv.functional.update_copies import GAP
 from flsv.functional.update_copies import THRESHOLD as COPIES
 from flsv.functional.update_outliers import THRESHOLD
 from flsv.loop.saved import SavedLoop
@@ -123,9 +122,10 @@ class FederatedLoop(SavedLoop):
             :mod:`flsv.functional.update_copies`. None, the default: nobody is compared. The server keeps 32 bytes for
             every pair of clients.
         copy_gap: the same for clients who are by so much more alike than any of them is to others, in (0, 2], such as
-            0.45, in the first three rounds that they spend together. None, the default: not judged.
+            0.45, in the first three rounds that they spend together; of cohorts of six or more. None, the default: not
+            judged.
         exclude_copies: of such clients only the one of the lowest number stays in a round, from the round on in which
-            they were found; by a ``copy_threshold`` of 0.7 and a ``copy_gap`` of 0.45 where neither is given.
+            they were found; by a ``copy_threshold`` of 0.7 where neither rule is given.
         norm_cap: no client's update is longer, for metrics and aggregator, than so many times the median of its cohort,
             such as 1.25, see :mod:`flsv.functional.update_claims`: longer ones are made shorter, in their direction. So
             there is little to gain by sending a multiple of one's update. For federations without a personaliser, and
@@ -238,7 +238,7 @@ class FederatedLoop(SavedLoop):
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
         self.outlier_threshold, self.exclude_outliers = outlier_threshold, exclude_outliers
         default = exclude_copies and copy_threshold is None and copy_gap is None
-        self.copy_threshold, self.copy_gap = (COPIES, GAP) if default else (copy_threshold, copy_gap)
+        self.copy_threshold, self.copy_gap = COPIES if default else copy_threshold, copy_gap
         self.exclude_copies = exclude_copies
         self.norm_cap, self.sample_cap = norm_cap, sample_cap
         self.share = share

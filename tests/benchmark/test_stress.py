@@ -35,6 +35,9 @@ def test_cheats_change_one_client_and_keep_what_there_is() -> None:
     for name, cheat in CHEATS.items():
         cheated = cheat.apply(federation, 0)
         after = cheated.datamodule().num_samples
+        if name == "collusion":
+            assert after.tolist() == [int(samples[:2].sum())] * 2 + samples[2:].tolist()
+            continue
         assert torch.equal(after[1:3], samples[1:]), name
         attacks = cheated.attackers()
         assert attacks[0].clients == [2]
@@ -66,6 +69,39 @@ def test_counting_samples_pays_whoever_counts_twice(tmp_path: Path) -> None:
         assert replace(read, cost=one.cost, before=one.before, after=one.after) == one
         for mine, theirs in ((read.before, one.before), (read.after, one.after)):
             assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+def test_two_that_collude_are_counted_together_and_a_cap_takes_the_gain_of_duplication(tmp_path: Path) -> None:
+    trials = stress(
+        {"small": small()},
+        dict([entry("size")]),
+        ["collusion", "duplication"],
+        ["none", "claims"],
+        seeds=1,
+        attackers_each=1,
+        folder=tmp_path,
+        say=lambda text: None,
+    )
+    counts = small().datamodule().num_samples.double()
+    (one,) = trials["collusion", "none"]
+    both = float(counts[:2].sum())
+    assert one.before["size"] == pytest.approx(both / float(counts.sum()), abs=1e-6)
+    assert one.after["size"] == pytest.approx(2 * both / (2 * both + float(counts[2:].sum())), abs=1e-6)
+    (free,), (capped,) = trials["duplication", "none"], trials["duplication", "claims"]
+    assert capped.after["size"] - capped.before["size"] < (free.after["size"] - free.before["size"]) / 2
+
+
+def test_a_false_report_pays_where_clients_judge_models(tmp_path: Path) -> None:
+    federation = small()
+    federation = replace(federation, data={**federation.data, "client_val_fraction": 0.3})
+    entries = dict([entry("flsv.metrics.ContributionEstimation"), entry("size")])
+    trials = stress(
+        {"small": federation}, entries, ["reports"], ["none"], seeds=1, attackers_each=1, folder=tmp_path, say=len
+    )
+    (one,) = trials["reports", "none"]
+    assert one.after["ContributionEstimation"] > one.before["ContributionEstimation"] + 0.01
+    assert one.after["size"] == one.before["size"]
+    assert one.cost == 0
 
 
 def test_unknown_cheats() -> None:
