@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from flsv.benchmark.cheating import CHEATS, SAFEGUARDS, WATCHING
 from flsv.benchmark.federation import Federation
 from flsv.benchmark.registry import Entry
 from flsv.benchmark.run import Results, Values, run
-from flsv.benchmark.scores import shares
+from flsv.benchmark.scores import shares, spearman
+from flsv.benchmark.truth import truth_table
 from flsv.errors import ConfigurationError
 
 UTILITY, NOTICED = "*utility", "*noticed"
@@ -39,6 +40,9 @@ class Trial:
         cost: what the last global model loses, in the federation's utility.
         noticed: in how many rounds it, or an identity of its, was warned of.
         alarms: how many others were warned of in at least one round.
+        utility: of the last global model of the run in which it does not cheat.
+        rank: metric to the rank correlation of that run's values with the truth; empty where there is none.
+        warned: how many were warned of in that run.
     """
 
     federation: str
@@ -49,6 +53,9 @@ class Trial:
     cost: float
     noticed: int
     alarms: int
+    utility: float = float("nan")
+    rank: Mapping[str, float] = field(default_factory=dict)
+    warned: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,7 +139,7 @@ def stress(
     results = Results(folder)
     trials: dict[tuple[str, str], list[Trial]] = {(cheat, guard): [] for guard in safeguards for cheat in cheats}
     for name, federation in federations.items():
-        clients = federation.datamodule().num_clients
+        clients, truth = federation.datamodule().num_clients, _truth(federation)
         for seed in range(seeds):
             for guard in safeguards:
                 options = {**WATCHING, **SAFEGUARDS[guard]}
@@ -142,18 +149,19 @@ def stress(
                         cheated = CHEATS[cheat].apply(federation, client)
                         what = f"{cheat} of {client}"
                         found = _values(results, cheated, what, guard, seed, entries, options, say)
-                        trials[cheat, guard].append(
-                            _trial(
-                                name,
-                                seed,
-                                [client, *CHEATS[cheat].together(client, clients)],
-                                clients,
-                                entries,
-                                honest,
-                                found,
-                            )
-                        )
+                        who = [client, *CHEATS[cheat].together(client, clients)]
+                        trial = _trial(name, seed, who, clients, entries, honest, found)
+                        rank = {m: spearman(honest[m], truth) for m in entries if truth is not None and m in honest}
+                        trials[cheat, guard].append(replace(trial, rank=rank))
     return trials
+
+
+def _truth(federation: Federation) -> Tensor | None:
+    """Float64 ``[n]``; None where nobody has worked it out, as for federations of one's own."""
+    try:
+        return truth_table(federation).mean
+    except ConfigurationError:
+        return None
 
 
 def _values(
@@ -212,4 +220,6 @@ def _trial(
         float(honest[UTILITY] - cheated[UTILITY]),
         int(cheated[NOTICED][own].max()),
         int((noticed & ~own).sum()),
+        float(honest[UTILITY]),
+        warned=int((honest[NOTICED] > 0).sum()),
     )
