@@ -10,7 +10,7 @@ from typing import Any
 from flsv.aggregation import FedAvg
 from flsv.benchmark.federation import Federation
 from flsv.errors import ConfigurationError
-from flsv.functional.update_copies import THRESHOLD
+from flsv.functional.update_copies import GAP, THRESHOLD
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,12 @@ class Cheat:
     Args:
         title: in words.
         apply: the federation in which a client cheats so, of the federation and the client.
+        together: with whom, of the client and how many there are: who is paid for the cheat, too.
     """
 
     title: str
     apply: Callable[[Federation, int], Federation]
+    together: Callable[[int, int], list[int]] = lambda client, clients: []
 
 
 def _update(class_path: str, **arguments: Any) -> Callable[[Federation, int], Federation]:
@@ -50,25 +52,46 @@ def _dealt(class_path: str, **arguments: Any) -> Callable[[Federation, int], Fed
     return applied
 
 
+def _next(client: int, clients: int) -> list[int]:
+    return [(client + 1) % clients]
+
+
+def _pooled(federation: Federation, client: int) -> Federation:
+    (partner,) = _next(client, federation.datamodule().num_clients)
+    return _dealt("flsv.data.Colluding", partner=partner)(federation, client)
+
+
 CHEATS: dict[str, Cheat] = {
     "scaling": Cheat("sends three times its update", _update("flsv.attacks.Scaling", factor=3.0)),
     "alignment": Cheat(
         "turns its update half way to the server's last step", _update("flsv.attacks.Alignment", mix=0.5)
+    ),
+    "heads": Cheat(
+        "turns its classifier head's rows to the server's last step", _update("flsv.attacks.HeadAlignment", mix=1.0)
     ),
     "echo": Cheat("sends the server's last step, and nothing of its own", _update("flsv.attacks.Alignment", mix=1.0)),
     "noise": Cheat("sends noise as long as an update", _update("flsv.attacks.FreeRider", mode="noise")),
     "sybils": Cheat("comes as two clients, each with all its samples", _dealt("flsv.data.Sybils")),
     "split_sybils": Cheat("comes as two clients, each with half its samples", _dealt("flsv.data.Sybils", split=True)),
     "duplication": Cheat("has each of its samples three times", _dealt("flsv.data.Duplicated", times=3)),
+    "reports": Cheat(
+        "tells no loss, and that the others' model is of no use to it",
+        _update("flsv.attacks.FalseReports", loss=0.0, score=0.0, gain=-1.0),
+    ),
+    "collusion": Cheat("pools its samples with the next client, who does the same", _pooled, _next),
 }
 """By the name that ``--attacks`` takes."""
 
+_COPIES = {"exclude_copies": True, "copy_threshold": THRESHOLD, "copy_gap": GAP}
+_CLAIMS = {"norm_cap": 1.25, "sample_cap": 1.25}
 SAFEGUARDS: dict[str, Mapping[str, Any]] = {
     "none": {},
-    "copies": {"exclude_copies": True},
+    "copies": _COPIES,
+    "claims": _CLAIMS,
+    "all": {**_COPIES, **_CLAIMS},
     "uniform": {"aggregator": FedAvg(weighting="uniform")},
-    "both": {"exclude_copies": True, "aggregator": FedAvg(weighting="uniform")},
+    "both": {**_COPIES, "aggregator": FedAvg(weighting="uniform")},
 }
 """Arguments of :class:`flsv.FederatedLoop`, by the name that ``--safeguard`` takes."""
-WATCHING: Mapping[str, Any] = {"outlier_threshold": 3.5, "copy_threshold": THRESHOLD}
+WATCHING: Mapping[str, Any] = {"outlier_threshold": 3.5, "copy_threshold": THRESHOLD, "copy_gap": GAP}
 """What the loop watches for in every run, whether it acts on it or not."""

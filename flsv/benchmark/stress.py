@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from flsv.benchmark.cheating import CHEATS, SAFEGUARDS, WATCHING
 from flsv.benchmark.federation import Federation
 from flsv.benchmark.registry import Entry
 from flsv.benchmark.run import Results, Values, run
-from flsv.benchmark.scores import shares
+from flsv.benchmark.scores import shares, spearman
+from flsv.benchmark.truth import truth_table
 from flsv.errors import ConfigurationError
 
 UTILITY, NOTICED = "*utility", "*noticed"
@@ -33,11 +34,15 @@ class Trial:
         federation: where.
         seed: of both runs.
         client: who cheats.
-        before: metric to its share when it does not, of what all clients together are paid; NaN where it has none.
+        before: metric to its share when it does not, of what all clients together are paid; NaN where it has none. Of a
+            cheat that takes two clients: both shares.
         after: when it does, all its identities together.
         cost: what the last global model loses, in the federation's utility.
         noticed: in how many rounds it, or an identity of its, was warned of.
         alarms: how many others were warned of in at least one round.
+        utility: of the last global model of the run in which it does not cheat.
+        rank: metric to the rank correlation of that run's values with the truth; empty where there is none.
+        warned: how many were warned of in that run.
     """
 
     federation: str
@@ -48,6 +53,9 @@ class Trial:
     cost: float
     noticed: int
     alarms: int
+    utility: float = float("nan")
+    rank: Mapping[str, float] = field(default_factory=dict)
+    warned: int = 0
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,7 @@ def stress(
     results = Results(folder)
     trials: dict[tuple[str, str], list[Trial]] = {(cheat, guard): [] for guard in safeguards for cheat in cheats}
     for name, federation in federations.items():
-        clients = federation.datamodule().num_clients
+        clients, truth = federation.datamodule().num_clients, _truth(federation)
         for seed in range(seeds):
             for guard in safeguards:
                 options = {**WATCHING, **SAFEGUARDS[guard]}
@@ -141,8 +149,19 @@ def stress(
                         cheated = CHEATS[cheat].apply(federation, client)
                         what = f"{cheat} of {client}"
                         found = _values(results, cheated, what, guard, seed, entries, options, say)
-                        trials[cheat, guard].append(_trial(name, seed, client, clients, entries, honest, found))
+                        who = [client, *CHEATS[cheat].together(client, clients)]
+                        trial = _trial(name, seed, who, clients, entries, honest, found)
+                        rank = {m: spearman(honest[m], truth) for m in entries if truth is not None and m in honest}
+                        trials[cheat, guard].append(replace(trial, rank=rank))
     return trials
+
+
+def _truth(federation: Federation) -> Tensor | None:
+    """Float64 ``[n]``; None where nobody has worked it out, as for federations of one's own."""
+    try:
+        return truth_table(federation).mean
+    except ConfigurationError:
+        return None
 
 
 def _values(
@@ -175,7 +194,7 @@ def _values(
 def _trial(
     federation: str,
     seed: int,
-    client: int,
+    who: Sequence[int],
     clients: int,
     entries: Mapping[str, Entry],
     honest: Mapping[str, Tensor],
@@ -186,19 +205,21 @@ def _trial(
         for metric in entries:
             if metric in values:
                 paid = shares(values[metric])
-                found[metric] = float(paid[client] + paid[clients:].sum())
+                found[metric] = float(paid[list(who)].sum() + paid[clients:].sum())
         return found
 
     noticed = cheated[NOTICED] > 0
     own = torch.zeros_like(noticed)
-    own[client], own[clients:] = True, True
+    own[list(who)], own[clients:] = True, True
     return Trial(
         federation,
         seed,
-        client,
+        who[0],
         share(honest),
         share(cheated),
         float(honest[UTILITY] - cheated[UTILITY]),
         int(cheated[NOTICED][own].max()),
         int((noticed & ~own).sum()),
+        float(honest[UTILITY]),
+        warned=int((honest[NOTICED] > 0).sum()),
     )

@@ -34,13 +34,17 @@ def markdown(trials: Trials, metrics: Sequence[str]) -> str:
         ]
         parts += [f"## {named}", table(["metric", "honest share, %", *map(_words, cheats)], rows)]
     if "none" in guards and len(guards) > 1:
-        head = ["metric", "best cheat", "gain", *(f"the same under {guard}" for guard in guards if guard != "none")]
+        others = [guard for guard in guards if guard != "none"]
+        head = ["metric", "best cheat", "gain", *(f"the same under {guard}" for guard in others)]
+        head += [f"the best under {guard}" for guard in others]
         rows = []
         for metric in order:
             cheat, found = most(trials, metric, "none")
-            after = [_gain(gain(trials[cheat, guard], metric)) for guard in guards if guard != "none"]
-            rows.append([f"`{metric}`", _words(cheat), _gain(found), *after])
+            after = [_gain(gain(trials[cheat, guard], metric)) for guard in others]
+            best = [(_words(name), _gain(each)) for name, each in (most(trials, metric, guard) for guard in others)]
+            rows.append([f"`{metric}`", _words(cheat), _gain(found), *after, *(" ".join(each) for each in best)])
         parts += ["## The best cheat, and what a safeguard leaves of it", table(head, rows)]
+        parts += ["## What a safeguard costs where nobody cheats", _costs(trials, order, guards)]
     rows = []
     for (cheat, guard), each in trials.items():
         noticed = f"{sum(trial.noticed > 0 for trial in each)} of {len(each)}"
@@ -50,6 +54,19 @@ def markdown(trials: Trials, metrics: Sequence[str]) -> str:
     head = ["cheat", "what the client does", "safeguard", "the model's loss of utility", "noticed", "others warned of"]
     parts += ["## What it costs, and whether the run notices", table(head, rows)]
     return "\n\n".join(parts) + "\n"
+
+
+def _costs(trials: Trials, metrics: Sequence[str], guards: Sequence[str]) -> str:
+    """A row a safeguard: the model's utility, rank correlations with the truth, and how many were warned of."""
+    head = ["safeguard", "utility of the model", *(f"`{metric}`" for metric in metrics), "warned of"]
+    rows = []
+    for guard in guards:
+        honest = {(t.federation, t.seed): t for (_, g), each in trials.items() if g == guard for t in each}.values()
+        ranks = [[t.rank[metric] for t in honest if metric in t.rank] for metric in metrics]
+        cells = [f"{np.mean(each):.2f}" if each else "" for each in ranks]
+        utility = f"{np.mean([t.utility for t in honest]):.3f}" if honest else ""
+        rows.append([guard, utility, *cells, str(sum(t.warned for t in honest))])
+    return table(head, rows)
 
 
 def most(trials: Trials, metric: str, guard: str) -> tuple[str, Gain]:

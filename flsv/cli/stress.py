@@ -1,12 +1,12 @@
 """``flsv stress``: what a client gains that cheats the contribution metrics.
 
-    flsv stress                                all ways to cheat
+    flsv stress                                some metrics, all ways to cheat, two federations of the digits
     flsv stress --metric my_package.MyMetric   one of your own
     flsv stress --metric cgsv --attacks sybils scaling --seeds 5
-    flsv stress --safeguard none copies uniform both
+    flsv stress --safeguard none copies claims all
     flsv stress --list                         ways to cheat
 
-Without arguments: some metrics, in two federations of the digits. --safeguard: what the server can do about it.
+--safeguard: what the server can do about it. --federations held_out: the benchmark's.
 
 One client cheats at a time, and is compared with itself in the same run without cheating: what share of all that is
 paid does it get by each metric? Values lie in ``--out``, and what is there is not run again.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flsv.benchmark.cheating import CHEATS, SAFEGUARDS
-from flsv.benchmark.federation import federations
+from flsv.benchmark.federation import Federation, federations
 from flsv.benchmark.registry import entry
 from flsv.benchmark.stress import gain, stress
 from flsv.benchmark.stress_page import Trials, by_gain, markdown, most
@@ -64,6 +65,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     say = partial(console.print, highlight=False)
     entries = dict(entry(name) for name in options.metric or METRICS)
     known = {each.name: each for each in federations(options.federations, options.root, say)}
+    if options.client_val:
+        known = {f"{name}+val": _validating(each, options.client_val) for name, each in known.items()}
     trials = stress(
         known,
         entries,
@@ -101,8 +104,9 @@ def _parser() -> argparse.ArgumentParser:
         choices=list(SAFEGUARDS),
         metavar="SAFEGUARD",
         default=["copies"],
-        help="what the server does against it, beside nothing: copies (FederatedLoop(exclude_copies=True)), uniform "
-        "(equal weights), both, or none. Default: copies",
+        help="beside none: copies (FederatedLoop(exclude_copies=True, copy_threshold=0.7, copy_gap=0.45)), claims "
+        "(norm_cap=1.25, sample_cap=1.25), all (these two), uniform (equal weights), both (copies and uniform). "
+        "Default: copies",
     )
     parser.add_argument(
         "--federations",
@@ -112,10 +116,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=positive, default=2, help="runs of every federation")
     parser.add_argument("--clients", type=positive, default=2, help="clients that cheat in turn, for every seed")
+    parser.add_argument(
+        "--client-val",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="share of every client's samples that it keeps to judge models by, for metrics that ask it to, such as "
+        "flsv.metrics.EverybodyElse; the federation's results are kept under its name with +val",
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/stress"), help="folder of values and tables")
     parser.add_argument("--root", default=None, help="folder of the data. Default: $FLSV_DATA_ROOT")
     parser.add_argument("--list", action="store_true", help="say which ways to cheat there are")
     return parser
+
+
+def _validating(federation: Federation, share: float) -> Federation:
+    data = {**federation.data, "client_val_fraction": share}
+    return replace(federation, name=f"{federation.name}+val", data=data)
 
 
 def _show(trials: Trials, metrics: Sequence[str], console: Console) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -244,7 +245,9 @@ class LocalTraining:
             if not (math.isfinite(total) or vector.isfinite().all()) or self._broken(private):
                 self.optimizers.leave()
                 return None
-            local.visit(start, trained, vector)
+            tell = partial(_told, self._uploads, departure) if self._uploads else None
+            loss = loss if tell is None else tell("loss", loss)
+            local.visit(start, trained, vector, tell)
             if self.next_buffers is None:
                 self.next_buffers = self._leftovers.read()
             visit.trained, visit.sent = trained, vector
@@ -339,6 +342,12 @@ class LocalTraining:
         self.space.write(self.module, vector)
         self._leftovers.write(buffers)
         self.space.write_private(self.module, private)
+
+
+def _told(uploads: Sequence[Upload], departure: Departure, name: str, value: float) -> float:
+    for each in uploads:
+        value = each.tell(name, value, departure)
+    return value
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from flsv.data.corruption import (
 from flsv.data.datamodule import FederatedDataModule
 from flsv.data.loaders import TensorBatches, make_loader
 from flsv.data.partition import (
+    Colluding,
     DirichletPartitioner,
     Duplicated,
     GroupPartitioner,
@@ -33,6 +34,7 @@ __all__ = [
     "CharacterData",
     "ClientChoice",
     "ClosedSetLabelNoise",
+    "Colluding",
     "Columns",
     "Corruption",
     "DirichletPartitioner",

@@ -101,6 +101,7 @@ class OneProcess:
             arguments["exclude_copies"],
             data.num_clients,
             state.likeness,
+            arguments["copy_gap"],
         )
         self.server = RoundServer(
             board,
@@ -111,6 +112,8 @@ class OneProcess:
             self.roster.channel,
             server_lr=arguments["server_lr"],
             watch=self.watch,
+            norm_cap=arguments["norm_cap"],
+            sample_cap=arguments["sample_cap"],
         )
         self.training: CohortTraining | None = None
         self.evaluated = False

@@ -58,7 +58,13 @@ from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import seed_global_rngs
 from flsv.server import ContributionBoard
 from flsv.server.callback_checks import check_callbacks, check_stochastic_averaging
-from flsv.server.checks import check_arguments, check_names, check_packages, check_setup
+from flsv.server.checks import (
+    check_arguments,
+    check_names,
+    check_norm_cap,
+    check_packages,
+    check_setup,
+)
 from flsv.server.description import chosen, settings
 from flsv.server.fingerprint import fingerprint, settings_of
 from flsv.server.metric_shapes import check_metric_shapes
@@ -113,10 +119,18 @@ class FederatedLoop(SavedLoop):
         exclude_outliers: leave such an update out of its round, like one that is not finite.
         copy_threshold: clients whose updates are alike beyond what the cohort has in common, as those of one client
             under two names are, are warned of; the similarity from which on they are, in (0, 1], such as 0.7, see
-            :mod:`flsv.functional.update_copies`. None, the default: nobody is compared. The server keeps 24 bytes for
+            :mod:`flsv.functional.update_copies`. None, the default: nobody is compared. The server keeps 32 bytes for
             every pair of clients.
+        copy_gap: the same for clients who are by so much more alike than any of them is to others, in (0, 2], such as
+            0.45, in the first three rounds that they spend together; of cohorts of six or more. None, the default: not
+            judged.
         exclude_copies: of such clients only the one of the lowest number stays in a round, from the round on in which
-            they were found; at a ``copy_threshold`` of 0.7 where none is given.
+            they were found; by a ``copy_threshold`` of 0.7 where neither rule is given.
+        norm_cap: no client's update is longer, for metrics and aggregator, than so many times the median of its cohort,
+            such as 1.25, see :mod:`flsv.functional.update_claims`: longer ones are made shorter, in their direction. So
+            there is little to gain by sending a multiple of one's update. For federations without a personaliser, and
+            metrics that ask no client to evaluate models. None, the default: updates are as long as they come.
+        sample_cap: likewise no client has more samples, for metrics and aggregator, than so many times the median.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
         share: what of the module travels: ``"all"``; ``"trainable"``, the parameters that require a gradient when the
@@ -184,7 +198,10 @@ class FederatedLoop(SavedLoop):
         outlier_threshold: float | None = THRESHOLD,
         exclude_outliers: bool = False,
         copy_threshold: float | None = None,
+        copy_gap: float | None = None,
         exclude_copies: bool = False,
+        norm_cap: float | None = None,
+        sample_cap: float | None = None,
         head: str | None = None,
         share: str | list[str] | Callable[[str, Tensor], bool] = "all",
         evaluate_clients_every: int = 0,
@@ -217,10 +234,13 @@ class FederatedLoop(SavedLoop):
             )
         spent = {} if self._epsilon is None else {"epsilon": self._epsilon}
         self.board = ContributionBoard({**(metrics or {}), **spent}, check_names(self.strategies))
+        check_norm_cap(norm_cap, self.board)
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
         self.outlier_threshold, self.exclude_outliers = outlier_threshold, exclude_outliers
-        self.copy_threshold = COPIES if exclude_copies and copy_threshold is None else copy_threshold
+        default = exclude_copies and copy_threshold is None and copy_gap is None
+        self.copy_threshold, self.copy_gap = COPIES if default else copy_threshold, copy_gap
         self.exclude_copies = exclude_copies
+        self.norm_cap, self.sample_cap = norm_cap, sample_cap
         self.share = share
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
@@ -228,7 +248,8 @@ class FederatedLoop(SavedLoop):
         self.client_runs, self.seed, self.engine = client_runs, seed, engine
         self.write_csv = True
         made = {**self._arguments, **self.strategies, "metrics": self.metrics, "attacks": self.attacks}
-        self._made = {**made, "keep_trained": self.keep_trained, "copy_threshold": self.copy_threshold}
+        copies = {"copy_threshold": self.copy_threshold, "copy_gap": self.copy_gap}
+        self._made = {**made, "keep_trained": self.keep_trained, **copies}
         self._settings = settings_of(self._made)
         self._reset()
 

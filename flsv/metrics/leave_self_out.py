@@ -55,4 +55,4 @@ def leave_self_out(
     others = without_own(aggregate, local.sent, weight)
     models = torch.stack([local.start if others is None else others, local.start][: 2 if gain else 1])
     scores = local.utility(models, performance)
-    return scores[0] - scores[1] if gain else scores[0]
+    return local.told("gain", scores[0] - scores[1]) if gain else local.told("score", scores[0])

@@ -32,6 +32,9 @@ class ModelScores(Protocol):
 Evaluator = Callable[[Tensor], ModelScores]
 """Models ``[K, P]`` to their scores, see :class:`flsv.games.ModelEvaluator`."""
 
+Tell = Callable[[str, float], float]
+"""A number's name and the number to what a client says it is."""
+
 _answering: ContextVar[LocalData | None] = ContextVar("answering", default=None)
 
 
@@ -85,6 +88,7 @@ class LocalData:
         self._start: Tensor | None = None
         self._model: Tensor | None = None
         self._sent: Tensor | None = None
+        self._tell: Tell | None = None
 
     @property
     def num_classes(self) -> int:
@@ -134,10 +138,18 @@ class LocalData:
         """Of its state the module's own entries that it does not share, by their names in the module."""
         return Prefixed(self.state, "module.")
 
-    def visit(self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None) -> None:
-        """Said by the client's own training: what it started this round from, what it has made of it, and what it has
-        sent where that is something else."""
+    def visit(
+        self, start: Tensor | None, model: Tensor | None, sent: Tensor | None = None, tell: Tell | None = None
+    ) -> None:
+        """Said by the client's own training: what it started this round from, what it has made of it, what it has sent
+        where that is something else, and what it says instead of numbers that it has found out."""
         self._start, self._model, self._sent = start, model, model if sent is None else sent
+        self._tell = tell
+
+    def told(self, name: str, value: Tensor) -> Tensor:
+        """What this client answers, where it has found out ``value []``: that, unless it lies."""
+        self._check()
+        return value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
 
     def samples(self, split: Split = "train") -> tuple[Tensor, Tensor]:
         """All samples of a split in a fixed order, x ``[m, ...]`` and y ``[m]``, with the client's own labels.

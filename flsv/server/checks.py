@@ -49,6 +49,18 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         )
     if arguments["copy_threshold"] is not None:
         check_number("FederatedLoop", "copy_threshold", arguments["copy_threshold"], above=0, most=1)
+    if arguments["copy_gap"] is not None:
+        check_number("FederatedLoop", "copy_gap", arguments["copy_gap"], above=0, most=2)
+    for name in ("norm_cap", "sample_cap"):
+        if arguments[name] is not None:
+            check_number(
+                "FederatedLoop", name, arguments[name], above=0, hint="It is a number of medians, such as 1.5."
+            )
+    if arguments["norm_cap"] is not None and arguments["personalizer"] is not None:
+        raise ConfigurationError(
+            f"FederatedLoop(norm_cap={arguments['norm_cap']}, personalizer={arguments['personalizer']!r}): lengths of "
+            "updates are compared where everybody starts from the global model. Leave one of them out."
+        )
     check_share(arguments["share"])
     for name, words in (("client_optimizer", ("reset", "keep")), ("evaluate_models", ("received", "trained"))):
         if arguments[name] not in words:
@@ -59,6 +71,19 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     if not callable(engine) and engine not in ("sequential", "vmap"):
         raise ConfigurationError(
             f'FederatedLoop(engine={engine!r}): expected "sequential" or "vmap", or in Python what makes an engine.'
+        )
+
+
+def check_norm_cap(norm_cap: float | None, board: ContributionBoard) -> None:
+    """Check that nobody is asked who does not know what has become of its update.
+
+    Raises:
+        ConfigurationError: clients would take their own updates, as they have sent them, out of an average of others.
+    """
+    if norm_cap is not None and board.evaluating:
+        raise ConfigurationError(
+            f"FederatedLoop(norm_cap={norm_cap}): metrics {list(board.evaluating)} let clients take their own updates "
+            "out of the aggregate, in which they may be shorter than they know. Leave one of them out."
         )
 
 

@@ -47,6 +47,7 @@ def settings(arguments: Mapping[str, Any], data: FederatedDataModule, seed: int)
     result: dict[str, Any] = {name: arguments[name] for name in plain} | {"federation_seed": seed}
     objects = ("aggregator", "personalizer", "sampler", "client_algorithm", "attacks", "privacy", "uploads")
     result |= {"share": described(arguments["share"])} if arguments["share"] != "all" else {}
+    result |= {name: arguments[name] for name in ("norm_cap", "sample_cap") if arguments[name] is not None}
     result |= {name: repr(arguments[name]) for name in objects if arguments[name]}
     result |= {f"metric/{name}": repr(metric) for name, metric in (arguments["metrics"] or {}).items()}
     return {**result, **{f"data/{name}": value for name, value in data.describe().items()}}

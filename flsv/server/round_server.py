@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flsv.aggregation import Aggregator
 from flsv.functional.distances import distances
+from flsv.functional.update_claims import counted, length_factors, shortened
 from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Channel, Client, LocalData, Ranks
@@ -32,6 +33,9 @@ class RoundServer:
         evaluator: evaluates models on the server's validation set; None where no metric plays coalition games.
         server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the way.
         watch: judges the updates before they are aggregated; None: nothing is judged.
+        norm_cap: no update is longer than so many times the cohort's median, see :mod:`flsv.functional.update_claims`;
+            for federations in which everybody starts from what the server sends. None: they are as long as they come.
+        sample_cap: likewise for the numbers of samples that clients tell.
     """
 
     def __init__(
@@ -45,9 +49,12 @@ class RoundServer:
         evaluator: ModelEvaluator | None = None,
         server_lr: float = 1.0,
         watch: UpdateWatch | None = None,
+        norm_cap: float | None = None,
+        sample_cap: float | None = None,
     ) -> None:
         self.board, self.aggregator, self.personalizer, self.strategies = board, aggregator, personalizer, strategies
         self.space, self.channel, self.server_lr = space, channel, server_lr
+        self.norm_cap, self.sample_cap = norm_cap, sample_cap
         self.watch = watch or UpdateWatch(threshold=None, exclude=False)
         self.games: CoalitionGames | None = None
         if evaluator is not None:
@@ -125,6 +132,7 @@ class RoundServer:
                 f"round {state.round_index}: every client of the cohort returned a model with NaN or infinite entries"
                 f"{excluded}. {self.watch.hint()}"
             )
+        matrix = self._shortened(updates, matrix, instructions)
         reports: dict[str, Tensor] = {}
         for name in updates[0].reports:
             reports[name] = torch.stack([update.reports[name] for update in updates]).to(model.device)
@@ -144,7 +152,7 @@ class RoundServer:
         return Round(
             round_index=state.round_index,
             client_ids=numbers(update.client_id for update in updates),
-            num_samples=numbers(update.num_samples for update in updates),
+            num_samples=counted(numbers(update.num_samples for update in updates), self.sample_cap),
             losses=numbers(update.loss for update in updates),
             num_steps=numbers(update.num_steps for update in updates),
             global_vector=model,
@@ -187,6 +195,20 @@ class RoundServer:
             starts = [start for start in known if start is not None]
             gram = ClientMatrix(matrix, starts).until(cut).gram()
         return self.watch.judge(round_index, broken, [update.client_id for update in updates], norms, gram)
+
+    def _shortened(
+        self, updates: Sequence[ClientUpdate], matrix: Tensor, instructions: Mapping[int, Instruction]
+    ) -> Tensor:
+        """The models ``[k, P]`` with no update longer than the bound."""
+        if self.norm_cap is None:
+            return matrix
+        starts = [start for start in (instructions[update.client_id].start for update in updates) if start is not None]
+        if len(starts) < len(updates):
+            raise RuntimeError("updates have a length where everybody starts from what the server sends.")
+        cut, common = self.space.num_parameters, all(start is starts[0] for start in starts)
+        origin = starts[0] if common else torch.stack(starts)
+        factors = length_factors(distances(matrix[:, :cut], origin[..., :cut]), self.norm_cap)
+        return shortened(matrix, origin, factors, cut)
 
     def finish(self, round: Round, state: FederationState) -> Round:
         """The round with its next global model; metrics are updated before and after, start points at the end.

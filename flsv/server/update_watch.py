@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from flsv.data.names import client_called
-from flsv.functional.update_copies import groups_of, likeness_after, products_without_mean, similarities
+from flsv.functional.update_copies import (
+    FIRST_ROUNDS,
+    groups_of,
+    likeness_after,
+    products_without_mean,
+    similarities,
+    standing_apart,
+)
 from flsv.functional.update_outliers import large_updates
 
 NOT_FINITE = "returned a model with NaN or infinite entries"
@@ -29,12 +36,13 @@ class UpdateWatch:
         exclude: leave outliers out of their rounds.
         names: of the clients.
         copy_threshold: the similarity from which on two clients count as one, see
-            :mod:`flsv.functional.update_copies`; None: nobody is compared.
+            :mod:`flsv.functional.update_copies`; None: similarities by themselves are not judged.
         exclude_copies: of a group of copies, only the client of the lowest number in the cohort stays in the round.
         num_clients: n; needed for comparisons.
-        likeness: float64 ``[3, n, n]``, what was found in earlier rounds: the sums of
-            :func:`flsv.functional.update_copies.likeness_after`, and the pairs that were found to be copies, who stay
-            it. None: nothing.
+        likeness: float64 ``[4, n, n]``, what was found in earlier rounds: the sums of
+            :func:`flsv.functional.update_copies.likeness_after`, the pairs that were found to be copies, who stay it,
+            and the rounds that each pair spent together. None: nothing.
+        copy_gap: how far a group has to stand apart to count as one client, likewise; None: that is not judged.
 
     Attributes:
         likeness: after the last round.
@@ -51,10 +59,11 @@ class UpdateWatch:
         exclude_copies: bool = False,
         num_clients: int = 0,
         likeness: Tensor | None = None,
+        copy_gap: float | None = None,
     ) -> None:
         self._names = names
         self._threshold, self._exclude = threshold, exclude
-        self._copy_threshold, self._exclude_copies = copy_threshold, exclude_copies
+        self._copy_threshold, self._copy_gap, self._exclude_copies = copy_threshold, copy_gap, exclude_copies
         self._num_clients, self.likeness = num_clients, likeness
         self.norms: dict[int, float] = {}
         self.times: Counter[tuple[str, int]] = Counter()
@@ -64,7 +73,7 @@ class UpdateWatch:
     @property
     def compares(self) -> bool:
         """Whether updates are compared with each other."""
-        return self._copy_threshold is not None
+        return self._copy_threshold is not None or self._copy_gap is not None
 
     def judge(
         self,
@@ -110,7 +119,7 @@ class UpdateWatch:
                 rest = "left out of the round." if self._exclude else "aggregated, for want of exclude_outliers=True."
                 warning.append(f"{what}: {rest}")
         keep = ~large if self._exclude else torch.ones_like(large)
-        if gram is not None and self._copy_threshold is not None:
+        if gram is not None and self.compares:
             copies = self._copies(round_index, clients, gram.cpu(), keep, warning)
             keep = keep & ~copies if self._exclude_copies else keep
         if warning:
@@ -121,19 +130,28 @@ class UpdateWatch:
         self, round_index: int, clients: Sequence[int], gram: Tensor, keep: Tensor, warning: list[str]
     ) -> Tensor:
         """Bool ``[k]``: who is not the first of its group of copies; what there is to say goes to ``warning``."""
-        assert self._copy_threshold is not None
         later = torch.zeros(len(clients), dtype=torch.bool)
         rows = keep.nonzero().flatten()  # an update that is left out anyway does not shift the mean
         ids = torch.tensor(clients)
         before = self.likeness
         if before is None:
-            before = torch.zeros(3, self._num_clients, self._num_clients, dtype=torch.float64)
-        sums, found = before[:2], before[2] > 0
+            before = torch.zeros(4, self._num_clients, self._num_clients, dtype=torch.float64)
+        if len(before) == 3:  # of a checkpoint that has not counted: who met long ago is not judged by first rounds
+            before = torch.cat([before, torch.full_like(before[:1], float("inf"))])
+        sums, found, together = before[:2], before[2] > 0, before[3].clone()
+        here = ids[rows]
         if len(rows) > 2:  # of two, nobody can say what they have in common
-            sums = likeness_after(sums, ids[rows], products_without_mean(gram[rows][:, rows]))
+            sums = likeness_after(sums, here, products_without_mean(gram[rows][:, rows]))
+            together[here[:, None], here] += 1
         similar = similarities(sums)
-        found = (found | (similar >= self._copy_threshold)).fill_diagonal_(False)
-        self.likeness = torch.cat([sums, found.double()[None]])
+        now = torch.zeros_like(found)
+        if self._copy_threshold is not None:
+            now = similar >= self._copy_threshold
+        if self._copy_gap is not None and len(rows) > 2:
+            apart = standing_apart(similar[here][:, here], self._copy_gap)
+            now[here[:, None], here] |= apart & (together[here][:, here] <= FIRST_ROUNDS)
+        found = (found | now.fill_diagonal_(False)).fill_diagonal_(False)
+        self.likeness = torch.cat([sums, found.double()[None], together[None]])
         order = ids.argsort()
         for group in groups_of(found[ids[order]][:, ids[order]]):
             places = order[group]
@@ -146,7 +164,7 @@ class UpdateWatch:
                     if self._exclude_copies
                     else "aggregated, and measured, as several, for want of exclude_copies=True."
                 )
-                when = f"(similarity {most:.2f})" if most >= self._copy_threshold else "or before"
+                when = f"(similarity {most:.2f})" if now[members][:, members].any() else "or before"
                 what = f"{self._name(ALIKE, members)} {ALIKE} in round {round_index} {when}"
                 warning.append(f"{what}: {rest}")
         return later

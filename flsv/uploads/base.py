@@ -71,6 +71,16 @@ class Upload(ABC):
         """
         return before
 
+    def tell(self, name: str, value: float, departure: Departure) -> float:
+        """What the client says instead of a number that it has found out about its training, or about a model.
+
+        Args:
+            name: ``"loss"``, of its training; ``"score"`` and ``"gain"``, of a model on its validation samples.
+            value: what it has found out.
+            departure: who says it.
+        """
+        return value
+
     def check(self, space: ParameterSpace) -> None:  # noqa: B027 - most work with any module
         """Before training, whether it can be done with this module's vectors.
 

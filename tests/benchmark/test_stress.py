@@ -35,6 +35,9 @@ def test_cheats_change_one_client_and_keep_what_there_is() -> None:
     for name, cheat in CHEATS.items():
         cheated = cheat.apply(federation, 0)
         after = cheated.datamodule().num_samples
+        if name == "collusion":
+            assert after.tolist() == [int(samples[:2].sum())] * 2 + samples[2:].tolist()
+            continue
         assert torch.equal(after[1:3], samples[1:]), name
         attacks = cheated.attackers()
         assert attacks[0].clients == [2]
@@ -57,15 +60,66 @@ def test_counting_samples_pays_whoever_counts_twice(tmp_path: Path) -> None:
     assert len(said) == 6
     page = markdown(trials, ["size"])
     assert "The best cheat, and what a safeguard leaves of it" in page
+    assert "| none | " in page.partition("## What a safeguard costs where nobody cheats")[2]
     assert "| duplication | has each of its samples three times | uniform |" in page
     again = stress(*arguments, seeds=1, attackers_each=1, folder=tmp_path, say=said.append)
     assert len(said) == 6  # all was there
     for key, (one,) in trials.items():
         (read,) = again[key]
         assert read.cost == pytest.approx(one.cost, abs=1e-5)  # six digits are kept
-        assert replace(read, cost=one.cost, before=one.before, after=one.after) == one
+        assert read.utility == pytest.approx(one.utility, abs=1e-5)
+        assert replace(read, cost=one.cost, before=one.before, after=one.after, utility=one.utility) == one
         for mine, theirs in ((read.before, one.before), (read.after, one.after)):
             assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+def test_two_that_collude_are_counted_together_and_a_cap_takes_the_gain_of_duplication(tmp_path: Path) -> None:
+    trials = stress(
+        {"small": small()},
+        dict([entry("size")]),
+        ["collusion", "duplication"],
+        ["none", "claims"],
+        seeds=1,
+        attackers_each=1,
+        folder=tmp_path,
+        say=lambda text: None,
+    )
+    counts = small().datamodule().num_samples.double()
+    (one,) = trials["collusion", "none"]
+    both = float(counts[:2].sum())
+    assert one.before["size"] == pytest.approx(both / float(counts.sum()), abs=1e-6)
+    assert one.after["size"] == pytest.approx(2 * both / (2 * both + float(counts[2:].sum())), abs=1e-6)
+    (free,), (capped,) = trials["duplication", "none"], trials["duplication", "claims"]
+    assert capped.after["size"] - capped.before["size"] < (free.after["size"] - free.before["size"]) / 2
+
+
+def test_what_a_safeguard_costs_is_of_the_honest_runs_each_counted_once() -> None:
+    runs = [(0, 0.9, 1.0), (0, 0.9, 1.0), (1, 0.5, 0.0)]
+    trials = {
+        ("scaling", guard): [
+            Trial("f", seed, 0, {"m": 0.1}, {"m": 0.2}, 0.0, 0, 0, utility - off, {"m": rank}, warned=1)
+            for seed, utility, rank in runs
+        ]
+        for guard, off in (("none", 0.0), ("claims", 0.1))
+    }
+    page = markdown(trials, ["m"])
+    assert "| safeguard | utility of the model | `m` | warned of |" in page
+    assert "| none | 0.700 | 0.50 | 2 |" in page
+    assert "| claims | 0.600 | 0.50 | 2 |" in page
+    assert "| `m` | scaling | +10.0 ± 0.0 | +10.0 ± 0.0 | scaling +10.0 ± 0.0 |" in page
+
+
+def test_a_false_report_pays_where_clients_judge_models(tmp_path: Path) -> None:
+    federation = small()
+    federation = replace(federation, data={**federation.data, "client_val_fraction": 0.3})
+    entries = dict([entry("flsv.metrics.ContributionEstimation"), entry("size")])
+    trials = stress(
+        {"small": federation}, entries, ["reports"], ["none"], seeds=1, attackers_each=1, folder=tmp_path, say=len
+    )
+    (one,) = trials["reports", "none"]
+    assert one.after["ContributionEstimation"] > one.before["ContributionEstimation"] + 0.01
+    assert one.after["size"] == one.before["size"]
+    assert one.cost == 0
 
 
 def test_unknown_cheats() -> None:

@@ -198,6 +198,53 @@ def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
     assert torch.equal(first.state.likeness, later.state.likeness)
 
 
+def grams(similar: float, k: int = 6) -> Tensor:
+    """Products of updates of which the first two are alike by so much, and the others by nothing."""
+    gram = torch.eye(k, dtype=torch.float64)
+    gram[0, 1] = gram[1, 0] = similar
+    return gram
+
+
+def gapped(rounds: list[Tensor], **kwargs: Any) -> UpdateWatch:
+    watch = UpdateWatch(None, False, exclude_copies=True, copy_gap=0.45, num_clients=6, **kwargs)
+    for index, gram in enumerate(rounds):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            watch.judge(index, [], list(range(6)), torch.ones(6), gram)
+    return watch
+
+
+def test_who_stands_apart_in_the_first_rounds_is_a_copy_below_the_threshold() -> None:
+    apart, near = grams(0.6), grams(0.2)
+    assert gapped([apart]).times["sent updates that are one another's but for little", 1] == 1
+    assert not gapped([near]).times
+    # Found in the first round, it stays found; after the third nobody is found any more.
+    assert gapped([apart, near, near, near]).times["sent updates that are one another's but for little", 1] == 4
+    assert not gapped([near, near, near, *[apart] * 6]).times
+    assert (
+        not UpdateWatch(None, False, copy_threshold=0.7, num_clients=6)
+        .judge(0, [], list(range(6)), torch.ones(6), apart)
+        .logical_not()
+        .any()
+    )
+
+
+def test_what_an_older_checkpoint_has_not_counted_is_not_judged_by_the_gap() -> None:
+    older = gapped([grams(0.2)]).likeness
+    assert older is not None
+    assert older.shape == (4, 6, 6)
+    assert not gapped([grams(0.9)], likeness=older[:3]).times
+    assert gapped([grams(0.99)] * 2, likeness=older).times
+
+
+def test_the_gap_is_judged_only_where_it_is_asked_for() -> None:
+    loop = FederatedLoop(exclude_copies=True)
+    assert (loop.copy_threshold, loop.copy_gap) == (0.7, None)
+    loop = FederatedLoop(exclude_copies=True, copy_gap=0.6)
+    assert (loop.copy_threshold, loop.copy_gap) == (None, 0.6)
+    assert (FederatedLoop().copy_threshold, FederatedLoop().copy_gap) == (None, None)
+
+
 @pytest.mark.parametrize("threshold", [0, 1.1, float("nan")])
 def test_a_similarity_out_of_range(threshold: float) -> None:
     with pytest.raises(ConfigurationError, match="copy_threshold"):

@@ -1,4 +1,5 @@
-"""Clients that cheat when the data are dealt: one that is several, and one that counts its samples several times.
+"""Clients that cheat when the data are dealt: one that is several, one that counts its samples several times, and two
+that pool theirs.
 
 The first is the Sybil attack (Douceur, "The Sybil Attack", IPTPS 2002). Copies of data inflate Shapley values of data
 as well: Han et al., "Replication-Robust Payoff-Allocation for Machine Learning Data Markets", arXiv:2006.14583.
@@ -32,6 +33,49 @@ class _Cheating(Partitioner):
             raise ConfigurationError(
                 f"{type(self).__name__}(client={self.client}): there is no such client; they are 0 .. {len(parts) - 1}."
             )
+        return parts
+
+
+class Colluding(_Cheating):
+    """Two clients pool their samples: each has those of both, and sends what a client of twice the size would.
+
+    Args:
+        partitioner: deals the samples.
+        client: one of them.
+        partner: the other one.
+        seed: taken for uniformity; nothing here is random.
+
+    Raises:
+        ConfigurationError: one client twice, or a client that there is not.
+
+    Example:
+        >>> from flsv.data import IIDPartitioner
+        >>> parts = Colluding(IIDPartitioner(3), client=0, partner=2)(torch.zeros(6, dtype=torch.long), num_classes=1)
+        >>> [len(part) for part in parts], bool((parts[0] == parts[2]).all())
+        ([4, 2, 4], True)
+    """
+
+    deals_copies = True
+
+    def __init__(self, partitioner: Partitioner, client: int = 0, partner: int = 1, seed: int = 0) -> None:
+        super().__init__(partitioner, client, seed)
+        self.partner = partner
+        check_number(self, "partner", partner, least=0, whole=True)
+        if partner == client:
+            raise ConfigurationError(f"{type(self).__name__}(client={client}, partner={partner}): one client twice.")
+        self.num_clients = partitioner.num_clients
+
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
+    ) -> Sequence[Tensor]:
+        parts = self._honest(labels, num_classes, groups)
+        if self.partner >= len(parts):
+            raise ConfigurationError(
+                f"{type(self).__name__}(partner={self.partner}): there is no such client; they are "
+                f"0 .. {len(parts) - 1}."
+            )
+        pool = torch.cat([parts[self.client], parts[self.partner]])
+        parts[self.client], parts[self.partner] = pool, pool.clone()
         return parts
 
 

@@ -1,11 +1,19 @@
-"""One client that is several, and one that counts its samples several times."""
+"""One client that is several, one that counts its samples several times, and two that pool theirs."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from flsv.data import Duplicated, FederatedDataModule, GroupPartitioner, IIDPartitioner, SizePartitioner, Sybils
+from flsv.data import (
+    Colluding,
+    Duplicated,
+    FederatedDataModule,
+    GroupPartitioner,
+    IIDPartitioner,
+    SizePartitioner,
+    Sybils,
+)
 from flsv.errors import ConfigurationError
 
 LABELS = torch.arange(60) % 3
@@ -32,6 +40,16 @@ def test_identities_have_all_samples_or_share_them_out() -> None:
     assert {len(split[1]), len(split[3]), len(split[4])} == {6, 7}
 
 
+def test_two_that_collude_have_the_samples_of_both() -> None:
+    cheat = Colluding(INNER, client=2, partner=0)
+    parts = cheat(LABELS, 3)
+    assert cheat.num_clients == len(parts) == 3
+    assert torch.equal(parts[1], HONEST[1])
+    both = torch.cat([HONEST[0], HONEST[2]]).sort().values
+    assert torch.equal(parts[0], both)
+    assert torch.equal(parts[2], both)
+
+
 def test_duplicates_count_in_the_data_module_and_are_trained_on() -> None:
     plain = FederatedDataModule("digits", IIDPartitioner(3), batch_size=10)
     cheated = FederatedDataModule("digits", Duplicated(IIDPartitioner(3), client=2, times=4), batch_size=10)
@@ -55,6 +73,8 @@ def test_where_the_data_decide_the_number_of_clients() -> None:
         (lambda: Sybils(INNER, client=3)(LABELS, 3), "there is no such client; they are 0 .. 2"),
         (lambda: Sybils(INNER, client=-1), "client"),
         (lambda: Sybils(INNER, identities=1), "identities"),
+        (lambda: Colluding(INNER, client=1, partner=1), "one client twice"),
+        (lambda: Colluding(INNER, client=1, partner=3)(LABELS, 3), "there is no such client; they are 0 .. 2"),
         (lambda: Duplicated(INNER, times=1), "times"),
         (lambda: Sybils(INNER, client=0, identities=11, split=True)(LABELS, 3), "without samples"),
     ],

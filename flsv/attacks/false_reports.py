@@ -1,0 +1,69 @@
+"""Numbers that clients make up: of their own training, and of models that they are asked to judge.
+
+A loss, or a model's score on a client's own validation samples, is whatever the client says. Metrics made of them pay
+for the answer: FedCE's estimates (Jiang et al., CVPR 2023) pay whoever says that the others' model does badly at its
+place. Where a client's value is made of the others' answers only, as in Everybody-Else (Jaramillo-Velez et al.,
+arXiv:2602.21721, 2026), a false one cannot raise it, but can lower all others'.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flsv.arguments import check_number
+from flsv.attacks.base import Attack
+from flsv.errors import ConfigurationError
+from flsv.uploads import Departure
+
+
+class FalseReports(Attack):
+    """Says numbers of its own instead of those that it has found out; its update is its own.
+
+    Args:
+        loss: told as its mean training loss; None: the true one. It is logged, and what
+            :class:`flsv.benchmark.TrainingLoss` is made of.
+        score: told as the score of the others' model on its validation samples, see
+            :class:`flsv.metrics.ContributionEstimation` (FedCE).
+        gain: told as what the others' model is better there than the round's start, see
+            :class:`flsv.metrics.EverybodyElse`.
+        clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
+        fraction: likewise.
+        seed: seed of the choice of clients.
+
+    Raises:
+        ConfigurationError: nothing that is false; a number that is not finite.
+
+    Example:
+        >>> FalseReports(loss=0.1, clients=[0]).tell("loss", 2.3, Departure(0, 2, num_parameters=2, round_index=0))
+        0.1
+    """
+
+    def __init__(
+        self,
+        loss: float | None = None,
+        score: float | None = None,
+        gain: float | None = None,
+        clients: list[int] | None = None,
+        fraction: float | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(clients, fraction, seed)
+        self.loss, self.score, self.gain = loss, score, gain
+        said = {"loss": loss, "score": score, "gain": gain}
+        if all(number is None for number in said.values()):
+            raise ConfigurationError(f"{self!r} says nothing false: give loss, score or gain.")
+        for name, number in said.items():
+            if number is not None:
+                check_number(self, name, number)
+
+    def apply(self, update: Tensor, departure: Departure) -> Tensor:
+        return update
+
+    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
+        """The update itself."""
+        return update
+
+    def tell(self, name: str, value: float, departure: Departure) -> float:
+        said: float | None = {"loss": self.loss, "score": self.score, "gain": self.gain}.get(name)
+        return value if said is None or departure.client not in self.chosen(departure.num_clients) else said

@@ -1,0 +1,54 @@
+"""Bounds on what clients claim, against NumPy's median."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from flsv.functional.update_claims import counted, length_factors, shortened
+
+
+@pytest.mark.parametrize("cap", [0.5, 1.0, 1.25, 3.0])
+def test_no_length_is_above_the_bound_and_none_below_it_changes(cap: float) -> None:
+    norms = torch.rand(9, generator=torch.Generator().manual_seed(0)) * 10
+    bound = cap * np.median(norms.double().numpy())
+    factors = length_factors(norms, cap)
+    np.testing.assert_allclose((factors * norms.double()).numpy(), np.minimum(norms.double().numpy(), bound))
+    assert (factors[norms <= bound * (1 - 1e-9)] == 1).all()
+
+
+def test_a_multiple_of_an_update_above_the_bound_gains_nothing() -> None:
+    once = torch.tensor([1.0, 2.0, 3.0, 4.0, 9.0])
+    thrice = once * torch.tensor([1, 1, 1, 1, 3])
+    assert (length_factors(once, 1.25) * once)[4] == (length_factors(thrice, 1.25) * thrice)[4] == 3.75
+
+
+def test_updates_of_zero_or_without_end_are_no_part_of_the_median() -> None:
+    norms = torch.tensor([0.0, 0.0, 0.0, float("inf"), 1.0, 2.0, 4.0])
+    assert length_factors(norms, 1.0).tolist() == [1, 1, 1, 1, 1, 1, 0.5]
+    assert length_factors(torch.zeros(3), 1.0).tolist() == [1, 1, 1]
+
+
+def test_samples_that_count() -> None:
+    told = torch.tensor([30, 31, 31, 500])
+    assert counted(told, None) is told
+    assert counted(told, 1.25).tolist() == [30, 31, 31, 39]  # 1.25 * 31 = 38.75
+    assert counted(told, 1.25).dtype == torch.int64
+    assert counted(torch.tensor([7]), 1.0).tolist() == [7]
+
+
+def test_models_are_moved_along_their_updates_and_buffers_stay() -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows, start = torch.randn(4, 6, generator=generator), torch.randn(6, generator=generator)
+    factors = torch.tensor([1.0, 0.5, 1.0, 0.25], dtype=torch.float64)
+    before = rows.clone()
+    result = shortened(rows, start, factors, end=5)
+    assert torch.equal(rows, before)
+    assert torch.equal(result[[0, 2]], rows[[0, 2]])
+    assert torch.equal(result[:, 5], rows[:, 5])
+    expected = start + factors[:, None] * (rows.double() - start)
+    torch.testing.assert_close(result[:, :5].double(), expected[:, :5])
+    # Starts of their own give the same.
+    torch.testing.assert_close(shortened(rows, start.expand(4, 6).clone(), factors, end=5), result)
+    assert shortened(rows, start, torch.ones(4), end=5) is rows

@@ -1,0 +1,108 @@
+"""FederatedLoop(norm_cap, sample_cap): what metrics and aggregators are given."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resuming import assert_resumes
+from toys import Plain, fit, network, toy_data, trainer_for, vector
+
+from flsv.aggregation import FedAvg
+from flsv.attacks import Scaling
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+from flsv.metrics import EverybodyElse
+from flsv.personalization import Standalone
+from flsv.round import Round
+
+
+class Kept(FedAvg):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rounds: list[Round] = []
+
+    def end_round(self, round: Round) -> None:
+        self.rounds.append(round)
+
+
+def rounds(folder: Path, count: int = 1, **kwargs: Any) -> list[Round]:
+    aggregator = Kept()
+    fit(FederatedLoop(aggregator, seed=1, print_table=False, **kwargs), folder, rounds=count)
+    return aggregator.rounds
+
+
+def lengths(round: Round) -> torch.Tensor:
+    cut = round.space.num_parameters
+    return (round.client_vectors[:, :cut].double() - round.global_vector[:cut].double()).norm(dim=1)
+
+
+def test_nobody_is_longer_than_the_bound_and_its_direction_stays(tmp_path: Path) -> None:
+    (plain,) = rounds(tmp_path / "plain")
+    (round,) = rounds(tmp_path / "capped", attacks=[Scaling(3.0, clients=[1])], norm_cap=1.25)
+    honest, cut = lengths(plain), plain.space.num_parameters
+    sent = honest * torch.tensor([1.0, 3.0, 1.0])
+    bound = 1.25 * sent.median()
+    torch.testing.assert_close(lengths(round), sent.clamp_max(bound), rtol=1e-5, atol=0)
+    assert sent.max() > bound
+    mine, other = (r.client_vectors[1] - r.global_vector for r in (round, plain))
+    cosine = torch.nn.functional.cosine_similarity(mine[:cut], other[:cut], dim=0)
+    assert cosine.item() == pytest.approx(1, abs=1e-5)
+    assert torch.equal(mine[cut:], other[cut:])
+
+
+def test_a_bound_that_nobody_reaches_changes_nothing_to_the_bit(tmp_path: Path) -> None:
+    (plain,), (round,) = rounds(tmp_path / "plain"), rounds(tmp_path / "capped", norm_cap=100.0, sample_cap=100.0)
+    assert plain.server_vector is not None
+    assert round.server_vector is not None
+    assert torch.equal(plain.server_vector, round.server_vector)
+
+
+def test_samples_count_up_to_the_bound_for_the_aggregator_too(tmp_path: Path) -> None:
+    (plain,), (round,) = rounds(tmp_path / "plain"), rounds(tmp_path / "capped", sample_cap=1.0)
+    median = int(plain.num_samples.double().quantile(0.5))
+    assert round.num_samples.tolist() == plain.num_samples.clamp_max(median).tolist()
+    assert round.num_samples.tolist() != plain.num_samples.tolist()
+    assert round.aggregation_weights is not None
+    share = round.num_samples.double() / round.num_samples.sum()
+    torch.testing.assert_close(round.aggregation_weights.double(), share, rtol=1e-6, atol=1e-6)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit_and_another_bound_is_refused(tmp_path: Path) -> None:
+    def loop(cap: float | None = 1.0) -> FederatedLoop:
+        return FederatedLoop(attacks=[Scaling(3.0, clients=[1])], norm_cap=cap, sample_cap=1.0, seed=1)
+
+    assert_resumes(loop, tmp_path)
+    trainer = trainer_for(loop(), tmp_path / "part", 1)
+    trainer.fit(Plain(), toy_data())
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    for cap in (2.0, None):
+        with pytest.raises(ConfigurationError, match="norm_cap is"):
+            fit(loop(cap), tmp_path / "other", rounds=2, ckpt_path=tmp_path / "one.ckpt")
+
+
+def test_many_at_once_are_bounded_alike(tmp_path: Path) -> None:
+    def end(engine: str) -> torch.Tensor:
+        loop = FederatedLoop(
+            attacks=[Scaling(3.0, clients=[1])], norm_cap=1.0, sample_cap=1.0, seed=1, engine=engine, print_table=False
+        )
+        return vector(fit(loop, tmp_path / engine, Plain(network(batch_norm=False)), rounds=2))
+
+    torch.testing.assert_close(end("vmap"), end("sequential"), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"norm_cap": 0.0}, "norm_cap"),
+        ({"sample_cap": float("nan")}, "sample_cap"),
+        ({"norm_cap": 1.0, "personalizer": Standalone()}, "everybody starts from the global model"),
+        ({"norm_cap": 1.0, "metrics": {"others": EverybodyElse()}}, r"\['others'\] let clients take their own updates"),
+        ({"copy_gap": 0.0}, "copy_gap"),
+    ],
+)
+def test_what_cannot_be(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        FederatedLoop(**wrong)
