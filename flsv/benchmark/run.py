@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import time
 from collections.abc import Mapping, Sequence
@@ -148,9 +147,8 @@ def _fit(
     best: int,
     options: Mapping[str, Any],
 ) -> Values:
-    # Names of columns are the user's; those of a loop's metrics have no brackets. An estimator's draws depend on them,
-    # and so not on who else is there.
-    inside = {f"metric_{hashlib.sha256(name.encode()).hexdigest()[:12]}": each for name, each in metrics.items()}
+    # Names of columns are the user's; those of a loop's metrics have no brackets.
+    inside = {f"metric_{place}": metric for place, metric in enumerate(metrics.values())}
     loop = FederatedLoop(
         metrics=inside,  # type: ignore[arg-type]
         attacks=federation.attackers(),

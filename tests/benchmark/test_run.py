@@ -125,16 +125,6 @@ def test_clients_keep_samples_back_only_for_those_who_ask_them() -> None:
     assert mine.with_client_validation is mine
 
 
-def test_an_estimators_draws_do_not_depend_on_who_else_is_there() -> None:
-    name, mine = "sampled", small(rounds=1)
-    sampled = Entry(
-        "sampled", "flsv.metrics.CumulativeShapley", {"estimator": "permutation", "estimator_args": {"budget": 7}}
-    )
-    alone = run(mine, {name: sampled}, seed=0).values[name]
-    among = run(mine, {"cgsv": METRICS["cgsv"], name: sampled}, seed=0).values[name]
-    assert torch.equal(alone, among)
-
-
 def test_the_clients_side_of_a_metric_comes_along() -> None:
     name, mine = entry("flsv.metrics.InRunShapley(order=2)")
     assert mine.needs == METRICS["in_run_2"].needs
