@@ -71,7 +71,8 @@ def _main(
         row += [_two(each.pearson), _two(each.error), _two(each.seeds), _two(each.aggregators)]
         row.append("" if each.intervals is None else _two(each.intervals.truth))
         row += ["", ""] if cost is None else [f"{1000 * cost.seconds:.1f}", f"{cost.evaluations:.0f}"]
-        rows.append([*row, str(len(each.spearman)), ", ".join(need for need in NEEDS if need in entries[name].needs) or "nothing"])
+        needs = ", ".join(need for need in NEEDS if need in entries[name].needs) or "nothing"
+        rows.append([*row, str(len(each.spearman)), needs])
     return table(head, rows)
 
 
