@@ -3,8 +3,9 @@
     flsv bench --out runs/benchmark
     python tools/bench_page.py --runs runs/benchmark [--docs docs]
 
-Every number on the page is taken from the values. Where a sentence says more than a number, what it says is checked
-first (``bench_page_text.py``), and nothing is written where it is not so.
+Every number on the page is taken from the values, but for the section on what was tried, which is written by hand and
+stays as it is. Where a sentence says more than a number, what it says is checked first (``bench_page_text.py``), and
+nothing is written where it is not so.
 """
 
 from __future__ import annotations
@@ -42,10 +43,9 @@ def main() -> None:
             row["metric"]: Cost(*(float(row[name]) for name in ("seconds", "evaluations", "training")))
             for row in csv.DictReader(file)
         }
-    text = page(summaries, known, costs, results)
-    (options.docs / "benchmark.md").write_text(
-        f"{text}\n{markdown(summaries, entries, known, costs)}", encoding="utf-8"
-    )
+    path = options.docs / "benchmark.md"
+    text = page(summaries, known, costs, results, path.read_text(encoding="utf-8"))
+    path.write_text(f"{text}\n{markdown(summaries, entries, known, costs)}", encoding="utf-8")
     write(options.docs / "images", summaries, costs, known)
 
 
