@@ -154,10 +154,12 @@ def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost]) ->
             f"{_two(s['cgsv'].spearman['fashion_three_labels'])}",
         ),
         "updates must stay secret (secure aggregation)": (
-            '`EverybodyElse(performance="negative_loss")`, for who is bad',
-            f"AUROC {_two(min(s['everybody_else_loss'].auroc.values()))} or better of every kind, rank correlation "
-            f"{_two(s['everybody_else_loss'].mean)} (by the federation's performance {_two(s['everybody_else'].mean)}); "
-            "all values are near each other, so do not pay by it",
+            '`EverybodyElse(performance="negative_loss")`, to see who is bad',
+            f"AUROC of wrong labels {of('everybody_else_loss', 'label_noise')}, noisy inputs "
+            f"{of('everybody_else_loss', 'feature_noise')}, free riders {of('everybody_else_loss', 'free_rider')}, "
+            f"copies {of('everybody_else_loss', 'duplicates')}; rank correlation "
+            f"{_two(s['everybody_else_loss'].mean)}, by the federation's own performance "
+            f"{_two(s['everybody_else'].mean)}. Values lie near each other: do not pay by them",
         ),
         "many clients": (
             "`GradientAgreement`, `ClassSpecificShapley`, `CosineGradientShapley`",
