@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,8 @@ from flsv.games.performance import Mode
 FOLDER = Path(__file__).parent / "federations"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 SETS = ("tuning", "held_out")
+#: What clients keep back of their samples where a metric is asked of them.
+CLIENT_VAL_FRACTION = 0.2
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,14 @@ class Federation:
         data.prepare_data()
         data.setup("fit")
         return data
+
+    @cached_property
+    def with_client_validation(self) -> Federation:
+        """The same, every client with a fifth of its samples for its own validation set, on which it does not train
+        then; corruptions of training data do not touch them. Itself where clients have such sets anyway."""
+        if self.data.get("client_val_fraction"):
+            return self
+        return replace(self, data={**self.data, "client_val_fraction": CLIENT_VAL_FRACTION})
 
     def module(self) -> L.LightningModule:
         """A new module; its network is built when training starts."""

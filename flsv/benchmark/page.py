@@ -7,6 +7,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from flsv.benchmark.coverage import GOAL
 from flsv.benchmark.registry import NEEDS, Entry
 from flsv.benchmark.scores import spearman
 from flsv.benchmark.summary import Cost, Known, Summary
@@ -32,6 +33,8 @@ def markdown(
         _main(order, summaries, entries, federations, costs),
         "## Who is bad, and what disturbs",
         _disturbed(order, summaries),
+        "## What a metric's own 90 % intervals hold",
+        _intervals(order, summaries),
         "## Federation by federation",
         _by_federation(order, summaries, federations),
         "## What is measured on what",
@@ -53,21 +56,23 @@ def _main(
     costs: Mapping[str, Cost],
 ) -> str:
     head = ["metric", "tuning", "held out", "all", "worst", "Pearson", "share error", "seeds", "aggregators"]
-    head += ["CPU ms a round", "evaluations a round", "needs"]
+    head += ["interval covers", "CPU ms a round", "evaluations a round", "federations", "needs"]
     ceilings = {name: truth.ceiling for name, (_, truth) in federations.items()}
     sets = {name: each.set for name, (each, _) in federations.items()}
     top = [_mean([c for n, c in ceilings.items() if sets[n] == which]) for which in ("tuning", "held_out")]
     least = min(ceilings, key=lambda name: ceilings[name], default="")
     everywhere = _mean(list(ceilings.values()))
-    rows = [[CEILING, *map(_two, [*top, everywhere]), f"{_two(ceilings.get(least))} {least}", *[""] * 7]]
+    rows = [[CEILING, *map(_two, [*top, everywhere]), f"{_two(ceilings.get(least))} {least}", *[""] * 9]]
     for name in order:
         each, cost = summaries[name], costs.get(name)
         where, worst = each.worst
         both = f"{_two(each.mean)} ± {_two(each.interval)}" if each.interval == each.interval else _two(each.mean)
         row = [f"`{name}`", _two(each.tuning), _two(each.held_out), both, f"{_two(worst)} {where}"]
         row += [_two(each.pearson), _two(each.error), _two(each.seeds), _two(each.aggregators)]
+        row.append("" if each.intervals is None else _two(each.intervals.truth))
         row += ["", ""] if cost is None else [f"{1000 * cost.seconds:.1f}", f"{cost.evaluations:.0f}"]
-        rows.append([*row, ", ".join(need for need in NEEDS if need in entries[name].needs) or "nothing"])
+        needs = ", ".join(need for need in NEEDS if need in entries[name].needs) or "nothing"
+        rows.append([*row, str(len(each.spearman)), needs])
     return table(head, rows)
 
 
@@ -81,6 +86,22 @@ def _disturbed(order: Sequence[str], summaries: Mapping[str, Summary]) -> str:
             f"{change:+.2f}" if change == change else "" for change in (each.partial, each.dropout, each.private)
         ]
         rows.append([f"`{name}`", *(_two(each.auroc.get(kind)) for kind in kinds), *changes])
+    return table(head, rows)
+
+
+def _intervals(order: Sequence[str], summaries: Mapping[str, Summary]) -> str:
+    head = ["metric", "truth's share", f"federations with {GOAL} or more", "least", "other seeds' mean"]
+    head += ["half width, as a share", "error of the seeds' mean by a single run's", "cases"]
+    rows = []
+    for name in order:
+        found = summaries[name].intervals
+        if found is None:
+            continue
+        where, least = min(found.by_federation.items(), key=lambda item: item[1], default=("", float("nan")))
+        enough = sum(each >= GOAL for each in found.by_federation.values())
+        row = [f"`{name}`", _two(found.truth), f"{enough} of {len(found.by_federation)}", f"{_two(least)} {where}"]
+        row += [_two(found.seeds), f"{found.width:.3f}" if found.width == found.width else "", _two(found.repeated)]
+        rows.append([*row, str(found.cases)])
     return table(head, rows)
 
 

@@ -29,6 +29,8 @@ NEEDS = {
     "losses": "clients tell their training loss",
     "counts": "clients tell their numbers of samples of each class",
     "answers": "clients answer questions about their samples (FedBary's protocol)",
+    "reports": "clients report what their samples do to the validation loss (InRunValues)",
+    "client validation": "every client has validation samples of its own",
     "samples": "all samples lie in one place",
 }
 
@@ -43,12 +45,18 @@ class Entry:
         arguments: of the class. ``performance``, ``mode``, ``rounds`` and ``loss`` (the name of a loss that the module
             logs; None for classifiers) are the federation's where they are not said here and the class takes them.
         needs: names in :data:`NEEDS`.
+        client_algorithm: the clients' side of it, a class path; it must not change what they train.
     """
 
     title: str
     made_by: str | Callable[..., Any]
     arguments: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    client_algorithm: str | None = None
+
+    def options(self) -> dict[str, Any]:
+        """New arguments of :class:`flsv.FederatedLoop` without which the metric gives nothing."""
+        return {} if self.client_algorithm is None else {"client_algorithm": _located(self.client_algorithm)()}
 
     def build(self, federation: Federation) -> Metric | Callable[[FederatedDataModule], Tensor]:
         """A new metric for a federation, or the function.
@@ -125,8 +133,9 @@ def entry(name: str) -> tuple[str, Entry]:
         except (SyntaxError, ValueError) as error:
             raise ConfigurationError(f"--metric {name}: {error}. Write my_package.MyMetric(momentum=0.5).") from error
     _located(path)
+    like = next((each for each in METRICS.values() if each.made_by == path), Entry("", path))
     short = path.rpartition(".")[2] + (f"({', '.join(f'{k}={v}' for k, v in arguments.items())})" if arguments else "")
-    return short, Entry(short, path, arguments)
+    return short, Entry(short, path, arguments, like.needs, like.client_algorithm)
 
 
 def _metric(name: str) -> str:
@@ -134,6 +143,13 @@ def _metric(name: str) -> str:
 
 
 _GAME = ("validation", "updates")
+_IN_RUN = "flsv.clients.algorithms.InRunValues"
+
+
+def _sampled(estimator: str) -> dict[str, Any]:
+    """The game of ``fedsv_samples`` at a budget that buys 24 of six clients' 64 coalitions."""
+    return {"weighting": "samples", "estimator": estimator, "estimator_args": {"budget": 24}}
+
 
 METRICS: dict[str, Entry] = {
     "size": Entry("counting samples", baselines.SampleCount),
@@ -171,11 +187,66 @@ METRICS: dict[str, Entry] = {
         {"estimator": "banzhaf", "weighting": "samples"},
         _GAME,
     ),
+    "beta_16_1": Entry(
+        "Beta(16, 1)-Shapley, small coalitions first, summed over rounds",
+        _metric("CumulativeShapley"),
+        {"estimator": "beta", "estimator_args": {"alpha": 16, "beta": 1}, "weighting": "samples"},
+        _GAME,
+    ),
+    "beta_1_4": Entry(
+        "Beta(1, 4)-Shapley, large coalitions first, summed over rounds",
+        _metric("CumulativeShapley"),
+        {"estimator": "beta", "estimator_args": {"alpha": 1, "beta": 4}, "weighting": "samples"},
+        _GAME,
+    ),
+    "lower_bound": Entry(
+        "lower confidence bound of a round's Shapley value",
+        _metric("LowerBoundShapley"),
+        {"weighting": "samples"},
+        _GAME,
+    ),
+    "permutation_24": Entry(
+        "FedSV by permutations, 24 evaluations a round", _metric("CumulativeShapley"), _sampled("permutation"), _GAME
+    ),
+    "leverage_24": Entry(
+        "FedSV by Leverage SHAP, 24 evaluations a round", _metric("CumulativeShapley"), _sampled("leverage"), _GAME
+    ),
+    "adjusted_24": Entry(
+        "FedSV, regression-adjusted, 24 evaluations a round",
+        _metric("CumulativeShapley"),
+        _sampled("regression_adjusted"),
+        _GAME,
+    ),
+    "surrogate_24": Entry(
+        "FedSV by the surrogate, 24 evaluations a round", _metric("CumulativeShapley"), _sampled("surrogate"), _GAME
+    ),
     "gradient_1": Entry(
         "gradient Shapley, first order", _metric("GradientShapley"), {"momentum": 0.9}, (*_GAME, "classes")
     ),
     "gradient_2": Entry(
         "gradient Shapley, second order", _metric("GradientShapley"), {"order": 2, "momentum": 0.9}, (*_GAME, "classes")
+    ),
+    "in_run": Entry(
+        "in-run data Shapley, first order",
+        _metric("InRunShapley"),
+        {},
+        (*_GAME, "classes", "reports"),
+        _IN_RUN,
+    ),
+    "in_run_2": Entry(
+        "in-run data Shapley, second order",
+        _metric("InRunShapley"),
+        {"order": 2},
+        (*_GAME, "classes", "reports"),
+        _IN_RUN,
+    ),
+    "fedce": Entry("FedCE's weights", _metric("ContributionEstimation"), {}, ("updates", "client validation")),
+    "everybody_else": Entry("EverybodyElse", _metric("EverybodyElse"), {}, ("client validation",)),
+    "everybody_else_loss": Entry(
+        "EverybodyElse, by the loss",
+        _metric("EverybodyElse"),
+        {"performance": "negative_loss"},
+        ("classes", "client validation"),
     ),
     "gradient_agreement": Entry("gradient agreement", _metric("GradientAgreement"), {}, _GAME),
     "fedbary": Entry(

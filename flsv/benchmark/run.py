@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,8 @@ from flsv.metrics import ContributionMetric
 from flsv.participants import ALONE, Ranks
 from flsv.seeding import isolated_rngs
 
-COLUMNS = ("federation", "condition", "seed", "metric", "client", "value")
+COLUMNS = ("federation", "condition", "seed", "metric", "client", "value", "low", "high")
+Interval = tuple[Tensor, Tensor]
 Key = tuple[str, str, int, str]
 """Federation, condition, seed, metric."""
 
@@ -42,6 +44,7 @@ class Values:
         fit: the same for the whole fit.
         utility: of the last global model, what the federation measures models by.
         noticed: fault to int64 ``[n]``, in how many rounds each client was warned of.
+        intervals: metric to the ends ``[n]`` of its own 90 % intervals, where it has any.
     """
 
     values: dict[str, Tensor]
@@ -51,6 +54,7 @@ class Values:
     fit: float
     utility: float = float("nan")
     noticed: Mapping[str, Tensor] = field(default_factory=dict)
+    intervals: dict[str, Interval] = field(default_factory=dict)
 
 
 def run(
@@ -64,7 +68,8 @@ def run(
     """One fit of a federation with these metrics in it.
 
     A metric that the federation refuses is left out. Where a fit with all of them fails, each rides alone, so that one
-    that fails fails alone. Without entries: the run by itself.
+    that fails fails alone. Metrics that have clients do more, or keep samples back, have a fit of their own. Without
+    entries: the run by itself.
 
     Args:
         federation: where.
@@ -95,24 +100,43 @@ def run(
             result.refused[name] = str(error)
     if entries and not metrics:
         return result
+    companies = _companies(entries, metrics)
+    if len(companies) > 1:
+        parts = [run(federation, {n: entries[n] for n in names}, seed, condition, best, options) for names in companies]
+        return _joined(result, parts)
+    given = options or {}
+    asked = [metric for metric in metrics.values() if isinstance(metric, ContributionMetric) and metric.evaluates]
+    where = federation.with_client_validation if asked else federation
+    theirs = next((entries[name].options() for name in metrics), {})
     try:
-        fit = _fit(federation, metrics, seed, condition, best, options or {})
+        fit = _fit(where, metrics, seed, condition, best, {**theirs, **given})
     except Exception as error:
         if len(metrics) == 1:
             (name,) = metrics
-            _fit(federation, {}, seed, condition, best, options or {})  # whose fault is it?
+            _fit(federation, {}, seed, condition, best, given)  # whose fault is it?
             result.refused[name] = f"{type(error).__name__}: {error}"
             return result
         parts = [run(federation, {name: entries[name]}, seed, condition, best, options) for name in metrics]
-        for part in parts:
-            for field in ("values", "refused", "seconds", "evaluations"):
-                getattr(result, field).update(getattr(part, field))
-        first = parts[0]
-        return replace(result, fit=sum(p.fit for p in parts), utility=first.utility, noticed=first.noticed)
-    result.values.update(fit.values)
-    result.seconds.update(fit.seconds)
-    result.evaluations.update(fit.evaluations)
-    return replace(result, fit=fit.fit, utility=fit.utility, noticed=fit.noticed)
+        return _joined(result, parts)
+    return _joined(result, [fit])
+
+
+def _companies(entries: Mapping[str, Entry], metrics: Mapping[str, Metric]) -> list[list[str]]:
+    """Who may ride in one fit; those of the run as it is come first."""
+    found: dict[tuple[str, bool], list[str]] = {}
+    for name, metric in metrics.items():
+        asks = isinstance(metric, ContributionMetric) and metric.evaluates
+        found.setdefault((entries[name].client_algorithm or "", asks), []).append(name)
+    return [found[key] for key in sorted(found)]
+
+
+def _joined(result: Values, parts: Sequence[Values]) -> Values:
+    for part in parts:
+        for name in ("values", "refused", "seconds", "evaluations", "intervals"):
+            getattr(result, name).update(getattr(part, name))
+    # A fit that failed has neither.
+    first = next((part for part in parts if part.noticed), parts[0])
+    return replace(result, fit=sum(p.fit for p in parts), utility=first.utility, noticed=first.noticed)
 
 
 def _fit(
@@ -143,16 +167,19 @@ def _fit(
         trainer.fit(federation.module(), federation.datamodule())
         seconds = time.process_time() - start
         utility = float(model_scores(trainer, loop.space, federation, loop.state.model()[None])["utility"])
-    values, evaluations = {}, {}
+    values, evaluations, intervals = {}, {}, {}
     for (name, metric), key in zip(metrics.items(), inside):
         value = loop.contributions[key].detach().cpu()
         values[name] = metric.per_client(value) if isinstance(metric, ContributionMetric) else _one_number(value)
         evaluations[name] = int(getattr(metric, "evaluations", 0))
+        ends = metric.intervals(value=values[name]) if isinstance(metric, ContributionMetric) else None
+        if ends is not None:
+            intervals[name] = ends
     alone = dict.fromkeys(metrics, clock.seconds) if len(metrics) == 1 else {}
     noticed = {}
     for fault, times in loop.noticed.items():
         noticed[fault] = torch.tensor([times.get(i, 0) for i in range(federation.datamodule().num_clients)])
-    return Values(values, {}, alone, evaluations, seconds, utility, noticed)
+    return Values(values, {}, alone, evaluations, seconds, utility, noticed, intervals)
 
 
 class _Clock:
@@ -186,14 +213,17 @@ class Results:
     def __init__(self, folder: Path | None, rank: int = 0) -> None:
         self._folder, self._path = folder, None if folder is None else folder / f"values{rank or ''}.csv"
         self.values: dict[Key, Tensor] = {}
+        self.intervals: dict[Key, Interval] = {}
         self.refused: dict[Key, str] = {}
+        if self._path is not None:
+            _tidy(self._path)
         self.read()
 
     def read(self) -> None:
         """Take in what lies in the folder."""
         if self._folder is None:
             return
-        rows: dict[Key, list[float]] = {}
+        rows: dict[Key, list[tuple[float, ...]]] = {}
         for path in sorted(self._folder.glob("values*.csv")):
             text = path.read_text(encoding="utf-8")
             for row in csv.DictReader(text[: text.rfind("\n") + 1].splitlines()):
@@ -201,8 +231,12 @@ class Results:
                 if not row["client"]:
                     self.refused[key] = row["value"]
                 else:
-                    rows.setdefault(key, []).append(float(row["value"] or "nan"))
-        self.values |= {key: torch.tensor(values, dtype=torch.float64) for key, values in rows.items()}
+                    numbers = tuple(float(row.get(name) or "nan") for name in ("value", "low", "high"))
+                    rows.setdefault(key, []).append(numbers)
+        for key, found in rows.items():
+            self.values[key], low, high = torch.tensor(found, dtype=torch.float64).T.contiguous()
+            if (low == low).any():
+                self.intervals[key] = low, high
 
     def known(self, federation: str, condition: str, seed: int, metric: str) -> bool:
         """Whether there is nothing to run."""
@@ -213,20 +247,51 @@ class Results:
         """What one fit came to."""
         rows: list[list[Any]] = []
         for name, values in run.values.items():
-            self.values[federation, condition, seed, name] = values.double()
-            for client, value in enumerate(values.tolist()):
-                cell = "" if value != value else f"{value:.8g}"
-                rows.append([federation, condition, seed, name, client, cell])
+            key = (federation, condition, seed, name)
+            self.values[key] = values.double()
+            numbers = [values]
+            if name in run.intervals:
+                low, high = run.intervals[name]
+                self.intervals[key] = low.double(), high.double()
+                numbers += [low, high]
+            for client, cells in enumerate(zip(*(each.tolist() for each in numbers))):
+                said = ["" if cell != cell else f"{cell:.8g}" for cell in cells]
+                rows.append([*key, client, *said, *[""] * (3 - len(said))])
         for name, why in run.refused.items():
             self.refused[federation, condition, seed, name] = why
-            rows.append([federation, condition, seed, name, "", " ".join(why.split())])
+            rows.append([federation, condition, seed, name, "", " ".join(why.split()), "", ""])
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        new = not self._path.is_file()
-        with self._path.open("a", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerows([list(COLUMNS), *rows] if new else rows)
+        new = not self._path.is_file() or not self._path.stat().st_size
+        text = "".join(f"{_line(row)}\n" for row in ([list(COLUMNS), *rows] if new else rows))
+        # At once: who is killed between two writes would leave a metric with some of its clients.
+        with self._path.open("ab", buffering=0) as file:
+            file.write(text.encode())
+
+
+def _tidy(path: Path) -> None:
+    """Who was killed while writing left half a line: it goes, with the clients of its metric that are before it. A file
+    of before there were intervals gets their columns, empty."""
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    lines, half = text[: text.rfind("\n") + 1].splitlines(), text[text.rfind("\n") + 1 :]
+    if half:
+        last = _line(next(csv.reader(lines[-1:]), [])[:4]) + ","
+        if half.startswith(last) or last.startswith(half):
+            lines = [line for line in lines if not line.startswith(last)]
+    if lines and lines[0] == ",".join(COLUMNS[:-2]):
+        lines = [line + (",low,high" if place == 0 else ",,") for place, line in enumerate(lines)]
+    tidied = "".join(f"{line}\n" for line in lines)
+    if tidied != text:
+        new = path.with_suffix(".new")
+        new.write_text(tidied, encoding="utf-8")
+        new.replace(path)
+
+
+def _line(cells: Sequence[Any]) -> str:
+    file = io.StringIO()
+    csv.writer(file, lineterminator="").writerow(cells)
+    return file.getvalue()
 
 
 def bench(
@@ -267,7 +332,9 @@ def bench(
         found = run(federation, todo, seed, condition, int(truth.mean.argmax()))
         results.add(name, condition, seed, found)
         say(f"{name}, {condition}, seed {seed}: {len(found.values)} metrics, {found.fit:.1f} s of the processor")
-    for values, refused in ranks.everybody((results.values, results.refused), "the benchmark's values"):
+    mine = (results.values, results.intervals, results.refused)
+    for values, intervals, refused in ranks.everybody(mine, "the benchmark's values"):
         results.values |= values
+        results.intervals |= intervals
         results.refused |= refused
     return results

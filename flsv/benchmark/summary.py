@@ -12,6 +12,7 @@ import numpy as np
 from scipy import stats
 
 from flsv.benchmark.conditions import AGGREGATORS
+from flsv.benchmark.coverage import Coverage, coverage
 from flsv.benchmark.federation import Federation
 from flsv.benchmark.registry import Entry
 from flsv.benchmark.run import Results, run
@@ -55,6 +56,7 @@ class Summary:
         dropout: where the best client leaves.
         private: where updates get noise.
         refused: federation to why there is no value.
+        intervals: what its own 90 % intervals hold; None where it has none.
     """
 
     spearman: dict[str, float]
@@ -70,6 +72,7 @@ class Summary:
     dropout: float
     private: float
     refused: dict[str, str]
+    intervals: Coverage | None = None
 
     @property
     def worst(self) -> tuple[str, float]:
@@ -119,6 +122,7 @@ def summarise(results: Results, federations: Known, metric: str) -> Summary:
         dropout=change("dropout"),
         private=change("private"),
         refused={key[0]: why for key, why in results.refused.items() if key[3] == metric and key[1] == "base"},
+        intervals=coverage(results, federations, metric),
     )
 
 
@@ -127,7 +131,8 @@ def costs(
 ) -> dict[str, Cost]:
     """What every metric costs alone, in one federation; kept in a CSV file, and taken from there.
 
-    A metric of the data is worked out once: its time is divided by the rounds.
+    A metric of the data is worked out once: its time is divided by the rounds. Of one with a clients' side it is what
+    the fit takes longer.
     """
     known: dict[str, Cost] = {}
     if path is not None and path.is_file():
@@ -140,13 +145,11 @@ def costs(
         found = run(federation, {name: each}, seed=0)
         if name in found.refused:
             continue
-        training = max(found.fit - found.seconds.get(name, 0.0), 0.0)
-        rounds = federation.rounds
-        known[name] = Cost(
-            found.seconds.get(name, NAN) / rounds,
-            found.evaluations.get(name, 0) / rounds,
-            training / rounds,
-        )
+        seconds, rounds = found.seconds.get(name, NAN), federation.rounds
+        if each.client_algorithm is not None:  # what clients do for it is in the training
+            seconds = max(seconds, found.fit - run(federation, {}, seed=0).fit)
+        training = max(found.fit - found.seconds.get(name, 0.0), 0.0) if found.fit else 0.0
+        known[name] = Cost(seconds / rounds, found.evaluations.get(name, 0) / rounds, training / rounds)
         say(f"{name}: {1000 * known[name].seconds:.1f} ms a round")
         if path is not None:
             _append(path, name, known[name])

@@ -15,6 +15,7 @@ lie in ``--out``. Under ``torchrun`` the fits are shared out.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -82,7 +83,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         write(options.out, summaries, cost, known)
     if not quiet:
         _show(summaries, known)
-    say(f"Written to {options.out}: benchmark.md, benchmark.png, values.csv, costs.csv")
+    say(
+        f"Written to {options.out}: benchmark.md, benchmark.png, values.csv, costs.csv. "
+        f"{time.process_time() / 60:.1f} minutes of the processor."
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

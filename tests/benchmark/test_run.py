@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -99,6 +100,47 @@ def test_a_metric_that_fails_fails_alone() -> None:
     assert found.refused == {"broken": "RuntimeError: no idea"}
 
 
+class Asking(Last):
+    """It is told how many samples clients train on, and is of use only where they have others to validate on."""
+
+    evaluates = True
+
+    def update(self, client_ids: Tensor, num_samples: Tensor, clients: Any) -> None:  # type: ignore[override]
+        self.rounds += 1
+        self.trained = num_samples
+
+    def compute(self) -> Tensor:
+        return self.trained.float()
+
+
+def test_clients_keep_samples_back_only_for_those_who_ask_them() -> None:
+    found = run(small(), {"asking": Entry("asking", Asking), "size": METRICS["size"]}, seed=0)
+    samples = small().datamodule().num_samples
+    assert found.values["size"].tolist() == samples.tolist()
+    held = samples - found.values["asking"]
+    assert ((held - 0.2 * samples).abs() <= 1).all()
+    assert held.min() >= 1
+    assert found.utility == run(small(), {"size": METRICS["size"]}, seed=0).utility
+    mine = small(data={**small().data, "client_val_fraction": 0.5})
+    assert mine.with_client_validation is mine
+
+
+def test_the_clients_side_of_a_metric_comes_along() -> None:
+    name, mine = entry("flsv.metrics.InRunShapley(order=2)")
+    assert mine.needs == METRICS["in_run_2"].needs
+    entries = {name: mine, "first": METRICS["in_run"], "size": METRICS["size"]}
+    found = run(small(), entries, seed=0)
+    assert not found.refused
+    assert not torch.equal(found.values[name], found.values["first"])
+    # The training is the same with it and without.
+    alone = run(small(), {"in_run_2": METRICS["in_run_2"]}, seed=0)
+    assert torch.equal(alone.values["in_run_2"], found.values[name])
+    assert alone.utility == run(small(), {}, seed=0).utility
+    noised = run(small(), entries, seed=0, condition="private")
+    assert noised.values.keys() == {"size"}
+    assert "noise" in noised.refused["first"]
+
+
 def test_one_of_ones_own_by_its_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "my_package.py").write_text(
         "from flsv.benchmark.baselines import SampleCount\n"
@@ -177,7 +219,41 @@ def test_what_is_known_is_not_run_again_and_absence_is_no_corruption(tmp_path: P
     assert 0 <= summaries["cgsv"].auroc["free_rider"] <= 1
     page = markdown(summaries, entries, known, cost)
     assert all(f"`{name}`" in page for name in entries)
+    held = summaries["fedsv"].intervals
+    assert held is not None
+    assert held.cases == 2 * 3
+    assert summaries["size"].intervals is None
+    section = page.split("own 90 % intervals hold")[1].split("##")[0]
+    assert f"| `fedsv` | {held.truth:.2f} |" in section
+    assert "`size`" not in section
     assert len(draw(summaries, cost, known).axes[0].lines) == 1 + len(entries)
+
+
+def test_intervals_are_kept(tmp_path: Path) -> None:
+    found = run(small(), {name: METRICS[name] for name in ("fedsv", "size")}, seed=0)
+    assert found.intervals.keys() == {"fedsv"}
+    Results(tmp_path).add("small", "base", 0, found)
+    read = Results(tmp_path)
+    assert read.intervals.keys() == {("small", "base", 0, "fedsv")}
+    for mine, kept in zip(found.intervals["fedsv"], read.intervals["small", "base", 0, "fedsv"]):
+        assert torch.allclose(mine.double(), kept, rtol=1e-6)
+    low, high = found.intervals["fedsv"]
+    assert ((low <= found.values["fedsv"]) & (found.values["fedsv"] <= high)).all()
+
+
+def test_a_file_of_before_there_were_intervals(tmp_path: Path) -> None:
+    old = "federation,condition,seed,metric,client,value\nsmall,base,0,cgsv,0,1\nsmall,base,0,cgsv,1,\nsmall,base,0,"
+    (tmp_path / "values.csv").write_text(old)
+    results = Results(tmp_path)
+    assert list(results.values) == []  # the third client was being written
+    old = old.rpartition("\n")[0] + "\nsmall,base,1,c"
+    (tmp_path / "values.csv").write_text(old)
+    results = Results(tmp_path)
+    results.add("small", "base", 1, run(small(), {"fedsv": METRICS["fedsv"]}, seed=1))
+    read = Results(tmp_path)
+    assert read.values["small", "base", 0, "cgsv"].nan_to_num(-1).tolist() == [1, -1]
+    assert list(read.intervals) == [("small", "base", 1, "fedsv")]
+    assert not read.refused
 
 
 def test_half_a_line_is_forgotten(tmp_path: Path) -> None:

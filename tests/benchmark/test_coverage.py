@@ -1,0 +1,85 @@
+"""Coverage of intervals whose cases can be counted by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from small_federation import small
+
+from flsv.benchmark import Truth
+from flsv.benchmark.coverage import as_shares, coverage
+from flsv.benchmark.run import Results, Values
+from flsv.benchmark.summary import Known
+
+NAN = float("nan")
+
+
+def known(*worth: float) -> Known:
+    """A federation whose truth is an additive game: clients have 0.5, 0.3 and 0.2 of it."""
+    masks = torch.tensor([[bool(mask >> i & 1) for i in range(3)] for mask in range(8)])
+    utilities = (masks.double() @ torch.tensor(worth or (0.5, 0.3, 0.2), dtype=torch.float64)).expand(2, 8)
+    return {"small": (small(), Truth((1, 2), utilities.contiguous(), -utilities))}
+
+
+def told(*runs: tuple[list[float], float]) -> Results:
+    """Runs of seeds 0, 1, ...: values, and half the width of all their intervals."""
+    results = Results(None)
+    for seed, (values, half) in enumerate(runs):
+        value = torch.tensor(values)
+        interval = {"m": (value - half, value + half)} if half == half else {}
+        results.add("small", "base", seed, Values({"m": value}, {}, {}, {}, 0.0, intervals=interval))
+    return results
+
+
+def test_the_truth_is_held_as_a_share() -> None:
+    # Shares 0.5, 0.25, 0.25 of a total of 4; half widths 0.05 as shares. True: 0.5, 0.3, 0.2.
+    found = coverage(told(([2.0, 1.0, 1.0], 0.2001)), known(), "m")
+    assert found is not None
+    assert found.truth == 1
+    assert found.cases == 3
+    assert found.width == pytest.approx(0.050025)
+    assert math.isnan(found.seeds)
+    assert math.isnan(found.repeated)
+    tight = coverage(told(([2.0, 1.0, 1.0], 0.19)), known(), "m")
+    assert tight is not None
+    assert tight.truth == pytest.approx(1 / 3)
+    assert tight.by_federation == {"small": pytest.approx(1 / 3)}
+
+
+def test_other_seeds_are_held_in_the_metrics_own_unit() -> None:
+    found = coverage(told(([2.0, 1.0, 1.0], 0.5), ([4.0, 1.25, 1.0], 0.5), ([2.0, 1.25, 0.0], 0.5)), known(), "m")
+    assert found is not None
+    # Means of the others: [3, 1.25, 0.5], [2, 1.125, 0.5], [3, 1.125, 1].
+    assert found.seeds == pytest.approx((2 + 2 + 1) / 9)
+    mean = torch.tensor([8 / 3, 3.5 / 3, 2 / 3]) / 4.5
+    true = torch.tensor([0.5, 0.3, 0.2])
+    errors = [0.05, 0.14, (abs(2 / 3.25 - 0.5) + abs(1.25 / 3.25 - 0.3) + 0.2) / 2]
+    assert found.repeated == pytest.approx(float((mean - true).abs().sum() / 2) / (sum(errors) / 3))
+
+
+def test_cases_without_an_interval_do_not_count() -> None:
+    results = Results(None)
+    value = torch.tensor([0.5, 0.3, 0.2])
+    low, high = torch.tensor([0.4, NAN, 0.3]), torch.tensor([0.6, NAN, 0.4])
+    results.add("small", "base", 0, Values({"m": value}, {}, {}, {}, 0.0, intervals={"m": (low, high)}))
+    results.add("small", "partial", 0, Values({"m": value}, {}, {}, {}, 0.0, intervals={"m": (low, low)}))
+    found = coverage(results, known(), "m")
+    assert found is not None
+    assert found.cases == 2
+    assert found.truth == 0.5
+
+
+def test_without_anything_to_pay_there_is_no_share() -> None:
+    interval = torch.tensor([-2.0, -2.0, -2.0]), torch.tensor([2.0, 2.0, 2.0])
+    assert as_shares(torch.tensor([-1.0, -1.0, 0.0]), interval) is None
+    found = coverage(told(([-1.0, -1.0, 0.0], 2.0), ([-1.0, -1.0, 0.0], 2.0)), known(), "m")
+    assert found is not None
+    assert found.cases == 0
+    assert math.isnan(found.truth)
+    assert found.seeds == 1
+
+
+def test_a_metric_without_intervals() -> None:
+    assert coverage(told(([1.0, 2.0, 3.0], NAN)), known(), "m") is None

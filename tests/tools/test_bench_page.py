@@ -1,0 +1,95 @@
+"""The page on contribution metrics holds the numbers that it is given, and is not written where it would be wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from bench_page_text import page
+
+from flsv.benchmark import federation, names, truth_table
+from flsv.benchmark.coverage import Coverage
+from flsv.benchmark.registry import METRICS
+from flsv.benchmark.run import Results, Values
+from flsv.benchmark.summary import Cost, Known, Summary
+
+KINDS = ("duplicates", "feature_noise", "free_rider", "label_noise")
+LOW = {"fedce": -0.3, "cssv_weights": 0.1, "ot_gradient": 0.0, "size": 0.45, "gradient_agreement": 0.8125}
+
+
+@pytest.fixture(scope="module")
+def known() -> Known:
+    return {name: (federation(name), truth_table(federation(name))) for name in names()}
+
+
+def said(known: Known) -> dict[str, Summary]:
+    found = {}
+    for metric in METRICS:
+        score = LOW.get(metric, 0.5)
+        low = metric == "fedce"
+        found[metric] = Summary(
+            spearman=dict.fromkeys(known, score),
+            tuning=score,
+            held_out=score,
+            interval=0.01,
+            pearson=score,
+            error=0.1,
+            auroc=dict.fromkeys(KINDS, 0.1 if low else 0.9),
+            seeds=0.9,
+            aggregators=0.9,
+            partial=0.0,
+            dropout=0.0,
+            private=0.0321,
+            refused={},
+            intervals=Coverage(0.4, dict.fromkeys(known, 0.4), 0.95, 0.1, 1.0, 100),
+        )
+    return found
+
+
+def results(known: Known) -> Results:
+    found = Results(None)
+    values = {metric: torch.ones(3) for metric in METRICS}
+    for place, name in enumerate(known):
+        for seed in range(1 + place % 2):
+            found.add(name, "base", seed, Values(values, {}, {}, {}, 0.0))
+    for name in list(known)[:5]:
+        for condition in ("partial", "dropout", "private", "uniform", "median"):
+            found.add(name, condition, 0, Values(values, {}, {}, {}, 0.0))
+    return found
+
+
+OLD = "# Old\n\n## The goal, and what was tried\n\nMuch.\n\n## Tables\n\nother\n"
+COSTS = dict.fromkeys(METRICS, Cost(0.0123, 0.0, 0.05))
+
+
+def test_numbers_are_those_of_the_values(known: Known) -> None:
+    text = page(said(known), known, COSTS, results(known), OLD)
+    assert "the highest rank correlation over all federations, 0.81" in text
+    assert "12.3 ms a round" in text
+    assert "by more than 0.03" in text
+    assert "1 to 2 seeds a federation" in text
+    assert "of noise in 5" in text
+    assert text.endswith("## The goal, and what was tried\n\nMuch.\n")
+    assert "# Old" not in text
+    assert "none of the" in text  # no metric's intervals hold the true share
+
+
+@pytest.mark.parametrize(
+    ("metric", "change"),
+    [
+        ("cgsv", {"spearman": 0.99}),  # another one is the best
+        ("ssv", {"spearman": 0.7}),  # no longer near counting samples
+        ("fedce", {"auroc": dict.fromkeys(KINDS, 0.9)}),
+        ("leverage_24", {"spearman": 0.2}),
+        ("ot_gradient", {"spearman": 0.4}),
+    ],
+)
+def test_what_is_not_so_any_more_is_not_written(known: Known, metric: str, change: dict[str, Any]) -> None:
+    summaries = said(known)
+    if "spearman" in change:
+        change = {"spearman": dict.fromkeys(known, change["spearman"])}
+    summaries[metric] = replace(summaries[metric], **change)
+    with pytest.raises(ValueError, match="do not say so any more"):
+        page(summaries, known, COSTS, results(known), OLD)
