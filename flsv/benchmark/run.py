@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import io
 import time
 from collections.abc import Mapping, Sequence
@@ -147,6 +148,7 @@ def _fit(
     best: int,
     options: Mapping[str, Any],
 ) -> Values:
+    gc.collect()  # the trainer, module and data of the run before refer to each other, and are large
     # Names of columns are the user's; those of a loop's metrics have no brackets.
     inside = {f"metric_{place}": metric for place, metric in enumerate(metrics.values())}
     loop = FederatedLoop(
