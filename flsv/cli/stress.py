@@ -1,12 +1,12 @@
 """``flsv stress``: what a client gains that cheats the contribution metrics.
 
-    flsv stress                                some metrics, all ways to cheat, two federations of the digits
+    flsv stress                                all ways to cheat
     flsv stress --metric my_package.MyMetric   one of your own
     flsv stress --metric cgsv --attacks sybils scaling --seeds 5
     flsv stress --safeguard none copies claims all
     flsv stress --list                         ways to cheat
 
---safeguard: what the server can do about it. --federations held_out: the benchmark's.
+Without arguments: some metrics, in two federations of the digits. --safeguard: what the server can do about it.
 
 One client cheats at a time, and is compared with itself in the same run without cheating: what share of all that is
 paid does it get by each metric? Values lie in ``--out``, and what is there is not run again.
