@@ -372,6 +372,20 @@ def test_who_sends_garbage_is_left_out_of_the_round(tmp_path: Path, kind: str) -
     assert loop.contributions["cssv"].isfinite().all()
 
 
+@pytest.mark.parametrize("reports", [{}, {"control_variate_change": torch.zeros(3)}, {"more": torch.zeros(1)}])
+def test_the_first_to_report_something_else_is_the_one_left_out(tmp_path: Path, reports: dict[str, Any]) -> None:
+    remote = Remotely(tmp_path, CASES["scaffold"][0])
+    tensors = {f"report/{name}": value for name, value in reports.items()}
+    remote.transport.spoil = spoiled(
+        "train", 1, 100, lambda reply: Packet("update", reply.plain, {"vector": reply.tensors["vector"], **tensors})
+    )
+    with pytest.warns(
+        UserWarning, match=r"site 'Boston' \(client 0\) is left out of round 1: it reports .*, the others"
+    ):
+        loop = remote.fit()
+    assert loop.participations.tolist() == [2, 3, 3]
+
+
 @pytest.mark.parametrize("why", ["late", "excluded"])
 def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, why: str) -> None:
     """A site's control variate moves only with the server's, whether its update is lost or excluded. The server is
