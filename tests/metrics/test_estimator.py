@@ -70,7 +70,7 @@ def test_functions_of_ones_own() -> None:
         ("regression_adjusted", {"folds": 1}, "folds=1"),
         ("auto", {"surrogate": "cubic"}, r"surrogate='cubic' is unknown"),
         ("permutation", {"budget": 1}, "budget=1"),
-        ("permutation", {"budget": "many"}, "estimator_args"),
+        ("permutation", {"budget": "many"}, "not supported between"),
     ],
 )
 def test_what_is_out_of_range_for_any_game(estimator: str, arguments: dict[str, Any], says: str) -> None:
