@@ -67,9 +67,9 @@ class Remote:
             except BadReply as why:
                 wrong[site] = str(why)
         # What most of them report is what there is to report: of one that is first nobody knows whether it is right.
-        told = {update.client_id: _reported(update) for update in updates}
-        usual = next((words for words, _ in Counter(told.values()).most_common(1)), "")
-        wrong |= {site: f"it reports {words}, the others {usual}" for site, words in told.items() if words != usual}
+        found = {update.client_id: _reported(update) for update in updates}
+        usual = next((words for words, _ in Counter(found.values()).most_common(1)), "")
+        wrong |= {site: f"it reports {words}, the others {usual}" for site, words in found.items() if words != usual}
         updates = [update for update in updates if update.client_id not in wrong]
         for site, words in wrong.items():
             name, index = self.directory.names[site], instructions[site].round_index
