@@ -74,6 +74,8 @@ class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
     #: Whether clients evaluate models for it: then it is tried before the first round whether the module can be copied.
     evaluates: ClassVar[bool] = False
     metric_shape: ClassVar[tuple[str, ...] | None] = None
+    #: Whether it reads what the metric says of the very round that it aggregates: then that must be known before.
+    metric_of_round: ClassVar[bool] = False
     sends: Sequence[str] = ()
     reports: Sequence[str] = ()
     private: Sequence[str] = ()

@@ -32,7 +32,8 @@ class ShapleySoftmax(Aggregator):
         temperature: what the values are divided by, above 0.
 
     Raises:
-        ConfigurationError: a step outside (0, 1], a temperature not above 0.
+        ConfigurationError: a step outside (0, 1], a temperature not above 0; before training, a metric that is updated
+            after aggregation.
 
     Example:
         >>> ShapleySoftmax("sv")
@@ -40,6 +41,7 @@ class ShapleySoftmax(Aggregator):
     """
 
     metric_shape = ("n",)
+    metric_of_round = True
 
     def __init__(self, metric: str = "sv", step: float = 0.5, temperature: float = 1.0) -> None:
         check_number(self, "step", step, above=0, most=1)

@@ -6,6 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import ESTIMATORS
@@ -23,7 +26,8 @@ def check_estimator(owner: Any, estimator: str | Callable[..., Any], arguments: 
         arguments: keywords for it.
 
     Raises:
-        ConfigurationError: an unknown name; an argument that the estimator does not have, or that is not finite.
+        ConfigurationError: an unknown name; an argument that the estimator does not have, or that is out of range for
+            any number of players.
 
     Example:
         >>> check_estimator("FedSV", "exact", {"bugdet": 8})
@@ -54,3 +58,13 @@ It takes ['budget', 'target_stderr'].
     for name, value in arguments.items():
         if isinstance(value, float):
             check_number(who, f"estimator_args.{name}", value)
+    if arguments and not callable(estimator):
+        # What is out of range is so for any number of players, and one is played at once.
+        try:
+            function(_one_player, 1, generator=torch.Generator(), **arguments)
+        except (ConfigurationError, TypeError) as error:
+            raise ConfigurationError(f"{who}(estimator_args={dict(arguments)}): {error}") from error
+
+
+def _one_player(masks: Tensor) -> Tensor:
+    return masks.sum(1).double()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -70,9 +70,9 @@ class PartialFederatedShapley(ContributionMetric):
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: an unknown estimator or argument of one, momentum outside [0, 1), a logged name without
-            ``mode``, an ``init`` that is no number and not "uniform"; before the first round, a name that the module
-            does not log.
+        ConfigurationError: an unknown estimator, weighting or argument of an estimator, momentum outside [0, 1), a
+            logged name without ``mode``, an ``init`` that is no number and not "uniform"; before the first round, a
+            name that the module does not log.
 
     Example:
         >>> metric = PartialFederatedShapley(num_clients=4, estimator="exact")
@@ -112,6 +112,9 @@ class PartialFederatedShapley(ContributionMetric):
             raise ConfigurationError(f'{type(self).__name__}(init={init!r}): expected a number, "uniform" or None.')
         if init is not None and not isinstance(init, str):
             check_number(self, "init", init)
+        if weighting not in get_args(Weighting):
+            known = ", ".join(map(repr, get_args(Weighting)))
+            raise ConfigurationError(f"{type(self).__name__}(weighting={weighting!r}): expected one of {known}.")
         self.weighting, self.momentum = weighting, momentum
         if init is not None:  # checkpoints of runs without it stay what they were
             self.init = init

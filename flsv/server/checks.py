@@ -18,7 +18,7 @@ from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
 from flsv.participants.sharing import check_share
-from flsv.round import VOCABULARY
+from flsv.round import VOCABULARY, stage_of
 from flsv.sampling import ClientSampler
 from flsv.server.board import ContributionBoard
 from flsv.strategy import Strategy
@@ -186,6 +186,14 @@ def check_setup(
                 f"{role} {strategy!r} reads the metric {strategy.metric!r}, which is not defined. Defined: {defined}. "
                 f"Add it to FederatedLoop(metrics={{{strategy.metric!r}: ...}}) or name one that is there."
             )
+        if strategy.metric_of_round and strategy.metric is not None:
+            stage = stage_of(board.fields[strategy.metric].values())
+            if stage != "training":
+                raise ConfigurationError(
+                    f"{role} {strategy!r} weighs a round by what the metric {strategy.metric!r} says of it, and "
+                    f"{type(board.metrics[strategy.metric]).__name__} is updated after {stage}. Name one that needs "
+                    "no aggregate, such as flsv.metrics.PartialFederatedShapley."
+                )
     if board.evaluating:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
         if empty:

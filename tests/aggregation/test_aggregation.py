@@ -1,6 +1,7 @@
 """FedAvg's and ShapFed-WA's weights."""
 
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,10 +9,13 @@ import pytest
 import torch
 from scipy.optimize import minimize
 from torch import nn
+from toys import fit, toy_data
 
 from flsv.aggregation import FedAvg, GeometricMedian, ShapFedWA, ShapleySoftmax, ShapleyWeighted
 from flsv.errors import ConfigurationError
 from flsv.functional import participant_weights
+from flsv.loop import FederatedLoop
+from flsv.metrics import DecayedShapley
 from flsv.parameters import ParameterSpace
 from flsv.round import Round
 from flsv.sampling import BernoulliSampler
@@ -146,6 +150,13 @@ def test_fedsv_needs_values_and_sound_arguments() -> None:
     ):
         with pytest.raises(ConfigurationError, match=message):
             ShapleySoftmax(**arguments)
+
+
+def test_a_softmax_needs_what_is_known_before_aggregation(tmp_path: Path) -> None:
+    loop = FederatedLoop(ShapleySoftmax("sv"), {"sv": DecayedShapley()})
+    with pytest.raises(ConfigurationError, match="DecayedShapley is updated after aggregation"):
+        fit(loop, tmp_path, data=toy_data(server_val_fraction=0.2))
+    assert loop.round_index == 0
 
 
 # ---- RFA

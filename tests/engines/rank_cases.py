@@ -236,8 +236,9 @@ def one_excluded() -> Case:
     """The cohort's first: its variate stays as it was, and BatchNorm's counter as it was before the round."""
     loop = FederatedLoop(
         FedAvg(weighting="uniform"),
+        {"cost": CommunicationCost()},
         client_algorithm=SCAFFOLD(),
-        attacks=[Scaling(1e6, clients=[0])],
+        attacks=[Scaling(1e6, clients=[0]), Broken(clients=[3])],
         exclude_outliers=True,
         seed=3,
     )

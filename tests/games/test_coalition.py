@@ -884,3 +884,24 @@ def test_coalitions_of_all_rounds_are_counted_once_each() -> None:
             assert games.total_evaluations == total
         games.end()
         assert games.total_evaluations == total
+
+
+def test_the_gradient_is_that_of_the_model_that_is_asked_about() -> None:
+    """Worked out once for a round's start, and anew for any other model, within the same round too."""
+    module = nn.Linear(2, 2, bias=False)
+    space = ParameterSpace(module)
+    x, y = torch.eye(2), torch.tensor([0, 1])
+    evaluator = ModelEvaluator(module, space, [(x, y)], num_classes=2)
+    games, asked = CoalitionGames(evaluator), []
+    whole = evaluator.gradient
+    evaluator.gradient = lambda vector: asked.append(vector) or whole(vector)  # type: ignore[func-returns-value, method-assign]
+    first, second = torch.zeros(4), torch.tensor([1.0, 0, 0, 1])
+    games.begin(Round(0, torch.arange(2), torch.tensor([9, 1]), first, torch.stack([first, second]), space))
+    for vector in (first, second):
+        weight = vector.view(2, 2).clone().requires_grad_()
+        nn.functional.cross_entropy(x @ weight.T, y).backward()
+        torch.testing.assert_close(games.gradient(vector).float(), weight.grad.flatten())
+        games.gradient(vector)
+    assert len(asked) == 2
+    products = games.gradient_products().gradient
+    torch.testing.assert_close(products, torch.stack([first, second]).double() @ whole(first))

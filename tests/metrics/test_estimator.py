@@ -60,3 +60,29 @@ def test_functions_of_ones_own() -> None:
         metric = PartialFederatedShapley(num_clients=3, estimator=estimator, estimator_args={"depth": 3})
         metric.update(torch.arange(3), play)
         assert metric.compute().tolist() == pytest.approx([1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "arguments", "says"),
+    [
+        ("beta", {"alpha": -1.0}, r"alpha=-1.0"),
+        ("regression_adjusted", {"model": "forest"}, r"model='forest' is unknown"),
+        ("regression_adjusted", {"folds": 1}, "folds=1"),
+        ("auto", {"surrogate": "cubic"}, r"surrogate='cubic' is unknown"),
+        ("permutation", {"budget": 1}, "budget=1"),
+        ("permutation", {"budget": "many"}, "not supported between"),
+    ],
+)
+def test_what_is_out_of_range_for_any_game(estimator: str, arguments: dict[str, Any], says: str) -> None:
+    drawn = torch.get_rng_state()
+    with pytest.raises(ConfigurationError, match=rf"CumulativeShapley\(estimator_args=.*{says}"):
+        CumulativeShapley(estimator=estimator, estimator_args=arguments)
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+@pytest.mark.parametrize("metric", [PartialFederatedShapley, SurrogateFederatedShapley, CumulativeShapley])
+def test_an_unknown_weighting(metric: Any) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"weighting='sample'\): expected one of 'uniform', 'samples', 'fixed'"
+    ):
+        metric(weighting="sample")

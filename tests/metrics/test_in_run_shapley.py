@@ -240,6 +240,29 @@ def test_some_steps_count_for_all(tmp_path: Path) -> None:
     assert rounds[0].num_steps is not None
 
 
+def test_a_step_that_is_looked_at_counts_for_those_that_are_not(tmp_path: Path) -> None:
+    """Of two steps the first is looked at, in round 0, and its samples have twice their values."""
+    kept = [
+        run(federation(every), tmp_path, Plain(small(), with_options()), rounds=1, limit_train_batches=2)[1]
+        for every in (1, 2)
+    ]
+    counts = data_counts()
+    for client, samples in enumerate(counts):
+        all_steps, first = kept[0][client], kept[1][client]
+        looked = first != 0
+        assert int(looked.sum()) == min(8, samples)
+        factor = 2 if samples > 8 else 1
+        torch.testing.assert_close(first[looked], factor * all_steps[looked])
+    assert max(counts) > 16
+
+
+def data_counts() -> list[int]:
+    """Training samples of each client, in batches of 8."""
+    dealt = data()
+    dealt.setup("fit")
+    return dealt.num_samples.tolist()
+
+
 def test_the_clients_files(tmp_path: Path) -> None:
     loop = federation(figures_every=1)
     _, kept, _ = run(loop, tmp_path, logger=True)

@@ -14,7 +14,8 @@ from matplotlib.colors import to_hex
 
 from flsv.drawing import PALETTE
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DomainRelevance
-from flsv.metrics.plot import BOTTOM, OTHERS, TOP, ends, plot_contributions
+from flsv.metrics._marks import BOTTOM, OTHERS, TOP, ends
+from flsv.metrics.plot import plot_contributions
 
 NAN = float("nan")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -53,6 +54,7 @@ class Remote:
         replies = self.directory.exchange(packets)
         updates: list[ClientUpdate] = []
         broken = []
+        wrong: dict[int, str] = {}
         for site, reply in replies.items():
             try:
                 if isinstance(reply, str):
@@ -60,13 +62,18 @@ class Remote:
                 update = read_update(reply, site, space, global_vector.device)
                 if update is None:
                     broken.append(site)
-                elif updates and update.reports.keys() != updates[0].reports.keys():
-                    raise BadReply(f"it reports {sorted(update.reports)}, the others {sorted(updates[0].reports)}")
                 else:
                     updates.append(update)
             except BadReply as why:
-                name, index = self.directory.names[site], instructions[site].round_index
-                warnings.warn(f"site {name!r} (client {site}) is left out of round {index}: {why}.", stacklevel=2)
+                wrong[site] = str(why)
+        # What most of them report is what there is to report: of one that is first nobody knows whether it is right.
+        found = {update.client_id: _reported(update) for update in updates}
+        usual = next((words for words, _ in Counter(found.values()).most_common(1)), "")
+        wrong |= {site: f"it reports {words}, the others {usual}" for site, words in found.items() if words != usual}
+        updates = [update for update in updates if update.client_id not in wrong]
+        for site, words in wrong.items():
+            name, index = self.directory.names[site], instructions[site].round_index
+            warnings.warn(f"site {name!r} (client {site}) is left out of round {index}: {words}.", stacklevel=2)
         return updates, broken
 
     def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -127,6 +134,11 @@ class Remote:
     @property
     def _facts(self) -> dict[str, Any]:
         return {"federation": self._federation, "rounds": self._rounds}
+
+
+def _reported(update: ClientUpdate) -> str:
+    """Names and shapes, in words."""
+    return ", ".join(f"{name} {list(value.shape)}" for name, value in sorted(update.reports.items())) or "nothing"
 
 
 class RemoteClient(Client):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,19 @@ class SiteMemory:
         Args:
             round_index: this round.
             counted: the last one that the server has taken in: later ones are as if they had not been. None: all are.
+
+        Warns:
+            UserWarning: what was kept of ``counted`` is not there any more.
         """
         rounds = self._before(round_index, counted)
+        if counted is not None and 0 <= counted < round_index and counted not in rounds:
+            had = f"that of round {max(rounds)}" if rounds else "nothing"
+            warnings.warn(
+                f"{self._path} no longer holds what was kept of round {counted}, the last that the server has counted: "
+                f"this site goes on from {had}. What it keeps (control variates, a model of its own) may not fit the "
+                "server's any more.",
+                stacklevel=2,
+            )
         return rounds[max(rounds)] if rounds else {}
 
     def write(self, round_index: int, kept: Kept, counted: int | None = None) -> None:

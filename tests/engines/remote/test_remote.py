@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -19,6 +20,7 @@ from flsv.aggregation import DivergenceWeighted, FedAvg, FedCE, ShapFedWA
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.data import OneClient
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, agreement
+from flsv.engines.remote.memory import SiteMemory
 from flsv.engines.remote.wire import pack
 from flsv.errors import ConfigurationError
 from flsv.metrics import (
@@ -370,6 +372,35 @@ def test_who_sends_garbage_is_left_out_of_the_round(tmp_path: Path, kind: str) -
         loop = remote.fit()
     assert loop.participations.tolist() == [3, 2, 3]
     assert loop.contributions["cssv"].isfinite().all()
+
+
+@pytest.mark.parametrize("reports", [{}, {"control_variate_change": torch.zeros(3)}, {"more": torch.zeros(1)}])
+def test_the_first_to_report_something_else_is_the_one_left_out(tmp_path: Path, reports: dict[str, Any]) -> None:
+    remote = Remotely(tmp_path, CASES["scaffold"][0])
+    tensors = {f"report/{name}": value for name, value in reports.items()}
+    remote.transport.spoil = spoiled(
+        "train", 1, 100, lambda reply: Packet("update", reply.plain, {"vector": reply.tensors["vector"], **tensors})
+    )
+    with pytest.warns(
+        UserWarning, match=r"site 'Boston' \(client 0\) is left out of round 1: it reports .*, the others"
+    ):
+        loop = remote.fit()
+    assert loop.participations.tolist() == [2, 3, 3]
+
+
+def test_a_memory_that_lacks_what_counted_says_so(tmp_path: Path) -> None:
+    memory = SiteMemory(tmp_path, "run")
+    for index in range(3):
+        memory.write(index, {"visits": torch.tensor(index)})
+    assert memory.before(3, counted=1)["visits"] == 1
+    with pytest.warns(UserWarning, match="no longer holds what was kept of round 0, .* goes on from nothing"):
+        assert memory.before(1, counted=0) == {}
+    with pytest.warns(UserWarning, match="kept of round 3, .* goes on from that of round 2"):
+        assert memory.before(5, counted=3)["visits"] == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert memory.before(1, counted=-1) == {}
+        assert memory.before(0, counted=0) == {}  # the server has gone back to before it
 
 
 @pytest.mark.parametrize("why", ["late", "excluded"])
