@@ -59,4 +59,4 @@ flower: ## the tests of Flower, whose pins are its own, in an environment of the
 
 # Flower's tests mostly wait, and `lowest` mostly downloads another torch: side by side they take as long as one of them.
 ci: check docs test coverage ## all of it
-	$(MAKE) --jobs=2 --output-sync=target flower lowest
+	$(MAKE) --jobs=2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) flower lowest
