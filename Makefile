@@ -1,6 +1,5 @@
 # What CI runs, by the same names. PYTHON is an environment with flsv[dev]; `make install` makes one in .venv.
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
-PIP = $(PYTHON) -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
 .PHONY: help install check lint format types layers test coverage docs tables lowest flower ci
@@ -42,11 +41,14 @@ docs: ## the site, into site/; warnings are errors
 tables: ## the tables of README.md
 	$(PYTHON) tools/docs_site.py
 
-lowest: ## a small part of the tests with the lowest versions of pyproject.toml, in an environment of its own
+.venv-lowest/made: pyproject.toml tools/lowest_versions.py
 	rm -rf .venv-lowest
 	python3 -m venv .venv-lowest
 	$(PYTHON) tools/lowest_versions.py > .venv-lowest/lowest.txt
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-lowest/lowest.txt -e '.[test]'
+	touch $@
+
+lowest: .venv-lowest/made ## a small part of the tests with the lowest versions of pyproject.toml, in an environment of its own
 	.venv-lowest/bin/python -m flsv fit --config quickstart --trainer.max_epochs 2 \
 	  --trainer.enable_progress_bar false --trainer.default_root_dir .venv-lowest/runs
 	.venv-lowest/bin/python -m pytest -q tests/test_loop.py tests/functional tests/metrics/test_federated_shapley.py
@@ -57,6 +59,7 @@ flower: ## the tests of Flower, whose pins are its own, in an environment of the
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower
 
-# Flower's tests mostly wait, and `lowest` mostly downloads another torch: side by side they take as long as one of them.
+# Another torch is downloaded while Flower's tests wait for each other; nothing else runs beside them, as they count seconds.
 ci: check docs test coverage ## all of it
-	$(MAKE) --jobs=2 --output-sync=target flower lowest
+	$(MAKE) --jobs=2 flower .venv-lowest/made
+	$(MAKE) lowest

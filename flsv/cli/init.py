@@ -1,12 +1,20 @@
-"""``flsv init``: a configuration, or a Flower project, to start from."""
+"""``flsv init``: a configuration, or a Flower project, to start from.
+
+    flsv init --config quickstart         quickstart.yaml, here
+    flsv init mine --config fedavg --config scenarios/guo_noisy
+    flsv init --flower my_federation      a project that `flwr run` starts
+
+A copy in the working folder is used from then on in the place of the packaged one. Nothing that is there is
+overwritten.
+"""
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from flsv.cli.help import command_parser
 from flsv.cli.packaged import find_config
 from flsv.errors import ConfigurationError
 
@@ -23,7 +31,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     Raises:
         ConfigurationError: there is no such configuration, or something is there already.
     """
-    parser = argparse.ArgumentParser("flsv init", description="Something to start from.")
+    parser = command_parser("flsv init", __doc__)
     parser.add_argument("folder", metavar="DIR", type=Path, nargs="?", help="where the files go; by default here")
     parser.add_argument(
         "--config", metavar="NAME", action="append", help="one that comes with flsv, such as quickstart; give several"

@@ -80,7 +80,8 @@ class OptionHelp(TextHelp, DefaultHelpFormatter):
 
     def add_usage(self, usage: str | None, actions: Any, groups: Any, prefix: str | None = None) -> None:
         if prefix is None:  # else it is the name of a subcommand that is made of it
-            usage = "%(prog)s [--config CONFIG ...] [options]"
+            files = any("--config" in action.option_strings for action in actions)
+            usage = f"%(prog)s {'[--config CONFIG ...] ' if files else ''}[options]"
         super().add_usage(usage, actions, groups, prefix)
 
     def _expand_help(self, action: argparse.Action) -> str:
