@@ -68,16 +68,17 @@ class Leftovers:
     def write(self, state: State) -> None:
         """Put copies back, buffers in place where they still have the shape; what has come since is taken away."""
         self._write_buffers(state["buffers"])
+        gone = dict(state["attributes"])
         for name, layer, own, value in list(plain_state(self._module)):
             if name not in state["attributes"]:
                 if value is not None:
                     delattr(layer, own)
                 continue
-            before = state["attributes"][name]
+            before = gone.pop(name)
             if not _same(value, before):
                 # Another object: what the old one is elsewhere, a batch of the data for example, stays as it is.
                 setattr(layer, own, _each(before, torch.clone))
-        self._add(state["attributes"])
+        self._add(gone)
 
     @torch.no_grad()
     def resume(self, state: State) -> None:
@@ -103,17 +104,18 @@ class Leftovers:
             )
 
     def _write_buffers(self, state: Mapping[str, Tensor | None]) -> None:
-        layers = dict(named_layers(self._module))
+        gone = dict(state)
         for name, layer, own, buffer in list(_buffers(self._module)):
             if name not in state:
                 delattr(layer, own)
                 continue
-            value = state[name]
+            value = gone.pop(name)
             if buffer is None or value is None or buffer.shape != value.shape or buffer.dtype != value.dtype:
                 layer._buffers[own] = None if value is None else value.to(_device(self._module), copy=True)
             else:
                 buffer.copy_(value)
-        for name, value in state.items():
+        layers = dict(named_layers(self._module)) if gone else {}
+        for name, value in gone.items():
             prefix, _, own = name.rpartition(".")
             if own not in layers[prefix]._buffers:  # made in training
                 value = None if value is None else value.to(_device(self._module), copy=True)
@@ -121,7 +123,7 @@ class Leftovers:
 
     def _add(self, attributes: Mapping[str, Any]) -> None:
         """Those that the module does not have."""
-        if not attributes:
+        if all(value is None for value in attributes.values()):
             return
         layers, there = dict(named_layers(self._module)), {name for name, *_ in plain_state(self._module)}
         for name, value in attributes.items():

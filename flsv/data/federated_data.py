@@ -58,7 +58,7 @@ class FederatedData:
     no_classes: str | None = None
     val_data: tuple[Dataset, Tensor | None] | None = None
 
-    @property
+    @cached_property
     def client_names(self) -> tuple[str, ...]:
         """One per client; its number where it has no other."""
         return self.splits.names or tuple(map(str, range(len(self.splits.clients))))

@@ -309,7 +309,7 @@ def _moved(ends: Tensor, before: Tensor | None) -> Tensor:
 
 def _known(ends: Tensor) -> list[tuple[int, tuple[float, float]]]:
     """Client and interval, of those that have one."""
-    return [(i, (low, high)) for i, (low, high) in enumerate(ends.T.tolist()) if low == low and high == high]
+    return [(i, (low, high)) for i, (low, high) in enumerate(zip(*ends.tolist())) if low == low and high == high]
 
 
 def _by_client(name: str, values: Tensor) -> dict[str, float]:

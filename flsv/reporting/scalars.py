@@ -104,7 +104,8 @@ def followed(overall: Tensor, classes: int) -> list[int]:
     clients = len(overall)
     if clients * classes <= MOST_PER_CLASS:
         return list(range(clients))
-    order = [int(i) for i in overall.argsort() if overall[i] == overall[i]]
+    places = overall.argsort()
+    order = places[~overall[places].isnan()].tolist()
     each = MOST_PER_CLASS // (2 * classes)
     return sorted({*order[:each], *order[len(order) - each :]})
 

@@ -160,6 +160,29 @@ def test_gathered_batches_are_the_given_ones() -> None:
     assert torch.equal(gathered.one(1, 2)[0], x[rows[1][2]])
 
 
+def test_gathered_batches_go_where_they_are_needed_every_time() -> None:
+    """One that is left where it was is not moved again; of one that is copied, every one is."""
+    data, moved = torch.arange(8.0), []
+    rows = [[torch.tensor([0, 1]), torch.tensor([2, 3])], [torch.tensor([4, 5]), torch.tensor([6, 7])]]
+
+    def copied(batch: Any) -> Any:
+        moved.append("copied")
+        return tuple(tensor.double() for tensor in batch)
+
+    def left(batch: Any) -> Any:
+        moved.append("left")
+        return batch
+
+    for move, times in ((copied, 2), (left, 1)):
+        many, moved[:] = GatheredBatches([data], rows, move), []
+        for step in range(2):
+            ((places, (batch,)),) = many.at([0, 1], step)
+            assert places == [0, 1]
+            assert batch.tolist() == [[2 * step, 2 * step + 1], [2 * step + 4, 2 * step + 5]]
+            assert batch.dtype == (torch.float64 if move is copied else torch.float32)
+        assert len(moved) == times
+
+
 def test_batches_of_any_nesting_are_stacked() -> None:
     given = GivenBatches(
         [[{"x": torch.ones(2), "more": [torch.zeros(2)]}], [{"x": torch.ones(2), "more": [torch.ones(2)]}]]

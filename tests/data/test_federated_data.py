@@ -126,3 +126,10 @@ def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
     with pytest.raises(ConfigurationError, match="Client 1 has 18 training samples, not one full batch of 32"):
         deal_out(source, SizePartitioner([4, 1]), reading={"drop_last": True})
     deal_out(source, SizePartitioner([4, 1]), batch_size=18, reading={"drop_last": True})
+
+
+def test_names_are_made_once() -> None:
+    """Whoever asks for one client's name asks for all: for every client anew, that would be a square of their number."""
+    data = deal_out(SourceData(DATA), IIDPartitioner(20))
+    assert data.client_names == tuple(map(str, range(20)))
+    assert data.client_names is data.client_names
