@@ -35,6 +35,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "TextData": {"path": "news.csv"},
     "BernoulliSampler": {"expected_cohort": 2},
     "DirichletPartitioner": {"num_clients": 3, "alpha": 1.0},
+    "FalseReports": {"loss": 0.0},
     "GaussianPrivacy": {"clip": 1.0, "noise_multiplier": 2.0},
     "LongTail": {"partitioner": IIDPartitioner(3), "imbalance_ratio": 10},
     "MoreauSGD": {"params": [nn.Parameter(torch.zeros(1))]},

@@ -40,3 +40,26 @@ def test_values_sum_to_the_gains_and_no_report_is_in_its_own_value() -> None:
     assert everybody_else(torch.tensor([0.4])).tolist() == [0]
     with pytest.raises(ValueError, match=r"expected gains \[k\]"):
         everybody_else(torch.zeros(2, 2))
+
+
+@pytest.mark.parametrize(("k", "trim"), [(4, 1), (6, 1), (7, 2)])
+def test_trimmed_means_by_sorting(k: int, trim: int) -> None:
+    gains = torch.randn(k, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+    values = everybody_else(gains, trim)
+    for i in range(k):
+        rest = sorted(gains[j].item() for j in range(k) if j != i)[trim : k - 1 - trim]
+        assert values[i].item() == pytest.approx(sum(rest) / len(rest))
+
+
+@pytest.mark.parametrize("lie", [-1e6, 1e6])
+def test_a_liar_moves_no_value_beyond_what_honest_clients_say(lie: float) -> None:
+    gains = torch.tensor([0.1, 0.2, 0.3, 0.25, lie, 0.15])
+    values = everybody_else(gains, trim=1)
+    assert (values >= 0.1).all()
+    assert (values <= 0.3).all()
+    assert values[4] == everybody_else(gains.where(gains != lie, 0.2), trim=1)[4]
+
+
+def test_trimming_leaves_somebody() -> None:
+    with pytest.raises(ValueError, match="leaves none of 2 reports of the others. Lower it, or let at least 4 clients"):
+        everybody_else(torch.zeros(3), trim=1)

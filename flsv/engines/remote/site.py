@@ -196,7 +196,8 @@ class Site:
         if "who" in kept:
             client, clients, index = kept["who"]
             tell = partial(told, self._settings.uploads, Departure(client, clients, space.num_parameters, index))
-        local.visit(*(None if kept.get(n) is None else kept[n].to(module.device) for n in _VISIT), tell=tell)
+        start, trained, sent = (None if kept.get(n) is None else kept[n].to(module.device) for n in _VISIT)
+        local.visit(start, trained, sent, tell)
         return space, local
 
     def _trainer(self, round_index: int, rounds: int, callback: L.Callback) -> L.Trainer:
