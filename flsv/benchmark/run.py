@@ -172,7 +172,8 @@ def _fit(
     values, evaluations, intervals = {}, {}, {}
     for (name, metric), key in zip(metrics.items(), inside):
         value = loop.contributions[key].detach().cpu()
-        values[name] = metric.per_client(value) if isinstance(metric, ContributionMetric) else _one_number(value)
+        each = metric.per_client(value) if isinstance(metric, ContributionMetric) else _one_number(value)
+        values[name] = _without(each, loop.copies if loop.exclude_copies else [])
         evaluations[name] = int(getattr(metric, "evaluations", 0))
         ends = metric.intervals(value=values[name]) if isinstance(metric, ContributionMetric) else None
         if ends is not None:
@@ -196,6 +197,13 @@ class _Clock:
         start = time.process_time()
         self._update(*args)
         self.seconds += time.process_time() - start
+
+
+def _without(values: Tensor, clients: Sequence[int]) -> Tensor:
+    """``values [n]``, NaN for clients who are left out, with what they had before that."""
+    result = values.clone()
+    result[list(clients)] = float("nan")
+    return result
 
 
 def _one_number(value: Tensor) -> Tensor:

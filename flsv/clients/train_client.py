@@ -29,7 +29,7 @@ from flsv.personalization import Personalizer
 from flsv.round import ClientUpdate, Instruction
 from flsv.seeding import seed_global_rngs
 from flsv.strategy import Strategy
-from flsv.uploads import Departure, Upload, upload
+from flsv.uploads import Departure, Upload, told, upload
 
 
 @dataclass
@@ -245,7 +245,7 @@ class LocalTraining:
             if not (math.isfinite(total) or vector.isfinite().all()) or self._broken(private):
                 self.optimizers.leave()
                 return None
-            tell = partial(_told, self._uploads, departure) if self._uploads else None
+            tell = partial(told, self._uploads, departure) if self._uploads else None
             loss = loss if tell is None else tell("loss", loss)
             local.visit(start, trained, vector, tell)
             if self.next_buffers is None:
@@ -342,12 +342,6 @@ class LocalTraining:
         self.space.write(self.module, vector)
         self._leftovers.write(buffers)
         self.space.write_private(self.module, private)
-
-
-def _told(uploads: Sequence[Upload], departure: Departure, name: str, value: float) -> float:
-    for each in uploads:
-        value = each.tell(name, value, departure)
-    return value
 
 
 @torch.no_grad()

@@ -41,33 +41,52 @@ def without_own(aggregate: Tensor, own: Tensor, weight: float) -> Tensor | None:
     return (aggregate - weight * own) / rest
 
 
-def everybody_else(gains: Tensor) -> Tensor:
+def everybody_else(gains: Tensor, trim: int = 0) -> Tensor:
     r"""Each client's share of what the others have gained.
 
     .. math:: v_i = \frac1{k-1} \sum_{j \ne i} g_j
 
     with :math:`g_j` what client *j* gains from everybody else. The values sum to the gains; a client's own report is
-    not in its own value. Where some gains are not known, the mean is over the others that are.
+    not in its own value. A false report is in all others' values, though, and one that is low enough takes everything
+    from them. With ``trim`` the mean is over the others' reports without so many of the largest and of the smallest
+    (Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018): so many liars
+    move no value beyond what honest clients report. The values then no longer sum to the gains. Where some gains are
+    not known, the mean is over the others that are.
 
     Args:
         gains: ``[k]``, NaN where it is not known.
+        trim: reports that are left out at each end.
 
     Returns:
-        ``[k]``; 0 for a client that is alone, NaN where none of the others' gains is known.
+        ``[k]``; 0 for a client that is alone, NaN where none of the others' gains is known, or all that are known
+        are trimmed.
 
     Raises:
-        ValueError: not a vector.
+        ValueError: not a vector; nobody is left who reports.
 
     Example:
         >>> everybody_else(torch.tensor([0.1, 0.2, 0.3]))
         tensor([0.2500, 0.2000, 0.1500])
         >>> everybody_else(torch.tensor([0.1, 0.2, float("nan")]))
         tensor([0.2000, 0.1000, 0.1500])
+        >>> everybody_else(torch.tensor([0.1, 0.2, 0.3, -9.0]), trim=1)
+        tensor([0.2000, 0.1000, 0.1000, 0.2000])
     """
     if gains.ndim != 1:
         raise ValueError(f"expected gains [k], got {list(gains.shape)}.")
-    if len(gains) < 2:
+    k = len(gains)
+    if k < 2:
         return torch.zeros_like(gains)
-    own = torch.eye(len(gains), dtype=torch.bool, device=gains.device)
+    own = torch.eye(k, dtype=torch.bool, device=gains.device)
     known = ~(gains.isnan() | own)
-    return gains.expand(len(gains), -1).masked_fill(~known, 0).sum(dim=1) / known.sum(dim=1)
+    if not trim:
+        return gains.expand(k, -1).masked_fill(~known, 0).sum(dim=1) / known.sum(dim=1)
+    if k - 1 <= 2 * trim:
+        raise ValueError(
+            f"trim={trim} leaves none of {k - 1} reports of the others. Lower it, or let at least {2 * trim + 2} "
+            "clients take part in every round."
+        )
+    others = gains.expand(k, -1).masked_fill(~known, float("inf")).sort(dim=1).values
+    place, last = torch.arange(k, device=gains.device), known.sum(dim=1, keepdim=True) - trim
+    kept = (place >= trim) & (place < last)
+    return others.masked_fill(~kept, 0).sum(dim=1) / kept.sum(dim=1)

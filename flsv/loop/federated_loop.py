@@ -125,7 +125,8 @@ class FederatedLoop(SavedLoop):
             0.45, in the first three rounds that they spend together; of cohorts of six or more. None, the default: not
             judged.
         exclude_copies: of such clients only the one of the lowest number stays in a round, from the round on in which
-            they were found; by a ``copy_threshold`` of 0.7 where neither rule is given.
+            they were found; by a ``copy_threshold`` of 0.7 where neither rule is given. ``loop.copies`` names the
+            others, who keep in the metrics what they had before, and are not to be paid for it.
         norm_cap: no client's update is longer, for metrics and aggregator, than so many times the median of its cohort,
             such as 1.25, see :mod:`flsv.functional.update_claims`: longer ones are made shorter, in their direction. So
             there is little to gain by sending a multiple of one's update. For federations without a personaliser, and

@@ -10,6 +10,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.engines.one_process import OneProcess
+from flsv.functional.update_copies import groups_of
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client
@@ -92,6 +93,14 @@ class KnownLoop(L.Callback):
         for (fault, client), times in () if self._fit is None else self._fit.watch.times.items():
             result[words[fault]][client] = times
         return result
+
+    @property
+    def copies(self) -> list[int]:
+        """The clients that were found to be another one under a second name, ascending; of a group, all but the one of
+        the lowest number. What they had before they were found stays in the metrics: whoever pays leaves them out."""
+        likeness = self.state.likeness
+        groups = [] if likeness is None else groups_of(likeness[2] > 0)
+        return sorted(client for group in groups for client in group[1:])
 
     @property
     def clients(self) -> list[Client]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
 from flsv.functional.everybody_else import everybody_else
 from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric
@@ -41,10 +43,12 @@ class EverybodyElse(ContributionMetric):
     **What it cannot tell.** It has no null player: whoever does nothing shares in what the others gain from each other,
     and with k clients all values lie within a range of 1/(k-1) of the largest gain. A client gains little, and so is
     worth much, where its data are unlike all others': because they are rare, or because they are wrong. A client cannot
-    raise its own value by its report; a low report lowers the others'. Measured on the digits (FedAvg, 6 equal clients,
-    8 rounds, one run each): by the loss a free rider has 0.750 and the honest clients 0.757 to 0.781, a client with
-    wrong labels 0.699 and the others 0.722 to 0.742: last, and paid nearly as much. By the accuracy neither is told
-    from the rest.
+    raise its own value by its report; a low report lowers the others', and so raises its share of what is paid: one of
+    six that says it has lost everything takes nearly all of it (``docs/stress.md``). ``trim=1`` leaves the largest and
+    the smallest report out of every mean, at the cost of values that no longer sum to the gains. Measured on the digits
+    (FedAvg, 6 equal clients, 8 rounds, one run each): by the loss a free rider has 0.750 and the honest clients 0.757
+    to 0.781, a client with wrong labels 0.699 and the others 0.722 to 0.742: last, and paid nearly as much. By the
+    accuracy neither is told from the rest.
 
     As input to ``update``: ``client_ids [k]``, ``aggregation_weights [k]``, ``aggregate [P]`` (the models' average by
     these weights) and the ``clients``. ``compute`` gives ``[num_clients]``, in the score's unit; NaN for clients never
@@ -57,6 +61,7 @@ class EverybodyElse(ContributionMetric):
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         performance: u, see :mod:`flsv.games.performance`.
         mode: whether less (``"min"``) or more of a logged value is better.
+        trim: how many of the largest and of the smallest reports are left out of every mean: as many clients may lie.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -92,8 +97,11 @@ class EverybodyElse(ContributionMetric):
         num_clients: int | None = None,
         performance: str | Metric = "accuracy",
         mode: Mode | None = None,
+        trim: int = 0,
         **kwargs: Any,
     ) -> None:
+        check_number(self, "trim", trim, least=0, whole=True)
+        self.trim = trim
         self.performance = performance_of(self, performance, mode)
         super().__init__(num_clients, None, **kwargs)
 
@@ -109,6 +117,14 @@ class EverybodyElse(ContributionMetric):
             needs="validation samples at every client; the server sees sums of updates and one number per client.",
             cost="one model evaluated at every client of a round.",
         )
+
+    def check(self, num_samples: Tensor) -> None:
+        super().check(num_samples)
+        if self.trim and len(num_samples) < 2 * self.trim + 2:
+            raise ConfigurationError(
+                f"EverybodyElse(trim={self.trim}) leaves none of the others' reports of {len(num_samples)} clients. "
+                f"Lower it, or have at least {2 * self.trim + 2} clients in every round."
+            )
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         for name in ("total", "gains"):
@@ -127,7 +143,8 @@ class EverybodyElse(ContributionMetric):
         gains, said = gains.to(self.gains), said.to(self.gains.device)
         self.total, self.gains, self.seen = self.total.clone(), self.gains.clone(), self.seen.clone()
         self.gains[client_ids[said.to(client_ids.device)]] += gains
-        values = everybody_else(self.gains.new_full((len(said),), float("nan")).masked_scatter(said, gains))
+        reports = self.gains.new_full((len(said),), float("nan")).masked_scatter(said, gains)
+        values = everybody_else(reports, self.trim)
         known = ~values.isnan()
         client_ids, values = client_ids[known.to(client_ids.device)], values[known]
         self.total[client_ids] += values

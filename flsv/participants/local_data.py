@@ -146,6 +146,11 @@ class LocalData:
         self._start, self._model, self._sent = start, model, model if sent is None else sent
         self._tell = tell
 
+    @property
+    def tell(self) -> Tell | None:
+        """What it says instead of numbers that it has found out in this round; None: the truth."""
+        return self._tell
+
     def told(self, name: str, value: Tensor) -> Tensor:
         """What this client answers, where it has found out ``value []``: that, unless it lies."""
         self._check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -263,3 +264,19 @@ def test_half_a_line_is_forgotten(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "small,base,1,mi")
     read = Results(tmp_path)
     assert list(read.values) == [("small", "base", 0, "mine")]
+
+
+def test_a_copy_is_not_paid_for_what_it_was_before_it_was_found() -> None:
+    federation = small()
+    partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2, 4], "seed": 1}}
+    cheated = {"partitioner": partitioner, "client": 1}
+    data = {**federation.data, "partitioner": {"class_path": "flsv.data.Sybils", "init_args": cheated}}
+    federation = replace(federation, data=data, attacks=[], rounds=3)
+    watching: dict[str, Any] = {"copy_threshold": 0.6}
+    entries = dict([entry("size"), entry("cgsv")])
+    paid = run(federation, entries, 0, options=watching)
+    guarded = run(federation, entries, 0, options={**watching, "exclude_copies": True})
+    assert paid.noticed["copy"].nonzero().flatten().tolist() == [1, 4]
+    for name in entries:
+        assert paid.values[name].isfinite().all()
+        assert guarded.values[name].isnan().nonzero().flatten().tolist() == [4]

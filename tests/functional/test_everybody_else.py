@@ -52,3 +52,38 @@ def test_the_mean_is_over_those_who_have_said() -> None:
     assert everybody_else(torch.tensor([0.5, nan, 0.25, nan])).tolist() == [0.25, 0.375, 0.5, 0.375]
     assert everybody_else(torch.tensor([nan, 0.25])).tolist()[0] == 0.25
     assert everybody_else(torch.tensor([nan, 0.25]))[1].isnan()
+
+
+@pytest.mark.parametrize(("k", "trim"), [(4, 1), (6, 1), (7, 2)])
+def test_trimmed_means_by_sorting(k: int, trim: int) -> None:
+    gains = torch.randn(k, generator=torch.Generator().manual_seed(k), dtype=torch.float64)
+    values = everybody_else(gains, trim)
+    for i in range(k):
+        rest = sorted(gains[j].item() for j in range(k) if j != i)[trim : k - 1 - trim]
+        assert values[i].item() == pytest.approx(sum(rest) / len(rest))
+
+
+@pytest.mark.parametrize("lie", [-1e6, 1e6])
+def test_a_liar_moves_no_value_beyond_what_honest_clients_say(lie: float) -> None:
+    gains = torch.tensor([0.1, 0.2, 0.3, 0.25, lie, 0.15])
+    values = everybody_else(gains, trim=1)
+    assert (values >= 0.1).all()
+    assert (values <= 0.3).all()
+    assert values[4] == everybody_else(gains.where(gains != lie, 0.2), trim=1)[4]
+
+
+def test_trimming_leaves_somebody() -> None:
+    with pytest.raises(ValueError, match="leaves none of 2 reports of the others. Lower it, or let at least 4 clients"):
+        everybody_else(torch.zeros(3), trim=1)
+
+
+def test_trimming_is_of_those_who_have_said() -> None:
+    gains = torch.tensor([0.1, float("nan"), 0.2, 0.4, 5.0])
+    values = everybody_else(gains, trim=1)
+    assert values.tolist() == pytest.approx([0.4, 0.3, 0.4, 0.2, 0.2])
+    assert everybody_else(torch.tensor([0.1, float("nan"), 0.2, 0.4]), trim=1).isnan().tolist() == [
+        True,
+        False,
+        True,
+        True,
+    ]

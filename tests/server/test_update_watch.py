@@ -157,6 +157,7 @@ def test_copies_are_named_and_only_the_first_stays(tmp_path: Path) -> None:
     assert "only client 1 stays in the round" in said[0]
     assert loop.participations.tolist() == [3, 3, 3, 1, 3]
     assert loop.noticed == {"not_finite": {}, "large": {}, "copy": {1: 2, 3: 2}}
+    assert loop.copies == [3]
     assert len(said) == 2  # in its round, and at the end
 
 
@@ -168,6 +169,7 @@ def test_copies_are_said_only_and_nobody_is_compared_unasked(tmp_path: Path) -> 
     silent = FederatedLoop(attacks=[Sybil([3, 1])], seed=1)
     assert of_copies(tmp_path / "silent", silent) == []
     assert silent.state.likeness is None
+    assert silent.copies == []
 
 
 def test_honest_clients_are_no_copies(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ class RankTraining(CohortTraining):
         """What a client has trained is the row that it sends: one in memory."""
         with at(self._roster.locals[client]) as local:
             if local.sent is row:
-                local.visit(local.start, vector if local.model is row else local.model, vector)
+                local.visit(local.start, vector if local.model is row else local.model, vector, local.tell)
 
     def _all_trained(
         self, ranks: Ranks, parts: Sequence[Mapping[str, Any]], mine: Tensor, about: str

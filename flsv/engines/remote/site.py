@@ -25,7 +25,7 @@ from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates, LocalData, at
 from flsv.round import Instruction
 from flsv.strategy import Strategy
-from flsv.uploads import Upload
+from flsv.uploads import Departure, Upload, told
 
 #: Functions that a server may ask sites for, by module and name; a site may allow more.
 QUESTIONS = (
@@ -192,7 +192,12 @@ class Site:
         states.load_state_dict({0: kept.get("state", {})})
         states.to(module.device)
         local = Roster(trainer, self._data, space, states).locals[0]
-        local.visit(*(None if kept.get(n) is None else kept[n].to(module.device) for n in _VISIT))
+        tell = None
+        if "who" in kept:
+            client, clients, index = kept["who"]
+            tell = partial(told, self._settings.uploads, Departure(client, clients, space.num_parameters, index))
+        start, trained, sent = (None if kept.get(n) is None else kept[n].to(module.device) for n in _VISIT)
+        local.visit(start, trained, sent, tell)
         return space, local
 
     def _trainer(self, round_index: int, rounds: int, callback: L.Callback) -> L.Trainer:

@@ -202,6 +202,7 @@ class SiteVisit(L.Callback):
                 "start": local.start,
                 "trained": local.model,
                 "sent": None if local.sent is local.model else local.sent,
+                "who": [self._instruction.client_id, self._num_clients, self._instruction.round_index],
             }
 
     def _forward_schedules(self, trainer: L.Trainer) -> None:

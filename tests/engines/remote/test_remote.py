@@ -17,6 +17,7 @@ from remote_sites import NAMES, QUIET, SEED, SiteData, SiteTransport, module, wh
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.aggregation import DivergenceWeighted, FedAvg, FedCE, ShapFedWA
+from flsv.attacks import FalseReports
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.data import OneClient
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, agreement
@@ -289,6 +290,20 @@ def test_who_does_not_test_its_model_is_named(tmp_path: Path, reply: Packet) -> 
         loop = remote.fit(rounds=1)
     assert loop.client_accuracy is not None
     assert loop.client_accuracy.isnan().tolist() == [False, True, False]
+
+
+def test_sites_lie_as_clients_of_one_process_do(tmp_path: Path) -> None:
+    def make() -> FederatedLoop:
+        metrics = {"fedce": ContributionEstimation(), "else": EverybodyElse()}
+        return shapfed(
+            aggregator=FedAvg(), metrics=metrics, attacks=[FalseReports(loss=0.5, score=0.0, gain=-1.0, clients=[1])]
+        )
+
+    loop, local = both_with_splits(tmp_path, make)
+    assert_same(loop, local)
+    gains = loop.metrics["else"].diagnostics()["gain"]
+    assert gains[1] == -3  # a round, three times
+    assert (gains[[0, 2]] > -1).all()
 
 
 def test_what_cannot_be_sent_to_sites_is_refused_before_the_first_round(tmp_path: Path) -> None:
