@@ -178,6 +178,7 @@ METRICS: dict[str, Entry] = {
         "gradient Shapley, second order", _metric("GradientShapley"), {"order": 2, "momentum": 0.9}, (*_GAME, "classes")
     ),
     "gradient_agreement": Entry("gradient agreement", _metric("GradientAgreement"), {}, _GAME),
+    "gradient_agreement_game": Entry("gradient agreement and games", _metric("GradientAgreementGame"), {}, _GAME),
     "fedbary": Entry(
         "FedBary: shares by distance",
         _metric("WassersteinContribution"),
