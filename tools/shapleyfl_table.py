@@ -21,7 +21,7 @@ from sklearn.metrics import roc_auc_score
 from table_cells import Results
 from table_presets import Preset
 from table_runs import Cell, Measured, built, federated_loop, trained
-from table_statistics import Table, against_best, gather, means
+from table_statistics import Table, against, against_best, gather, means, over_columns
 
 Overrides = Mapping[str, Any]
 
@@ -170,6 +170,9 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
             parts += [f"## {title}: {source}", "Test accuracy, %:", means(table, list(METHODS))]
             others = [name for name in METHODS if name not in OURS]
             parts += ["Minus the best other row, 95 % paired interval:", against_best(table, OURS, others)]
+            if overall := over_columns(table, "mean of the scenarios"):
+                parts += [means(overall, list(METHODS))]
+                parts += [against(overall, row, [name for name in METHODS if name != row]) for row in OURS]
             parts += ["AUROC of SSV:", means(begins(auroc, source), OURS, 2, bold=False)]
             parts += ["CPU seconds of a run:", means(begins(cpu, source), list(METHODS), bold=False)]
     if table := begins(balanced, "clinics"):

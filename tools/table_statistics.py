@@ -105,6 +105,28 @@ def gather(results: Mapping[tuple[str, str, int], Mapping[str, float]], value: C
     return table
 
 
+def over_columns(table: Table, name: str) -> Table:
+    """One column: the mean of all of them, for the rows and seeds that every column has; empty for a single column.
+
+    Example:
+        >>> over_columns({"a": {"x": {0: 1.0, 1: 2.0}}, "b": {"x": {0: 3.0}, "y": {0: 1.0}}}, "both")
+        {'both': {'x': {0: 2.0}}}
+    """
+    if len(table) < 2:
+        return {}
+    columns = list(table.values())
+    rows = [row for row in columns[0] if all(row in column for column in columns)]
+    mean = {
+        row: {
+            seed: statistics.mean(column[row][seed] for column in columns)
+            for seed in columns[0][row]
+            if all(seed in column[row] for column in columns)
+        }
+        for row in rows
+    }
+    return {name: mean}
+
+
 def means(table: Table, rows: Sequence[str], digits: int = 1, bold: bool = True) -> str:
     """Mean ± standard deviation over the seeds, a line per row; the highest mean of a column in bold."""
     columns, lines = list(table), [["", *table]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from flsv.errors import ConfigurationError
@@ -13,6 +14,7 @@ except ImportError:  # not on Windows
     fcntl = None  # type: ignore[assignment]
 
 _held: set[int] = set()
+_PATIENCE = 1.0  # seconds: a child of a killed run, just forked, may not have come to let go of the folder yet
 
 
 class FolderLock:
@@ -46,15 +48,16 @@ class FolderLock:
             return
         number = os.open(folder, os.O_RDONLY)
         try:
-            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            free = _lock(number)
+        except OSError:
             os.close(number)
-            if isinstance(error, BlockingIOError):
-                raise ConfigurationError(
-                    f"another run is writing into {folder}: wait for its end, or give this one a folder of its own "
-                    "(--trainer.default_root_dir, or the logger's name)."
-                ) from None
             return
+        if not free:
+            os.close(number)
+            raise ConfigurationError(
+                f"another run is writing into {folder}: wait for its end, or give this one a folder of its own "
+                "(--trainer.default_root_dir, or the logger's name)."
+            )
         self._number = number
         _held.add(number)
 
@@ -64,6 +67,19 @@ class FolderLock:
             _held.discard(self._number)
             os.close(self._number)
             self._number = None
+
+
+def _lock(number: int) -> bool:
+    """Whether an open folder could be locked. OSError: its file system knows no locks."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
 
 
 def _forget_in_child() -> None:

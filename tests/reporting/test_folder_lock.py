@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,14 @@ def test_the_folder_of_a_killed_run_is_free(tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGKILL)  # its child
     process.stdout.close()
     assert not list(tmp_path.iterdir())
+
+
+def test_who_is_about_to_let_go_is_waited_for(tmp_path: Path) -> None:
+    held = FolderLock(tmp_path)
+    soon = threading.Timer(0.2, held.release)
+    soon.start()
+    FolderLock(tmp_path).release()
+    soon.join()
 
 
 def test_a_run_that_leaves_no_trace_needs_no_folder(tmp_path: Path) -> None:

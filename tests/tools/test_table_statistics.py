@@ -6,7 +6,7 @@ import math
 
 import pytest
 from scipy import stats
-from table_statistics import against, against_best, best_other, gather, means, paired
+from table_statistics import against, against_best, best_other, gather, means, over_columns, paired
 
 OURS = {0: 61.0, 1: 64.5, 2: 62.0, 3: 66.0, 4: 63.5}
 OTHER = {0: 60.0, 1: 62.0, 2: 61.5, 3: 63.0, 4: 62.0}
@@ -89,3 +89,12 @@ def test_means_and_all_others() -> None:
 def test_gather() -> None:
     results = {("a", "x", 0): {"accuracy": 1.0}, ("a", "x", 1): {"accuracy": 2.0}, ("b", "y", 0): {"accuracy": 3.0}}
     assert gather(results, lambda r: r["accuracy"]) == {"x": {"a": {0: 1.0, 1: 2.0}}, "y": {"b": {0: 3.0}}}
+
+
+def test_the_mean_over_columns_takes_only_whole_rows_and_seeds() -> None:
+    table = {
+        "a": {"x": {0: 1.0, 1: 2.0, 2: 3.0}, "y": {0: 0.0}},
+        "b": {"x": {0: 3.0, 2: 5.0}, "z": {0: 1.0}},
+    }
+    assert over_columns(table, "both") == {"both": {"x": {0: 2.0, 2: 4.0}}}
+    assert over_columns({"a": table["a"]}, "both") == {}
