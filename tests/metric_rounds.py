@@ -21,6 +21,7 @@ from flsv.metrics import (
     DomainRelevance,
     EverybodyElse,
     GradientAgreement,
+    GradientAgreementGame,
     GradientShapley,
     InRunShapley,
     LeaveOneOut,
@@ -53,6 +54,7 @@ MAKERS: dict[str, Callable[[], Metric]] = {
     "DomainRelevance": lambda: DomainRelevance(N, alpha=0.4),
     "EverybodyElse": lambda: EverybodyElse(N),
     "GradientAgreement": lambda: GradientAgreement(N),
+    "GradientAgreementGame": lambda: GradientAgreementGame(N),
     "GradientShapley": lambda: GradientShapley(N, momentum=0.5),
     "InRunShapley": lambda: InRunShapley(N, M),
     "LeaveOneOut": lambda: LeaveOneOut(N, momentum=0.3),
@@ -118,8 +120,11 @@ def feed(metric: Metric, index: int) -> None:
     elif name == "DomainRelevance":
         values = normal(k, N)
         arguments["peer_values"] = values.masked_fill(values < 0, float("nan"))
-    elif name == "GradientAgreement":
+    elif name in ("GradientAgreement", "GradientAgreementGame"):
         arguments |= {"gradient_products": normal(k), "client_updates": normal(k, P), "num_samples": 10 + ids}
+        if name == "GradientAgreementGame":
+            worth = normal(k)
+            arguments |= {"round_index": index, "utility": lambda masks: masks.float() @ worth}
     elif name == "GradientShapley":
         arguments |= {"gradient_products": normal(k), "hessian_products": None}
     elif name == "InRunShapley":

@@ -249,6 +249,7 @@ METRICS: dict[str, Entry] = {
         ("classes", "client validation"),
     ),
     "gradient_agreement": Entry("gradient agreement", _metric("GradientAgreement"), {}, _GAME),
+    "gradient_agreement_game": Entry("gradient agreement and games", _metric("GradientAgreementGame"), {}, _GAME),
     "fedbary": Entry(
         "FedBary: shares by distance",
         _metric("WassersteinContribution"),

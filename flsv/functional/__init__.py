@@ -10,6 +10,7 @@ from flsv.functional.decayed_shapley import MULTI_ROUND_INDICES, DecayedValues, 
 from flsv.functional.divergence_weights import divergence_weights
 from flsv.functional.everybody_else import everybody_else, without_own
 from flsv.functional.gradient_agreement import gradient_agreement
+from flsv.functional.gradient_agreement_game import gradient_agreement_game
 from flsv.functional.gradient_shapley import gradient_shapley
 from flsv.functional.in_run_shapley import client_in_run_values, in_run_shapley, step_weights
 from flsv.functional.label_divergence import label_divergence
@@ -103,6 +104,7 @@ __all__ = [
     "few_coalitions",
     "few_coalitions_shapley",
     "gradient_agreement",
+    "gradient_agreement_game",
     "gradient_shapley",
     "gtg_shapley",
     "importance_probabilities",

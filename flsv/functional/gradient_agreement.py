@@ -39,12 +39,28 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: float = 0.5) -
         >>> gradient_agreement(torch.tensor([3.0, 1.0, -2.0]), torch.tensor([10.0, 20.0, 10.0]))
         tensor([0.5000, 0.3750, 0.1250], dtype=torch.float64)
     """
+    parts, weights, totals = _weighed(descent, agreement, blend)
+    return (weights * (parts / totals)).sum(0)
+
+
+def agreement_scales(descent: Tensor, agreement: Tensor, blend: float = 0.5) -> Tensor:
+    """What u and a are multiplied by in :func:`gradient_agreement` where they are positive, float64 ``[2]``; arguments
+    as there."""
+    _, weights, totals = _weighed(descent, agreement, blend)
+    return (weights / totals).squeeze(1)
+
+
+def _weighed(descent: Tensor, agreement: Tensor, blend: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Both parts' positive numbers ``[2, n]``, weights ``[2, 1]`` that sum to 1, and what each is divided by."""
     check_number("gradient_agreement", "blend", blend, least=0, most=1)
     if descent.ndim != 1 or descent.shape != agreement.shape:
         raise ValueError(f"expected two vectors [n], got {list(descent.shape)} and {list(agreement.shape)}.")
     parts = torch.stack([descent.double(), agreement.to(descent.device).double()]).clamp(min=0)
     totals = parts.nansum(1, keepdim=True)
     weights = (totals > 0) * totals.new_tensor([[1 - blend], [blend]])
-    shares = parts / totals.where(totals > 0, torch.ones_like(totals))
     whole = weights.sum()
-    return (weights / whole.where(whole > 0, torch.ones_like(whole)) * shares).sum(0)
+    return (
+        parts,
+        weights / whole.where(whole > 0, torch.ones_like(whole)),
+        totals.where(totals > 0, torch.ones_like(totals)),
+    )

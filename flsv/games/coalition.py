@@ -202,7 +202,7 @@ class CoalitionGames:
         self._ranks = ranks
         self.evaluator, self.server_lr, self._validated = evaluator, server_lr, dict(validated or {})
         self._round: Round | None = None
-        self._slope: tuple[Tensor, Tensor] | None = None
+        self._slopes: dict[bool, tuple[Tensor, Tensor]] = {}
         self._tables: dict[Hashable, CoalitionTable] = {}
         self._before = 0
 
@@ -232,7 +232,7 @@ class CoalitionGames:
     def end(self) -> None:
         """Forget the round, and let go of its vectors."""
         self._before = self.total_evaluations
-        self._round, self._tables, self._slope = None, {}, None
+        self._round, self._tables, self._slopes = None, {}, {}
 
     def evaluator_of(self, metric: str | Performance) -> Any:
         """What evaluates models by this."""
@@ -269,17 +269,22 @@ class CoalitionGames:
         self._tables[object()] = table
         return table
 
-    def gradient(self, vector: Tensor) -> Tensor:
+    def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
         """float64 ``[P']``: the validation loss's gradient at a model ``[P]``, over its leading P' entries, the
-        parameters. That of a round's start is worked out once."""
-        if self._slope is None or self._slope[0] is not vector:
+        parameters; ``balanced``: of the loss in which all classes count the same. That of a round's start is worked out
+        once."""
+        if balanced not in self._slopes or self._slopes[balanced][0] is not vector:
             evaluator: ModelEvaluator = self.evaluator_of("negative_loss")
-            self._slope = vector, evaluator.gradient(vector)
-        return self._slope[1]
+            self._slopes[balanced] = vector, evaluator.gradient(vector, balanced)
+        return self._slopes[balanced][1]
+
+    def slopes(self, balanced: bool = False) -> Tensor:
+        """float64 ``[k]``: products of the current round's updates with :meth:`gradient` at its start."""
+        return self.round.matrix.dot(self.gradient(self.round.global_vector, balanced)).cpu()
 
     def gradient_products(self, order: int = 1) -> GradientProducts:
         """Products of the current round's updates with the validation loss's gradient (and Hessian) at its start."""
         if order == 1:
-            return GradientProducts(self.round.matrix.dot(self.gradient(self.round.global_vector)).cpu(), None)
+            return GradientProducts(self.slopes(), None)
         evaluator: ModelEvaluator = self.evaluator_of("negative_loss")
         return evaluator.gradient_products(self.round.global_vector, self.round.matrix, order)

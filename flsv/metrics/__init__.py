@@ -13,6 +13,7 @@ from flsv.metrics.domain_relevance import DomainRelevance
 from flsv.metrics.everybody_else import EverybodyElse
 from flsv.metrics.federated_shapley import LeaveOneOut, PartialFederatedShapley
 from flsv.metrics.gradient_agreement import GradientAgreement
+from flsv.metrics.gradient_agreement_game import GradientAgreementGame
 from flsv.metrics.gradient_shapley import GradientShapley
 from flsv.metrics.in_run_shapley import InRunShapley
 from flsv.metrics.lower_bound_shapley import LowerBoundShapley
@@ -35,6 +36,7 @@ __all__ = [
     "DomainRelevance",
     "EverybodyElse",
     "GradientAgreement",
+    "GradientAgreementGame",
     "GradientShapley",
     "InRunShapley",
     "LeaveOneOut",

@@ -5,18 +5,21 @@ See :mod:`flsv.functional.gradient_agreement` for what it is made of.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
 from flsv.functional.cosine_gradient_shapley import cosines
-from flsv.functional.gradient_agreement import gradient_agreement
+from flsv.functional.gradient_agreement import agreement_scales, gradient_agreement
 from flsv.games.performance import Performance, performance_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.federated_shapley import latest
 from flsv.metrics.guide import Guide
+from flsv.metrics.intervals import OverRounds
 from flsv.round import ClientMatrix, Round
 
 #: The step along an update by which the slope of a logged loss is found.
@@ -50,10 +53,14 @@ class GradientAgreement(ContributionMetric):
         loss: for modules that are no classifiers: the loss that they log in ``validation_step``, such as
             ``"val_loss"``. Its slopes are difference quotients, one evaluation a client. None: the classifier's
             cross-entropy, by its gradient.
+        balanced: the slope of the cross-entropy in which all classes of the validation set count the same, for models
+            that are judged by balanced accuracy: where most samples are of one class, the mean loss says little of
+            the others.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: ``blend`` out of range; before the first round, a loss that the module does not log.
+        ConfigurationError: ``blend`` out of range; ``balanced`` with a ``loss``; before the first round, a loss that
+            the module does not log.
         ValueError: shapes that do not fit, unknown or repeated client ids.
 
     Example:
@@ -65,6 +72,9 @@ class GradientAgreement(ContributionMetric):
     """
 
     per_class = False
+    over_rounds: OverRounds = "sum"
+    parts = 2
+    """Numbers a client and round that the value is made of."""
     plot_lower_bound = 0.0
     plot_upper_bound = 1.0
 
@@ -76,10 +86,20 @@ class GradientAgreement(ContributionMetric):
     samples: Tensor
 
     def __init__(
-        self, num_clients: int | None = None, blend: float = 0.5, loss: str | None = None, **kwargs: Any
+        self,
+        num_clients: int | None = None,
+        blend: float = 0.5,
+        loss: str | None = None,
+        balanced: bool = False,
+        **kwargs: Any,
     ) -> None:
         check_number(self, "blend", blend, least=0, most=1)
-        self.blend, self.loss = blend, loss
+        if balanced and loss is not None:
+            raise ConfigurationError(
+                f"{type(self).__name__}(loss={loss!r}, balanced=True): the module's own loss has no classes to "
+                "balance. Leave one of them out."
+            )
+        self.blend, self.loss, self.balanced = blend, loss, balanced
         #: What models are measured by, see :meth:`flsv.Round.play`.
         self.measured_by: str | Performance = (
             "negative_loss" if loss is None else performance_of(self, loss, "min", "loss")
@@ -96,13 +116,7 @@ class GradientAgreement(ContributionMetric):
 
     def _slopes(self, round: Round) -> Tensor:
         """``[k]``: the loss's slope along every client's update."""
-        if self.loss is None:
-            return round.gradient_products(1).gradient
-        players = len(round)
-        utility = round.play(self.measured_by, torch.full((players,), STEP))
-        masks = torch.cat([torch.zeros(1, players, dtype=torch.bool), torch.eye(players, dtype=torch.bool)])
-        values = utility(masks)
-        return (values[0] - values[1:]) / STEP
+        return round.slopes(self.balanced) if self.loss is None else logged_slopes(round, self.measured_by)
 
     def guide(self) -> Guide:
         return Guide(
@@ -124,11 +138,23 @@ class GradientAgreement(ContributionMetric):
         """Add one round; shapes ``[k]``, ``[k]``, ``[k, P]``, ``[k]``. A ``FederatedLoop`` gives the cohort's matrix in
         place of the updates."""
         self._check_clients(client_ids)
+        matrix = self._matrix(client_updates, len(client_ids))
+        descent, cosine = self._add(client_ids, gradient_products, matrix, num_samples)
+        self._note_parts(client_ids, [descent, num_samples.to(cosine) * cosine])
+        self.rounds += 1
+
+    def _matrix(self, client_updates: Tensor | ClientMatrix, k: int) -> ClientMatrix:
+        if not isinstance(client_updates, Tensor):
+            return client_updates
+        if client_updates.ndim != 2 or len(client_updates) != k:
+            raise ValueError(f"expected client_updates [k={k}, P], got {list(client_updates.shape)}.")
+        return ClientMatrix(client_updates, [torch.zeros_like(client_updates[0])] * k)
+
+    def _add(
+        self, client_ids: Tensor, gradient_products: Tensor, client_updates: ClientMatrix, num_samples: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Add a round to the states: what its updates take off the loss, times samples, and their cosines ``[k]``."""
         k = len(client_ids)
-        if isinstance(client_updates, Tensor):
-            if client_updates.ndim != 2 or len(client_updates) != k:
-                raise ValueError(f"expected client_updates [k={k}, P], got {list(client_updates.shape)}.")
-            client_updates = ClientMatrix(client_updates, [torch.zeros_like(client_updates[0])] * k)
         if gradient_products.shape != (k,) or num_samples.shape != (k,):
             shapes = f"{list(gradient_products.shape)} and {list(num_samples.shape)}"
             raise ValueError(f"expected gradient_products and num_samples [k={k}], got {shapes}.")
@@ -146,7 +172,7 @@ class GradientAgreement(ContributionMetric):
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(cosine))
         self.samples = self.samples.clone()
         self.samples[client_ids] = weights
-        self.rounds += 1
+        return descent, cosine
 
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen."""
@@ -156,8 +182,36 @@ class GradientAgreement(ContributionMetric):
         """What the updates take off the loss, times samples, and the mean cosine ``[num_clients]``."""
         return {"descent": self._parts()[0], "cosine": self.cosine / self.seen}
 
+    def _create_spread(self, num_clients: int) -> None:
+        super()._create_spread(self.parts * num_clients)
+
+    def _note_parts(self, client_ids: Tensor, values: list[Tensor], factors: Sequence[float] | None = None) -> None:
+        """A round's own numbers ``[k]``, part by part, and its factor in each."""
+        assert self.num_clients is not None
+        ids = torch.cat([client_ids + part * self.num_clients for part in range(len(values))])
+        factor = torch.tensor(factors or [1.0] * len(values)).repeat_interleave(len(client_ids))
+        self._note(ids, torch.cat(values), factor.to(self.round_spread))
+
+    def _squares(self) -> Tensor:
+        # The totals that make shares of the parts are taken as known: little beside the spread of a client's own.
+        scale = agreement_scales(*self._parts(), self.blend)
+        count, factors = self.round_spread[:, 0].view(2, -1), self.round_spread[:, 9].view(2, -1)
+        level = self.level.where(self.level > 0, torch.ones_like(self.level))
+        of_sum = factors[0] * (scale[0] * self.levels / level).square()
+        return torch.cat([of_sum, scale[1].square() / count[1].clamp_min(1)]).to(count)
+
     def _parts(self) -> tuple[Tensor, Tensor]:
         # Where a cohort's slopes are all 0, so is the client's sum.
         level = self.level.where(self.level > 0, torch.ones_like(self.level))
         descent = (self.gain / level * self.levels).masked_fill(self.seen == 0, float("nan"))
         return descent, self.samples * self.cosine / self.seen
+
+
+def logged_slopes(round: Round, measure: Any) -> Tensor:
+    """float64 ``[k]``: by how much what the module logs gets worse along every client's update: difference quotients,
+    one evaluation a client and one more."""
+    players = len(round)
+    utility = round.play(measure, torch.full((players,), STEP))
+    masks = torch.cat([torch.zeros(1, players, dtype=torch.bool), torch.eye(players, dtype=torch.bool)])
+    values = utility(masks)
+    return (values[0] - values[1:]) / STEP

@@ -68,6 +68,7 @@ class InRunShapley(ContributionMetric):
         tensor([0.6250,    nan, 0.1250])
     """
 
+    over_rounds = "sum"
     reported_by = "FederatedLoop(client_algorithm=flsv.clients.algorithms.InRunValues())"
 
     total: Tensor
@@ -128,6 +129,7 @@ class InRunShapley(ContributionMetric):
         self.total, self.seen = self.total.clone(), self.seen.clone()
         self.total[client_ids] += values.to(self.total)
         self.seen[client_ids] += 1
+        self._note(client_ids, values.sum(1))
         self.rounds += 1
 
     def compute(self) -> Tensor:

@@ -31,7 +31,10 @@ class WithIntervals(Metric):
 
     over_rounds: OverRounds = None
     """How a client's value is made of its rounds' own: their weighted sum, moving average or mean. None: by nothing
-    that an interval is known of."""
+    that an interval is known of.
+
+    A value that is the sum of p such parts has p rows a client in ``round_spread``, part by part. Half its interval is
+    the sum of the parts' halves, as if they swung together: too wide where they do not."""
 
     momentum: float = 0.0
     init: Any = None
@@ -74,6 +77,7 @@ class WithIntervals(Metric):
             value = self.per_client(self.compute())  # type: ignore[operator]
         variance, blocks = spread_variance(self.round_spread)
         half = half_width(variance * self._squares(), blocks, level).to(value)
+        half = half.view(-1, len(value)).sum(0)  # of several parts, see over_rounds
         if self.noted != self.rounds:  # a state saved before there were intervals: some rounds are missing in it
             half = torch.full_like(half, float("nan"))
         error = self.diagnostics().get("stderr")  # type: ignore[operator]

@@ -37,6 +37,8 @@ class Games(Protocol):
 
     def gradient_products(self, order: int = 1) -> Any: ...
 
+    def slopes(self, balanced: bool = False) -> Tensor: ...
+
 
 Start = Tensor | Client
 """Where a client started from: a vector ``[P]``, or a client to be asked for it."""
@@ -161,6 +163,10 @@ class Round:
     def gradient_products(self, order: int = 1) -> Any:
         """g . d_i ``[k]`` and, for order 2, d_i^T H d_j ``[k, k]`` of the validation loss at the global model."""
         return self._games.gradient_products(order)
+
+    def slopes(self, balanced: bool = False) -> Tensor:
+        """g . d_i ``[k]`` alone; ``balanced``: of the validation loss in which all classes count the same."""
+        return self._games.slopes(balanced)
 
     def generator(self, name: str) -> torch.Generator:
         """The random stream of ``name`` in this round."""

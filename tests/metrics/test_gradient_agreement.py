@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
+from recorded import Line, Recorded
 from torch import Tensor, nn
 from toys import CLASSES, FEATURES, fit, toy_data, trainer_for
 
@@ -15,7 +15,7 @@ from flsv import FederatedLoop
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import gradient_agreement
-from flsv.metrics import ContributionMetric, GradientAgreement
+from flsv.metrics import GradientAgreement
 from flsv.models import build_network
 from flsv.models.classifier import ClassifierClient
 
@@ -80,21 +80,6 @@ def test_nobody_is_of_use() -> None:
     assert gradient_agreement(torch.tensor([-1.0, -2.0]), torch.tensor([-1.0, 0.0])).tolist() == [0.0, 0.0]
 
 
-class Recorded(ContributionMetric):
-    """What a loop gives."""
-
-    per_class = False
-
-    def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        self.seen: list[tuple[Tensor, ...]] = []
-
-    def update(self, client_ids: Tensor, global_vector: Tensor, client_updates: Tensor, num_samples: Tensor) -> None:
-        self.seen.append((client_ids.clone(), global_vector.clone(), client_updates.clone(), num_samples.clone()))
-
-    def compute(self) -> Tensor:
-        return torch.zeros(self.num_clients or 0)
-
-
 def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path) -> None:
     data, recorded, metric = toy_data((4, 1, 2), server_val_fraction=0.3), Recorded(), GradientAgreement()
     loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, print_table=False)
@@ -110,24 +95,6 @@ def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path) -
         slope = torch.cat([parameter.grad.flatten() for parameter in network.parameters()])
         rounds.append((ids, updates @ slope, updates, samples))
     np.testing.assert_allclose(loop.contributions["mine"].numpy(), by_hand(rounds, 3), rtol=1e-4)
-
-
-class Line(L.LightningModule):
-    """Predicts the mean pixel: a regression, which logs its loss."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(64, 1)
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        x = batch[0].flatten(1)
-        return nn.functional.mse_loss(self.layer(x).squeeze(1), x.mean(1))
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self.log("val_loss", self.training_step(batch, batch_idx))
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
@@ -148,6 +115,26 @@ def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
     np.testing.assert_allclose(
         loop.contributions["mine"].numpy(), by_hand([(ids, updates @ slope, updates, samples)], 3), rtol=0.02
     )
+
+
+def test_intervals_are_those_of_both_parts() -> None:
+    """Three rounds, a block each: the standard errors of the sum and of the mean, as shares, added up."""
+    rounds = [drawn(seed, 4) for seed in range(3)]
+    metric = GradientAgreement(num_clients=4)
+    for each in rounds:
+        metric.update(*each)
+    gains, cosines = np.zeros((2, 3, 4))
+    for t, (_, slopes, updates, samples) in enumerate(rounds):
+        s, d, m = (np.asarray(each, dtype=np.float64) for each in (slopes, updates, samples))
+        unit = d / np.linalg.norm(d, axis=1, keepdims=True)
+        everybody = (m[:, None] * unit).sum(0)
+        gains[t], cosines[t] = -m * s, m * (unit @ everybody) / np.linalg.norm(everybody)
+    half = 3**0.5 * gains.std(0, ddof=1) / gains.sum() + 3**-0.5 * cosines.std(0, ddof=1) / cosines.mean(0).sum()
+    low, high = metric.intervals()
+    value = metric.compute().numpy()
+    half *= 2.919986 / 2  # Student's t, two degrees of freedom, 90 %; half of each kind
+    np.testing.assert_allclose(low.numpy(), np.maximum(value - half, 0), rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(high.numpy(), np.minimum(value + half, 1), rtol=1e-3, atol=1e-6)
 
 
 def test_what_is_refused() -> None:

@@ -418,3 +418,17 @@ def test_the_picture_names_its_columns() -> None:
     _, ax = metric.plot()
     assert [label.get_text() for label in ax.get_xticklabels()] == ["cat", "dog", "rest"]
     assert copy.deepcopy(metric).columns() == ["cat", "dog", "rest"]
+
+
+def test_intervals_are_of_a_client_s_whole_value() -> None:
+    """Three rounds, a block each, all columns of a client together: Student's t of their sum."""
+    metric, draw = InRunShapley(2, 2, order=2), torch.Generator().manual_seed(0)
+    rounds = []
+    for _ in range(3):
+        slopes, hessian = -torch.rand(2, generator=draw), torch.rand(2, 2, generator=draw)
+        metric.update(torch.arange(2), torch.rand(2, 2, generator=draw), slopes, torch.ones(2) / 2, hessian + hessian.T)
+        rounds.append(metric.per_client(metric.compute()).double() - sum(rounds))
+    low, high = metric.intervals()
+    half = 2.919986 * torch.stack(rounds).std(0) * 3**0.5
+    torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close((high + low) / 2, metric.per_client(metric.compute()))

@@ -71,6 +71,12 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[Any], None]]] = {
         {"num_clients": N},
         lambda m: m.update(COHORT, -torch.ones(2), torch.randn(2, 5), torch.ones(2)),
     ),
+    "GradientAgreementGame": (
+        {"num_clients": N},
+        lambda m: m.update(
+            COHORT, -torch.ones(2), torch.randn(2, 5), torch.ones(2), 0, lambda masks: masks.sum(1).float()
+        ),
+    ),
     "GradientShapley": ({"num_clients": N}, lambda m: m.update(COHORT, torch.tensor([1.0, 2.0]))),
     "InRunShapley": (
         {"num_clients": N, "num_classes": M, "order": 2},

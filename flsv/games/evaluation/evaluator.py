@@ -169,12 +169,12 @@ class ModelEvaluator:
                     self._run_one_by_one(build, count, sums)
         return sums.scores(batches.support, self._sign)
 
-    def gradient(self, vector: Tensor) -> Tensor:
+    def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
         """float64 ``[P']``: the mean cross-entropy's gradient at ``vector [P]``, in full precision, over the leading
-        entries that are parameters."""
+        entries that are parameters. ``balanced``: all classes that occur count the same."""
         replica = self._replicas[0]
         replica.follow(self._module)
-        return loss_gradient(replica.module, self.space, self._batches, vector)
+        return loss_gradient(replica.module, self.space, self._batches, vector, balanced)
 
     @torch.inference_mode(False)
     def gradient_products(self, vector: Tensor, updates: Tensor | ClientMatrix, order: int = 1) -> GradientProducts:

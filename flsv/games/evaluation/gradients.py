@@ -113,11 +113,18 @@ def gradient_products(
 
 
 @torch.inference_mode(False)
-def loss_gradient(module: nn.Module, space: ParameterSpace, batches: ValidationBatches, vector: Tensor) -> Tensor:
+def loss_gradient(
+    module: nn.Module, space: ParameterSpace, batches: ValidationBatches, vector: Tensor, balanced: bool = False
+) -> Tensor:
     """float64 ``[P']``: the mean cross-entropy's gradient at ``vector [P]``, over its leading P' entries, the
-    parameters; of a module that is in evaluation mode already."""
+    parameters; of a module that is in evaluation mode already. ``balanced``: of the mean over the classes that occur of
+    the mean over their samples."""
     gradient = torch.zeros(space.num_parameters, dtype=torch.float64, device=vector.device)
-    _slopes(module, space, batches, vector, lambda slope, _: gradient.add_(slope.detach()), create_graph=False)
+    weights = None
+    if balanced:
+        support = batches.support.to(vector.device, vector.dtype)
+        weights = support.sum() / (support > 0).sum() / support.clamp(min=1)
+    _slopes(module, space, batches, vector, lambda slope, _: gradient.add_(slope.detach()), False, weights)
     return gradient
 
 
@@ -128,8 +135,10 @@ def _slopes(
     vector: Tensor,
     use: Callable[[Tensor, Tensor], Any],
     create_graph: bool,
+    weights: Tensor | None = None,
 ) -> None:
-    """Calls ``use`` with every batch's part of the gradient ``[P']``, and the parameters that it is by."""
+    """Calls ``use`` with every batch's part of the gradient ``[P']``, and the parameters that it is by. ``weights``
+    ``[M]`` of the classes; None: all 1."""
     cut, device = space.num_parameters, vector.device
     dtypes = {name: tensor.dtype for name, tensor in (*module.named_parameters(), *module.named_buffers())}
     trained = {name for name, _ in module.named_parameters()}
@@ -148,7 +157,8 @@ def _slopes(
             # Only the parameters: batch_norm refuses statistics that want a gradient.
             state = {n: (t if n in trained else t.detach()).to(dtypes[n]) for n, t in state.items()}
             logits = functional_call(module, state, (x,))
-            loss = F.cross_entropy(checked_logits(logits, y, len(batches.support)).to(vector.dtype), y, reduction="sum")
+            logits = checked_logits(logits, y, len(batches.support)).to(vector.dtype)
+            loss = F.cross_entropy(logits, y, weights, reduction="sum")
             (slope,) = torch.autograd.grad(loss / samples, parameters, create_graph=create_graph)
             use(slope, parameters)
 

@@ -1,0 +1,96 @@
+"""scikit-learn's digits and diabetes as data of federations: they need no download.
+
+Public image sets have classes of equal size; federations of clinics have a common class and rare ones, or a number to
+predict. So classes may be merged here and thinned out, in the server's validation set, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import lightning as L
+import numpy as np
+import torch
+from sklearn.datasets import load_diabetes, load_digits
+from sklearn.model_selection import train_test_split
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
+
+LOADERS = {"diabetes": load_diabetes, "digits": load_digits}
+#: Those whose target is a number.
+REGRESSIONS = ("diabetes",)
+
+
+class BuiltInData(L.LightningDataModule):
+    """One of scikit-learn's built-in data sets, split once and for all into training and validation data.
+
+    Samples are ``(features float32 [D], target)``: a class (int64), or a number (float32). Features, and targets that
+    are numbers, are moved and scaled to mean 0 and deviation 1 of the training rows.
+
+    Args:
+        name: ``"digits"`` (1,797 images of 8 x 8 pixels, ten classes) or ``"diabetes"`` (442 patients, ten features, a
+            regression).
+        merge: the first so many classes become one, class 0.
+        keep: share in (0, 1] of the samples of each class, after merging; None: all of them.
+        val_fraction: share of the rows that the server validates on, stratified by class.
+
+    Raises:
+        ConfigurationError: an argument out of range, or one that does not suit the data set.
+
+    Example:
+        >>> data = BuiltInData("digits", merge=8, keep=[1.0, 0.5, 0.25], val_fraction=0.5)
+        >>> torch.bincount(data.train_set.tensors[1])
+        tensor([722,  43,  22])
+        >>> data.train_set.tensors[0].shape
+        torch.Size([787, 64])
+    """
+
+    def __init__(
+        self, name: str = "digits", merge: int = 1, keep: list[float] | None = None, val_fraction: float = 0.3
+    ) -> None:
+        super().__init__()
+        check_number(self, "val_fraction", val_fraction, above=0, below=1)
+        check_number(self, "merge", merge, least=1, whole=True)
+        if name not in LOADERS:
+            raise ConfigurationError(f"BuiltInData(name={name!r}): expected one of {', '.join(LOADERS)}.")
+        numbers = name in REGRESSIONS
+        if numbers and (merge > 1 or keep is not None):
+            raise ConfigurationError(f"BuiltInData({name!r}): merge and keep are of classes, and it has none.")
+        inputs, targets = LOADERS[name](return_X_y=True)
+        if not numbers:
+            targets = np.maximum(targets - (merge - 1), 0)
+            kept = _kept(targets, keep)
+            inputs, targets = inputs[kept], targets[kept]
+        train, val = train_test_split(
+            np.arange(len(targets)), test_size=val_fraction, stratify=None if numbers else targets, random_state=0
+        )
+        features = _scaled(inputs, train)
+        wanted = _scaled(targets[:, None], train)[:, 0] if numbers else torch.from_numpy(targets).long()
+        self.train_set, self.val_set = (TensorDataset(features[rows], wanted[rows]) for rows in (train, val))
+
+    def train_dataloader(self) -> DataLoader:
+        """Batches of 32."""
+        return DataLoader(self.train_set, batch_size=32, shuffle=True)
+
+    def val_dataloader(self) -> DataLoader:
+        """All of it at once."""
+        return DataLoader(self.val_set, batch_size=len(self.val_set))
+
+
+def _scaled(columns: np.ndarray, rows: np.ndarray) -> Tensor:
+    mean, deviation = columns[rows].mean(0), columns[rows].std(0)
+    return torch.tensor((columns - mean) / np.where(deviation > 0, deviation, 1), dtype=torch.float32)
+
+
+def _kept(targets: np.ndarray, keep: Sequence[float] | None) -> np.ndarray:
+    """Sorted rows: the first so many of each class."""
+    if keep is None:
+        return np.arange(len(targets))
+    classes = int(targets.max()) + 1
+    if len(keep) != classes or not all(0 < share <= 1 for share in keep):
+        raise ConfigurationError(f"BuiltInData(keep={keep}): expected a share in (0, 1] for each of {classes} classes.")
+    rows = [np.flatnonzero(targets == c) for c in range(classes)]
+    return np.sort(np.concatenate([of[: max(2, round(share * len(of)))] for of, share in zip(rows, keep)]))

@@ -1,0 +1,68 @@
+"""BuiltInData: what is merged, thinned out and scaled, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_diabetes, load_digits
+
+from flsv.benchmark import federation, truth_table
+from flsv.benchmark.built_in import BuiltInData
+from flsv.errors import ConfigurationError
+
+
+def test_digits_are_merged_and_thinned_out_on_both_sides() -> None:
+    data = BuiltInData("digits", merge=6, keep=[1.0, 0.5, 0.5, 0.5, 0.25], val_fraction=0.4)
+    counts = [torch.bincount(each.tensors[1], minlength=5) for each in (data.train_set, data.val_set)]
+    target = load_digits().target
+    expected = [
+        int((target < 6).sum()),
+        *(round(share * (target == c).sum()) for c, share in zip((6, 7, 8), [0.5] * 3)),
+    ]
+    assert (counts[0] + counts[1]).tolist() == [*expected, round(0.25 * (target == 9).sum())]
+    share = counts[1] / (counts[0] + counts[1])
+    assert ((share - 0.4).abs() < 0.02).all()
+
+
+def test_the_training_rows_tell_the_scale() -> None:
+    data = BuiltInData("diabetes", val_fraction=0.25)
+    features, targets = data.train_set.tensors
+    assert targets.dtype == torch.float32
+    for columns in (features, targets[:, None]):
+        torch.testing.assert_close(columns.mean(0), torch.zeros(columns.shape[1]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(columns.std(0, correction=0), torch.ones(columns.shape[1]))
+    both = torch.cat([targets, data.val_set.tensors[1]]).numpy()
+    raw = load_diabetes().target
+    # The same numbers, moved and scaled: nothing lost, nothing twice.
+    np.testing.assert_allclose(
+        np.sort((both - both.mean()) / both.std()), np.sort((raw - raw.mean()) / raw.std()), atol=1e-4
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "wine"}, "expected one of diabetes, digits"),
+        ({"name": "diabetes", "merge": 2}, "it has none"),
+        ({"name": "digits", "keep": [1.0, 0.5]}, "each of 10 classes"),
+        ({"name": "digits", "merge": 9, "keep": [1.0, 0.0]}, "share in"),
+        ({"val_fraction": 1.0}, "val_fraction"),
+    ],
+)
+def test_what_is_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        BuiltInData(**arguments)
+
+
+@pytest.mark.parametrize("name", ["digits_common_class", "common_class_adam", "diabetes_noise"])
+def test_federations_of_it_are_for_tuning_and_have_a_truth(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
+    each = federation(name)
+    assert each.set == "tuning"
+    truth = truth_table(each)
+    assert truth.num_clients == each.datamodule().num_clients
+    assert truth.ceiling > 0.85
+    assert each.classifies == (name != "diabetes_noise")
