@@ -2,6 +2,7 @@
 
     flsv bench                                            all metrics in all federations whose data are there
     flsv bench --metric my_package.MyMetric               one of your own, which takes minutes
+    flsv bench --quick                                    everything in less time: two runs, no other aggregators
     flsv bench --metric cgsv --federations held_out --seeds 5
     flsv bench --federations my_federation.yaml           a federation of your own; its truth is made first
     flsv bench --list                                     metrics and federations
@@ -26,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
-from flsv.benchmark.conditions import CONDITIONS
+from flsv.benchmark.conditions import AGGREGATORS, CONDITIONS
 from flsv.benchmark.federation import SETS
 from flsv.benchmark.page import markdown, write
 from flsv.benchmark.registry import METRICS, entry
@@ -65,11 +66,12 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             ranks.everybody(None, "the truth")
     if not known:
         raise ConfigurationError("there is no federation to run: the data of none of those asked for are there.")
-    chosen = ["base", *(options.conditions if options.conditions is not None else CONDITIONS)]
+    usual = [each for each in CONDITIONS if each not in AGGREGATORS] if options.quick else list(CONDITIONS)
+    chosen = ["base", *(options.conditions if options.conditions is not None else usual)]
     results = bench(
         known,
         entries,
-        seeds=options.seeds,
+        seeds=options.seeds or (2 if options.quick else 3),
         conditions=list(dict.fromkeys(chosen)),
         folder=options.out,
         ranks=ranks,
@@ -107,7 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--federations", nargs="+", default=None, help="names of --list, tuning, held_out, or YAML files. Default: all"
     )
-    parser.add_argument("--seeds", type=_positive, default=3, help="runs of every federation")
+    parser.add_argument("--seeds", type=_positive, default=None, help="runs of every federation. Default: 3")
+    parser.add_argument(
+        "--quick", action="store_true", help="two runs of every federation, and no other aggregators, unless you say so"
+    )
     parser.add_argument(
         "--conditions",
         nargs="*",

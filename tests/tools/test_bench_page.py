@@ -70,7 +70,8 @@ def test_numbers_are_those_of_the_values(known: Known) -> None:
     assert "12.3 ms a round" in text
     assert "by more than 0.03" in text
     assert "1 to 2 seeds a federation" in text
-    assert "of noise in 5" in text
+    assert "of noise in 5 and" in text
+    assert "came later" not in text
     assert text.endswith("## The goal, and what was tried\n\nMuch.\n")
     assert "# Old" not in text
     assert "none of the" in text  # no metric's intervals hold the true share
