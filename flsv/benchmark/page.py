@@ -13,6 +13,8 @@ from flsv.benchmark.scores import spearman
 from flsv.benchmark.summary import Cost, Known, Summary
 from flsv.drawing import label_text
 
+#: Points are in a crowd that are nearer than by this factor of time; names in it this far apart.
+CROWD, STEP = 1.35, 0.022
 CEILING = "*the truth, one other seed*"
 
 
@@ -142,19 +144,27 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def draw(summaries: Mapping[str, Summary], costs: Mapping[str, Cost], federations: Known) -> Figure:
     """Cost against rank correlation, and the ceiling."""
-    figure = Figure(figsize=(9, 6), layout="constrained")
+    figure = Figure(figsize=(10, 8), layout="constrained")
     axes = figure.add_subplot()
+    points = {
+        name: (max(1000 * costs[name].seconds, 0.01), each.mean)
+        for name, each in summaries.items()
+        if name in costs and each.mean == each.mean
+    }
     written: list[tuple[float, float]] = []
-    for name, each in sorted(summaries.items(), key=lambda item: -_sortable(item[1].mean)):
-        if name not in costs or each.mean != each.mean:
-            continue
-        x, y = max(1000 * costs[name].seconds, 0.01), each.mean
+    for name, (x, y) in sorted(points.items(), key=lambda item: -item[1][1]):
         axes.plot([x], [y], "o", color="tab:blue" if costs[name].evaluations else "tab:orange")
-        # From above downwards: a name that would lie on another one's goes below it.
-        near = [other for at, other in written if max(at / x, x / at) < 1.8]
-        place = min([y, *(other - 0.025 for other in near if other - y < 0.025)])
-        written.append((x, place))
-        axes.annotate(label_text(name), (x, place), xytext=(5, -3), textcoords="offset points", fontsize=8)
+        # Where points lie near each other, names stand below one another to the right of all of them, each with a line.
+        crowd = [other for other, _ in points.values() if max(other / x, x / other) < CROWD]
+        column = x * 1.1 if len(crowd) < 4 else max(crowd) * 2.4
+        # A name takes up a factor of three or so in this direction.
+        others = [at for at in written if max(at[0] / column, column / at[0]) < 3]
+        place = y
+        while taken := [other for _, other in others if abs(other - place) < STEP]:
+            place = min(taken) - 1.01 * STEP
+        written.append((column, place))
+        line = {"arrowstyle": "-", "color": "lightgrey", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 4}
+        axes.annotate(label_text(name), (x, y), xytext=(column, place), va="center", fontsize=8, arrowprops=line)
     axes.axhline(_mean([t.ceiling for _, t in federations.values()]), color="grey", linestyle="--", linewidth=1)
     axes.set(
         xscale="log",

@@ -2,6 +2,7 @@
 
     flsv bench                                all metrics, all federations
     flsv bench --metric my_package.MyMetric   one of your own, in minutes
+    flsv bench --quick                        two runs, no other aggregators
     flsv bench --metric cgsv --federations held_out --seeds 5
     flsv bench --federations mine.yaml        one of your own; its truth first
     flsv bench --list                         metrics and federations
@@ -26,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
-from flsv.benchmark.conditions import CONDITIONS
+from flsv.benchmark.conditions import AGGREGATORS, CONDITIONS
 from flsv.benchmark.federation import SETS, federations
 from flsv.benchmark.page import markdown, write
 from flsv.benchmark.registry import METRICS, entry
@@ -63,11 +64,12 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         known[each.name] = (each, _truth(each, options.out, options.truth_seeds, ranks.rank))
         if not ranks.rank:
             ranks.everybody(None, "the truth")
-    chosen = ["base", *(options.conditions if options.conditions is not None else CONDITIONS)]
+    usual = [each for each in CONDITIONS if each not in AGGREGATORS] if options.quick else list(CONDITIONS)
+    chosen = ["base", *(options.conditions if options.conditions is not None else usual)]
     results = bench(
         known,
         entries,
-        seeds=options.seeds,
+        seeds=options.seeds or (2 if options.quick else 3),
         conditions=list(dict.fromkeys(chosen)),
         folder=options.out,
         ranks=ranks,
@@ -100,7 +102,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--federations", nargs="+", default=None, help="names of --list, tuning, held_out, or YAML files. Default: all"
     )
-    parser.add_argument("--seeds", type=positive, default=3, help="runs of every federation")
+    parser.add_argument("--seeds", type=positive, default=None, help="runs of every federation. Default: 3")
+    parser.add_argument(
+        "--quick", action="store_true", help="two runs of every federation, and no other aggregators, unless you say so"
+    )
     parser.add_argument(
         "--conditions",
         nargs="*",

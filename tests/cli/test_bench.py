@@ -47,6 +47,17 @@ def test_a_metric_in_a_federation_of_ones_own(mine: str, tmp_path: Path, capsys:
     assert (out / "values.csv").read_text() == before
 
 
+def test_quick_is_two_runs_and_no_other_aggregators(mine: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert (
+        main(["bench", "--quick", "--metric", "size", "--federations", mine, "--truth-seeds", "1", "--out", str(out)])
+        == 0
+    )
+    with (out / "values.csv").open() as file:
+        runs = {(row["condition"], row["seed"]) for row in csv.DictReader(file)}
+    assert runs == {("base", "0"), ("base", "1"), ("partial", "0"), ("dropout", "0"), ("private", "0")}
+
+
 def test_the_truth_alone(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["bench", "--truth", "--federations", mine, "--truth-seeds", "1", "--out", str(tmp_path / "truths")]
     assert main(asked) == 0
