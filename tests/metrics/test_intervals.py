@@ -24,6 +24,7 @@ from flsv.metrics import (
 )
 from flsv.report import open_run
 from flsv.report.figures import values_of
+from flsv.sampling import UniformSampler
 
 EVERY = range(len(COHORTS))
 WITH = [name for name, make in MAKERS.items() if getattr(make(), "over_rounds", None) is not None]
@@ -200,3 +201,17 @@ def test_resumed_to_the_bit(tmp_path: Path) -> None:
     whole, parts = rows_of(tmp_path / "whole"), rows_of(tmp_path / "parts")
     assert any(row["low"] for row in whole)
     assert parts == whole
+
+
+def test_an_absent_client_has_no_row(tmp_path: Path) -> None:
+    """Its value and its interval stay, and so nothing is written of it."""
+    metrics = {"cum": CumulativeShapley(), "loo": LeaveOneOut()}
+    loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(2), seed=2, print_table=False)
+    fit(loop, tmp_path, data=toy_data((4, 3, 4, 3), server_val_fraction=0.2), rounds=5)
+    (path,) = tmp_path.rglob("contributions.csv")
+    rows = list(csv.DictReader(path.open()))
+    there = {(row["round"], row["client"]) for row in rows if row["metric"] == "weight"}
+    for name in metrics:
+        assert {(row["round"], row["client"]) for row in rows if row["metric"] == name} <= there
+    assert len(there) == 10
+    assert any(row["low"] for row in rows)
