@@ -26,7 +26,7 @@ from pfedsv_cells import NOISES, ORDER, OURS, ROWS, K, cells
 from table_cells import Kept, Results
 from table_presets import Preset
 from table_runs import Cell, Measured
-from table_statistics import Table, against, against_best, gather, means
+from table_statistics import Table, against, against_best, gather, means, over_columns
 from torch import Tensor
 
 from flsv.metrics.plot import plot_contributions
@@ -62,6 +62,10 @@ def comparison(results: Results, partition: str) -> list[str]:
     parts += ["Minus the best other method, 95 % paired interval:", against_best(deployed, OURS, others)]
     for row in OURS:
         parts.append(against(deployed, row, ["Separate", "FedAvg+FT"]))
+    if overall := over_columns(deployed, "mean of the columns"):
+        best = [against_best(overall, [row], others).splitlines() for row in OURS]
+        parts += ["\n".join([*best[0][:2], *(lines[2] for lines in best)])]
+        parts += [against(overall, row, ["Separate", "FedAvg+FT"]) for row in OURS]
     for models in ("received", "trained"):
         table = accuracies(results, models, partition)
         rows = [name for name in ORDER if name != "FedAvg+FT"]
