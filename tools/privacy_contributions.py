@@ -78,7 +78,7 @@ def watched(cell: Cell, root: str) -> Measured:
     values = {name: loop.metrics[name].per_client(loop.contributions[name]).tolist() for name in NAMES}  # type: ignore[operator]
     samples = cli.datamodule.num_samples.tolist()
     accuracy = 100 * hits.float().mean().item()
-    return {"values": values, "samples": samples, "accuracy": accuracy, "norm": statistics.median(norms), **cost}
+    return {"values": values, "samples": samples, "accuracy": accuracy, "norm": statistics.median_low(norms), **cost}
 
 
 def last_norms(path: Path) -> list[float]:
