@@ -175,3 +175,28 @@ def test_wrong_input() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             few_coalitions_shapley(bad_masks, bad)
+
+
+def test_noise_is_in_the_unit_of_the_utilities() -> None:
+    draw = torch.Generator().manual_seed(4)
+    masks = few_coalitions(6)
+    utilities = masks.double() @ torch.rand(6, generator=draw).double() + 0.1 * torch.randn(14, generator=draw).double()
+    plain = few_coalitions_shapley(masks, utilities, noise=0.3)
+    assert not torch.allclose(plain.values, few_coalitions_shapley(masks, utilities, noise=0.0).values)
+    for factor in (1e-3, 1e3):
+        found = few_coalitions_shapley(masks, factor * utilities, noise=factor * 0.3)
+        torch.testing.assert_close(found.values, factor * plain.values)
+        torch.testing.assert_close(found.stderr, factor * plain.stderr)
+
+
+@pytest.mark.parametrize(("which", "weight"), [("singles", 100.0), ("both", 10.0)])
+def test_a_hint_weighs_more_where_less_is_known(which: str, weight: float) -> None:
+    masks = few_coalitions(6, which)  # type: ignore[arg-type]
+    utilities = torch.randn(len(masks), generator=torch.Generator().manual_seed(2)).double()
+    hint = torch.arange(6.0)
+    found = [
+        few_coalitions_shapley(masks, utilities, hint=hint, hint_weight=w).values
+        for w in (None, weight, 110.0 - weight)
+    ]
+    torch.testing.assert_close(found[0], found[1])
+    assert not torch.allclose(found[0], found[2])
