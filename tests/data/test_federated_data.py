@@ -129,7 +129,7 @@ def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
 
 
 def test_names_are_made_once() -> None:
-    """Whoever asks for one client's name asks for all: for every client anew, that would be a square of their number."""
+    """Whoever asks for one asks for all: for every client anew, that would be a square of their number."""
     data = deal_out(SourceData(DATA), IIDPartitioner(20))
     assert data.client_names == tuple(map(str, range(20)))
     assert data.client_names is data.client_names
