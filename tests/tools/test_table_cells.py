@@ -65,7 +65,7 @@ def on_two_ranks(folder: Path) -> list[str]:
         for rank in range(2)
     ]
     try:
-        return [rank.communicate(timeout=120)[0] for rank in ranks]
+        return [rank.communicate(timeout=240)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
