@@ -59,7 +59,6 @@ flower: ## the tests of Flower, whose pins are its own, in an environment of the
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower
 
-# Another torch is downloaded while Flower's tests wait for each other; nothing else runs beside them, as they count seconds.
+# Flower's tests mostly wait for each other, so the lowest versions are downloaded and tried beside them.
 ci: check docs test coverage ## all of it
-	$(MAKE) --jobs=2 flower .venv-lowest/made
-	$(MAKE) lowest
+	$(MAKE) --jobs=2 --output-sync=target flower lowest

@@ -15,8 +15,8 @@ from flsv.benchmark.summary import Cost, Known, Summary
 NEW = ("in_run", "in_run_2", "fedce", "everybody_else", "everybody_else_loss", "beta_16_1", "beta_1_4", "lower_bound")
 SAMPLED = ("permutation_24", "leverage_24", "adjusted_24", "surrogate_24")
 #: Minutes of one core by process time, added up from one run of every federation with all metrics (147 s in the fits) and
-#: with one (15 s): one metric; all of them; all of them with --quick.
-MINUTES = (3, 27, 17)
+#: with one (15 s), of 21 federations, times 26 / 21: one metric; all of them; all of them with --quick.
+MINUTES = (4, 33, 21)
 
 
 def so(holds: bool, sentence: str) -> str:
@@ -116,7 +116,7 @@ def _pictures(summary: Summary, known: Known) -> list[float]:
 
 def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost]) -> str:
     best, images = s["gradient_agreement"], _pictures(s["gradient_agreement"], known)
-    higher = [name for name, each in s.items() if each.mean > best.mean]
+    game = s["gradient_agreement_game"]
     free = {name: each.auroc["free_rider"] for name, each in s.items()}
     noisy = max(abs(s[m].private) for m in ("gradient_agreement", "cgsv", "cssv", "decayed_sum"))
 
@@ -127,13 +127,23 @@ def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost]) ->
         return _two(s[name].auroc[kind])
 
     rows = {
-        "the server has validation data of a classification with classes of about equal size": (
+        "the server has validation data": (
+            "`GradientAgreementGame` with the `performance` that you pay for",
+            so(
+                max(s, key=lambda name: s[name].mean) == "gradient_agreement_game",
+                "the highest rank correlation of all",
+            )
+            + f", {_two(game.mean)} ({_two(game.held_out)} held out, least {_two(min(game.spearman.values()))}); "
+            f"{1000 * costs['gradient_agreement_game'].seconds:.0f} ms a round and "
+            f"{costs['gradient_agreement_game'].evaluations:.0f} models evaluated with six clients, AUROC of bad clients "
+            f"at least {_two(min(game.auroc.values()))} of every kind",
+        ),
+        "the same, classes are of about equal size, and rounds have to be cheap": (
             "`GradientAgreement`",
-            so(len(higher) < 2, f"rank correlation {_two(best.mean)} over all federations")
-            + ("".join(f" (`{n}`: {_two(s[n].mean)})" for n in higher) or ", the highest of all")
-            + f"; {_two(_mean(images))} over the {len(images)} held-out ones of digits, MNIST, Fashion-MNIST and "
+            f"{_two(_mean(images))} over the {len(images)} held-out federations of digits, MNIST, Fashion-MNIST and "
             f"CIFAR-10 (least {_two(min(images))}), {1000 * costs['gradient_agreement'].seconds:.1f} ms a round, AUROC "
-            f"of bad clients at least {_two(min(best.auroc.values()))}, of every kind",
+            f"at least {_two(min(best.auroc.values()))}; {_two(best.mean)} over all federations, as it looks at the mean "
+            "loss: not where classes are rare, nor for regressions",
         ),
         "the same, and you ask which class or sample it comes from": (
             "`InRunShapley` with `client_algorithm=InRunValues()`",
@@ -142,10 +152,11 @@ def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost]) ->
             "regressions",
         ),
         "validation data, and you pay for balanced accuracy, F1 or another measure": (
-            "`DecayedShapley(normalize=False)` with that `performance`",
-            "games measure what you say: on Reuters, judged by balanced accuracy, "
-            f"{_two(s['decayed_sum'].spearman['reuters'])} where gradient agreement, which looks at the mean loss, has "
-            f"{_two(best.spearman['reuters'])}; on HAM10000 {_two(s['decayed_sum'].spearman['ham10000_clinics'])} and "
+            "`GradientAgreementGame` or `DecayedShapley(normalize=False)` with that `performance`",
+            "games measure what you say: on Reuters, judged by balanced accuracy, the first has "
+            f"{_two(game.spearman['reuters'])}, the second {_two(s['decayed_sum'].spearman['reuters'])}, and gradient "
+            f"agreement, which looks at the mean loss, {_two(best.spearman['reuters'])}; on HAM10000 "
+            f"{_two(game.spearman['ham10000_clinics'])}, {_two(s['decayed_sum'].spearman['ham10000_clinics'])} and "
             f"{_two(best.spearman['ham10000_clinics'])}",
         ),
         "no validation data": (
@@ -170,7 +181,7 @@ def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost]) ->
             "round, where games need an estimator's budget from ten clients on",
         ),
         "free riders expected": (
-            "any of these three",
+            "any of the three before",
             f"AUROC {_two(free['gradient_agreement'])}, {_two(free['cssv'])}, {_two(free['cgsv'])}; not min-max values "
             f"({_two(free['ssv'])}), shares of rounds ({_two(free['decayed'])}), FedCE ({_two(free['fedce'])}) or "
             f"anything that looks at data or at the last rounds only (FedBary {_two(free['fedbary'])}, S-FedAvg "
@@ -192,7 +203,7 @@ def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost]) ->
     }
     table = "\n".join(f"| {situation} | {take} | {because} |" for situation, (take, because) in rows.items())
     poor = ("decayed", "multi_round", "s_fedavg", "ssv")
-    hardly = all(s[name].mean < s["size"].mean + 0.1 for name in poor)
+    behind = all(s[name].mean < s["fedsv_samples"].mean - 0.1 for name in poor)
     return f"""
 ## Which one to take
 
@@ -202,10 +213,11 @@ def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost]) ->
 
 *Counting samples* has {_two(s["size"].mean)}: the least that a metric has to beat. {
         so(
-            hardly,
+            behind,
             "Shares divided by a round's gain "
             f"(`decayed` {_two(s['decayed'].mean)}, `multi_round` {_two(s['multi_round'].mean)}) and values of the last "
-            f"rounds (`s_fedavg` {_two(s['s_fedavg'].mean)}, `ssv` {_two(s['ssv'].mean)}) hardly do.",
+            f"rounds (`s_fedavg` {_two(s['s_fedavg'].mean)}, `ssv` {_two(s['ssv'].mean)}) are behind sums of the same "
+            f"games ({_two(s['fedsv_samples'].mean)}).",
         )
     } {
         so(
@@ -228,9 +240,9 @@ def _others(s: Mapping[str, Summary]) -> str:
     }, the second order {_two(s["in_run_2"].mean)}; `gradient_1`, with a moving average, {_two(s["gradient_1"].mean)}.
 - **FedCE** (`fedce`) weighs clients by how different they are: {
         so(
-            s["fedce"].mean < 0.1 and s["fedce"].auroc["free_rider"] < 0.3 and s["fedce"].auroc["label_noise"] < 0.3,
+            s["fedce"].mean < 0.1 and s["fedce"].auroc["free_rider"] < 0.3 and s["fedce"].auroc["label_noise"] < 0.5,
             f"rank correlation {_two(s['fedce'].mean)}, and AUROC {_two(s['fedce'].auroc['free_rider'])} of free riders "
-            f"and {_two(s['fedce'].auroc['label_noise'])} of wrong labels: bad clients come out on top.",
+            f"and {_two(s['fedce'].auroc['label_noise'])} of wrong labels, where 0.5 is chance: free riders come out on top.",
         )
     }
   These are weights for averaging where clients are honest, and no payment.

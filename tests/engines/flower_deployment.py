@@ -69,7 +69,7 @@ class Deployment:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(20)
 
-    def wait_for(self, name: str, seen: Callable[[str], bool], seconds: float = 60) -> None:
+    def wait_for(self, name: str, seen: Callable[[str], bool], seconds: float = 150) -> None:
         """Until a log shows it."""
         log, deadline = self.folder / f"{name}.log", time.monotonic() + seconds
         while not seen(log.read_text()):

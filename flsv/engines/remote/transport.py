@@ -65,6 +65,7 @@ class Directory:
             known = json.loads(book.read_text())
             self.sizes = {i: known[name] for i, name in enumerate(self.names) if name in known}
         self._known: dict[Address, int | None] = {}
+        self._silent: set[Address] = set()
         self._here: dict[int, Address] = {}
 
     def gather(self) -> None:
@@ -93,8 +94,13 @@ class Directory:
         new = [address for address in present if address not in self._known]
         replies = self._transport.exchange({a: Packet("hello") for a in new}, self.timeout) if new else {}
         for address, reply in replies.items():
-            if isinstance(reply, str) or reply.plain.get("name") not in self.names:
-                who = reply if isinstance(reply, str) else f"its name is {reply.plain.get('name')!r}"
+            if isinstance(reply, str):  # perhaps it will: it is greeted again when somebody is asked for next
+                if address not in self._silent:
+                    warnings.warn(f"a node has not said who it is: {reply}.", stacklevel=2)
+                self._silent.add(address)
+                continue
+            if reply.plain.get("name") not in self.names:
+                who = f"its name is {reply.plain.get('name')!r}"
                 warnings.warn(f"a node that is no site of this federation is left alone: {who}.", stacklevel=2)
                 self._known[address] = None
                 continue
@@ -112,8 +118,11 @@ class Directory:
         return self._here
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
-        """Replies of sites, by their numbers; who is away, late or fails replies with words."""
-        here = self.refresh()
+        """Replies of sites, by their numbers; who is away, late or fails replies with words. If none of them is there,
+        as where all have been restarted, the first one is waited for."""
+        deadline = time.monotonic() + self.wait
+        while not (here := self.refresh()).keys() & packets.keys() and packets and time.monotonic() < deadline:
+            time.sleep(min(0.5, self.wait))
         sent = {here[site]: packet for site, packet in packets.items() if site in here}
         replies = self._transport.exchange(sent, self.timeout) if sent else {}
         late = f"no reply within {self.timeout:g} s"

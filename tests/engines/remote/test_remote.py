@@ -280,6 +280,43 @@ def test_models_that_only_their_sites_have(tmp_path: Path) -> None:
     assert sorted(at_server.received()) == [0, 1, 2]
 
 
+class Slow:
+    """Sites that cannot be reached at first, or do not say who they are when they are first asked."""
+
+    def __init__(self, absent: int, mute: int) -> None:
+        self.absent, self.mute = absent, mute
+
+    def present(self) -> list[int]:
+        self.absent -= 1
+        return [] if self.absent >= 0 else [100]
+
+    def exchange(self, packets: Any, timeout: float) -> dict[int, Any]:
+        if any(packet.kind == "hello" for packet in packets.values()):
+            self.mute -= 1
+            if self.mute >= 0:
+                return dict.fromkeys(packets, "the node is not available")
+            said = {**agreement(module(), shapfed()), "name": NAMES[0], "sizes": {"train": 3}}
+            return {address: Packet("here", said) for address in packets}
+        return {address: Packet("answer", {"of": address}) for address in packets}
+
+
+@pytest.mark.parametrize(("absent", "mute"), [(0, 0), (2, 0), (0, 2)])
+def test_the_first_site_is_waited_for(tmp_path: Path, absent: int, mute: int) -> None:
+    """As after a restart of the server, while sites are busy or away."""
+    directory = Directory(Slow(absent, mute), NAMES, agreement(module(), shapfed()), tmp_path / "book", wait=5)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
+    assert replies[0].plain == {"of": 100}  # type: ignore[union-attr]
+    assert replies[1] == "it is away"
+    assert len([each for each in told if "has not said who it is" in str(each.message)]) == min(mute, 1)
+
+
+def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
+    directory = Directory(Slow(10**6, 0), NAMES, agreement(module(), shapfed()), tmp_path / "book", wait=0.1)
+    assert directory.exchange({0: Packet("ask")}) == {0: "it is away"}
+
+
 @pytest.mark.parametrize(
     "reply", [Packet("broken"), Packet("tested", {"accuracy": "good"}), Packet("tested", {"accuracy": 7})]
 )
