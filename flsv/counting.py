@@ -7,6 +7,8 @@ them off says how many there are and when one is done; a progress bar listens.
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 
@@ -92,6 +94,22 @@ def finish() -> None:
             _work.clear()
             if _listeners:
                 _listeners[-1].hide()
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """What is worked off within is too little to be shown, such as a trial.
+
+    Example:
+        >>> with unheard():
+        ...     expect("coalitions", 2)
+    """
+    with _lock:
+        listeners, _listeners[:] = list(_listeners), []
+        try:
+            yield
+        finally:
+            _listeners[:] = listeners
 
 
 def _tell() -> None:

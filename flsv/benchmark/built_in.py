@@ -43,7 +43,7 @@ class BuiltInData(L.LightningDataModule):
     Example:
         >>> data = BuiltInData("digits", merge=8, keep=[1.0, 0.5, 0.25], val_fraction=0.5)
         >>> torch.bincount(data.train_set.tensors[1])
-        tensor([722,  43,  22])
+        tensor([721,  43,  23])
         >>> data.train_set.tensors[0].shape
         torch.Size([787, 64])
     """

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flsv import counting
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import ESTIMATORS
@@ -61,7 +62,8 @@ It takes ['budget', 'target_stderr'].
     if arguments and not callable(estimator):
         # What is out of range is so for any number of players, and one is played at once.
         try:
-            function(_one_player, 1, generator=torch.Generator(), **arguments)
+            with counting.unheard():
+                function(_one_player, 1, generator=torch.Generator(), **arguments)
         except (ConfigurationError, TypeError) as error:
             raise ConfigurationError(f"{who}(estimator_args={dict(arguments)}): {error}") from error
 

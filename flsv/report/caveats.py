@@ -58,6 +58,14 @@ CAVEATS: Mapping[str, tuple[str, ...]] = {
         "Both halves grow with the client's number of samples, as the client itself states it.",
         "Values are shares: one client's value changes when another's does.",
     ),
+    "GradientAgreementGame": (
+        _GAME,
+        "It blends games of the rounds with slopes of the validation loss and directions of updates: a value does not "
+        "say how much of it is of which.",
+        "What of it is of slopes and directions grows with the client's number of samples, as the client itself states "
+        "it.",
+        "Values are shares: one client's value changes when another's does.",
+    ),
     "GradientShapley": (
         _GAME,
         "It is exact for an expansion of the loss of first or second order, which holds for small updates.",

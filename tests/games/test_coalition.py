@@ -894,7 +894,7 @@ def test_the_gradient_is_that_of_the_model_that_is_asked_about() -> None:
     evaluator = ModelEvaluator(module, space, [(x, y)], num_classes=2)
     games, asked = CoalitionGames(evaluator), []
     whole = evaluator.gradient
-    evaluator.gradient = lambda vector: asked.append(vector) or whole(vector)  # type: ignore[func-returns-value, method-assign]
+    evaluator.gradient = lambda vector, *rest: asked.append(vector) or whole(vector, *rest)  # type: ignore[func-returns-value, method-assign]
     first, second = torch.zeros(4), torch.tensor([1.0, 0, 0, 1])
     games.begin(Round(0, torch.arange(2), torch.tensor([9, 1]), first, torch.stack([first, second]), space))
     for vector in (first, second):

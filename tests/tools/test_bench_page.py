@@ -16,7 +16,9 @@ from flsv.benchmark.run import Results, Values
 from flsv.benchmark.summary import Cost, Known, Summary
 
 KINDS = ("duplicates", "feature_noise", "free_rider", "label_noise")
-LOW = {"fedce": -0.3, "cssv_weights": 0.1, "ot_gradient": 0.0, "size": 0.45, "gradient_agreement": 0.8125}
+LOW = {"fedce": -0.3, "cssv_weights": 0.1, "ot_gradient": 0.0, "size": 0.3, "gradient_agreement": 0.8125}
+LOW |= {"gradient_agreement_game": 0.8725, "fedsv_samples": 0.7, "decayed": 0.5, "multi_round": 0.5, "ssv": 0.5}
+LOW |= dict.fromkeys(("permutation_24", "leverage_24", "adjusted_24", "surrogate_24"), 0.65)
 
 
 @pytest.fixture(scope="module")
@@ -66,8 +68,9 @@ COSTS = dict.fromkeys(METRICS, Cost(0.0123, 0.0, 0.05))
 
 def test_numbers_are_those_of_the_values(known: Known) -> None:
     text = page(said(known), known, COSTS, results(known), OLD)
-    assert "rank correlation 0.81 over all federations, the highest of all" in text
+    assert "the highest rank correlation of all, 0.87 (0.87 held out, least 0.87); 12 ms a round" in text
     assert "12.3 ms a round" in text
+    assert "0.81 over all federations, as it looks at the mean loss" in text
     assert "by more than 0.03" in text
     assert "1 to 2 seeds a federation" in text
     assert "of noise in 5 and" in text
@@ -77,11 +80,10 @@ def test_numbers_are_those_of_the_values(known: Known) -> None:
     assert "none of the" in text  # no metric's intervals hold the true share
 
 
-def test_the_best_one_is_named(known: Known) -> None:
+def test_another_best_one_is_noticed(known: Known) -> None:
     summaries = said(known)
+    page(summaries, known, COSTS, results(known), OLD)
     summaries["cgsv"] = replace(summaries["cgsv"], spearman=dict.fromkeys(known, 0.99))
-    assert "0.81 over all federations (`cgsv`: 0.99)" in page(summaries, known, COSTS, results(known), OLD)
-    summaries["cssv"] = replace(summaries["cssv"], spearman=dict.fromkeys(known, 0.98))
     with pytest.raises(ValueError, match="do not say so any more"):
         page(summaries, known, COSTS, results(known), OLD)
 
@@ -89,7 +91,7 @@ def test_the_best_one_is_named(known: Known) -> None:
 @pytest.mark.parametrize(
     ("metric", "change"),
     [
-        ("ssv", {"spearman": 0.7}),  # no longer near counting samples
+        ("ssv", {"spearman": 0.7}),  # no longer behind sums
         ("fedce", {"auroc": dict.fromkeys(KINDS, 0.9)}),
         ("leverage_24", {"spearman": 0.2}),
         ("ot_gradient", {"spearman": 0.4}),
