@@ -105,7 +105,7 @@ def test_sites_and_the_server_fail_and_the_rounds_go_on(tmp_path: Path) -> None:
     # Killed, refused for as long as the SuperLink thinks that it is there, let in, and a part of the federation again.
     assert weighed[ROUNDS - 1] == {"Boston", "Lyon", "Osaka"}
     assert len({process for process, _ in diary(folder)}) == 2
-    # What is said of round 3 reaches the log some seconds after it, and may be lost with the server that is killed then.
+    # What is said of round 3 reaches the log some seconds later, and may be lost with the server that is killed then.
     for words in ("'Lyon' (client 1) is left out of round 1", "'Osaka' (client 2) is left out of round 2"):
         assert words in told
     # Absence is not a zero: whoever was away has no row of that round, and keeps what it had.
