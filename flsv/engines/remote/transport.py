@@ -118,10 +118,10 @@ class Directory:
         return self._here
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
-        """Replies of sites, by their numbers; who is away, late or fails replies with words. If none of them is there,
+        """Replies of sites, by their numbers; who is away, late or fails replies with words. If none is there at all,
         as where all have been restarted, the first one is waited for."""
         deadline = time.monotonic() + self.wait
-        while not (here := self.refresh()).keys() & packets.keys() and packets and time.monotonic() < deadline:
+        while not (here := self.refresh()) and time.monotonic() < deadline:
             time.sleep(min(0.5, self.wait))
         sent = {here[site]: packet for site, packet in packets.items() if site in here}
         replies = self._transport.exchange(sent, self.timeout) if sent else {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -310,6 +311,13 @@ def test_the_first_site_is_waited_for(tmp_path: Path, absent: int, mute: int) ->
     assert replies[0].plain == {"of": 100}  # type: ignore[union-attr]
     assert replies[1] == "it is away"
     assert len([each for each in told if "has not said who it is" in str(each.message)]) == min(mute, 1)
+
+
+def test_a_site_that_is_away_is_not_waited_for_while_others_are_there(tmp_path: Path) -> None:
+    directory = Directory(Slow(0, 0), NAMES, agreement(module(), shapfed()), tmp_path / "book", wait=60)
+    began = time.monotonic()
+    assert directory.exchange({1: Packet("ask")}) == {1: "it is away"}
+    assert time.monotonic() - began < 30
 
 
 def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
