@@ -14,6 +14,11 @@ from flsv._lightning.evaluation import each_loader, evaluating, on_device
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 
+_BY_WHAT_IS_LOGGED = (
+    " Or let them measure what the module logs in validation_step, which takes any batches and outputs: "
+    "performance='val_loss', mode='min' of a game, loss='val_loss' of GradientAgreement."
+)
+
 
 def try_evaluations(
     trainer: L.Trainer, data: FederatedDataModule, evaluate_clients_every: int, games: Sequence[str]
@@ -28,12 +33,19 @@ def try_evaluations(
         asking = f"evaluate_clients_every={evaluate_clients_every}"
         try_forward(trainer, data.client_loader(0, "test", shuffle=False), data.num_classes, asking, or_more=True)
     if games:
-        try_forward(trainer, each_loader(data.val_dataloader())[0], data.num_classes, f"metrics {games}")
+        loader = each_loader(data.val_dataloader())[0]
+        try_forward(trainer, loader, data.num_classes, f"metrics {games}", instead=_BY_WHAT_IS_LOGGED)
 
 
 @torch.no_grad()
 def try_forward(
-    trainer: L.Trainer, batches: Iterable[Any], num_classes: int, asking: str, *, or_more: bool = False
+    trainer: L.Trainer,
+    batches: Iterable[Any],
+    num_classes: int,
+    asking: str,
+    *,
+    or_more: bool = False,
+    instead: str = "",
 ) -> None:
     """Put one batch through the module of a trainer, which is left as it was: modes, buffers, random numbers.
 
@@ -43,6 +55,7 @@ def try_forward(
         num_classes: M.
         asking: what the evaluation is for, for the message.
         or_more: whether logits of more than M classes will do.
+        instead: the end of every message: what else there is to do.
 
     Raises:
         ConfigurationError: the batch is no pair, its labels are no integers ``[B]``, or the module's ``forward`` gives
@@ -51,7 +64,10 @@ def try_forward(
     module = trainer.lightning_module
     buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
     with isolate_rng(), evaluating(module), trainer.strategy.precision_plugin.forward_context():
-        batch = next(on_device(trainer, batches), None)
+        try:
+            batch = next(on_device(trainer, batches), None)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{asking}: {error}{instead}") from None
         if batch is None:
             return
         x, y = batch
@@ -59,7 +75,9 @@ def try_forward(
     for buffer, before in buffers:
         buffer.copy_(before)
     if not isinstance(y, Tensor) or y.ndim != 1 or y.is_floating_point():
-        raise ConfigurationError(f"{asking}: the labels of a batch are {_what(y)}, expected integer classes [B].")
+        raise ConfigurationError(
+            f"{asking}: the labels of a batch are {_what(y)}, expected integer classes [B].{instead}"
+        )
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
     if len(shape) == 2 and shape[0] == len(y) and (shape[1] == num_classes or (or_more and shape[1] > num_classes)):
         return
@@ -71,7 +89,7 @@ def try_forward(
         )
     raise ConfigurationError(
         f"{asking}: {type(module).__name__}.forward gives {_what(logits)} for {len(y)} samples of {num_classes} "
-        f"classes, expected logits [{len(y)}, {num_classes}].{hint}"
+        f"classes, expected logits [{len(y)}, {num_classes}].{hint}{instead}"
     )
 
 

@@ -38,7 +38,7 @@ def column(dataset: Dataset, name: str, argument: str) -> Any:
 
     Args:
         dataset: map-style; its samples are read where it has no such attribute.
-        name: of the attribute, or of a key or an attribute of the samples.
+        name: of the attribute, or of a key or an attribute of the samples; ``"meta.site"`` is ``site`` in ``meta``.
         argument: what the name was given as, for the message.
 
     Raises:
@@ -48,8 +48,7 @@ def column(dataset: Dataset, name: str, argument: str) -> Any:
     if found is None:
         values = []
         for index in range(len(dataset)):  # type: ignore[arg-type]
-            sample: Any = dataset[index]
-            value = sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
+            value = _field(dataset[index], name)
             if value is None or callable(value):
                 break
             values.append(value.item() if isinstance(value, Tensor) and value.numel() == 1 else value)
@@ -60,3 +59,10 @@ def column(dataset: Dataset, name: str, argument: str) -> Any:
             f"its samples have no such field. Name one that there is, or give {argument} as a list."
         )
     return found
+
+
+def _field(sample: Any, name: str) -> Any:
+    """What a sample has under a name, or under its parts before and after a dot; None: nothing."""
+    value = sample.get(name) if isinstance(sample, Mapping) else getattr(sample, name, None)
+    outer, dot, inner = name.partition(".")
+    return _field(_field(sample, outer), inner) if value is None and dot else value

@@ -60,8 +60,8 @@ class FederatedDataModule(FederationView):
         client_test_fraction: the same for its own test set.
         max_samples: use a random subset of so many training samples (the server's included).
         groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
-            its samples or of a column that has them; by default the attribute ``groups``, if any. For
-            :class:`~flsv.data.GroupPartitioner`, whose clients are called after their groups.
+            its samples (``"meta.site"``: of a field within one) or of a column that has them; by default the attribute
+            ``groups``, if any. For :class:`~flsv.data.GroupPartitioner`, whose clients are called after their groups.
         labels: class of each training sample, 0 .. M-1, or the name of an attribute of the training data or of a field
             of its samples that has them; False for data without classes. By default the integers that end the samples
             or are called their label, if any. Only those who ask for classes need them (partitioners by label, label

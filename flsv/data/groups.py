@@ -51,6 +51,11 @@ def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor, tuple[st
     elif isinstance(groups, str):
         kind = kind if groups in ("group", "groups") else groups
         groups = column(dataset, groups, "groups")
+    elif callable(groups):
+        raise ConfigurationError(
+            "groups is a function. Expected one entry per training sample, or the name of a field of the samples, such "
+            "as 'site' or, of a field within a field, 'meta.site'."
+        )
     ids = np.asarray(groups)
     length = len(dataset)  # type: ignore[arg-type]
     if ids.shape != (length,):

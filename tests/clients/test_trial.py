@@ -40,6 +40,10 @@ class NeverOneLogit(Never, OneLogit):
     pass
 
 
+class NeverPlain(Never, Plain):
+    pass
+
+
 class TwoLogits(OneLogit):
     """As the error message says to write it."""
 
@@ -143,6 +147,21 @@ def test_batches_that_are_no_pairs(tmp_path: Path) -> None:
     data = FederatedDataModule(Triples(), SizePartitioner([2, 1]), batch_size=8, client_test_fraction=0.3)
     with pytest.raises(ConfigurationError, match=r"evaluated on batches \(x, y\), and a batch is 3 parts"):
         fit(FederatedLoop(**EVERY), tmp_path, Module(), data)
+
+
+class DictBatches(Dataset[dict[str, Tensor]]):
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": torch.zeros(FEATURES), "target": torch.tensor(index % CLASSES)}
+
+
+def test_batches_that_are_no_pairs_are_told_to_be_measured_by_what_is_logged(tmp_path: Path) -> None:
+    data = FederatedDataModule((DictBatches(), DictBatches()), SizePartitioner([2, 1]), batch_size=8)
+    match = r"metrics \['mine'\]: models are evaluated on batches \(x, y\), and a batch is dict.*mode='min' of a game"
+    with pytest.raises(ConfigurationError, match=match):
+        fit(FederatedLoop(**game()), tmp_path, NeverPlain(network()), data)
 
 
 def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,6 +49,20 @@ def test_groups_by_a_field_of_the_samples():
     assert dataset_groups(Samples(rows), "ward").tolist() == [0, 1, 1]
 
 
+def test_groups_by_a_field_within_a_field():
+    rows = [{"x": torch.zeros(2), "meta": {"clinic": name}, "a.b": name} for name in "bab"]
+    assert dataset_groups(Samples(rows), "meta.clinic").tolist() == [1, 0, 1]
+    assert dataset_groups(Samples(rows), "a.b").tolist() == [1, 0, 1]
+    for wrong in ("meta.ward", "x.clinic", "ward.clinic"):
+        with pytest.raises(ConfigurationError, match=f"no attribute '{wrong}'"):
+            dataset_groups(Samples(rows), wrong)
+
+
+def test_groups_by_a_function_are_refused():
+    with pytest.raises(ConfigurationError, match=r"groups is a function.*'meta\.site'"):
+        dataset_groups(Samples(PAIRS), lambda sample: sample[1])
+
+
 def test_groups_of_several_data_sets():
     parts = [Samples(PAIRS, clinic=["a", "b", "a"]), Samples(PAIRS, clinic=["c", "c", "a"])]
     assert dataset_groups(ConcatDataset(parts), "clinic").tolist() == [0, 1, 0, 2, 2, 0]
