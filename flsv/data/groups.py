@@ -49,7 +49,7 @@ def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor, tuple[st
             return None
         kind = kind_of_groups(dataset) or kind
     elif isinstance(groups, str):
-        kind = kind if groups in ("group", "groups") else groups
+        kind = kind if groups in ("group", "groups") else groups.rpartition(".")[2]
         groups = column(dataset, groups, "groups")
     elif callable(groups):
         raise ConfigurationError(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from flsv.data.groups import dataset_groups
+from flsv.data.groups import dataset_groups, named_groups
 from flsv.errors import ConfigurationError
 
 
@@ -51,6 +51,9 @@ def test_groups_by_a_field_of_the_samples():
 
 def test_groups_by_a_field_within_a_field():
     rows = [{"x": torch.zeros(2), "meta": {"clinic": name}, "a.b": name} for name in "bab"]
+    numbered = [{"meta": {"clinic": number}} for number in (7, 3)]
+    assert named_groups(Samples(numbered), "meta.clinic")[1] == ("clinic 3", "clinic 7")
+    assert named_groups(Samples(rows), "meta.clinic")[1] == ("a", "b")
     assert dataset_groups(Samples(rows), "meta.clinic").tolist() == [1, 0, 1]
     assert dataset_groups(Samples(rows), "a.b").tolist() == [1, 0, 1]
     for wrong in ("meta.ward", "x.clinic", "ward.clinic"):
