@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -151,11 +152,20 @@ def _check_folder(out: Path, arguments: list[str], aggregators: list[str]) -> No
         file.write(json.dumps(asked, indent=1).encode())
 
 
+def _runs(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(
+            f"how many runs? It comes first: flsv repeat 5 --config quickstart; got {text!r}"
+        ) from None
+
+
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``repeat`` itself."""
     further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
     parser = command_parser("flsv repeat", __doc__, further)
-    parser.add_argument("runs", metavar="N", type=int, help="how many runs")
+    parser.add_argument("runs", metavar="N", type=_runs, help="how many runs; before all other arguments")
     parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
     parser.add_argument("--first-seed", type=int, default=0, help="the seeds are this one and those after it")
     parser.add_argument("--aggregator", action="append", default=[], help="give several: they take turns, one a run")

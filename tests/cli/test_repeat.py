@@ -94,3 +94,11 @@ def test_other_clients_are_refused(config: Path, tmp_path: Path, monkeypatch: py
 def test_one_run_has_no_spread(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="expected 2 or more runs"):
         repeat.repeat(1, [], tmp_path)
+
+
+def test_the_number_of_runs_comes_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["repeat", "--config", "quickstart", "5"])
+    assert "how many runs? It comes first: flsv repeat 5 --config quickstart; got 'quickstart'" in (
+        " ".join(capsys.readouterr().err.split())
+    )
