@@ -66,9 +66,10 @@ class BernoulliSampler(ClientSampler):
         if self.min_cohort == 1:
             return (p / valid).to(coins)
         # The probability that somebody else takes part; in logarithms, since it may be next to nothing.
-        absent = torch.log1p(-p)
-        others = [torch.cat([absent[:i], absent[i + 1 :]]) for i in range(num_clients)]
-        someone_else = -torch.expm1(torch.stack([each.sum() for each in others]))
+        absent, first = torch.log1p(-p), p.new_zeros(1)
+        before, after = absent.cumsum(0), absent.flip(0).cumsum(0).flip(0)
+        # Not the sum of all less one's own: a coin of 1 is minus infinity, which no subtraction takes out again.
+        someone_else = -torch.expm1(torch.cat([first, before[:-1]]) + torch.cat([after[1:], first]))
         return (p * someone_else / valid).to(coins)
 
     def check(self, num_clients: int) -> None:

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flsv.errors import ConfigurationError
 from flsv.functional import importance_probabilities
@@ -152,3 +154,30 @@ def test_clients_drawn_one_by_one_are_drawn_as_by_repeated_draws(
     monkeypatch.setattr("flsv.sampling.bernoulli._DRAWS", 0)
     seen = frequencies(sampler, 5, SSV)
     assert ((seen - sampler.inclusion_probabilities(5, SSV)).abs() < 0.04).all()
+
+
+class _Work(TorchDispatchMode):
+    """How many numbers the operations within have made."""
+
+    made = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.made += result.numel() if isinstance(result, torch.Tensor) else 0
+        return result
+
+
+def test_inclusion_probabilities_of_many_clients() -> None:
+    """Everybody else's coins are not gone through once for every client."""
+    coins = torch.rand(300, generator=torch.Generator().manual_seed(0)) * 0.01
+    coins[7] = 1
+    sampler = BernoulliSampler(1)
+    sampler.coins = lambda num_clients, contributions: coins  # type: ignore[method-assign]
+    with _Work() as work:
+        said = sampler.inclusion_probabilities(300, {})
+    assert work.made < 30 * 300
+    p, size = coins.double(), np.ones(1)
+    for coin in p.tolist():
+        size = np.convolve(size, [1 - coin, coin])
+    someone_else = torch.stack([1 - (1 - torch.cat([p[:i], p[i + 1 :]])).prod() for i in range(300)])
+    torch.testing.assert_close(said, (p * someone_else / size[2:].sum()).float())

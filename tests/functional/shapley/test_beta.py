@@ -98,6 +98,23 @@ def test_draws_where_the_weight_is() -> None:
     assert seen[1][10] > 2 * seen[1][2]
 
 
+@pytest.mark.parametrize(("alpha", "beta"), [(2.0, 1.0), (1.0, 1.0), (1.0, 3.0)])
+def test_draws_each_size_as_often_as_minimises_the_variance(alpha: float, beta: float) -> None:
+    """Of m coalitions of size s, m s/n have a player and m (n - s)/n do not; if utilities spread equally, the sum of
+    spread(s)^2 / m(s) at a given sum of m(s) is least for m in proportion to spread."""
+    n = 20
+    utility = Watched(lambda masks: masks.sum(dim=1).double())
+    beta_shapley(utility, n, alpha=alpha, beta=beta, budget=4000, generator=rng())
+    drawn = torch.tensor([sum(mask) for mask in utility.seen]).bincount(minlength=n + 1).tolist()
+    ways = [special.comb(n - 1, s) * special.beta(s + beta, n - 1 - s + alpha) for s in range(n)]
+    weights = [way / special.beta(alpha, beta) for way in ways]
+    free = [s for s in range(2, n - 1) if 20 < drawn[s] < special.comb(n, s)]
+    assert len(free) > 10
+    spread = {s: (weights[s - 1] ** 2 * n / s + weights[s] ** 2 * n / (n - s)) ** 0.5 for s in free}
+    for s in free:
+        assert drawn[s] == pytest.approx(spread[s] * sum(drawn[f] for f in free) / sum(spread.values()), abs=1.5)
+
+
 def test_what_a_duplicate_gains() -> None:
     """A player that comes as two: the figures of the module's docstring."""
 

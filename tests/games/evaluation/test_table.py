@@ -1,0 +1,91 @@
+"""Every coalition is evaluated once, whichever metrics ask for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from games.naive import CLASSES, FIXED, a_round, all_masks, batches, module
+from torch import nn
+
+from flsv.games import CoalitionGames, CoalitionUtility, ModelEvaluator
+from flsv.games.evaluation.coalition_models import CoalitionModels
+from flsv.parameters import ParameterSpace
+from flsv.round import Round
+
+
+def test_metrics_of_a_round_share_every_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = module()
+    round = a_round(net)
+    evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
+    evaluated: list[int] = []
+    original = evaluator.evaluate
+    monkeypatch.setattr(evaluator, "evaluate", lambda build, count: evaluated.append(count) or original(build, count))
+    games = CoalitionGames(evaluator)
+    games.begin(round)
+    accuracy, loss = games.utility("accuracy"), games.utility("negative_loss")
+    twice = torch.tensor([[True, True, False, False], [True, True, False, False], [False, False, False, False]])
+    first = accuracy(twice)
+    assert first[0] == first[1]
+    assert evaluated == [2]
+    everything = loss(all_masks(4))
+    assert evaluated == [2, 14]
+    assert torch.equal(accuracy(all_masks(4))[[12, 12, 0]], first)
+    assert loss(twice).equal(everything[[12, 12, 0]])
+    assert evaluated == [2, 14]
+    assert accuracy.evaluations == loss.evaluations == games.evaluations == 16
+
+    # Other weightings are other models, apart from the empty coalition's.
+    games.utility("accuracy", "samples")(all_masks(4))
+    assert evaluated == [2, 14, 15]
+    games.utility("accuracy", FIXED)(all_masks(4))
+    games.utility("negative_loss", FIXED.double())(all_masks(4))
+    games.utility("accuracy", FIXED.clone())(all_masks(4))
+    assert evaluated[:4] == [2, 14, 15, 15]
+    games.begin(a_round(net))
+    assert games.evaluations == 0
+    games.utility()(twice)
+    assert evaluated[-1] == 2
+    games.end()
+    with pytest.raises(RuntimeError, match="begin"):
+        games.utility()
+
+
+def test_the_table_is_unharmed_by_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = module()
+    round = a_round(net)
+    evaluator = ModelEvaluator(net, round.space, batches(), num_classes=CLASSES)
+    utility = CoalitionUtility(round, evaluator)
+    expected = CoalitionUtility(round, evaluator)(all_masks(4))
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluator, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            utility(all_masks(4))
+    assert utility.evaluations == 0
+    assert torch.equal(utility(all_masks(4)), expected)
+
+
+def test_coalitions_of_all_rounds_are_counted_once_each() -> None:
+    module = nn.Linear(2, 2, bias=False)
+    space = ParameterSpace(module)
+    games = CoalitionGames(ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2))
+    models = torch.tensor([[1.0, 0, 0, 1], [-3.0, 0, 0, -3]])
+    masks = torch.tensor([[False, False], [True, False], [True, True]])
+    total = 0
+    for index in range(3):
+        games.begin(Round(index, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space))
+        games.utility("accuracy")(masks)
+        games.utility("negative_loss")(masks[:2])  # known already
+        total += 3
+        assert games.total_evaluations == total
+        if index == 1:
+            games.table_of(games.round, "accuracy").scores(CoalitionModels(games.round, "uniform", 1.0), masks)
+            total += 3  # a game of its own
+            assert games.total_evaluations == total
+        games.end()
+        assert games.total_evaluations == total
