@@ -9,7 +9,8 @@ import pytest
 import torch
 from small_federation import small
 
-from flsv.benchmark.cheating import CHEATS
+from flsv.benchmark.cheating import CHEATS, SAFEGUARDS
+from flsv.benchmark.federation import Federation
 from flsv.benchmark.registry import entry
 from flsv.benchmark.stress import Trial, gain, stress
 from flsv.benchmark.stress_page import markdown
@@ -71,6 +72,26 @@ def test_counting_samples_pays_whoever_counts_twice(tmp_path: Path) -> None:
         assert replace(read, cost=one.cost, before=one.before, after=one.after, utility=one.utility) == one
         for mine, theirs in ((read.before, one.before), (read.after, one.after)):
             assert mine == pytest.approx(theirs, abs=1e-5)
+
+
+def test_what_is_kept_of_other_settings_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def gained(federation: Federation) -> float:
+        trials = stress(
+            {"small": federation}, dict([entry("size")]), ["duplication"], ["claims"],
+            seeds=1, attackers_each=1, folder=tmp_path, say=said.append,
+        )  # fmt: skip
+        return trials["duplication", "claims"][0].after["size"]
+
+    first = gained(small())
+    monkeypatch.setitem(SAFEGUARDS, "claims", {"sample_cap": 9.0})  # of the same name
+    assert gained(small()) > first + 0.05
+    assert len(said) == 4
+    assert gained(replace(small(), root="elsewhere", title="of another title")) > first + 0.05
+    assert len(said) == 4
+    gained(replace(small(), rounds=1))
+    assert len(said) == 6
 
 
 def test_two_that_collude_are_counted_together_and_a_cap_takes_the_gain_of_duplication(tmp_path: Path) -> None:
