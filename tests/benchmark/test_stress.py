@@ -130,6 +130,21 @@ def test_what_a_safeguard_costs_is_of_the_honest_runs_each_counted_once() -> Non
     assert "| `m` | scaling | +10.0 ± 0.0 | +10.0 ± 0.0 | scaling +10.0 ± 0.0 |" in page
 
 
+def test_who_splits_its_samples_gains_nothing_under_values_weighed_by_samples(tmp_path: Path) -> None:
+    names = ["cssv", "flsv.metrics.ClassSpecificShapley(weighting='samples')"]
+    entries = dict(entry(name) for name in names)
+    federation = small(rounds=4, attacks=[], bad={})
+    trials = stress(
+        {"small": federation}, entries, ["split_sybils"], ["none"], seeds=1, attackers_each=1, folder=tmp_path, say=len
+    )
+    (one,) = trials["split_sybils", "none"]
+    plain, weighed = (one.after[name] - one.before[name] for name in entries)
+    assert plain > 0.1
+    assert abs(weighed) < plain / 4
+    counts = federation.datamodule().num_samples.double()
+    assert one.before[list(entries)[1]] == pytest.approx(float(counts[0] / counts.sum()), abs=0.1)
+
+
 def test_a_false_report_pays_where_clients_judge_models(tmp_path: Path) -> None:
     federation = small()
     federation = replace(federation, data={**federation.data, "client_val_fraction": 0.3})
