@@ -173,7 +173,7 @@ def _fit(
     for (name, metric), key in zip(metrics.items(), inside):
         value = loop.contributions[key].detach().cpu()
         each = metric.per_client(value) if isinstance(metric, ContributionMetric) else _one_number(value)
-        values[name] = _without(each, loop.copies if loop.exclude_copies else [])
+        values[name] = _without(each, loop.unpaid)
         evaluations[name] = int(getattr(metric, "evaluations", 0))
         ends = metric.intervals(value=values[name]) if isinstance(metric, ContributionMetric) else None
         if ends is not None:

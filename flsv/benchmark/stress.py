@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,14 @@ from flsv.benchmark.run import Results, Values, run
 from flsv.benchmark.scores import shares, spearman
 from flsv.benchmark.truth import truth_table
 from flsv.errors import ConfigurationError
+from flsv.server.fingerprint import described
 
 UTILITY, NOTICED = "*utility", "*noticed"
 """Rows of the results that are no metric's: the last model's utility, and in how many rounds each client was warned
 of."""
 HONEST = "honest"
+#: What of a federation changes no value.
+_ELSEWHERE = ("title", "set", "needs", "root")
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,7 @@ def stress(
             under the same safeguard.
         seeds: runs of each federation.
         attackers_each: clients that cheat, one after the other, per seed.
-        folder: where values are kept, in ``values.csv``; what is there is not run again.
+        folder: where values are kept, in ``values.csv``; what is there of the same settings is not run again.
         say: is told of every fit.
 
     Returns:
@@ -175,7 +180,8 @@ def _values(
     say: Callable[[str], Any],
 ) -> dict[str, Tensor]:
     """Metric to values ``[n]``, and beside them the utility and what was noticed."""
-    name, condition = federation.name, what if guard == "none" else f"{what}, {guard}"
+    name, told = federation.name, what if guard == "none" else f"{what}, {guard}"
+    condition = f"{told} [{_hash(federation, options)}]"
     todo = {m: each for m, each in entries.items() if not results.known(name, condition, seed, m)}
     if todo or not results.known(name, condition, seed, UTILITY):
         found = run(federation, todo, seed, options=options)
@@ -186,9 +192,17 @@ def _values(
         known = results.known(name, condition, seed, UTILITY)
         extra = {} if known else beside
         results.add(name, condition, seed, Values({**found.values, **extra}, found.refused, {}, {}, found.fit))
-        say(f"{name}, {condition}, seed {seed}: {found.fit:.1f} s of the processor")
+        say(f"{name}, {told}, seed {seed}: {found.fit:.1f} s of the processor")
     found_keys = [m for m in (*entries, UTILITY, NOTICED) if (name, condition, seed, m) in results.values]
     return {m: results.values[name, condition, seed, m] for m in found_keys}
+
+
+def _hash(federation: Federation, options: Mapping[str, Any]) -> str:
+    """Of all settings of a run but its seed and its metrics: a safeguard or a federation that was changed keeps its
+    name, and its values are no longer those that were kept."""
+    told = {each.name: getattr(federation, each.name) for each in fields(federation) if each.name not in _ELSEWHERE}
+    text = json.dumps([told, dict(options)], sort_keys=True, default=described)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _trial(

@@ -7,7 +7,8 @@
 What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
 only: each alone, all but one, all (2 n + 1 trainings), and fits what these come to; the values of the fitted game are
 what is settled by. They are written to settled.csv in the run's folder with intervals, and shown by flsv report. A
-training that is done is kept: start again what was stopped.
+client that the run found to be another one under a second name, and left out (exclude_copies), takes part in none of
+the trainings and gets nothing. A training that is done is kept: start again what was stopped.
 """
 
 from __future__ import annotations
@@ -34,8 +35,9 @@ from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley
 from flsv.games.kept import KeptUtility
 from flsv.games.retraining import RetrainedUtility
-from flsv.report.reading import open_run
-from flsv.reporting.names import SETTLED
+from flsv.report.blocks import NONE
+from flsv.report.reading import open_run, read_record
+from flsv.reporting.names import RECORD, SETTLED
 from flsv.reporting.table import make_console, print_table
 from flsv.sampling import FixedCohort
 from flsv.strategy import Strategy
@@ -87,7 +89,8 @@ def settle(
         told: called with how many coalitions are trained and how many there are, after each.
 
     Returns:
-        A row per client, by the names in :data:`HEADER`, and the file that they were written to.
+        A row per client, by the names in :data:`HEADER`, and the file that they were written to. Clients that the run
+        names in ``unpaid`` take part in no training: they have no value, and the share 0.
 
     Raises:
         ConfigurationError: the folder holds no configuration, the federation has parts that stay at the clients, or the
@@ -99,6 +102,7 @@ def settle(
     if seeds < 1:
         raise ConfigurationError(f"seeds={seeds}: expected 1 or more.")
     config = {name: value for name, value in yaml.safe_load(file.read_text()).items() if name in SECTIONS}
+    unpaid = read_record(run / RECORD).get("unpaid", ())
     ranks = ranks_of_environment()
     with tempfile.TemporaryDirectory() as folder:
         federation = Path(folder, "federation.yaml")
@@ -123,23 +127,29 @@ def settle(
                 mode=mode,  # type: ignore[arg-type]
                 ranks=ranks,
             )
+            players = [i for i in range(utility.num_players) if i not in unpaid]
             settings = _settings(config, overrides, metric, mode, cli.trainer.max_epochs, seed)
             name = f"settled_{seed}.jsonl"
-            masks = few_coalitions(utility.num_players, which)
-            utilities.append(KeptUtility(utility, run / name, settings, ranks, told)(masks))
+            masks = few_coalitions(len(players), which)
+            everybody = torch.zeros(len(masks), utility.num_players, dtype=torch.bool)
+            everybody[:, players] = masks
+            utilities.append(KeptUtility(utility, run / name, settings, ranks, told)(everybody))
         names = cli.datamodule.client_names
     table = torch.stack(utilities)
     noise = float(table.var(0).mean().sqrt()) / seeds**0.5 if seeds > 1 else None
-    found = few_coalitions_shapley(masks, table.mean(0), noise, None if hint is None else _last_values(run, hint))
-    rows = _rows(names, found.values, found.stderr, level)
+    told_before = None if hint is None else _last_values(run, hint, players)
+    found = few_coalitions_shapley(masks, table.mean(0), noise, told_before)
+    values, errors = torch.full((2, len(names)), torch.nan, dtype=torch.float64)
+    values[players], errors[players] = found.values.double(), found.stderr.double()
+    rows = _rows(names, values, errors, level)
     path = run / SETTLED
     if ranks.rank == 0:
         write_rows(path, HEADER, rows)
     return rows, path
 
 
-def _last_values(run: Path, metric: str) -> Tensor:
-    """``[n]``, a metric's last values, overall or mean over classes.
+def _last_values(run: Path, metric: str, players: Sequence[int]) -> Tensor:
+    """``[p]``, a metric's last values of these clients, overall or mean over classes.
 
     Raises:
         ConfigurationError: the run has no such metric, or some client has no value.
@@ -149,11 +159,10 @@ def _last_values(run: Path, metric: str) -> Tensor:
         raise ConfigurationError(f"hint={metric!r}: the run has the metrics {', '.join(told.metrics) or 'none'}.")
     columns = told.columns(metric) or ("",)
     values = torch.tensor([told.final(metric, column) for column in columns], dtype=torch.float64).nanmean(0)
-    if not values.isfinite().all():
-        raise ConfigurationError(
-            f"hint={metric!r}: clients {values.isnan().nonzero().flatten().tolist()} have no value."
-        )
-    return values
+    missing = [client for client in players if not values[client].isfinite()]
+    if missing:
+        raise ConfigurationError(f"hint={metric!r}: clients {missing} have no value.")
+    return values[list(players)]
 
 
 def _loop(trainer: L.Trainer) -> FederatedLoop:
@@ -192,7 +201,7 @@ def _settings(
 
 def _rows(names: Sequence[str], values: Tensor, stderr: Tensor, level: float) -> list[dict[str, Any]]:
     half = float(stats.norm.ppf((1 + level) / 2)) * stderr
-    total = float(values.clamp_min(0).sum())
+    total = float(values.clamp_min(0).nansum())
     return [
         {
             "client": i,
@@ -200,7 +209,7 @@ def _rows(names: Sequence[str], values: Tensor, stderr: Tensor, level: float) ->
             "value": float(value),
             "low": float(value - width),
             "high": float(value + width),
-            "share": max(float(value), 0.0) / total if total > 0 else float("nan"),
+            "share": max(float(value.nan_to_num(0)), 0.0) / total if total > 0 else float("nan"),
         }
         for i, (name, value, width) in enumerate(zip(names, values, half))
     ]
@@ -245,9 +254,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     if quiet or ranks_of_environment().rank:
         return
+    known = [row["value"] == row["value"] for row in rows]
     columns = {
-        "value": [f"{row['value']:.4f}" for row in rows],
-        "90 % interval": [f"{row['low']:.4f} to {row['high']:.4f}" for row in rows],
+        "value": [f"{row['value']:.4f}" if has else NONE for row, has in zip(rows, known)],
+        "90 % interval": [f"{row['low']:.4f} to {row['high']:.4f}" if has else NONE for row, has in zip(rows, known)],
         "share": [f"{100 * row['share']:.1f} %" for row in rows],
     }
     title = f"{options.metric}, settled by {options.trainings} trainings"

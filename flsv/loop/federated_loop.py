@@ -126,7 +126,8 @@ class FederatedLoop(SavedLoop):
             judged.
         exclude_copies: of such clients only the one of the lowest number stays in a round, from the round on in which
             they were found; by a ``copy_threshold`` of 0.7 where neither rule is given. ``loop.copies`` names the
-            others, who keep in the metrics what they had before, and are not to be paid for it.
+            others, who keep in the metrics what they had before; ``loop.payable``, reports and ``flsv settle`` have
+            nothing for them.
         norm_cap: no client's update is longer, for metrics and aggregator, than so many times the median of its cohort,
             such as 1.25, see :mod:`flsv.functional.update_claims`: longer ones are made shorter, in their direction. So
             there is little to gain by sending a multiple of one's update. For federations without a personaliser, and
@@ -351,6 +352,7 @@ class FederatedLoop(SavedLoop):
             self._record = record_of(
                 trainer, data, self.metrics, roles, described, self._fingerprint, self.round_index, __version__
             )
+            self._record["unpaid"] = self.unpaid
             write_record(self._reporter.folder, self._record)
         columns = chosen(self.strategies, data, self.state.seed, trainer.max_epochs)
         known = self.contributions
@@ -428,6 +430,9 @@ class FederatedLoop(SavedLoop):
             norms=fit.watch.norms,
             accuracy=self.client_accuracy if fit.evaluated else None,
         )
+        if self._reporter.csv is not None and self._record["unpaid"] != self.unpaid:
+            self._record["unpaid"] = self.unpaid  # at once: a killed run's folder has to say it, too
+            write_record(self._reporter.folder, self._record)
         known, monitored = self._reporter.monitored(self.weights, self.client_accuracy), trainer.callback_metrics
         for name in self._monitored - known.keys():
             monitored.pop(name, None)
@@ -469,7 +474,8 @@ class FederatedLoop(SavedLoop):
         self._running.watch.finish()
         if self._reporter.csv is not None:
             write_record(self._reporter.folder, {**self._record, **ended(trainer, self.round_index)})
-        known = self._data.num_samples, self.participations, self.contributions, self.weights, self.client_accuracy
+        values = self._payable_rows()
+        known = self._data.num_samples, self.participations, values, self.weights, self.client_accuracy
         self._reporter.finish(*known, last_round=max(self.round_index - 1, 0))
         if self.print_table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             assert self._progress is not None

@@ -97,10 +97,36 @@ class KnownLoop(L.Callback):
     @property
     def copies(self) -> list[int]:
         """The clients that were found to be another one under a second name, ascending; of a group, all but the one of
-        the lowest number. What they had before they were found stays in the metrics: whoever pays leaves them out."""
+        the lowest number. What they had before they were found stays in the metrics: see :attr:`payable`."""
         likeness = self.state.likeness
         groups = [] if likeness is None else groups_of(likeness[2] > 0)
         return sorted(client for group in groups for client in group[1:])
+
+    @property
+    def unpaid(self) -> list[int]:
+        """Whom nobody is to pay, ascending: the :attr:`copies`, where the loop leaves copies out."""
+        return self.copies if vars(self).get("exclude_copies") else []
+
+    @property
+    def payable(self) -> dict[str, Tensor]:
+        """Metric to what each client may be paid by, ``[n]``: one number per client, as the report has it, NaN for
+        those who were never measured and for the :attr:`unpaid`, whatever they had before they were found."""
+        known = self._payable_rows().items()
+        return {name: self._overall(name, value).detach().cpu().double() for name, value in known}
+
+    def _payable_rows(self) -> dict[str, Tensor]:
+        """The contributions, NaN for the unpaid."""
+        found = {name: value.clone() for name, value in self.contributions.items()}
+        for value in found.values():
+            value[self.unpaid] = float("nan")
+        return found
+
+    def _overall(self, name: str, value: Tensor) -> Tensor:
+        """One number per client ``[n]``: the metric's own summary, or the mean over classes."""
+        summary = getattr(self.metrics[name], "per_client", None)
+        if summary is not None:
+            return summary(value)
+        return value.mean(-1) if value.ndim == 2 else value
 
     @property
     def clients(self) -> list[Client]:
@@ -142,9 +168,7 @@ class KnownLoop(L.Callback):
         for name, value in self.contributions.items():
             metric = self.metrics[name]
             names = names or list(getattr(metric, "client_names", None) or ())
-            per_client = getattr(metric, "per_client", None)
-            overall = value.mean(-1) if value.ndim == 2 else value
-            tables.append((name, overall if per_client is None else per_client(value), None, None))
+            tables.append((name, self._overall(name, value), None, None))
             ends = metric.intervals(value=tables[-1][1]) if isinstance(metric, ContributionMetric) else None
             intervals |= {} if ends is None else {name: ends}
             own = metric.columns() if isinstance(metric, ContributionMetric) else None

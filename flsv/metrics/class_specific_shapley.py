@@ -29,10 +29,17 @@ class ClassSpecificShapley(ContributionMetric):
     where :math:`h_{ij}` is row *j* (weights and bias) of client *i*'s classifier head and :math:`h_{sj}` the same of
     the aggregate. Costs one dot product per client and class: no validation data, no coalition.
 
-    As input to ``update``: ``client_ids [k]``, ``client_heads [k, M, D]``, ``server_head [M, D]``.
-    ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]: 1 where a client pulls the class's row just where the
-    federation goes, 0 where it has nothing to say, negative where it pulls the other way. A client outside the cohort
-    keeps its row; a client never seen is NaN. ``per_client`` gives gamma of eq. 6, in [0, 1].
+    As input to ``update``: ``client_ids [k]``, ``client_heads [k, M, D]``, ``server_head [M, D]``, and for
+    ``weighting="samples"`` ``num_samples [k]``. ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]: 1 where a
+    client pulls the class's row just where the federation goes, 0 where it has nothing to say, negative where it pulls
+    the other way. A client outside the cohort keeps its row; a client never seen is NaN. ``per_client`` gives gamma of
+    eq. 6, in [0, 1].
+
+    A cosine does not say how much data stands behind it: a client that splits its samples between two names is worth
+    nearly twice as much. With ``weighting="samples"``, which is not the paper's, ``per_client`` multiplies gamma by the
+    client's number of samples, as :class:`flsv.aggregation.ShapFedWA` does for its weights: two halves then come to
+    about the whole. The cosines stay what they are. Numbers of samples are the clients' own claims;
+    ``FederatedLoop(sample_cap=)`` bounds them.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -41,10 +48,12 @@ class ClassSpecificShapley(ContributionMetric):
         source: the head of the client's ``"update"``, or of its ``"weights"``. Weights are what the authors' code
             compares, but after some tens of rounds every cosine is above 0.98, so updates are the default. With two
             classes the rows of an update mirror each other and say little of either; weights rank better there.
+        weighting: what ``per_client`` multiplies gamma by: ``"uniform"``, nothing, as in the paper; or ``"samples"``,
+            the moving average of the client's number of samples, with the momentum of the cosines.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: momentum outside [0, 1), an unknown source.
+        ConfigurationError: momentum outside [0, 1), an unknown source or weighting.
         ValueError: shapes that do not fit ``num_classes``, unknown or repeated client ids.
 
     Source:
@@ -59,10 +68,15 @@ class ClassSpecificShapley(ContributionMetric):
         tensor([[ 1.,  1.],
                 [nan, nan],
                 [ 1., -1.]])
+        >>> metric = ClassSpecificShapley(num_clients=3, num_classes=2, weighting="samples")
+        >>> metric.update(torch.tensor([0, 2]), heads, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([30, 80]))
+        >>> metric.per_client(metric.compute())
+        tensor([30., nan, 40.])
     """
 
     over_rounds = "momentum"
     history: Tensor
+    weighting: Literal["samples"]
 
     plot_lower_bound = -1.0
     plot_upper_bound = 1.0
@@ -73,12 +87,17 @@ class ClassSpecificShapley(ContributionMetric):
         num_classes: int | None = None,
         momentum: float = 0.9,
         source: Literal["update", "weights"] = "update",
+        weighting: Literal["uniform", "samples"] = "uniform",
         **kwargs: Any,
     ) -> None:
         check_number(self, "momentum", momentum, least=0, below=1)
         if source not in ("update", "weights"):
             raise ConfigurationError(f'ClassSpecificShapley(source={source!r}): expected "update" or "weights".')
+        if weighting not in ("uniform", "samples"):
+            raise ConfigurationError(f'ClassSpecificShapley(weighting={weighting!r}): expected "uniform" or "samples".')
         self.momentum, self.source = momentum, source
+        if weighting == "samples":  # there only if it is not the paper's: checkpoints without it stay what they were
+            self.weighting = weighting
         super().__init__(num_clients, num_classes, **kwargs)
 
     @property
@@ -88,9 +107,16 @@ class ClassSpecificShapley(ContributionMetric):
             return {}
         return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}
 
+    def _bounded(self, end: Tensor) -> Tensor:
+        return end.clamp_min(0) if self._weighs else super()._bounded(end)  # the bounds are those of cosines
+
+    @property
+    def _weighs(self) -> bool:
+        return hasattr(self, "weighting")
+
     def guide(self) -> Guide:
         return Guide(
-            unit="cosine with the aggregate",
+            unit="cosine with the aggregate" + ("; over all classes, times samples" if self._weighs else ""),
             sign="from -1 to 1: 1 pulls a class where the federation goes, negative the other way, 0 neither.",
             needs="the classifier heads of the updates; no validation data.",
             cost="a dot product per client and class; no coalition.",
@@ -100,28 +126,44 @@ class ClassSpecificShapley(ContributionMetric):
         assert num_classes is not None
         self.add_state(
             "history",
-            torch.zeros(num_clients, 2 * num_classes + 1),
+            # Beside the classes the samples, where they count: they have the same momentum.
+            torch.zeros(num_clients, 2 * (num_classes + self._weighs) + 1),
             dist_reduce_fx=partial(momentum_merge, momentum=self.momentum),
         )
 
-    def update(self, client_ids: Tensor, client_heads: Tensor, server_head: Tensor) -> None:
-        """Add one round; shapes ``[k]``, ``[k, M, D]``, ``[M, D]``."""
+    def update(
+        self, client_ids: Tensor, client_heads: Tensor, server_head: Tensor, num_samples: Tensor | None = None
+    ) -> None:
+        """Add one round; shapes ``[k]``, ``[k, M, D]``, ``[M, D]``, ``[k]``.
+
+        Raises:
+            ValueError: see the class; no numbers of samples where they count.
+        """
         self._check_clients(client_ids)
         if client_heads.ndim != 3 or client_heads.shape[:2] != (len(client_ids), self.num_classes):
             raise ValueError(
                 f"expected client_heads [k={len(client_ids)}, M={self.num_classes}, D], got {list(client_heads.shape)}."
             )
-        cssv = class_specific_shapley(client_heads, server_head)
+        values = class_specific_shapley(client_heads, server_head).to(self.history)
+        gamma = participant_weights(values)[0]
+        if self._weighs:
+            if num_samples is None or num_samples.shape != client_ids.shape:
+                found = None if num_samples is None else list(num_samples.shape)
+                raise ValueError(f'weighting="samples" expects num_samples [k={len(client_ids)}], got {found}.')
+            samples = num_samples.to(self.history)
+            values, gamma = torch.cat([values, samples[:, None]], dim=1), samples * gamma
         now = torch.zeros_like(self.history)
-        now[client_ids] = momentum_row(cssv.to(now), self.momentum)
+        now[client_ids] = momentum_row(values, self.momentum)
         self.history = momentum_merge(torch.stack([self.history, now]), self.momentum)
-        self._note(client_ids, self.per_client(cssv))
+        self._note(client_ids, gamma)
         self.rounds += 1
 
     def compute(self) -> Tensor:
         """``[num_clients, num_classes]``, NaN for clients never seen."""
-        return momentum_value(self.history, self.momentum)
+        return momentum_value(self.history, self.momentum)[:, : self.num_classes]
 
     def per_client(self, value: Tensor) -> Tensor:
-        """gamma ``[num_clients]`` in [0, 1] (eq. 6), NaN for clients never seen."""
-        return participant_weights(value)[0]
+        """gamma ``[num_clients]`` in [0, 1] (eq. 6), times the clients' samples with ``weighting="samples"``; NaN for
+        clients never seen."""
+        gamma = participant_weights(value)[0]
+        return gamma * momentum_value(self.history, self.momentum)[:, -1].to(gamma) if self._weighs else gamma

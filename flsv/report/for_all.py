@@ -80,11 +80,17 @@ def _in_short(run: Run) -> list[Block]:
                 f"By {metric}, {client_label(run, first)} has the highest value ({number(values[first])}) and "
                 f"{client_label(run, last)} the lowest ({number(values[last])})."
             )
-        missing = run.num_clients - len(order)
+        missing = run.num_clients - len({*order, *run.unpaid})
         if missing:
             items.append(
                 f"{missing} clients were never drawn or could not be measured: they have no value, which is not 0."
             )
+    if run.unpaid:
+        names = ", ".join(client_label(run, client) for client in run.unpaid)
+        items.append(
+            f"Found to send another client's updates under a second name, and left out: {names}. They have no value to "
+            "be paid by, whatever they had before they were found; the curves over the rounds still show that."
+        )
     if not run.metrics:
         items.append("No contribution was measured: the run had no metric.")
     if run.record.get("logged"):

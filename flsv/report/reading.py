@@ -124,11 +124,20 @@ class Run:
             now[:] = [old if new != new else new for old, new in zip(before, now)]
         return table
 
+    @cached_property
+    def unpaid(self) -> tuple[int, ...]:
+        """Whom nobody is to pay: clients who were found to be another one under a second name, in a run that leaves
+        copies out (``exclude_copies``)."""
+        return tuple(map(int, self.record.get("unpaid", ())))
+
     def final(self, metric: str, column: str = "") -> list[float]:
-        """``[n]``: the last value of each client, NaN where there is none."""
+        """``[n]``: the last value of each client, NaN where there is none; of a contribution metric that by which it
+        may be paid, so NaN for the :attr:`unpaid`, whatever they had before they were found."""
         last = [NAN] * self.num_clients
         for row in self._of(metric, column):
             last[row.client] = row.value
+        for client in () if metric in OF_A_ROUND else self.unpaid:
+            last[client] = NAN
         return last
 
     def interval(self, metric: str) -> tuple[list[float], list[float]] | None:
@@ -136,7 +145,8 @@ class Run:
         where there is none at all."""
         low, high = [NAN] * self.num_clients, [NAN] * self.num_clients
         for row in self._of(metric, ""):
-            low[row.client], high[row.client] = row.low, row.high
+            if row.client not in self.unpaid:
+                low[row.client], high[row.client] = row.low, row.high
         return (low, high) if any(end == end for end in low) else None
 
     def taken_part(self) -> list[int]:
@@ -220,7 +230,7 @@ def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
     if not file.is_file():
         raise ConfigurationError(_nothing_there(folder))
     rows, named = _read_rows(file)
-    run = Run(folder, _read_record(folder / RECORD), rows, named, None if valuation is None else Path(valuation))
+    run = Run(folder, read_record(folder / RECORD), rows, named, None if valuation is None else Path(valuation))
     beyond = [row.client for row in rows if row.client >= run.num_clients]
     if beyond:
         raise ConfigurationError(
@@ -247,7 +257,12 @@ def _nothing_there(folder: Path) -> str:
     )
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def read_record(path: Path) -> dict[str, Any]:
+    """``run.json``; empty where there is none.
+
+    Raises:
+        ConfigurationError: it is none of this version's.
+    """
     if not path.is_file():
         return {}
     try:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from small_federation import small
 
-from flsv.benchmark.cheating import CHEATS
+from flsv.benchmark.cheating import CHEATS, SAFEGUARDS
+from flsv.benchmark.federation import Federation
 from flsv.benchmark.registry import entry
 from flsv.benchmark.stress import Trial, gain, stress
 from flsv.benchmark.stress_page import markdown
@@ -73,6 +74,26 @@ def test_counting_samples_pays_whoever_counts_twice(tmp_path: Path) -> None:
             assert mine == pytest.approx(theirs, abs=1e-5)
 
 
+def test_what_is_kept_of_other_settings_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def gained(federation: Federation) -> float:
+        trials = stress(
+            {"small": federation}, dict([entry("size")]), ["duplication"], ["claims"],
+            seeds=1, attackers_each=1, folder=tmp_path, say=said.append,
+        )  # fmt: skip
+        return trials["duplication", "claims"][0].after["size"]
+
+    first = gained(small())
+    monkeypatch.setitem(SAFEGUARDS, "claims", {"sample_cap": 9.0})  # of the same name
+    assert gained(small()) > first + 0.05
+    assert len(said) == 4
+    assert gained(replace(small(), root="elsewhere", title="of another title")) > first + 0.05
+    assert len(said) == 4
+    gained(replace(small(), rounds=1))
+    assert len(said) == 6
+
+
 def test_two_that_collude_are_counted_together_and_a_cap_takes_the_gain_of_duplication(tmp_path: Path) -> None:
     trials = stress(
         {"small": small()},
@@ -107,6 +128,21 @@ def test_what_a_safeguard_costs_is_of_the_honest_runs_each_counted_once() -> Non
     assert "| none | 0.700 | 0.50 | 2 |" in page
     assert "| claims | 0.600 | 0.50 | 2 |" in page
     assert "| `m` | scaling | +10.0 ± 0.0 | +10.0 ± 0.0 | scaling +10.0 ± 0.0 |" in page
+
+
+def test_who_splits_its_samples_gains_nothing_under_values_weighed_by_samples(tmp_path: Path) -> None:
+    names = ["cssv", "flsv.metrics.ClassSpecificShapley(weighting='samples')"]
+    entries = dict(entry(name) for name in names)
+    federation = small(rounds=4, attacks=[], bad={})
+    trials = stress(
+        {"small": federation}, entries, ["split_sybils"], ["none"], seeds=1, attackers_each=1, folder=tmp_path, say=len
+    )
+    (one,) = trials["split_sybils", "none"]
+    plain, weighed = (one.after[name] - one.before[name] for name in entries)
+    assert plain > 0.1
+    assert abs(weighed) < plain / 4
+    counts = federation.datamodule().num_samples.double()
+    assert one.before[list(entries)[1]] == pytest.approx(float(counts[0] / counts.sum()), abs=0.1)
 
 
 def test_a_false_report_pays_where_clients_judge_models(tmp_path: Path) -> None:

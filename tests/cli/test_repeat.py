@@ -13,7 +13,8 @@ from scipy import stats
 
 from flsv.cli import main, repeat
 from flsv.errors import ConfigurationError
-from flsv.report import open_run
+from flsv.report import Run, open_run
+from flsv.report.reading import Row
 
 CONFIG: dict[str, Any] = {
     "trainer": {"max_epochs": 1, "accelerator": "cpu"},
@@ -89,6 +90,16 @@ def test_other_clients_are_refused(config: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(repeat, "_fit", dealt_by_the_seed)
     with pytest.raises(ConfigurationError, match="do not deal out the same samples"):
         repeat.repeat(2, ["--config", str(config)], tmp_path)
+
+
+def test_who_is_a_copy_in_one_run_is_paid_in_none() -> None:
+    def made(values: list[float], unpaid: list[int]) -> Run:
+        record = {"metrics": {"m": {}}, "clients": ["a", "b", "c"], "unpaid": unpaid}
+        return Run(Path(), record, [Row(0, "m", i, "", value) for i, value in enumerate(values)])
+
+    found = repeat.summary([made([1.0, 3.0, 4.0], []), made([2.0, 5.0, 4.0], [2])])
+    assert [row["share"] for row in found] == pytest.approx([1.5 / 5.5, 4 / 5.5, float("nan")], nan_ok=True)
+    assert [row["runs"] for row in found] == [2, 2, 0]
 
 
 def test_one_run_has_no_spread(tmp_path: Path) -> None:

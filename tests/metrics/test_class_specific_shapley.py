@@ -147,3 +147,48 @@ def test_plot_is_a_heatmap_with_a_cell_per_client_and_class() -> None:
     assert len(lines.lines) == 5
     _, bars = live.plot(torch.rand(5))
     assert len(bars.patches) == 5
+
+
+def test_weighed_by_samples_two_halves_come_to_the_whole_and_cosines_stay() -> None:
+    whole, server = heads(0, 1)
+    rest = heads(1, 2)[0]
+    one, two = metric(weighting="samples"), metric(weighting="samples")
+    one.update(torch.tensor([0, 1, 2]), torch.cat([whole, rest]), server, torch.tensor([40, 10, 20]))
+    two.update(torch.tensor([0, 1, 2, 3]), torch.cat([whole, rest, whole]), server, torch.tensor([20, 10, 20, 20]))
+    plain = metric()
+    plain.update(torch.tensor([0, 1, 2]), torch.cat([whole, rest]), server)
+    torch.testing.assert_close(one.compute(), plain.compute(), equal_nan=True)
+    paid, split = one.per_client(one.compute()), two.per_client(two.compute())
+    torch.testing.assert_close(split[0] + split[3], paid[0])
+    torch.testing.assert_close(paid[:3], plain.per_client(plain.compute())[:3] * torch.tensor([40.0, 10.0, 20.0]))
+    assert paid[3:].isnan().all()
+
+
+def test_weighed_by_samples_over_rounds_merged_and_in_the_interval() -> None:
+    def fed(rounds: list[tuple[list[int], int]]) -> ClassSpecificShapley:
+        result = metric(weighting="samples", momentum=0.5)
+        for ids, seed in rounds:
+            result.update(torch.tensor(ids), *heads(seed, len(ids)), torch.tensor(ids) + 10 * (seed + 1))
+        return result
+
+    found = fed(ROUNDS)
+    torch.testing.assert_close(found.compute(), expected(momentum=0.5), equal_nan=True)
+    # Client 1 had 11, 21 and 31 samples.
+    gamma = participant_weights(expected(momentum=0.5))[0]
+    torch.testing.assert_close(found.per_client(found.compute())[1], gamma[1] * (0.25 * 11 + 0.25 * 21 + 0.5 * 31))
+    late, early = fed(ROUNDS[2:]), fed(ROUNDS[:2])
+    late.merge_state(early)
+    torch.testing.assert_close(late.per_client(late.compute()), found.per_client(found.compute()), equal_nan=True)
+    ends = found.intervals()
+    assert ends is not None
+    middle = (ends[0] + ends[1]) / 2
+    known = ~ends[0].isnan() & (ends[0] > 0)
+    assert known.any()
+    torch.testing.assert_close(middle[known], found.per_client(found.compute())[known])  # no bound of cosines
+
+
+def test_weighting_is_refused_where_it_cannot_be() -> None:
+    with pytest.raises(ConfigurationError, match="weighting='size'.: expected"):
+        metric(weighting="size")
+    with pytest.raises(ValueError, match=r"expects num_samples \[k=2\], got None"):
+        metric(weighting="samples").update(torch.tensor([0, 1]), *heads(0, 2))

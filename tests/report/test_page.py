@@ -238,6 +238,26 @@ def test_never_drawn_is_a_dash_and_not_0(tmp_path: Path) -> None:
     assert "1 clients were never drawn" in markdown
 
 
+def test_a_copy_has_no_value_on_any_page(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, clients=5)
+    before = open_run(folder).final("cssv")
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**record, "unpaid": [2]}))
+    run = open_run(folder)
+    assert [value != value for value in run.final("cssv")] == [False, False, True, False, False]
+    assert values_of(run, "cssv").shown([2])[0] == NONE
+    assert values_of(run, "cssv").shown([1])[0].startswith(number(before[1])[:5])
+    _, page = texts(folder)
+    assert "second name, and left out: Graz." in page
+    assert "never drawn" not in page
+    _, own = texts(folder, client="Graz")
+    assert "no value to be paid by" in own
+    assert "Lyon" not in own
+    _, other = texts(folder, client="Lyon")
+    assert "second name" not in other
+    assert "two names" not in other
+
+
 def test_which_file_and_which_client(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", names=("1", "0", "Graz", "Graz"))
     assert write_report(folder, client=2, out=tmp_path / "page.md") == [tmp_path / "page.md"]

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -17,6 +18,7 @@ from flsv.attacks import Attack
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
+from flsv.report import open_run
 from flsv.server.update_watch import UpdateWatch
 
 
@@ -170,6 +172,40 @@ def test_copies_are_said_only_and_nobody_is_compared_unasked(tmp_path: Path) -> 
     assert of_copies(tmp_path / "silent", silent) == []
     assert silent.state.likeness is None
     assert silent.copies == []
+
+
+def test_a_copy_has_nothing_to_be_paid_by_in_the_loop_and_in_the_folder(tmp_path: Path) -> None:
+    loop = FederatedLoop(attacks=[Sybil([3, 1])], metrics={"cgsv": CosineGradientShapley()}, copy_threshold=0.7, seed=1)
+    of_copies(tmp_path / "said", loop)
+    assert (loop.copies, loop.unpaid) == ([3], [])  # nobody is left out
+    assert loop.payable["cgsv"].isfinite().all()
+    assert torch.equal(loop.payable["cgsv"], loop.contributions["cgsv"].double())
+
+    left_out = loop.replace(metrics={"cgsv": CosineGradientShapley()}, exclude_copies=True)
+    of_copies(tmp_path / "left_out", left_out)
+    assert left_out.unpaid == [3]
+    assert left_out.contributions["cgsv"].isfinite().all()
+    assert left_out.payable["cgsv"].isnan().tolist() == [False, False, False, True, False]
+    (folder,) = (path.parent for path in (tmp_path / "left_out").rglob("contributions.csv"))
+    run = open_run(folder)
+    assert run.unpaid == (3,)
+    assert any(row.client == 3 and row.metric == "cgsv" for row in run.rows)
+    assert [value != value for value in run.final("cgsv")] == [False, False, False, True, False]
+    assert run.final("update_norm")[3] == run.final("update_norm")[3]  # what it sent is no pay
+
+
+def test_the_folder_of_a_killed_run_says_who_is_a_copy(tmp_path: Path) -> None:
+    class Killed(L.Callback):
+        def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            if trainer.current_epoch == 2:
+                raise OSError("the power is gone")
+
+    loop = FederatedLoop(attacks=[Sybil([3, 1])], exclude_copies=True, seed=1)
+    with pytest.raises(OSError, match="the power"):
+        of_copies(tmp_path, loop, callbacks=[Killed()])
+    (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
+    run = open_run(folder)
+    assert (run.ended, run.unpaid) == (False, (3,))
 
 
 def test_honest_clients_are_no_copies(tmp_path: Path) -> None:
