@@ -10,9 +10,10 @@
 The estimate: a short run counts, while it trains, torch's operators and the floating-point operations of those that
 multiply matrices or convolve. Operators are multiplied by the rounds and by the batches of the local epochs over all the
 clients' data, full against short, floating-point operations by the rounds and by the samples (a short run's batches are
-not full). A cell then takes the longer of two times: 10 microseconds an operator (small networks wait for kernels to be
-launched), or 20 TFLOP/s. That is arithmetic and no measurement: what a round costs once (coalition games) is multiplied
-by the batches too, the reading of data is left out, and so is all that a GPU does better with many models at once.
+not full); the operators of coalition games, which are played once a round, by the rounds only. A cell then takes the
+longer of two times: 10 microseconds an operator (small networks wait for kernels to be launched), or 20 TFLOP/s. That is
+arithmetic and no measurement: whatever else is done once a round is multiplied by the batches too, the reading of data is
+left out, and so is all that a GPU does better with many models at once.
 
 What a short run counted is kept beside the table's cells, in ``NAME.short.jsonl``: a killed one goes on.
 """
@@ -24,10 +25,12 @@ import gc
 import os
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lightning as L
 import torch
@@ -39,6 +42,8 @@ from torch.utils.flop_counter import flop_registry
 
 from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of_environment
+from flsv.games.evaluation import evaluator
+from flsv.games.evaluation.one_by_one import run_serial
 
 SECONDS_PER_OPERATOR = 1e-5
 FLOPS_PER_SECOND = 2e13
@@ -65,11 +70,27 @@ class Preset:
 
 
 class Operators(TorchDispatchMode):
-    """Counts torch's operators, and the floating-point operations of those that torch has a formula for."""
+    """Counts torch's operators on this thread, and the floating-point operations of those that torch has a formula for.
+
+    Attributes:
+        in_games: those of the operators with which coalitions were evaluated.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.operators, self.flops = 0, 0
+        self.operators, self.flops, self.in_games = 0, 0, 0
+
+    @contextmanager
+    def with_games(self) -> Iterator[None]:
+        """Coalitions are evaluated on this thread, too: torch's modes do not reach into others."""
+
+        def evaluate(replicas: Sequence[Any], *arguments: Any) -> None:
+            before = self.operators
+            run_serial(replicas[0], *arguments)
+            self.in_games += self.operators - before
+
+        with patch.object(evaluator, "run_threads", evaluate):
+            yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -129,18 +150,21 @@ def counted(cell: Cell, short: Mapping[str, Any], root: str) -> Measured:
     watch = WhileTraining(Operators())
     WATCHING.append(watch)
     try:
-        result = measure(few, root)
+        with watch.count.with_games():
+            result = measure(few, root)
     finally:
         WATCHING.clear()
         gc.collect()  # a trainer and its data refer to each other, and are large
     assert watch.work is not None
-    seconds = gpu_seconds(watch.count, watch.work, work_of(cell, root))
-    return {"result": result, "operators": watch.count.operators, "flops": watch.count.flops, "gpu_seconds": seconds}
+    count, seconds = watch.count, gpu_seconds(watch.count, watch.work, work_of(cell, root))
+    counts = {"operators": count.operators, "in_games": count.in_games, "flops": count.flops}
+    return {"result": result, **counts, "gpu_seconds": seconds}
 
 
 def gpu_seconds(count: Operators, short: Work, whole: Work) -> float:
     """The longer of launching and computing, for the whole in the place of the short run."""
-    launching = count.operators * SECONDS_PER_OPERATOR * whole.batches / short.batches
+    training = (count.operators - count.in_games) * whole.batches / short.batches
+    launching = (training + count.in_games) * SECONDS_PER_OPERATOR
     computing = count.flops / FLOPS_PER_SECOND * whole.samples / short.samples
     return max(launching, computing) * whole.rounds / short.rounds
 

@@ -111,6 +111,16 @@ def test_large_networks_are_estimated_by_samples() -> None:
     assert gpu_seconds(count, Work(1, 2, 20), Work(5, 4, 80)) == pytest.approx(5 * 4)
     count.flops = 0
     assert gpu_seconds(count, Work(1, 2, 20), Work(5, 4, 80)) == pytest.approx(5 * 2 * 1e-4)
+    count.in_games = 6  # once a round
+    assert gpu_seconds(count, Work(1, 2, 20), Work(5, 4, 80)) == pytest.approx(5 * (2 * 4e-5 + 6e-5))
+
+
+def test_games_are_counted() -> None:
+    """They are played on other threads, where torch's modes count nothing."""
+    files = ("quickstart.yaml", "s_fedavg.yaml")
+    found = counted(replace(CELL, files=files, overrides={}), {"data.max_samples": 300}, "data")
+    assert found["in_games"] > 100
+    assert counted(replace(CELL, overrides={}), {"data.max_samples": 300}, "data")["in_games"] == 0
 
 
 def test_the_command_line(
