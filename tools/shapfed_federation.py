@@ -141,6 +141,8 @@ TABLES = {
         every=3,
     ),
 }
+
+
 def short(cell: Cell) -> Overrides:
     """Beside one round: enough images for every client to have one, for EfficientNet's batch statistics two."""
     images = 300 if cell.column.startswith("HAM10000") else 100

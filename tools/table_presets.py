@@ -8,12 +8,12 @@
                                                   and an estimate of the hours that the whole takes on a GPU
 
 The estimate: a short run counts, while it trains, torch's operators and the floating-point operations of those that
-multiply matrices or convolve. Operators are multiplied by the rounds and by the batches of the local epochs over all the
-clients' data, full against short, floating-point operations by the rounds and by the samples (a short run's batches are
-not full); the operators of coalition games, which are played once a round, by the rounds only. A cell then takes the
-longer of two times: 10 microseconds an operator (small networks wait for kernels to be launched), or 20 TFLOP/s. That is
-arithmetic and no measurement: whatever else is done once a round is multiplied by the batches too, the reading of data is
-left out, and so is all that a GPU does better with many models at once.
+multiply matrices or convolve. Operators are multiplied by the rounds and by the batches of the local epochs over all
+the clients' data, full against short; floating-point operations by the rounds and by the samples (a short run's batches
+are not full); operators of coalition games, which are played once a round, by the rounds only. A cell then takes the
+longer of two times: 10 microseconds an operator (small networks wait for kernels to be launched), or 20 TFLOP/s. That
+is arithmetic and no measurement: whatever else is done once a round is multiplied by the batches too, the reading of
+data is left out, and so is all that a GPU does better with many models at once.
 
 What a short run counted is kept beside the table's cells, in ``NAME.short.jsonl``: a killed one goes on.
 """
@@ -245,6 +245,6 @@ def _short(cells: Sequence[Cell], preset: Preset, options: argparse.Namespace) -
     rates = f"{1e6 * SECONDS_PER_OPERATOR:.0f} microseconds an operator or {FLOPS_PER_SECOND / 1e12:.0f} TFLOP/s"
     return (
         f"{text}\n\nOne round of each of {len(cells)} cells. All rounds and {options.seeds} seeds: about {hours:.1f} "
-        f"hours on one GPU, at {rates}, whichever is longer; estimated by counting, not measured. This took {spent:.1f} "
-        f"minutes of CPU time and at most {most:.1f} GiB of memory."
+        f"hours on one GPU, at {rates}, whichever is longer; estimated by counting, not measured. What was not kept "
+        f"took {spent:.1f} minutes of CPU time, and this process at most {most:.1f} GiB of memory."
     )

@@ -123,9 +123,7 @@ def test_games_are_counted() -> None:
     assert counted(replace(CELL, overrides={}), {"data.max_samples": 300}, "data")["in_games"] == 0
 
 
-def test_the_command_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     preset = Preset(
         "made_up",
         lambda full, seeds: [replace(CELL, seed=s, overrides={"trainer.max_epochs": 50 if full else 1}) for s in seeds],
