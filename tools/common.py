@@ -13,8 +13,11 @@ from typing import Any
 
 import lightning as L
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from flsv import FederatedLoop
+from flsv.drawing import PALETTE
 
 
 def be_quiet() -> None:
@@ -96,3 +99,11 @@ def spread(values: Iterable[float], digits: int = 2) -> str:
         return "-"
     deviation = statistics.stdev(known) if len(known) > 1 else 0.0
     return f"{statistics.mean(known):.{digits}f} ± {deviation:.{digits}f}"
+
+
+def panels(figure: Figure, rows: int, columns: int, **more: Any) -> list[Axes]:
+    """A figure's panels, row by row, whose lines and bars have colours that the colour-blind can tell apart."""
+    axes = list(figure.subplots(rows, columns, squeeze=False, **more).flat)
+    for ax in axes:
+        ax.set_prop_cycle(color=PALETTE)
+    return axes

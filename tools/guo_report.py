@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import grid
+from common import grid, panels
 from common import spread as mean_and_deviation
 from guo_federation import (
     ALGORITHMS,
@@ -321,16 +321,16 @@ def draw(results: Results, source: str) -> Figure:
         network for place, network in enumerate(NETWORKS) if any(cases[place * len(SCENARIOS) :][: len(SCENARIOS)])
     ]
     figure = Figure(figsize=(2.6 * len(SCENARIOS), 0.5 + 2.1 * len(networks)), dpi=80, layout="constrained")
-    for network, axes in zip(networks, figure.subplots(len(networks), len(SCENARIOS), squeeze=False)):
-        for scenario, ax in zip(SCENARIOS, axes):
-            runs = found(results, f"{source}, {network}, {scenario}")
-            if OURS in runs:
-                lines = torch.tensor([run["rows"] for run in runs[OURS].values()]).mean(0).T
-                for client, line in enumerate(lines):
-                    ax.plot(range(1, len(line) + 1), line.tolist(), label=f"client {client}", linewidth=1)
-            ax.axhline(0, color="grey", linewidth=0.5)
-            ax.set_title(f"{network}, {scenario}", fontsize="small")
-            ax.tick_params(labelsize="x-small")
+    shown = product(networks, SCENARIOS)
+    for (network, scenario), ax in zip(shown, panels(figure, len(networks), len(SCENARIOS))):
+        runs = found(results, f"{source}, {network}, {scenario}")
+        if OURS in runs:
+            lines = torch.tensor([run["rows"] for run in runs[OURS].values()]).mean(0).T
+            for client, line in enumerate(lines):
+                ax.plot(range(1, len(line) + 1), line.tolist(), label=f"client {client}", linewidth=1)
+        ax.axhline(0, color="grey", linewidth=0.5)
+        ax.set_title(f"{network}, {scenario}", fontsize="small")
+        ax.tick_params(labelsize="x-small")
     handles = next(handles for ax in figure.axes if (handles := ax.get_legend_handles_labels())[0])
     figure.legend(*handles, loc="outside lower center", ncols=5, fontsize="small")
     return figure

@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import grid, spread
+from common import grid, panels, spread
 from matplotlib.figure import Figure
 from shapfed_federation import OTHERS, OURS, ROWS, TABLES, VALUES
 from table_runs import Cell, Measured
 from table_statistics import Table, against_best, means, paired
 from torch import Tensor
 
+from flsv.drawing import PALETTE
 from flsv.functional import collaborative_fairness
 
 Results = Mapping[tuple[str, str, int], Measured]
@@ -237,38 +238,40 @@ def curves_of_clients(runs: Mapping[str, Seeds]) -> Figure:
     """A panel for the global model and for each client; a line per algorithm, mean over seeds."""
     number = len(next(iter(runs["FedAvg"].values()))["trained"])
     figure = Figure(figsize=(2.6 * (number + 1), 2.6), dpi=80, layout="constrained")
-    panels = figure.subplots(1, number + 1, sharey=True)
-    for place, ax in enumerate(panels):
+    axes = panels(figure, 1, number + 1, sharey=True)
+    for place, ax in enumerate(axes):
         for row in ("FedAvg", "FedAvg, by samples", "ShapFed-WA"):
             _line(ax, runs[row], row, "trained" if place else "global", max(place - 1, 0))
         ax.set_title(f"P{place}" if place else "global", fontsize="small")
         ax.set_xlabel("round", fontsize="small")
-    panels[0].set_ylabel("balanced accuracy, %", fontsize="small")
-    panels[0].legend(fontsize="x-small")
+    axes[0].set_ylabel("balanced accuracy, %", fontsize="small")
+    axes[0].legend(fontsize="x-small")
     return figure
 
 
 def curve_and_bars(runs: Mapping[str, Seeds]) -> Figure:
     """Left: the mean of the clients' models on the way. Right: the clients after the last round, all algorithms."""
-    figure = Figure(figsize=(11, 3), dpi=80, layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=[2, 3])
+    figure = Figure(figsize=(11, 3.3), dpi=80, layout="constrained")
+    left, right = panels(figure, 1, 2, width_ratios=[2, 3])
+    colours = dict(zip(runs, PALETTE))  # an algorithm's, in both panels
     for row in ("FedAvg", "FedAvg, by samples", "ShapFed-WA", "ShapFed"):
-        _line(left, runs[row], row, "trained", None)
+        _line(left, runs[row], row, "trained", None, color=colours[row])
     left.set_xlabel("round", fontsize="small")
     left.set_ylabel("balanced accuracy, %", fontsize="small")
-    left.legend(fontsize="x-small")
     for place, (row, seeds) in enumerate(runs.items()):
         own = torch.tensor([run["trained"] for run in seeds.values()])
         width = 0.8 / len(runs)
         at = [i + (place - len(runs) / 2 + 0.5) * width for i in range(own.shape[1])]
         error = own.std(0).tolist() if len(own) > 1 else None
-        right.bar(at, own.mean(0).tolist(), width, yerr=error, label=row, error_kw={"linewidth": 0.7})
+        bars = {"yerr": error, "color": colours[row], "label": row}
+        right.bar(at, own.mean(0).tolist(), width, error_kw={"linewidth": 0.7}, **bars)
     right.set_xticks(range(own.shape[1]), [f"P{i + 1}" for i in range(own.shape[1])])
-    right.legend(fontsize="x-small", ncols=3)
+    handles = right.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=len(runs), fontsize="x-small")  # over no bar
     return figure
 
 
-def _line(ax: Any, seeds: Seeds, name: str, models: str, client: int | None) -> None:
+def _line(ax: Any, seeds: Seeds, name: str, models: str, client: int | None, **style: Any) -> None:
     """One client's curve, or that of the clients' mean."""
     every = [torch.tensor([scores[models] for _, scores in run["curve"]]) for run in seeds.values()]
     mean = torch.stack(every).mean(0)
@@ -277,4 +280,5 @@ def _line(ax: Any, seeds: Seeds, name: str, models: str, client: int | None) -> 
         (mean.mean(1) if client is None else mean[:, client]).tolist(),
         label=name,
         linewidth=1.2,
+        **style,
     )

@@ -19,7 +19,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from shapfed_federation import SHORT, cells
+from shapfed_federation import cells, short
 from shapfed_report import Results, draw, report
 from table_presets import Preset, main
 from table_runs import Cell
@@ -33,7 +33,7 @@ def preset(images: Path | None = None) -> Preset:
             draw(results, images)
         return report(results, run)
 
-    return Preset("shapfed", cells, written, SHORT)
+    return Preset("shapfed", cells, written, short)
 
 
 if __name__ == "__main__":

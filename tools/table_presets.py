@@ -8,11 +8,14 @@
                                                   and an estimate of the hours that the whole takes on a GPU
 
 The estimate: a short run counts, while it trains, torch's operators and the floating-point operations of those that
-multiply matrices or convolve. Both are multiplied by the rounds and by the batches of the local epochs over all the
-clients' data, full against short. A cell then takes the longer of two times: 10 microseconds an operator (small
-networks wait for kernels to be launched), or 20 TFLOP/s. That is arithmetic and no measurement: what a round costs once
-(coalition games) is multiplied by the batches too, the reading of data is left out, and so is all that a GPU does
-better with many models at once.
+multiply matrices or convolve. Operators are multiplied by the rounds and by the batches of the local epochs over all
+the clients' data, full against short; floating-point operations by the rounds and by the samples (a short run's batches
+are not full); operators of coalition games, which are played once a round, by the rounds only. A cell then takes the
+longer of two times: 10 microseconds an operator (small networks wait for kernels to be launched), or 20 TFLOP/s. That
+is arithmetic and no measurement: whatever else is done once a round is multiplied by the batches too, the reading of
+data is left out, and so is all that a GPU does better with many models at once.
+
+What a short run counted is kept beside the table's cells, in ``NAME.short.jsonl``: a killed one goes on.
 """
 
 from __future__ import annotations
@@ -20,11 +23,14 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import lightning as L
 import torch
@@ -34,7 +40,10 @@ from table_runs import WATCHING, Cell, Measured, built, federated_loop, measure
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of_environment
+from flsv.games.evaluation import evaluator
+from flsv.games.evaluation.one_by_one import run_serial
 
 SECONDS_PER_OPERATOR = 1e-5
 FLOPS_PER_SECOND = 2e13
@@ -61,11 +70,27 @@ class Preset:
 
 
 class Operators(TorchDispatchMode):
-    """Counts torch's operators, and the floating-point operations of those that torch has a formula for."""
+    """Counts torch's operators on this thread, and the floating-point operations of those that torch has a formula for.
+
+    Attributes:
+        in_games: those of the operators with which coalitions were evaluated.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.operators, self.flops = 0, 0
+        self.operators, self.flops, self.in_games = 0, 0, 0
+
+    @contextmanager
+    def with_games(self) -> Iterator[None]:
+        """Coalitions are evaluated on this thread, too: torch's modes do not reach into others."""
+
+        def evaluate(replicas: Sequence[Any], *arguments: Any) -> None:
+            before = self.operators
+            run_serial(replicas[0], *arguments)
+            self.in_games += self.operators - before
+
+        with patch.object(evaluator, "run_threads", evaluate):
+            yield
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -75,13 +100,38 @@ class Operators(TorchDispatchMode):
         return result
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a run trains.
+
+    Args:
+        rounds: how many.
+        batches: of the local epochs over all clients' training samples, in a round.
+        samples: the same in samples.
+    """
+
+    rounds: int
+    batches: int
+    samples: int
+
+    @classmethod
+    def of(cls, trainer: L.Trainer, data: FederatedDataModule) -> Work:
+        """Of a trainer with a federated loop, and data that are set up."""
+        size, epochs = data.batch_size or 32, federated_loop(trainer).local_epochs
+        sizes = [int(n) for n in data.num_samples]
+        batches = sum(-(-n // size) for n in sizes)
+        return cls(int(trainer.max_epochs or 1), epochs * batches, epochs * sum(sizes))
+
+
 class WhileTraining(L.Callback):
     """Counts from the first round to the last: no data set's reading, and no test."""
 
     def __init__(self, count: Operators) -> None:
         self.count = count
+        self.work: Work | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.work = Work.of(trainer, trainer.datamodule)  # type: ignore[attr-defined]
         self.count.__enter__()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -97,26 +147,33 @@ def counted(cell: Cell, short: Mapping[str, Any], root: str) -> Measured:
     """A cell's short run: what it measured, and the seconds that the whole is estimated to take on a GPU."""
     be_quiet()
     few = shortened(cell, short)
-    count = Operators()
-    WATCHING.append(WhileTraining(count))
+    watch = WhileTraining(Operators())
+    WATCHING.append(watch)
     try:
-        result = measure(few, root)
+        with watch.count.with_games():
+            result = measure(few, root)
     finally:
         WATCHING.clear()
         gc.collect()  # a trainer and its data refer to each other, and are large
-    (rounds, passes), (_, short_passes) = work_of(cell, root), work_of(few, root)
-    factor = rounds * passes / short_passes
-    seconds = max(count.operators * SECONDS_PER_OPERATOR, count.flops / FLOPS_PER_SECOND) * factor
-    return {"result": result, "operators": count.operators, "flops": count.flops, "gpu_seconds": seconds}
+    assert watch.work is not None
+    count, seconds = watch.count, gpu_seconds(watch.count, watch.work, work_of(cell, root))
+    counts = {"operators": count.operators, "in_games": count.in_games, "flops": count.flops}
+    return {"result": result, **counts, "gpu_seconds": seconds}
 
 
-def work_of(cell: Cell, root: str) -> tuple[int, int]:
-    """Rounds, and batches of the local epochs over all clients' training samples."""
+def gpu_seconds(count: Operators, short: Work, whole: Work) -> float:
+    """The longer of launching and computing, for the whole in the place of the short run."""
+    training = (count.operators - count.in_games) * whole.batches / short.batches
+    launching = (training + count.in_games) * SECONDS_PER_OPERATOR
+    computing = count.flops / FLOPS_PER_SECOND * whole.samples / short.samples
+    return max(launching, computing) * whole.rounds / short.rounds
+
+
+def work_of(cell: Cell, root: str) -> Work:
+    """What a cell trains."""
     with built(cell, root, **ON_CPU) as cli:
         cli.datamodule.setup("fit")
-        size = cli.datamodule.batch_size or 32
-        batches = sum(-(-int(n) // size) for n in cli.datamodule.num_samples)
-        return int(cli.trainer.max_epochs or 1), federated_loop(cli.trainer).local_epochs * batches
+        return Work.of(cli.trainer, cli.datamodule)
 
 
 def main(preset: Preset, description: str | None, arguments: Sequence[str] | None = None) -> None:
@@ -171,16 +228,23 @@ def _columns(cells: Sequence[Cell], names: Sequence[str]) -> set[str]:
 
 
 def _short(cells: Sequence[Cell], preset: Preset, options: argparse.Namespace) -> str:
-    """Every cell for a round; the report of what came of it, and the estimate for all seeds."""
-    found = {}
+    """Every cell for a round, if it is not kept; the report of what came of it, and the estimate for all seeds."""
+    kept, found, start = Kept(options.kept.with_suffix(".short.jsonl"), options.any_version), {}, time.process_time()
     for done, cell in enumerate(cells, 1):
         short = preset.short(cell) if callable(preset.short) else preset.short
-        found[cell.key] = counted(cell, short, options.root)
+        named = replace(cell, overrides={**cell.overrides, "short": dict(short)})  # the estimate is of both
+        if (counts := kept.find(named)) is None:
+            counts = counted(cell, short, options.root)
+            kept.keep(named, counts)
+        found[cell.key] = counts
         print(f"{done}/{len(cells)} {cell.column}, {cell.row}", flush=True)
+    spent = (time.process_time() - start) / 60
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kilobytes on Linux
     text = preset.report({key: each["result"] for key, each in found.items()}, cells)
     hours = options.seeds * sum(each["gpu_seconds"] for each in found.values()) / 3600
     rates = f"{1e6 * SECONDS_PER_OPERATOR:.0f} microseconds an operator or {FLOPS_PER_SECOND / 1e12:.0f} TFLOP/s"
     return (
         f"{text}\n\nOne round of each of {len(cells)} cells. All rounds and {options.seeds} seeds: about {hours:.1f} "
-        f"hours on one GPU, at {rates}, whichever is longer; estimated by counting, not measured."
+        f"hours on one GPU, at {rates}, whichever is longer; estimated by counting, not measured. What was not kept "
+        f"took {spent:.1f} minutes of CPU time, and this process at most {most:.1f} GiB of memory."
     )

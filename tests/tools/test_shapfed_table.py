@@ -12,6 +12,10 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from matplotlib.colors import to_hex
+from matplotlib.container import BarContainer
+
+from flsv.drawing import PALETTE
 
 NAMES = ("shapfed_table", "shapfed_federation", "shapfed_report", "table_runs", "table_presets")
 
@@ -104,6 +108,22 @@ def test_report_of_a_table(tool: SimpleNamespace, tmp_path: Path) -> None:
     assert "weighting" not in text.partition("## Settings")[2]  # one row's own
     assert [path.name for path in tool.draw(results, tmp_path)] == ["shapfed_figure_7.png"]
     assert [len(ax.lines) for ax in tool.curves_of_clients(tool.chosen(results, column)).axes] == [3] * 5
+
+
+def test_figure_8_covers_no_bar_and_keeps_an_algorithms_colour(tool: SimpleNamespace, tmp_path: Path) -> None:
+    column = "HAM10000, made-up clinics"
+    results = made_up(tool, column, 6, lambda row, seed, n: 20.0 + n + seed)
+    assert [path.name for path in tool.draw(results, tmp_path)] == ["shapfed_figure_8.png"]
+    figure = tool.curve_and_bars(tool.chosen(results, column))
+    figure.draw_without_rendering()
+    left, right = figure.axes
+    assert left.get_legend() is right.get_legend() is None
+    (legend,) = figure.legends
+    assert legend.get_window_extent().y1 <= min(ax.get_window_extent().y0 for ax in figure.axes)
+    groups = [group for group in right.containers if isinstance(group, BarContainer)]
+    bars = {group.get_label(): to_hex(group.patches[0].get_facecolor()) for group in groups}
+    assert list(bars.values()) == list(PALETTE[: len(tool.ROWS)])
+    assert {line.get_label(): line.get_color() for line in left.lines}.items() <= bars.items()
 
 
 def test_figure_6(tool: SimpleNamespace) -> None:

@@ -10,7 +10,7 @@ import pytest
 import table_presets
 import table_runs
 import torch
-from table_presets import Operators, Preset, counted, main, work_of
+from table_presets import Operators, Preset, Work, counted, gpu_seconds, main, work_of
 from table_runs import Cell, built, federated_loop, global_accuracy, seeded
 from table_statistics import gather, means
 
@@ -86,27 +86,44 @@ def test_operators_are_counted() -> None:
     assert count.operators == 3
 
 
-def test_the_estimate_follows_rounds_and_batches() -> None:
+def test_the_estimate_follows_rounds_batches_and_samples() -> None:
     cell = replace(CELL, overrides={"data.max_samples": 600, "trainer.max_epochs": 2})
     short = {"data.max_samples": 300}
-    rounds, passes = work_of(cell, "data")
-    _, short_passes = work_of(replace(cell, overrides=short), "data")
-    assert rounds == 2
-    assert short_passes < passes < 2.5 * short_passes
+    whole, few = work_of(cell, "data"), work_of(replace(cell, overrides=short), "data")
+    assert whole.rounds == 2
+    assert few.batches < whole.batches < 2.5 * few.batches
+    assert whole.samples == pytest.approx(2 * few.samples, rel=0.02)
     found = counted(cell, short, "data")
     assert found["operators"] > 100
-    expected = max(
-        found["operators"] * table_presets.SECONDS_PER_OPERATOR, found["flops"] / table_presets.FLOPS_PER_SECOND
-    )
-    assert found["gpu_seconds"] == pytest.approx(expected * 2 * passes / short_passes)
+    launching = found["operators"] * table_presets.SECONDS_PER_OPERATOR * whole.batches / few.batches
+    assert found["gpu_seconds"] == pytest.approx(2 * launching)
     assert not table_runs.WATCHING
     twice = replace(cell, overrides={**cell.overrides, "federation.local_epochs": 2})
-    assert work_of(twice, "data") == (2, 2 * passes)
+    assert work_of(twice, "data") == Work(2, 2 * whole.batches, 2 * whole.samples)
     longer = counted(replace(cell, overrides={**cell.overrides, "trainer.max_epochs": 20}), short, "data")
     assert longer["gpu_seconds"] == pytest.approx(10 * found["gpu_seconds"])
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_large_networks_are_estimated_by_samples() -> None:
+    """A short run's batches are not full: by batches, its floating-point operations would be too few."""
+    count = Operators()
+    count.operators, count.flops = 10, int(2e13)
+    assert gpu_seconds(count, Work(1, 2, 20), Work(5, 4, 80)) == pytest.approx(5 * 4)
+    count.flops = 0
+    assert gpu_seconds(count, Work(1, 2, 20), Work(5, 4, 80)) == pytest.approx(5 * 2 * 1e-4)
+    count.in_games = 6  # once a round
+    assert gpu_seconds(count, Work(1, 2, 20), Work(5, 4, 80)) == pytest.approx(5 * (2 * 4e-5 + 6e-5))
+
+
+def test_games_are_counted() -> None:
+    """They are played on other threads, where torch's modes count nothing."""
+    files = ("quickstart.yaml", "s_fedavg.yaml")
+    found = counted(replace(CELL, files=files, overrides={}), {"data.max_samples": 300}, "data")
+    assert found["in_games"] > 100
+    assert counted(replace(CELL, overrides={}), {"data.max_samples": 300}, "data")["in_games"] == 0
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     preset = Preset(
         "made_up",
         lambda full, seeds: [replace(CELL, seed=s, overrides={"trainer.max_epochs": 50 if full else 1}) for s in seeds],
@@ -116,7 +133,11 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     arguments = ["--kept", str(tmp_path / "kept.jsonl"), "--out", str(tmp_path / "out.md")]
     main(preset, None, [*arguments, "--full", "--short"])
     assert "hours on one GPU" in (tmp_path / "out.md").read_text()
+    assert "GiB of memory" in (tmp_path / "out.md").read_text()
     assert not (tmp_path / "kept.jsonl").exists()
+    monkeypatch.setattr(table_presets, "counted", None)  # what is kept is not counted again
+    main(preset, None, [*arguments, "--full", "--short"])
+    monkeypatch.undo()
     main(preset, None, [*arguments, "--finished"])
     assert "0 of 5 cells are finished." in (tmp_path / "out.md").read_text()
     main(preset, None, [*arguments, "--list", "--seeds", "2"])
