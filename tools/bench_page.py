@@ -34,7 +34,7 @@ def main() -> None:
     known: Known = {
         each.name: (each, truth_table(each))
         for each in (federation(name, options.root) for name in names())
-        if each.name in ran
+        if each.name in ran and not each.circles
     }
     entries = {name: each for name, each in METRICS.items() if any(key[3] == name for key in results.values)}
     summaries = {name: summarise(results, known, name) for name in entries}

@@ -313,8 +313,7 @@ def _rests_on(s: Mapping[str, Summary], known: Known, results: Results) -> str:
     newer = ""
     if fewer != list(where.values()) or later != seeds:
         newer = (
-            f"{', '.join(f'`{n}`' for n in (*NEW, *SAMPLED))} came later: one seed in {later.count(1)} federations and "
-            f"more in {len(later) - later.count(1)}; absence in {fewer[0]}, dropout in {fewer[1]}, noise in {fewer[2]} "
+            f"{', '.join(f'`{n}`' for n in (*NEW, *SAMPLED))} came later: {_seeds(later)}; absence in {fewer[0]}, dropout in {fewer[1]}, noise in {fewer[2]} "
             f"and other aggregators in {min(fewer[3:])}. A cell is empty where nothing has been run; `flsv bench` goes on "
             "there."
         )
@@ -329,6 +328,16 @@ Runs: {min(seeds)} to {max(seeds)} seeds a federation; one seed of absence in {w
 {newer}
 Larger models, longer runs and other tasks may rank metrics otherwise.
 """
+
+
+def _seeds(runs: list[int]) -> str:
+    """In words, from the number of seeds in each federation."""
+    once = runs.count(1)
+    if not once:
+        return f"two seeds or more in each of {len(runs)} federations"
+    if once == len(runs):
+        return f"one seed in each of {len(runs)} federations"
+    return f"one seed in {once} of {len(runs)} federations, more in the others"
 
 
 def kept(old: str, heading: str) -> str:

@@ -20,7 +20,8 @@ from common import grid
 from scipy import stats
 from torch import Tensor
 
-from flsv.benchmark import Truth, federation, names, truth_table
+from flsv.benchmark import federation, names, truth_table
+from flsv.benchmark.true_values import ExactTruth
 from flsv.errors import ConfigurationError
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.few_coalitions import Which
@@ -41,7 +42,7 @@ Hints = dict[str, dict[str, dict[int, float]]]  # federation, seed, client
 LEVEL = 0.9
 
 
-def of_truth(truth: Truth, masks: Tensor) -> Tensor:
+def of_truth(truth: ExactTruth, masks: Tensor) -> Tensor:
     """``[s, K]``, the utilities of these coalitions."""
     return truth.utilities[:, (masks * 2 ** torch.arange(truth.num_clients)).sum(1)]
 
@@ -59,7 +60,7 @@ def read_hints(path: Path | None, metric: str) -> Hints:
 
 
 def trials(
-    truth: Truth, which: Which, count: int, hints: Sequence[Tensor] | None
+    truth: ExactTruth, which: Which, count: int, hints: Sequence[Tensor] | None
 ) -> Iterator[tuple[float, float, float]]:
     """Rank and linear correlation with the other seeds, and the share of clients whose interval holds their value."""
     masks = few_coalitions(truth.num_clients, which)
@@ -95,6 +96,9 @@ def main() -> None:
                 truth = truth_table(each)
             except ConfigurationError as why:
                 print(f"{name} is left out: {why}")
+                continue
+            if not isinstance(truth, ExactTruth):
+                print(f"{name} is left out: not all of its coalitions are trained")
                 continue
             cells = []
             told = [

@@ -3,6 +3,18 @@
 from flsv.benchmark.duplicates import Duplicates
 from flsv.benchmark.federation import Federation, federation, names
 from flsv.benchmark.lattice import train_coalitions
-from flsv.benchmark.truth import Truth, make_truth, truth_table
+from flsv.benchmark.true_values import ExactTruth, SampledTruth, Truth
+from flsv.benchmark.truth import make_truth, truth_table
 
-__all__ = ["Duplicates", "Federation", "Truth", "federation", "make_truth", "names", "train_coalitions", "truth_table"]
+__all__ = [
+    "Duplicates",
+    "ExactTruth",
+    "Federation",
+    "SampledTruth",
+    "Truth",
+    "federation",
+    "make_truth",
+    "names",
+    "train_coalitions",
+    "truth_table",
+]

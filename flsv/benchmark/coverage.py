@@ -11,7 +11,7 @@ from torch import Tensor
 from flsv.benchmark.federation import Federation
 from flsv.benchmark.run import Interval, Results
 from flsv.benchmark.scores import share_error, shares
-from flsv.benchmark.truth import Truth
+from flsv.benchmark.true_values import Truth
 
 #: Of how many cases a 90 % interval ought to hold the truth.
 GOAL = 0.85

@@ -1,4 +1,5 @@
-"""The benchmark's federations: each is a YAML file in this package, so small that all its coalitions can be trained.
+"""The benchmark's federations: each is a YAML file in this package, so small that all its coalitions can be trained, or
+those along some orders of its clients.
 
 A file holds the sections ``data`` and ``model`` of a configuration of ``flsv fit`` and says beside them how many rounds
 there are, what a model is measured by, who is bad and in which way, and whether the federation is held out from tuning.
@@ -49,6 +50,8 @@ class Federation:
         bad: kind of badness to the clients that are bad in that way.
         attacks: as of :class:`flsv.FederatedLoop`.
         local_epochs: likewise.
+        circles: 0: the truth is of all 2^n coalitions. Of more clients than ten or so: of the coalitions along so many
+            circles of the clients for each training seed, see :mod:`flsv.benchmark.circles`.
         needs: files below ``root`` without which it cannot be run.
         root: folder of the data; None: ``$FLSV_DATA_ROOT``.
 
@@ -72,11 +75,13 @@ class Federation:
     bad: Mapping[str, Sequence[int]] = field(default_factory=dict)
     attacks: Sequence[Mapping[str, Any]] = ()
     local_epochs: int = 1
+    circles: int = 0
     needs: Sequence[str] = ()
     root: str | None = None
 
     def __post_init__(self) -> None:
         check_number(self.name, "rounds", self.rounds, least=1, whole=True)
+        check_number(self.name, "circles", self.circles, least=0, whole=True, hint="0: all coalitions are trained.")
         if self.set not in SETS:
             raise ConfigurationError(f"{self.name}: set={self.set!r}, expected one of {SETS}.")
 

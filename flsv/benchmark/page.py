@@ -124,7 +124,9 @@ def _federations(federations: Known) -> str:
         shares = 100 * truth.mean / truth.mean.sum()
         half = 100 * truth.interval() / truth.mean.sum().abs()
         said = ", ".join(f"{share:.0f} ± {width:.0f}" for share, width in zip(shares.tolist(), half.tolist()))
-        trained = f"{len(truth.seeds)} x {truth.utilities.shape[1]}"
+        trained = f"{len(truth.seeds)} x {truth.trained}"
+        if truth.trained < 2**truth.num_clients:
+            trained += f" of {2**truth.num_clients:,}"
         rows.append([name, each.title, str(truth.num_clients), str(each.rounds), trained, said])
     return table(head, rows)
 
@@ -175,9 +177,15 @@ def draw(summaries: Mapping[str, Summary], costs: Mapping[str, Cost], federation
     return figure
 
 
-def write(folder: Path, summaries: Mapping[str, Summary], costs: Mapping[str, Cost], federations: Known) -> None:
-    """The picture, into ``folder/benchmark.png``."""
-    draw(summaries, costs, federations).savefig(folder / "benchmark.png", dpi=110)
+def write(
+    folder: Path,
+    summaries: Mapping[str, Summary],
+    costs: Mapping[str, Cost],
+    federations: Known,
+    name: str = "benchmark.png",
+) -> None:
+    """The picture, into ``folder/name``."""
+    draw(summaries, costs, federations).savefig(folder / name, dpi=110)
 
 
 def _two(value: float | None) -> str:

@@ -20,6 +20,8 @@ from flsv.benchmark.federation import Federation
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 
+#: From so many clients on, the games of a round are sampled.
+MANY = 11
 #: What a metric may need, in the order in which it is shown.
 NEEDS = {
     "validation": "the server has validation data",
@@ -46,6 +48,8 @@ class Entry:
             logs; None for classifiers) are the federation's where they are not said here and the class takes them.
         needs: names in :data:`NEEDS`.
         client_algorithm: the clients' side of it, a class path; it must not change what they train.
+        per_client: evaluations a client a round that its estimator gets as its budget where there are :data:`MANY`
+            clients or more; None: what the metric takes itself.
     """
 
     title: str
@@ -53,6 +57,7 @@ class Entry:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     client_algorithm: str | None = None
+    per_client: int | None = None
 
     def options(self) -> dict[str, Any]:
         """New arguments of :class:`flsv.FederatedLoop` without which the metric gives nothing."""
@@ -70,6 +75,8 @@ class Entry:
         if not isinstance(made_by, type):
             return made_by
         given = dict(self.arguments)
+        if self.per_client is not None and (clients := federation.datamodule().num_clients) >= MANY:
+            given["estimator_args"] = {**given.get("estimator_args", {}), "budget": self.per_client * clients}
         takes = inspect.signature(made_by).parameters
         logged = None if federation.classifies else federation.performance
         known = {
@@ -144,10 +151,12 @@ def _metric(name: str) -> str:
 
 _GAME = ("validation", "updates")
 _IN_RUN = "flsv.clients.algorithms.InRunValues"
+#: Evaluations a client that "auto" takes of many clients, so that all sampled games cost the same.
+_PER_CLIENT = 20
 
 
 def _sampled(estimator: str) -> dict[str, Any]:
-    """The game of ``fedsv_samples`` at a budget that buys 24 of six clients' 64 coalitions."""
+    """The game of ``fedsv_samples`` at a budget that buys 24 of six clients' 64 coalitions; see ``per_client``."""
     return {"weighting": "samples", "estimator": estimator, "estimator_args": {"budget": 24}}
 
 
@@ -165,7 +174,7 @@ METRICS: dict[str, Entry] = {
         "FedSV, coalitions weighed by samples", _metric("CumulativeShapley"), {"weighting": "samples"}, _GAME
     ),
     "ssv": Entry("SSV of ShapleyFL (AFedSV's weights)", _metric("SurrogateFederatedShapley"), {}, _GAME),
-    "gtg": Entry("GTG-Shapley", _metric("CumulativeShapley"), {"estimator": "gtg"}, _GAME),
+    "gtg": Entry("GTG-Shapley", _metric("CumulativeShapley"), {"estimator": "gtg"}, _GAME, per_client=_PER_CLIENT),
     "s_fedavg": Entry(
         "S-FedAvg's relevance", _metric("PartialFederatedShapley"), {"momentum": 0.75, "init": "uniform"}, _GAME
     ),
@@ -186,18 +195,21 @@ METRICS: dict[str, Entry] = {
         _metric("CumulativeShapley"),
         {"estimator": "banzhaf", "weighting": "samples"},
         _GAME,
+        per_client=_PER_CLIENT,
     ),
     "beta_16_1": Entry(
         "Beta(16, 1)-Shapley, small coalitions first, summed over rounds",
         _metric("CumulativeShapley"),
         {"estimator": "beta", "estimator_args": {"alpha": 16, "beta": 1}, "weighting": "samples"},
         _GAME,
+        per_client=_PER_CLIENT,
     ),
     "beta_1_4": Entry(
         "Beta(1, 4)-Shapley, large coalitions first, summed over rounds",
         _metric("CumulativeShapley"),
         {"estimator": "beta", "estimator_args": {"alpha": 1, "beta": 4}, "weighting": "samples"},
         _GAME,
+        per_client=_PER_CLIENT,
     ),
     "lower_bound": Entry(
         "lower confidence bound of a round's Shapley value",
@@ -206,19 +218,32 @@ METRICS: dict[str, Entry] = {
         _GAME,
     ),
     "permutation_24": Entry(
-        "FedSV by permutations, 24 evaluations a round", _metric("CumulativeShapley"), _sampled("permutation"), _GAME
+        "FedSV by permutations, 24 evaluations a round",
+        _metric("CumulativeShapley"),
+        _sampled("permutation"),
+        _GAME,
+        per_client=_PER_CLIENT,
     ),
     "leverage_24": Entry(
-        "FedSV by Leverage SHAP, 24 evaluations a round", _metric("CumulativeShapley"), _sampled("leverage"), _GAME
+        "FedSV by Leverage SHAP, 24 evaluations a round",
+        _metric("CumulativeShapley"),
+        _sampled("leverage"),
+        _GAME,
+        per_client=_PER_CLIENT,
     ),
     "adjusted_24": Entry(
         "FedSV, regression-adjusted, 24 evaluations a round",
         _metric("CumulativeShapley"),
         _sampled("regression_adjusted"),
         _GAME,
+        per_client=_PER_CLIENT,
     ),
     "surrogate_24": Entry(
-        "FedSV by the surrogate, 24 evaluations a round", _metric("CumulativeShapley"), _sampled("surrogate"), _GAME
+        "FedSV by the surrogate, 24 evaluations a round",
+        _metric("CumulativeShapley"),
+        _sampled("surrogate"),
+        _GAME,
+        per_client=_PER_CLIENT,
     ),
     "gradient_1": Entry(
         "gradient Shapley, first order", _metric("GradientShapley"), {"momentum": 0.9}, (*_GAME, "classes")

@@ -20,7 +20,7 @@ from flsv.benchmark.federation import Federation
 from flsv.benchmark.lattice import model_scores
 from flsv.benchmark.quiet import quiet
 from flsv.benchmark.registry import Entry
-from flsv.benchmark.truth import Truth
+from flsv.benchmark.true_values import Truth
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric

@@ -17,7 +17,7 @@ from flsv.benchmark.federation import Federation
 from flsv.benchmark.registry import Entry
 from flsv.benchmark.run import Results, run
 from flsv.benchmark.scores import auroc, pearson, share_error, spearman
-from flsv.benchmark.truth import Truth
+from flsv.benchmark.true_values import Truth
 
 Known = Mapping[str, tuple[Federation, Truth]]
 NAN = float("nan")

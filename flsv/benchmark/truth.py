@@ -1,6 +1,7 @@
-"""The truth that metrics are measured against: the utility of every coalition, trained from scratch, of several seeds.
+"""The truth that metrics are measured against: utilities of coalitions, trained from scratch, of several seeds.
 
-It is kept as a small CSV file a federation, a row a coalition and seed. The package holds those of its own federations;
+All coalitions of a federation, or of many clients those along circles (:mod:`flsv.benchmark.circles`). It is kept as a
+small CSV file a federation, a row a coalition and seed. The package holds those of its own federations;
 ``flsv bench --truth`` makes them, goes on where it was stopped, and makes those of federations of one's own.
 """
 
@@ -10,85 +11,24 @@ import csv
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from scipy import stats
-from torch import Tensor
 
+from flsv.benchmark.circles import arcs
 from flsv.benchmark.federation import Federation
 from flsv.benchmark.lattice import train_coalitions
-from flsv.benchmark.scores import spearman
+from flsv.benchmark.true_values import ExactTruth, Members, Truth, sampled_truth
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley.exact import MAX_EXACT_PLAYERS, all_coalitions, shapley_of_table
+from flsv.functional.shapley.exact import MAX_EXACT_PLAYERS, all_coalitions
 
 FOLDER = Path(__file__).parent / "truths"
 #: Other seeds than any that metrics are run with: no metric sees a run that is part of the truth.
 SEEDS = (100, 101, 102, 103, 104)
 #: Coalitions that are trained side by side.
-CHUNK = 64
+CHUNK = 192
 COLUMNS = ("seed", "coalition", "utility", "loss")
-Members = tuple[int, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class Truth:
-    """The utilities of all coalitions of a federation.
-
-    Args:
-        seeds: of the trainings, s of them.
-        utilities: float64 ``[s, 2^n]``, the federation's performance; bit i of a coalition's number is client i.
-        losses: float64 ``[s, 2^n]``, mean cross-entropy in nats.
-
-    Example:
-        >>> from flsv.benchmark import federation
-        >>> truth = truth_table(federation("digits_sizes"))
-        >>> truth.utilities.shape, truth.mean.shape, truth.ceiling > 0.8
-        (torch.Size([5, 64]), torch.Size([6]), True)
-    """
-
-    seeds: tuple[int, ...]
-    utilities: Tensor
-    losses: Tensor
-
-    @property
-    def num_clients(self) -> int:
-        """n."""
-        return self.utilities.shape[1].bit_length() - 1
-
-    @property
-    def values(self) -> Tensor:
-        """Float64 ``[s, n]``, every seed's own Shapley values."""
-        return shapley_of_table(self.utilities.T.contiguous()).T
-
-    @property
-    def mean(self) -> Tensor:
-        """Float64 ``[n]``, the Shapley values of the mean utilities."""
-        return self.values.mean(0)
-
-    def interval(self, level: float = 0.9) -> Tensor:
-        """Float64 ``[n]``, half the width of the mean's interval at this level, by Student's t over the seeds; NaN of
-        one seed."""
-        count = len(self.seeds)
-        if count < 2:
-            return torch.full((self.num_clients,), float("nan"), dtype=torch.float64)
-        quantile = float(stats.t.ppf((1 + level) / 2, count - 1))
-        return quantile * self.values.std(0) / count**0.5
-
-    @property
-    def ceiling(self) -> float:
-        """Mean rank correlation of one seed's values with the mean of the others': what no metric can be expected to
-        exceed, which sees one run. NaN of one seed."""
-        values = self.values
-        others = [torch.cat([values[:s], values[s + 1 :]]).mean(0) for s in range(len(values))]
-        return (
-            float(np.mean([spearman(mine, rest) for mine, rest in zip(values, others)]))
-            if len(values) > 1
-            else float("nan")
-        )
 
 
 def truth_table(federation: Federation, folder: Path | None = None) -> Truth:
@@ -112,16 +52,19 @@ def truth_table(federation: Federation, folder: Path | None = None) -> Truth:
             f"{path} holds no coalition yet. Go on with the command that makes it, flsv bench --truth."
         )
     clients = max(1 + max(members, default=-1) for _, members in rows)
-    coalitions = [_members(mask) for mask in all_coalitions(clients)]
     seeds = tuple(sorted({seed for seed, _ in rows}))
-    missing = [(seed, members) for seed in seeds for members in coalitions if (seed, members) not in rows]
+    wanted = {seed: _wanted(federation, clients, seed) for seed in seeds}
+    missing = [(seed, members) for seed in seeds for members in wanted[seed] if (seed, members) not in rows]
     if missing:
         raise ConfigurationError(
-            f"{path}: {len(missing)} of {len(seeds) * len(coalitions)} coalitions are missing, such as "
+            f"{path}: {len(missing)} of {sum(map(len, wanted.values()))} coalitions are missing, such as "
             f"{list(missing[0][1])} of seed {missing[0][0]}. Go on with the command that makes it, flsv bench --truth."
         )
-    table = torch.tensor([[rows[seed, members] for members in coalitions] for seed in seeds], dtype=torch.float64)
-    return Truth(seeds, table[..., 0].contiguous(), table[..., 1].contiguous())
+    if federation.circles:
+        by_seed = {seed: {members: rows[seed, members][0] for members in wanted[seed]} for seed in seeds}
+        return sampled_truth(by_seed, clients, federation.circles)
+    table = torch.tensor([[rows[seed, members] for members in wanted[seed]] for seed in seeds], dtype=torch.float64)
+    return ExactTruth(seeds, table[..., 0].contiguous(), table[..., 1].contiguous())
 
 
 def make_truth(
@@ -137,33 +80,32 @@ def make_truth(
         federation: whose.
         folder: of the table.
         seeds: of the trainings.
-        coalitions: members of those that are wanted; None: all.
+        coalitions: members of those that are wanted; None: all, or those on the federation's circles.
         max_clients: the most clients for which all 2^n may be begun.
 
     Returns:
         How many were trained.
 
     Raises:
-        ConfigurationError: more clients than ``max_clients``; a table of other settings.
+        ConfigurationError: more clients than ``max_clients``, and no circles; a table of other settings.
     """
     clients = federation.datamodule().num_clients
-    if coalitions is None and clients > min(max_clients, MAX_EXACT_PLAYERS):
+    if coalitions is None and not federation.circles and clients > min(max_clients, MAX_EXACT_PLAYERS):
         raise ConfigurationError(
             f"{federation.name}: {clients} clients make {2**clients:,} coalitions to train for every seed; the limit "
-            f"is max_clients={max_clients}."
+            f"is max_clients={max_clients}. Say `circles: 3` in its file: some {3 * clients * (clients - 1):,} are "
+            "trained then, which give each client each place in an order equally often."
         )
     path = folder / f"{federation.name}.csv"
     known = _read(path, federation) if path.is_file() else {}
-    if coalitions is None:
-        wanted = [_members(mask) for mask in all_coalitions(clients)]
-    else:
-        wanted = [tuple(sorted(members)) for members in coalitions]
+    given = None if coalitions is None else [tuple(sorted(members)) for members in coalitions]
     folder.mkdir(parents=True, exist_ok=True)
     if not known and not (path.is_file() and path.read_text(encoding="utf-8").count("\n") > 1):
         header = f"# {federation.name}: settings {settings(federation)}"
         path.write_text(f"{header}\n{','.join(COLUMNS)}\n", encoding="utf-8")
     trained = 0
     for seed in seeds:
+        wanted = _wanted(federation, clients, seed) if given is None else given
         todo = [members for members in wanted if (seed, members) not in known]
         for start in range(0, len(todo), CHUNK):
             some = todo[start : start + CHUNK]
@@ -180,10 +122,19 @@ def make_truth(
 
 
 def settings(federation: Federation) -> str:
-    """A short hash of all that the truth depends on. Where the data lie is no part of it."""
+    """A short hash of all that a coalition's utility depends on. Where the data lie is no part of it, nor is how many
+    coalitions are trained."""
     said = {name: getattr(federation, name) for name in ("rounds", "data", "model", "performance", "mode", "attacks")}
     text = json.dumps({**said, "local_epochs": federation.local_epochs}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def _wanted(federation: Federation, clients: int, seed: int) -> list[Members]:
+    """The coalitions of a seed that its truth is worked out from."""
+    return [
+        _members(mask)
+        for mask in (arcs(clients, seed, federation.circles) if federation.circles else all_coalitions(clients))
+    ]
 
 
 def _read(path: Path, federation: Federation) -> dict[tuple[int, Members], tuple[float, float]]:

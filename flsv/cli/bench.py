@@ -2,22 +2,23 @@
 
     flsv bench                                all metrics, all federations
     flsv bench --metric my_package.MyMetric   one of your own, in minutes
-    flsv bench --quick                        two runs, no other aggregators
+    flsv bench --quick                        two runs of few clients
     flsv bench --metric cgsv --federations held_out --seeds 5
     flsv bench --federations mine.yaml        one of your own; its truth first
     flsv bench --list                         metrics and federations
 
 Federations whose data are not there are left out. Every metric is measured against the truth: the Shapley values of the
-game in which each coalition of a federation's clients was really trained, several times. The package holds these
-tables; ``flsv bench --truth`` makes them, and goes on where it was stopped. So does the benchmark itself, whose values
-lie in ``--out``. Under ``torchrun`` the fits are shared out.
+game in which each coalition of a federation's clients was really trained, several times; of many clients (`circles` in
+the file) those along some orders, and they have tables of their own. The package holds what was trained;
+``flsv bench --truth`` trains it anew, and goes on where it was stopped. So does the benchmark itself, whose values lie
+in ``--out``. Under ``torchrun`` the fits are shared out.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -30,16 +31,19 @@ from flsv.benchmark import Federation, Truth, federation, make_truth, names, tru
 from flsv.benchmark.conditions import AGGREGATORS, CONDITIONS
 from flsv.benchmark.federation import SETS, federations
 from flsv.benchmark.page import markdown, write
-from flsv.benchmark.registry import METRICS, entry
-from flsv.benchmark.run import bench
-from flsv.benchmark.summary import Summary, costs, summarise
+from flsv.benchmark.registry import METRICS, Entry, entry
+from flsv.benchmark.run import Results, bench
+from flsv.benchmark.summary import Known, Summary, costs, summarise
 from flsv.benchmark.truth import SEEDS, settings
 from flsv.cli.help import command_parser, positive
 from flsv.drawing import drawing
 from flsv.engines.ranks import ranks_of_environment
 
-#: Where costs are measured: it needs no download.
-COSTS_IN = "digits_dirichlet"
+#: What is added to names of files on federations of many clients, whose truth is sampled.
+MANY = "_many"
+#: Where costs are measured: they need no download.
+COSTS_IN = {"": "digits_dirichlet", MANY: "digits_20_clients"}
+FILES = (("benchmark", "md"), ("benchmark", "png"), ("costs", "csv"))
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
@@ -51,6 +55,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     ranks = ranks_of_environment()
     say = _nothing if quiet or ranks.rank else partial(print, flush=True)
     asked = federations(options.federations or SETS, options.root, say)
+    if options.quick and not options.federations:  # of many clients a run with all metrics takes ten times as long
+        asked = [each for each in asked if not each.circles]
     if options.truth:
         for each in asked[ranks.rank :: ranks.size]:
             trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + options.truth_seeds))
@@ -77,18 +83,37 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     if ranks.rank:
         return
-    cost_in = known[COSTS_IN][0] if COSTS_IN in known else federation(COSTS_IN)
-    cost = costs(cost_in, entries, options.out / "costs.csv", say=say)
-    summaries = {name: summarise(results, known, name) for name in entries}
-    (options.out / "benchmark.md").write_text(markdown(summaries, entries, known, cost), encoding="utf-8")
-    with drawing("benchmark.png"):
-        write(options.out, summaries, cost, known)
-    if not quiet:
-        _show(summaries, known)
+    written = []
+    for suffix, circles in (("", False), (MANY, True)):
+        some = {name: each for name, each in known.items() if bool(each[0].circles) is circles}
+        if some:
+            written += _report(options.out, suffix, results, some, entries, say, quiet)
     say(
-        f"Written to {options.out}: benchmark.md, benchmark.png, values.csv, costs.csv. "
+        f"Written to {options.out}: {', '.join(written)}, values.csv. "
         f"{time.process_time() / 60:.1f} minutes of the processor."
     )
+
+
+def _report(
+    out: Path,
+    suffix: str,
+    results: Results,
+    known: Known,
+    entries: Mapping[str, Entry],
+    say: Callable[[str], None],
+    quiet: bool,
+) -> list[str]:
+    """Tables and picture of the federations of few clients, or of those of many; the names of what is written."""
+    page, picture, kept = (f"{name}{suffix}.{end}" for name, end in FILES)
+    cost_in = known[COSTS_IN[suffix]][0] if COSTS_IN[suffix] in known else federation(COSTS_IN[suffix])
+    cost = costs(cost_in, entries, out / kept, say=say)
+    summaries = {name: summarise(results, known, name) for name in entries}
+    (out / page).write_text(markdown(summaries, entries, known, cost), encoding="utf-8")
+    with drawing(picture):
+        write(out, summaries, cost, known, picture)
+    if not quiet:
+        _show(summaries, known)
+    return [page, picture, kept]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -104,7 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=positive, default=None, help="runs of every federation. Default: 3")
     parser.add_argument(
-        "--quick", action="store_true", help="two runs of every federation, and no other aggregators, unless you say so"
+        "--quick",
+        action="store_true",
+        help="two runs of every federation, no other aggregators, none of many clients, unless you say so",
     )
     parser.add_argument(
         "--conditions",
@@ -116,7 +143,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark"), help="folder of values, tables and picture")
     parser.add_argument("--root", default=None, help="folder of the data. Default: $FLSV_DATA_ROOT")
-    parser.add_argument("--truth", action="store_true", help="train all coalitions, and write their utilities to --out")
+    parser.add_argument("--truth", action="store_true", help="train the coalitions, and write their utilities to --out")
     parser.add_argument("--truth-seeds", type=positive, default=len(SEEDS), help="trainings of every coalition")
     parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
     return parser
@@ -124,12 +151,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _truth(each: Federation, out: Path, seeds: int, rank: int) -> Truth:
     shipped = federation(each.name) if each.name in names() else None
-    if shipped is not None and settings(shipped) == settings(each):
+    if shipped is not None and (settings(shipped), shipped.circles) == (settings(each), each.circles):
         return truth_table(each)
     folder = out / "truths"
     if rank == 0:
         if not (folder / f"{each.name}.csv").is_file():
-            print(f"{each.name}: training all of its coalitions, {seeds} times.", flush=True)
+            which = f"the coalitions on {each.circles} of its circles" if each.circles else "all of its coalitions"
+            print(f"{each.name}: training {which}, {seeds} times.", flush=True)
         make_truth(each, folder, range(SEEDS[0], SEEDS[0] + seeds))
     return truth_table(each, folder)
 
@@ -147,8 +175,9 @@ def _list() -> None:
     console.print(table)
 
 
-def _show(summaries: dict[str, Summary], known: dict[str, tuple[Federation, Truth]]) -> None:
-    title = f"Rank correlation with the retrained Shapley values, {len(known)} federations"
+def _show(summaries: Mapping[str, Summary], known: Known) -> None:
+    many = " of many clients" if any(each.circles for each, _ in known.values()) else ""
+    title = f"Rank correlation with the retrained Shapley values, {len(known)} federations{many}"
     table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD)
     for name in ("metric", "tuning", "held out", "all", "worst"):
         table.add_column(name, justify="left" if name == "metric" else "right")

@@ -8,10 +8,10 @@ import pytest
 import torch
 from small_federation import small
 
-from flsv.benchmark import Truth
 from flsv.benchmark.coverage import as_shares, coverage
 from flsv.benchmark.run import Results, Values
 from flsv.benchmark.summary import Known
+from flsv.benchmark.true_values import ExactTruth
 
 NAN = float("nan")
 
@@ -20,7 +20,7 @@ def known(*worth: float) -> Known:
     """A federation whose truth is an additive game: clients have 0.5, 0.3 and 0.2 of it."""
     masks = torch.tensor([[bool(mask >> i & 1) for i in range(3)] for mask in range(8)])
     utilities = (masks.double() @ torch.tensor(worth or (0.5, 0.3, 0.2), dtype=torch.float64)).expand(2, 8)
-    return {"small": (small(), Truth((1, 2), utilities.contiguous(), -utilities))}
+    return {"small": (small(), ExactTruth((1, 2), utilities.contiguous(), -utilities))}
 
 
 def told(*runs: tuple[list[float], float]) -> Results:

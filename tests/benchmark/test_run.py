@@ -61,6 +61,18 @@ def test_all_metrics_of_the_registry_in_one_fit() -> None:
     assert found.values["size"].tolist() == small().datamodule().num_samples.tolist()
 
 
+def test_games_of_many_clients_have_a_budget_a_client() -> None:
+    """Else Banzhaf values would be of all 2^12 coalitions, and 24 evaluations too few for some."""
+    partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 12}}
+    mine = small(data={**small().data, "partitioner": partitioner})
+    games = [name for name, each in METRICS.items() if each.per_client is not None]
+    assert {"banzhaf", "gtg", "beta_16_1", "beta_1_4", "permutation_24", "leverage_24"} <= set(games)
+    found = run(mine, {name: METRICS[name] for name in ["fedsv", *games]}, seed=0)
+    assert not found.refused
+    for name, evaluations in found.evaluations.items():
+        assert 2 * 24 < evaluations <= 2 * 20 * 12, name
+
+
 REGRESSION = {
     "performance": "val_loss",
     "mode": "min",

@@ -12,7 +12,8 @@ from scipy import stats
 from small_federation import small
 
 from flsv.benchmark import federation, make_truth, names, train_coalitions, truth_table
-from flsv.benchmark.truth import FOLDER, SEEDS, Truth, settings
+from flsv.benchmark.true_values import ExactTruth, SampledTruth, sampled_truth
+from flsv.benchmark.truth import FOLDER, SEEDS, settings
 from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
 from flsv.functional.shapley.exact import all_coalitions
@@ -35,6 +36,8 @@ def test_made_in_parts_is_made_whole(tmp_path: Path) -> None:
     assert make_truth(mine, parts, seeds=[1, 2]) == 14
     assert make_truth(mine, parts, seeds=[1, 2]) == 0
     one, other = truth_table(mine, whole), truth_table(mine, parts)
+    assert isinstance(one, ExactTruth)
+    assert isinstance(other, ExactTruth)
     assert torch.allclose(one.utilities, other.utilities, atol=0.05)
     assert torch.allclose(one.losses, other.losses, rtol=1e-3)
 
@@ -42,7 +45,7 @@ def test_made_in_parts_is_made_whole(tmp_path: Path) -> None:
 def test_values_and_intervals() -> None:
     draw = torch.Generator().manual_seed(0)
     table = torch.randn(4, 8, dtype=torch.float64, generator=draw)
-    truth = Truth((1, 2, 3, 4), table, table)
+    truth = ExactTruth((1, 2, 3, 4), table, table)
     masks = all_coalitions(3)
     for row, values in zip(table, truth.values):
         game = {tuple(mask.tolist()): u for mask, u in zip(masks, row)}
@@ -60,15 +63,24 @@ def test_shipped_tables_are_whole_and_of_the_shipped_federations(name: str) -> N
     truth = truth_table(federation(name))
     assert len(truth.seeds) >= 3  # or there is no interval
     assert set(truth.seeds) <= set(SEEDS)
-    assert truth.utilities.isfinite().all()
-    assert len({round(u, 4) for u in truth.utilities[0].tolist()}) > truth.num_clients  # a game worth the name
+    assert truth.values.isfinite().all()
+    assert truth.ceiling > 0.6
+    if isinstance(truth, ExactTruth):
+        assert len({round(u, 4) for u in truth.utilities[0].tolist()}) > truth.num_clients  # a game worth the name
+    else:
+        assert truth.num_clients > 10  # or it could be exact
 
 
-def test_shipped_tables_are_what_the_command_makes(tmp_path: Path) -> None:
-    digits = federation("digits_free_riders")
-    make_truth(digits, tmp_path, seeds=SEEDS[:1], coalitions=[(2, 3, 4), (0,)])
-    made = (tmp_path / "digits_free_riders.csv").read_text().splitlines()
-    shipped = (FOLDER / "digits_free_riders.csv").read_text().splitlines()
+@pytest.mark.parametrize(
+    ("name", "coalitions"),
+    [("digits_free_riders", [(2, 3, 4), (0,)]), ("digits_20_clients", [tuple(range(20)), ()])],
+)
+def test_shipped_tables_are_what_the_command_makes(
+    name: str, coalitions: list[tuple[int, ...]], tmp_path: Path
+) -> None:
+    make_truth(federation(name), tmp_path, seeds=SEEDS[:1], coalitions=coalitions)
+    made = (tmp_path / f"{name}.csv").read_text().splitlines()
+    shipped = (FOLDER / f"{name}.csv").read_text().splitlines()
     assert made[:2] == shipped[:2]
     rows = {tuple(line.split(",")[:2]): [float(x) for x in line.split(",")[2:]] for line in shipped[2:]}
     for line in made[2:]:
@@ -92,8 +104,47 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no truth of small"):
         truth_table(small(), tmp_path)
     many = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 11}}
-    with pytest.raises(ConfigurationError, match="2,048 coalitions"):
+    with pytest.raises(ConfigurationError, match="2,048 coalitions.*Say `circles: 3`"):
         make_truth(small(data={**small().data, "partitioner": many}), tmp_path)
+
+
+def test_of_circles_made_in_parts_is_made_whole(tmp_path: Path) -> None:
+    partitioner = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 5}}
+    mine = small(circles=1, data={**small().data, "partitioner": partitioner})
+    assert make_truth(mine, tmp_path, seeds=[1, 2]) == 2 * (5 * 4 + 2)
+    path = tmp_path / "small.csv"
+    truth = truth_table(mine, tmp_path)
+    assert isinstance(truth, SampledTruth)
+    assert (truth.num_clients, truth.trained, truth.values.shape) == (5, 22, (2, 5))
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:30]) + "2,0+1,")  # killed while it wrote
+    with pytest.raises(ConfigurationError, match="16 of 44 coalitions are missing"):
+        truth_table(mine, tmp_path)
+    assert make_truth(mine, tmp_path, seeds=[1, 2]) == 16
+    # Another circle needs what is not there yet, and no coalition twice.
+    more = replace(mine, circles=2)
+    assert settings(more) == settings(mine)
+    with pytest.raises(ConfigurationError, match="are missing"):
+        truth_table(more, tmp_path)
+    assert 0 < make_truth(more, tmp_path, seeds=[1, 2]) <= 2 * (32 - 22)
+    both = truth_table(more, tmp_path)
+    assert isinstance(both, SampledTruth)
+    torch.testing.assert_close(both.circle_values[:, 0], truth.circle_values[:, 0], atol=0.05, rtol=0)
+
+
+def test_the_interval_of_circles_holds_the_exact_values() -> None:
+    """Circles of the exact tables, each seed with its own: 90 % intervals hold the mean of all seeds' exact values."""
+    held = []
+    for name in ("digits_label_noise", "digits_sizes", "fashion_dirichlet", "mnist_sizes", "digits_dirichlet"):
+        exact = truth_table(federation(name))
+        assert isinstance(exact, ExactTruth)
+        members = [tuple(mask.nonzero().flatten().tolist()) for mask in all_coalitions(exact.num_clients)]
+        # One game that all draw from: what remains is the drawing.
+        table = dict(zip(members, exact.utilities.mean(0).tolist()))
+        for first in range(0, 100, 5):
+            sampled = sampled_truth({first + more: table for more in range(5)}, exact.num_clients, 1)
+            held.append(((sampled.mean - exact.mean).abs() <= sampled.interval(0.9)).double().mean().item())
+    assert 0.85 < sum(held) / len(held) < 0.95
 
 
 def test_the_empty_coalition_is_untrained() -> None:

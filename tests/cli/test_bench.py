@@ -12,6 +12,7 @@ from flsv.benchmark import names
 from flsv.benchmark.federation import FOLDER
 from flsv.cli import main
 from flsv.cli.bench import COSTS_IN
+from flsv.errors import ConfigurationError
 
 
 @pytest.fixture
@@ -47,6 +48,26 @@ def test_a_metric_in_a_federation_of_ones_own(mine: str, tmp_path: Path, capsys:
     assert (out / "values.csv").read_text() == before
 
 
+def test_many_clients_have_tables_of_their_own(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = yaml.safe_load(Path(mine).read_text())
+    said["data"]["partitioner"] = {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 12}}
+    many = tmp_path / "many.yaml"
+    many.write_text(yaml.safe_dump({**said, "circles": 1}))
+    out = tmp_path / "out"
+    asked = ["bench", "--metric", "size", "--conditions", "--seeds", "1", "--truth-seeds", "2", "--out", str(out)]
+    assert main([*asked, "--federations", mine, str(many)]) == 0
+    text = capsys.readouterr().out
+    assert "many: training the coalitions on 1 of its circles, 2 times." in text
+    assert "1 federations of many clients" in " ".join(text.split())
+    few, page = ((out / name).read_text() for name in ("benchmark.md", "benchmark_many.md"))
+    assert "| mine |" in few
+    assert "2 x 8 |" in few
+    assert "many |" not in few
+    assert "| mine |" not in page
+    assert "2 x 134 of 4,096" in page
+    assert all((out / name).is_file() for name in ("benchmark_many.png", "costs_many.csv", "costs.csv"))
+
+
 def test_quick_is_two_runs_and_no_other_aggregators(mine: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert (
@@ -56,6 +77,22 @@ def test_quick_is_two_runs_and_no_other_aggregators(mine: str, tmp_path: Path) -
     with (out / "values.csv").open() as file:
         runs = {(row["condition"], row["seed"]) for row in csv.DictReader(file)}
     assert runs == {("base", "0"), ("base", "1"), ("partial", "0"), ("dropout", "0"), ("private", "0")}
+
+
+def test_quick_leaves_many_clients_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seen: list[set[str]] = []
+
+    def instead(known: dict[str, object], *_: object, **__: object) -> None:
+        seen.append(set(known))
+        raise ConfigurationError("enough")
+
+    monkeypatch.delenv("FLSV_DATA_ROOT", raising=False)
+    monkeypatch.setattr("flsv.cli.bench.bench", instead)
+    asked = ["bench", "--metric", "size", "--out", str(tmp_path)]
+    for more in (["--quick"], [], ["--quick", "--federations", "digits_20_clients"]):
+        assert main([*asked, *more]) == 2
+    assert seen[1] - seen[0] == {"digits_20_clients"}
+    assert seen[2] == {"digits_20_clients"}
 
 
 def test_the_truth_alone(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -92,4 +129,4 @@ def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--list"]) == 0
     said = capsys.readouterr().out
     assert all(name in said for name in names())
-    assert COSTS_IN in said
+    assert all(name in said for name in COSTS_IN.values())
