@@ -1,15 +1,17 @@
 """What in-run data Shapley costs a round.
 
-    python tools/bench_inrun.py [--repeats 3] [--networks mlp lenet wide]
+    python tools/bench_inrun.py [--repeats 7] [--rounds 5] [--networks mlp lenet wide]
 
 5 clients x 480 random images of 28x28, batch 24, SGD; 240 validation images at the server, which Lightning validates
-on after every round in all runs. Processor time of a whole round, the least over the rounds; runs with and without take
-turns in one process. ``every`` is that of ``InRunValues``.
+on after every round in all runs. Processor time of a whole round; runs with and without take turns in one process. A
+turn's ratio is that of the least of each run's rounds, and the table has the median over the turns, and their range.
+``every`` is that of ``InRunValues``.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ from flsv.clients.algorithms import InRunValues
 from flsv.data import IIDPartitioner
 from flsv.metrics import InRunShapley
 
-CLIENTS, SAMPLES, VALIDATION, BATCH, ROUNDS = 5, 2400, 240, 24, 3
+CLIENTS, SAMPLES, VALIDATION, BATCH = 5, 2400, 240, 24
 
 
 def mlp() -> nn.Module:
@@ -42,20 +44,21 @@ def wide() -> nn.Module:
     return nn.Sequential(*first, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
-def rounds(network: Any, data: tuple[TensorDataset, TensorDataset], every: int | None, order: Any = 1) -> list[float]:
+def rounds(network: Any, data: tuple[TensorDataset, TensorDataset], every: int | None, count: int) -> list[float]:
     torch.manual_seed(0)
     values = {} if every is None else {"client_algorithm": InRunValues(every)}
-    metrics = {} if every is None else {"metrics": {"in_run": InRunShapley(order=order)}}
+    metrics = {} if every is None else {"metrics": {"in_run": InRunShapley()}}
     loop = Timed(print_table=False, figures_every=0, seed=0, **values, **metrics)  # type: ignore[arg-type]
     share = VALIDATION / (SAMPLES + VALIDATION)
     dealt = FederatedDataModule(data, IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=share)
     module = ClassifierClient(network(), num_classes=10, input_shape=(1, 28, 28))
-    return round_times(loop, module, dealt, ROUNDS)
+    return round_times(loop, module, dealt, count)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--networks", nargs="+", default=["mlp", "lenet", "wide"])
     asked = parser.parse_args()
     be_quiet()
@@ -64,21 +67,20 @@ def main() -> None:
         TensorDataset(torch.randn(n, 1, 28, 28, generator=draw), torch.randint(10, (n,), generator=draw))
         for n in (SAMPLES + VALIDATION, 10)
     ]
-    ways: dict[str, tuple[int | None, int]] = {
-        "without": (None, 1),
-        "every=1": (1, 1),
-        "every=2": (2, 1),
-        "every=4": (4, 1),
-    }
+    ways: dict[str, int | None] = {"without": None, "every=1": 1, "every=2": 2, "every=4": 4}
     print("| network | " + " | ".join(ways) + " |")
     print("|---" * (len(ways) + 1) + "|")
     for network in (each for each in (mlp, lenet, wide) if each.__name__ in asked.networks):
-        found: dict[str, list[float]] = {name: [] for name in ways}
+        turns: list[dict[str, float]] = []
         for _ in range(asked.repeats):
-            for name, (every, order) in ways.items():
-                found[name] += rounds(network, (sets[0], sets[1]), every, order)
-        base = min(found["without"])
-        cells = [f"{base:.2f} s", *(f"{min(found[name]) / base - 1:+.0%}" for name in list(ways)[1:])]
+            turn = {name: min(rounds(network, (sets[0], sets[1]), every, asked.rounds)) for name, every in ways.items()}
+            turns.append(turn)
+        more = {name: [turn[name] / turn["without"] - 1 for turn in turns] for name in list(ways)[1:]}
+        base = min(turn["without"] for turn in turns)
+        cells = [
+            f"{base:.2f} s",
+            *(f"{statistics.median(each):+.0%} ({min(each):+.0%} to {max(each):+.0%})" for each in more.values()),
+        ]
         print(f"| {network.__name__} | " + " | ".join(cells) + " |", flush=True)
 
 

@@ -38,6 +38,8 @@ LAYERS: tuple[type[nn.Module], ...] = (
     nn.InstanceNorm2d,
     nn.InstanceNorm3d,
 )
+#: Numbers that go into a layer and out of it, up to which it waits for more batches; and that all layers hold so.
+_SMALL, _HELD = 2**17, 2**18
 _BATCH_NORM = nn.modules.batchnorm._BatchNorm
 _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
@@ -46,14 +48,12 @@ class GhostProducts:
     """Hooks on a module that collect <g, part of the batch gradient that is sample z's>, float64 ``[B]``.
 
     The products of a batch sum to <g, gradient of the batch's loss>, whatever the loss: a mean or a sum, with weights
-    or without. One more forward pass of every layer, nothing is stored beside the layers' outputs.
+    or without. One more forward pass of every layer. Since g stays the same, small layers do it for several batches at
+    once: their inputs and their outputs' gradients are held so long, up to some MB.
 
     Args:
         module: whose passes are watched while :attr:`samples` is not None.
         reference: g, by names of parameters, in their shapes. Trainable parameters that are not in it have no part.
-
-    Attributes:
-        samples: how many samples the present batch has, the first dimension of all activations; None: not watched.
 
     Raises:
         ConfigurationError: a layer that samples' gradients cannot be told apart in, by name.
@@ -70,48 +70,129 @@ class GhostProducts:
 
     def __init__(self, module: nn.Module, reference: Mapping[str, Tensor]) -> None:
         check_layers(module, set(reference))
-        self.samples: int | None = None
-        self._products: Tensor | None = None
-        by_parameter = {p: reference[name] for name, p in module.named_parameters() if name in reference}
+        self._samples: int | None = None
+        self._device = next((p.device for p in module.parameters()), None)
+        self._end = 0
+        self._rows: Tensor | None = None
+        self._done: list[tuple[Tensor, Tensor]] = []
+        self._layers: list[_Layer] = []
         self._handles = []
+        by_parameter = {p: reference[name] for name, p in module.named_parameters() if name in reference}
         for name, layer in module.named_modules():
-            own = dict(layer.named_parameters(recurse=False))
-            if any(p in by_parameter and p.requires_grad for p in own.values()):
-                g = {n: by_parameter[p] if p in by_parameter and p.requires_grad else None for n, p in own.items()}
-                hook = self._hook(name, _with(layer, own, g))
-                self._handles.append(layer.register_forward_hook(hook, with_kwargs=True))
+            own = layer._parameters
+            if any(p in by_parameter and p.requires_grad for p in own.values() if p is not None):
+                g = {
+                    n: by_parameter[p] if p in by_parameter and p.requires_grad else None
+                    for n, p in own.items()
+                    if p is not None
+                }
+                self._layers.append(_Layer(name, _with(layer, own, g)))
+                self._handles.append(layer.register_forward_hook(self._hook(self._layers[-1]), with_kwargs=True))
+
+    @property
+    def samples(self) -> int | None:
+        """How many samples the present batch has, the first dimension of all activations; None: not watched. To set it
+        begins a batch."""
+        return self._samples
+
+    @samples.setter
+    def samples(self, samples: int | None) -> None:
+        if sum(layer.held for layer in self._layers) > _HELD:
+            self._work()
+        self._samples, self._rows = samples, None
+        if samples is not None:
+            self._begin(samples)
 
     def take(self) -> Tensor | None:
-        """``[B]`` since the last call; None where no watched gradient has reached a layer."""
-        products, self._products = self._products, None
+        """``[sum of B]``, the products of all batches since the last call, in their order; None where no watched
+        gradient has reached a layer."""
+        self._work()
+        done, self._done = self._done, []
+        products = None
+        if done:
+            products = torch.zeros(self._end, dtype=torch.float64, device=self._device)
+            for rows, found in done:
+                products.index_add_(0, rows.to(products.device), found.to(products))
+        self._end, self._rows = 0, None
         return products
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Take the hooks away; what they have brought can still be taken."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
-    def _hook(self, name: str, twin: nn.Module) -> Callable[..., None]:
+    def _begin(self, samples: int) -> Tensor:
+        """A batch: its rows among the products."""
+        self._rows = torch.arange(self._end, self._end + samples, device=self._device)
+        self._end += samples
+        return self._rows
+
+    def _work(self) -> None:
+        self._done += [found for layer in self._layers for found in layer.work()]
+
+    def _hook(self, of: _Layer) -> Callable[..., None]:
         def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            if self.samples is None or not torch.is_grad_enabled() or not output.requires_grad:
+            samples = self._samples
+            if samples is None or not torch.is_grad_enabled() or not output.requires_grad:
                 return
-            if not len(output) or len(output) != self.samples:
+            if len(output) != samples or not samples:
                 raise ConfigurationError(
-                    f"layer {name!r} gives {len(output)} rows for a batch of {self.samples} samples: whose is which "
+                    f"layer {of.name!r} gives {len(output)} rows for a batch of {samples} samples: whose is which "
                     "cannot be told. In-run values need layers whose first dimension is the batch."
                 )
+            rows = self._begin(samples) if self._rows is None else self._rows
+            x = None if kwargs or len(args) != 1 else args[0]
+            if x is not None and len(x) == samples and of.waits(x, output):
+                # What no gradient runs through may be a buffer of the data's that the next batch overwrites.
+                kept = x.detach() if x.requires_grad else x.detach().clone()
+                output.register_hook(lambda gradient: of.keep(rows, kept, gradient))
+                return
             with torch.no_grad():
-                ahead = twin.forward(*_detached(args), **_detached(kwargs))
+                ahead = of.twin.forward(*_detached(args), **_detached(kwargs))
 
             def add(gradient: Tensor) -> None:
                 product = torch.linalg.vecdot(gradient.detach().flatten(1).to(ahead.dtype), ahead.flatten(1))
-                before = self._products
-                self._products = product.double() if before is None else before + product.double()
+                self._done.append((rows, product))
 
             output.register_hook(add)
 
         return hook
+
+
+class _Layer:
+    """A layer with g in place of its parameters, and what it has not yet worked on: rows, inputs and gradients."""
+
+    def __init__(self, name: str, twin: nn.Module) -> None:
+        self.name, self.twin, self.held = name, twin, 0
+        self._dtype = next(p.dtype for p in twin._parameters.values() if p is not None)
+        self._kept: list[tuple[Tensor, Tensor, Tensor, tuple[int, int]]] = []
+
+    def waits(self, x: Tensor, output: Tensor) -> bool:
+        """Whether it is small enough to wait for more, and its twin gives the same output at any time: not where
+        autocast gives it another type."""
+        return x.dtype == output.dtype == self._dtype and x.numel() + output.numel() <= _SMALL
+
+    def keep(self, rows: Tensor, x: Tensor, gradient: Tensor) -> None:
+        gradient = gradient.detach()
+        self._kept.append((rows, x, gradient, (x._version, gradient._version)))
+        self.held += x.numel() + gradient.numel()
+
+    @torch.no_grad()
+    def work(self) -> list[tuple[Tensor, Tensor]]:
+        """Rows and their products."""
+        kept, self._kept, self.held = self._kept, [], 0
+        if any((x._version, gradient._version) != versions for _, x, gradient, versions in kept):
+            raise ConfigurationError(
+                f"layer {self.name!r}: its input or its output's gradient was changed in place after the backward "
+                "pass, and in-run values still need it. Change a copy."
+            )
+        found = []
+        for shape in dict.fromkeys(x.shape[1:] for _, x, _, _ in kept):  # sequences may differ in length
+            rows, inputs, gradients, _ = zip(*(each for each in kept if each[1].shape[1:] == shape))
+            ahead = self.twin.forward(torch.cat(inputs))
+            found.append((torch.cat(rows), torch.linalg.vecdot(torch.cat(gradients).flatten(1), ahead.flatten(1))))
+        return found
 
 
 def check_layers(module: nn.Module, names: set[str]) -> None:

@@ -130,59 +130,63 @@ class InRunValues(ClientAlgorithm):
         names: dict[Tensor, str] = {p: name for name, p in visit.module.named_parameters()}
         self._ghost = GhostProducts(visit.module, dict(zip((names[p] for p in shared), visit.entries(g, shared))))
         self._rates: list[float] = []
-        self._pending: list[tuple[Tensor, Tensor, Tensor]] = []
-        self._found: list[tuple[int, Tensor, Tensor, Tensor]] = []
-        self._order, self._epoch, self._given, self._position = torch.empty(0, dtype=torch.long), -1, 0, 0
+        self._watched: list[tuple[int, Tensor, Tensor]] = []
+        self._products: list[Tensor] = []
+        self._seen: list[tuple[Tensor, Tensor]] = []
+        self._order, self._given, self._position = torch.empty(0, dtype=torch.long), 0, 0
         self._offset = visit.instruction.round_index % min(self.every, max(visit.batches, 1))
         self._looked = 0
         self._known = visit.state.get(CLASSES, torch.full((visit.samples,), UNSEEN)).cpu()
 
     def begin_batch(self, visit: Visit, batch: Any) -> None:
         assert self._ghost is not None
-        self._collect()
         classes = batch_labels(batch)
         if classes is None:
             raise ConfigurationError(
                 f"{self!r} needs batches (x, y) with one class for every sample, int64 [B]; this one is a "
                 f"{type(batch).__name__} without."
             )
-        rows = self._rows(visit, len(classes))
-        self._recognise(visit, rows, classes.detach().cpu().long())
+        rows, classes = self._rows(visit, len(classes)), classes.clone()
+        self._seen.append((rows, classes))
         looks = (visit.num_steps - self._offset) % self.every == 0
         self._ghost.samples = len(classes) if looks else None
-        self._batch = rows, classes
+        if looks:
+            self._watched.append((len(self._rates), rows, classes))
 
     def gradients(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         assert self._ghost is not None
-        self._collect()
-        step = len(self._rates)
-        self._rates.append(float(visit.optimizer.param_groups[0]["lr"]))
-        self._momentum = float(visit.optimizer.param_groups[0]["momentum"])
+        group = visit.optimizer.param_groups[0]
+        self._rates.append(float(group["lr"]))
+        self._momentum = float(group["momentum"])
         if self._ghost.samples is None:
             return
         if not self._looked:
+            self._collect()
             self._check(visit, parameters, gradients)
         self._looked += 1
-        self._found += [(step, *each) for each in self._pending]
-        self._pending = []
 
     def leave_client(self, visit: Visit) -> None:
         if self._ghost is not None:
             self._ghost.remove()
-            self._ghost = None
 
     def end_client(self, visit: Visit) -> dict[str, Tensor]:
+        self._recognise(visit)
+        self._collect()
+        self._ghost = None
         samples = visit.state.get(VALUES, torch.zeros(visit.samples, dtype=torch.float64)).cpu()
         self._values, self._classes = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.long)
-        if self._found:
-            moved = step_weights(self._rates, self._momentum) * (len(self._rates) / self._looked)
-            steps, rows, classes, products = zip(*self._found)
+        if self._watched:
+            steps, rows, classes = zip(*self._watched)
             counts = torch.tensor([len(each) for each in rows])
-            self._values = moved[torch.tensor(steps)].repeat_interleave(counts) * torch.cat(products).cpu()
+            # A batch that no step has followed has moved nothing.
+            moved = torch.zeros(max(steps) + 1, dtype=torch.float64)
+            weights = step_weights(self._rates, self._momentum) * (len(self._rates) / max(self._looked, 1))
+            moved[: len(weights)] = weights[: len(moved)]
+            self._values = moved[torch.tensor(steps)].repeat_interleave(counts) * torch.cat(self._products).cpu()
             self._classes = torch.cat(classes).cpu()
             samples = samples.index_add(0, torch.cat(rows), self._values)
         visit.state[VALUES], visit.state[CLASSES] = samples, self._known
-        self._found = []
+        self._watched, self._products = [], []
         return {}
 
     def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
@@ -198,17 +202,18 @@ class InRunValues(ClientAlgorithm):
         return {VALUES: by_class.index_add(0, self._classes, self._values)}
 
     def _collect(self) -> None:
-        """What the last backward pass has brought."""
+        """The products of the batches since the last time."""
         assert self._ghost is not None
+        count = sum(len(rows) for _, rows, _ in self._watched) - sum(map(len, self._products))
         products = self._ghost.take()
-        if products is not None:
-            self._pending.append((*self._batch, products))
+        self._products.append(torch.zeros(count, dtype=torch.float64) if products is None else products)
 
     def _rows(self, visit: Visit, count: int) -> Tensor:
         """Which of the client's training samples the next batch has, in its order."""
         batches = max(visit.batches // visit.local_epochs, 1)
         epoch, first = divmod(self._position, batches)
         if first == 0:
+            self._recognise(visit)
             told = visit.instruction
             stream = shuffle_stream(told.seed, told.round_index, told.client_id, epoch)
             trainer = getattr(visit.module, "_trainer", None)
@@ -225,9 +230,13 @@ class InRunValues(ClientAlgorithm):
             )
         return rows
 
-    def _recognise(self, visit: Visit, rows: Tensor, classes: Tensor) -> None:
-        """A sample has the class that it had in the pass before, or it is another sample."""
-        before = self._known[rows]
+    def _recognise(self, visit: Visit) -> None:
+        """After a pass: a sample has the class that it had in the pass before, or it is another sample."""
+        if not self._seen:
+            return
+        rows, classes = (torch.cat(each) for each in zip(*self._seen))
+        classes, before = classes.cpu(), self._known[rows]
+        self._seen = []
         other = ((before != UNSEEN) & (before != classes)).nonzero().flatten().tolist()
         if other:
             place = other[0]
@@ -240,15 +249,16 @@ class InRunValues(ClientAlgorithm):
         self._known[rows] = classes
 
     def _check(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        pairs = list(zip(gradients, visit.entries(visit.received(GRADIENT), parameters)))
-        whole = sum((torch.linalg.vecdot(p.flatten(), g.flatten()).double() for p, g in pairs), torch.zeros(()))
-        size = sum((p.double().square().sum() * g.double().square().sum() for p, g in pairs), torch.zeros(()))
-        products = torch.cat([each[2] for each in self._pending]) if self._pending else torch.zeros(1)
-        gap = float(products.sum()) - float(whole)
-        if not abs(gap) <= _TOLERANCE * float(products.abs().sum()) + 1e-5 * float(size) ** 0.5:
+        theirs = visit.entries(visit.received(GRADIENT), parameters)
+        pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
+        whole = sum(float(torch.dot(p, g)) for p, g in pairs)
+        size = sum(float(p.norm()) * float(g.norm()) for p, g in pairs)
+        products = self._products[0]
+        gap = float(products.sum()) - whole
+        if not abs(gap) <= _TOLERANCE * float(products.abs().sum()) + 1e-5 * size:
             raise ConfigurationError(
                 f"{self!r}: in the first step of client {visit.instruction.client_id} the samples' products sum to "
-                f"{float(products.sum()):.6g}, and that of the gradient is {float(whole):.6g}. Parts of the gradient "
+                f"{float(products.sum()):.6g}, and that of the gradient is {whole:.6g}. Parts of the gradient "
                 "have come by other ways than the layers' forward (a compiled module, a functional call, a penalty on "
                 "the weights), or are scaled (precision='16-mixed'). Use layers only, and 32-true or bf16-mixed."
             )
