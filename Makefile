@@ -27,8 +27,9 @@ types: ## mypy
 layers: ## who may import whom
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
 
+# Two at a time, and a file's tests one after the other: they share what is made once.
 test: ## all tests and doctests
-	$(PYTHON) -m pytest
+	$(PYTHON) -m pytest -n 2 --dist loadfile
 
 # Branches and coverage slow tests down, so it is measured on the fast ones, and reported only.
 coverage: ## lines reached by the fast tests, as a report

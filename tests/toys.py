@@ -131,6 +131,15 @@ def fit(
     return module
 
 
+def validation_loss(module: L.LightningModule, space: Any, vector: Tensor, data: FederatedDataModule) -> float:
+    """Of the model ``vector``, in evaluation mode, on the server's samples."""
+    space.write(module, vector)
+    module.eval()
+    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(module(x), y))
+
+
 def vector(module: L.LightningModule) -> Tensor:
     """All floating-point state, parameters before buffers, by state_dict and not by flsv."""
     return flat(module.state_dict(), [name for name, _ in module.named_parameters()])

@@ -6,6 +6,7 @@ lists the other subcommands.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -32,7 +33,14 @@ class FederatedCLI(LightningCLI):
 
     def __init__(self, *arguments: Any, quiet: bool = False, **options: Any) -> None:
         self.quiet = quiet
+        given = options.get("args")
+        self._asked = next(iter(sys.argv[1:] if given is None else given), None)
         super().__init__(*arguments, **options)
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """The one that is asked for by the first argument, else all: each has a parser, which is slow to make."""
+        every = LightningCLI.subcommands()
+        return {self._asked: every[self._asked]} if self._asked in every else every
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
         parser = OptionParser(**{"dump_header": [f"lightning.pytorch=={L.__version__}"], **kwargs})

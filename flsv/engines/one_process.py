@@ -4,7 +4,6 @@ the rounds."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from flsv.participants import ALONE, ClientStates, Ranks, converse
 from flsv.participants.artifacts import client_folders, write_artifacts
 from flsv.participants.sharing import warn_of_sharing
 from flsv.round import FederationState, Instruction, Round
+from flsv.sampling.drawn import chances_of, cohort_of
 from flsv.seeding import generator_for
 from flsv.server import ContributionBoard, RoundServer
 from flsv.server.checks import check_space
@@ -213,17 +213,14 @@ class OneProcess:
         state = self._state
         self._know_chances()
         sampler, draw = self._strategies["sampler"], generator_for(state.seed, "cohort", state.round_index)
-        cohort = sampler.sample(state.num_clients, self._known, draw, state.round_index)
-        state.cohort = cohort.tolist()
-        if not state.cohort:
-            raise RuntimeError(f"{sampler!r} drew no client for round {state.round_index}.")
+        state.cohort = cohort_of(sampler, state.num_clients, self._known, draw, state.round_index)
 
     def _know_chances(self) -> None:
         # As they are now: the metrics are updated before an aggregator asks.
-        self._known = self.server.board.with_priors()
-        probabilities = self._strategies["sampler"].inclusion_probabilities
-        self._chances: Callable[[], Tensor] = partial(
-            probabilities, self._state.num_clients, self._known, self._state.round_index
+        known, state, index = self.server.board.with_priors(), self._state, self._state.round_index
+        self._known = known
+        self._chances: Callable[[], Tensor] = lambda: chances_of(
+            self._strategies["sampler"], state.num_clients, known, index, state.cohort
         )
 
     def loader(self, limit: float) -> CohortLoader:

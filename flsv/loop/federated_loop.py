@@ -18,7 +18,6 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv import __version__
 from flsv._lightning.averaging import RoundAverage
 from flsv._lightning.checkpoint_io import install
 from flsv._lightning.client_hooks import ClientHooks
@@ -36,23 +35,19 @@ from flsv.clients.cohort import CohortLoader
 from flsv.clients.failures import name_place, no_stop_iteration, where
 from flsv.clients.lazy_layers import initialise_lazy_layers
 from flsv.clients.local_steps import LocalSteps, TrainLength
-from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.errors import ConfigurationError
 from flsv.functional.update_copies import THRESHOLD as COPIES
 from flsv.functional.update_outliers import THRESHOLD
-from flsv.loop.saved import SavedLoop
+from flsv.loop.told import ToldLoop
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.participants import ClientStates
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy, warn_of_noise
 from flsv.reporting.folder import run_folder
 from flsv.reporting.folder_lock import FolderLock
-from flsv.reporting.progress import ProgressText
-from flsv.reporting.record import ended, record_of, write_record
-from flsv.reporting.reporter import Reporter
 from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import seed_global_rngs
@@ -65,7 +60,6 @@ from flsv.server.checks import (
     check_packages,
     check_setup,
 )
-from flsv.server.description import chosen, settings
 from flsv.server.fingerprint import fingerprint, settings_of
 from flsv.server.metric_shapes import check_metric_shapes
 from flsv.server.resume import check_checkpoint, check_sharing
@@ -74,7 +68,7 @@ from flsv.uploads import Upload
 _ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
 
 
-class FederatedLoop(SavedLoop):
+class FederatedLoop(ToldLoop):
     """Trains a LightningModule federated, and measures what every client contributes while it happens.
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
@@ -173,16 +167,11 @@ class FederatedLoop(SavedLoop):
         ClassSpecificShapley()
     """
 
-    _data: FederatedDataModule
     _patches: list[PatchedAttributes]
     _lock: FolderLock | None
     _hooks: ClientHooks | None
     _limit: float
     _steps: LocalSteps
-    # From the start of a fit on.
-    _record: dict[str, Any]
-    _progress: ProgressText | None
-    _monitored: set[str]
 
     def __init__(
         self,
@@ -332,32 +321,7 @@ class FederatedLoop(SavedLoop):
         if self._asked is not None:
             fit.options.check(self._asked)
             check_sharing(self._shared, fit.space.described())
-        self._reporter = Reporter(
-            trainer,
-            self.metrics,
-            data.class_names,
-            per_class=self.log_per_class,
-            figures_every=self.figures_every,
-            client_names=data.client_names,
-            client_runs=self.client_runs,
-            evaluated=self.evaluate_clients_every > 0,
-        )
-        self._reporter.folder = fit.ranks.from_rank(0, self._reporter.folder, "the run's folder")
-        if not self.write_csv or not trainer.is_global_zero:
-            self._reporter.csv = None
-        partition = partial(plot_partition, data.class_counts, data.class_names, data.client_names)
-        described = settings(self._made, data, self.state.seed)
-        if self._reporter.csv is not None:
-            roles = {**self.strategies, "privacy": self.privacy}
-            self._record = record_of(
-                trainer, data, self.metrics, roles, described, self._fingerprint, self.round_index, __version__
-            )
-            self._record["unpaid"] = self.unpaid
-            write_record(self._reporter.folder, self._record)
-        columns = chosen(self.strategies, data, self.state.seed, trainer.max_epochs)
-        known = self.contributions
-        self._csv = self._reporter.begin(self.round_index, self._csv, described, partition, known, columns)
-        self._progress = ProgressText(trainer)
+        self._begin_reports(trainer, fit)
         fit.begin_strategies(resumed=self._resumed or trainer.current_epoch > 0)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -421,25 +385,7 @@ class FederatedLoop(SavedLoop):
         if not last and (why := self._spent()):
             last = trainer.should_stop = True
             warnings.warn(f"training stops after {index + 1} rounds: {why}.", stacklevel=2)
-        assert self.weights is not None
-        self._reporter.round(
-            index,
-            self.contributions,
-            self.weights,
-            losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
-            norms=fit.watch.norms,
-            accuracy=self.client_accuracy if fit.evaluated else None,
-        )
-        if self._reporter.csv is not None and self._record["unpaid"] != self.unpaid:
-            self._record["unpaid"] = self.unpaid  # at once: a killed run's folder has to say it, too
-            write_record(self._reporter.folder, self._record)
-        known, monitored = self._reporter.monitored(self.weights, self.client_accuracy), trainer.callback_metrics
-        for name in self._monitored - known.keys():
-            monitored.pop(name, None)
-        monitored.update(known)
-        self._monitored = set(known)
-        if self._reporter.figures_due(index) and self.write_csv and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            fit.write_artifacts(round, self._reporter.folder / "clients")
+        self._report_round(trainer, fit, round)
         fit.advance(last)
         seed_global_rngs(self.state.seed, "server", index)
 
@@ -472,14 +418,7 @@ class FederatedLoop(SavedLoop):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._running.watch.finish()
-        if self._reporter.csv is not None:
-            write_record(self._reporter.folder, {**self._record, **ended(trainer, self.round_index)})
-        values = self._payable_rows()
-        known = self._data.num_samples, self.participations, values, self.weights, self.client_accuracy
-        self._reporter.finish(*known, last_round=max(self.round_index - 1, 0))
-        if self.print_table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            assert self._progress is not None
-            self._progress.afterwards(partial(self._reporter.table, *known))
+        self._finish_reports(trainer)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if self._fit is not None:

@@ -238,6 +238,12 @@ class ContributionMetric(WithIntervals):
         if len(set(ids)) != len(ids):
             raise ValueError(f"a client appears twice in one round: client_ids={client_ids.tolist()}.")
 
+    def _check_lengths(self, client_ids: Tensor, **given: Tensor | None) -> None:
+        """One row for each client: a single one would be taken for everybody's."""
+        for name, value in given.items():
+            if value is not None and value.shape[:1] != client_ids.shape:
+                raise ValueError(f"expected {name} [k={len(client_ids)}], got {list(value.shape)}.")
+
 
 def _settings(metric: Metric) -> dict[str, Any]:
     """The arguments that the metric was made with, where they are plain."""

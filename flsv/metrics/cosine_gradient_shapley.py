@@ -133,6 +133,7 @@ class CosineGradientShapley(ContributionMetric):
         weigh. A ``FederatedLoop`` gives the cohort's matrix in place of the updates, which needs no second one.
         """
         self._check_clients(client_ids)
+        self._check_lengths(client_ids, num_samples=num_samples, aggregation_weights=aggregation_weights)
         if isinstance(client_updates, Tensor):
             if client_updates.ndim != 2 or len(client_updates) != len(client_ids):
                 raise ValueError(f"expected client_updates [k={len(client_ids)}, P], got {list(client_updates.shape)}.")

@@ -78,6 +78,7 @@ class GradientShapley(ContributionMetric):
     def update(self, client_ids: Tensor, gradient_products: Tensor, hessian_products: Tensor | None = None) -> None:
         """Add one round; shapes ``[k]``, ``[k]``, ``[k, k]``."""
         self._check_clients(client_ids)
+        self._check_lengths(client_ids, gradient_products=gradient_products, hessian_products=hessian_products)
         values = gradient_shapley(gradient_products, hessian_products)
         now = torch.zeros_like(self.history)
         now[client_ids] = momentum_row(values.to(now)[:, None], self.momentum)

@@ -27,7 +27,7 @@ class FederationState:
         participations: int64 ``[n]``, the number of rounds that each client's update was part of.
         chunk: how many models are evaluated at once; None: not known, or one by one. By memory, and batched kernels
             round by it: so a resumed run must not find another.
-        likeness: float64 ``[3, n, n]``, see :class:`flsv.server.update_watch.UpdateWatch`; None where nobody compares.
+        likeness: float64 ``[4, n, n]``, see :class:`flsv.server.update_watch.UpdateWatch`; None where nobody compares.
         counted: client id to the last round whose update the server has taken in, -1 for none, where the clients keep
             their states themselves; empty where they are kept here.
     """

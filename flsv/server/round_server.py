@@ -222,7 +222,9 @@ class RoundServer:
         vector, weights = self.aggregator.aggregate(round, self.board.with_priors())
         if self.server_lr != 1:
             cut = self.space.num_parameters
-            vector[:cut] = torch.lerp(round.global_vector[:cut], vector[:cut], self.server_lr)
+            # Not in place: an aggregator may give a client's model as it lies in the matrix.
+            moved = torch.lerp(round.global_vector[:cut], vector[:cut], self.server_lr)
+            vector = torch.cat([moved, vector[cut:]])
         if not vector.isfinite().all():
             raise RuntimeError(
                 f"round {round.round_index}: {self.aggregator!r} gave a global model that is not finite."

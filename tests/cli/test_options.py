@@ -9,7 +9,7 @@ import pytest
 from flsv import ConfigurationError, FederatedLoop
 from flsv.cli import main
 from flsv.cli.options import check_keys, one_line, suggestion
-from flsv.cli.parser import make_cli
+from flsv.cli.parser import FederatedCLI, make_cli
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 QUICKSTART = str(CONFIGS / "quickstart.yaml")
@@ -143,3 +143,18 @@ def test_lines_and_suggestions() -> None:
     assert suggestion("something else", ["a"]) is None
     assert suggestion("unrecognized arguments: --zzz 1", ["data.source"]) is None
     assert suggestion("Problem with class_path 'no.such.Class': Option 'x' is not accepted", ["a"]) is None
+
+
+def test_only_the_subcommand_that_is_asked_for_has_a_parser(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the one that chooses among them; making all four took half of the time before a fit. With options before
+    the subcommand it is not known which it will be."""
+    made: list[int] = []
+    make = FederatedCLI.init_parser
+    monkeypatch.setattr(FederatedCLI, "init_parser", lambda self, **options: made.append(1) or make(self, **options))
+    for arguments, parsers in ((["fit", "--help"], 1 + 1), (["--help"], 1 + 4)):
+        made.clear()
+        with pytest.raises(SystemExit):
+            make_cli(arguments)
+        assert len(made) == parsers

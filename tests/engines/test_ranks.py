@@ -207,7 +207,7 @@ def test_from_a_command_line(tmp_path: Path) -> None:
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.Popen(ranks, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     assert main(command(tmp_path / "one")) == 0
-    output, _ = process.communicate(timeout=120)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 0, output[-3000:]
     one, two = (tmp_path / name for name in ("one", "two"))
     assert (one / "contributions.csv").read_bytes() == (two / "contributions.csv").read_bytes()

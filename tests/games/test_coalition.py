@@ -174,3 +174,17 @@ def test_the_gradient_is_that_of_the_model_that_is_asked_about() -> None:
     assert len(asked) == 2
     products = games.gradient_products().gradient
     torch.testing.assert_close(products, torch.stack([first, second]).double() @ whole(first))
+
+
+def test_a_gradient_is_of_its_round_alone() -> None:
+    """Also where the next round's start lies in the same memory."""
+    module = nn.Linear(2, 2, bias=False)
+    space, vector = ParameterSpace(module), torch.zeros(4)
+    games = CoalitionGames(ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2))
+    found = []
+    for _ in range(2):
+        games.begin(Round(0, torch.arange(2), torch.tensor([9, 1]), vector, torch.zeros(2, 4), space))
+        found.append(games.gradient(vector))
+        games.end()
+        vector += torch.tensor([1.0, 0, 0, 1])
+    assert found[1].norm() < found[0].norm()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import Plain, fit, network, toy_data, trainer_for
+from toys import Plain, fit, network, toy_data, trainer_for, validation_loss
 
 from flsv import ConfigurationError
 from flsv.aggregation import DivergenceWeighted, FedAvg
@@ -142,14 +142,6 @@ class Remember(DivergenceWeighted):
         return weights
 
 
-def loss(module: Plain, space: Any, vector: torch.Tensor, data: Any) -> float:
-    space.write(module, vector)
-    module.eval()
-    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
-    with torch.no_grad():
-        return float(torch.nn.functional.cross_entropy(module(x), y))
-
-
 @pytest.mark.parametrize("kind", ["fixed", "renormalized"])
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
 def test_sub_models_have_the_weights_of_the_rounds_aggregation(tmp_path: Path, kind: Any, server_lr: float) -> None:
@@ -166,7 +158,7 @@ def test_sub_models_have_the_weights_of_the_rounds_aggregation(tmp_path: Path, k
             if kind == "renormalized" and members:
                 own = own / own.sum()
             model = round.global_vector + server_lr * own @ (round.client_vectors - round.global_vector)[members]
-            assert -loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
+            assert -validation_loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
     # Everybody together is the next global model, which is the next round's empty coalition.
     assert watch.tables[0][-1].item() == pytest.approx(watch.tables[1][0].item(), abs=1e-6)
     rows = [exact_shapley(of_table(table), 3).values for table in watch.tables]

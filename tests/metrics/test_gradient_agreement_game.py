@@ -10,8 +10,9 @@ import pytest
 import torch
 import torchmetrics
 from recorded import Line, Recorded
+from resuming import assert_metric_resumes
 from torch import Tensor, nn
-from toys import CLASSES, FEATURES, fit, toy_data, trainer_for
+from toys import CLASSES, fit, toy_data
 
 from flsv import FederatedLoop
 from flsv.data import FederatedDataModule, IIDPartitioner
@@ -236,23 +237,4 @@ def test_what_is_refused() -> None:
 
 
 def test_a_run_that_is_resumed_goes_on_to_the_bit(tmp_path: Path) -> None:
-    def data() -> FederatedDataModule:
-        return toy_data((4, 1, 2), server_val_fraction=0.3)
-
-    def loop() -> FederatedLoop:
-        metric = GradientAgreementGame(performance="balanced_accuracy", budget=4)
-        return FederatedLoop(metrics={"mine": metric}, seed=1, print_table=False)
-
-    def module() -> ClassifierClient:
-        torch.manual_seed(0)
-        return ClassifierClient("softmax", num_classes=CLASSES, input_shape=(FEATURES,))
-
-    whole, resumed = loop(), loop()
-    fit(whole, tmp_path / "whole", module(), data(), rounds=3)
-    begun = trainer_for(loop(), tmp_path / "begun", 2)
-    begun.fit(module(), data())
-    begun.save_checkpoint(tmp_path / "two.ckpt")
-    fit(resumed, tmp_path / "resumed", module(), data(), rounds=3, ckpt_path=tmp_path / "two.ckpt")
-    assert torch.equal(resumed.contributions["mine"], whole.contributions["mine"])
-    for name, state in whole.metrics["mine"].metric_state.items():
-        assert torch.equal(resumed.metrics["mine"].metric_state[name], state), name
+    assert_metric_resumes(lambda: GradientAgreementGame(performance="balanced_accuracy", budget=4), tmp_path)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from toys import Plain, fit, network, toy_data, trainer_for
+from toys import Plain, fit, network, toy_data, trainer_for, validation_loss
 
 from flsv import ConfigurationError
 from flsv.aggregation import Aggregator, FedAvg
@@ -38,14 +38,6 @@ class Watch:
         return exact_shapley(utility, players)
 
 
-def loss(module: Plain, space: Any, vector: torch.Tensor, data: Any) -> float:
-    space.write(module, vector)
-    module.eval()
-    x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
-    with torch.no_grad():
-        return float(torch.nn.functional.cross_entropy(module(x), y))
-
-
 @pytest.mark.parametrize("kind", ["fixed", "renormalized"])
 @pytest.mark.parametrize("server_lr", [1.0, 0.7])
 def test_models_are_the_initial_one_plus_the_members_updates(tmp_path: Path, kind: Any, server_lr: float) -> None:
@@ -56,7 +48,7 @@ def test_models_are_the_initial_one_plus_the_members_updates(tmp_path: Path, kin
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=3)
     (table,) = watch.tables
     final = loop.space.read(module)
-    assert table[-1].item() == pytest.approx(-loss(module, loop.space, final, data), abs=1e-5)
+    assert table[-1].item() == pytest.approx(-validation_loss(module, loop.space, final, data), abs=1e-5)
     for mask, utility in zip(product([False, True], repeat=3), table.tolist()):
         model = remember.rounds[0][0].global_vector.clone()
         for round, weights in remember.rounds:
@@ -64,7 +56,7 @@ def test_models_are_the_initial_one_plus_the_members_updates(tmp_path: Path, kin
             if kind == "renormalized" and own.sum() > 0:
                 own = own / own.sum()
             model += server_lr * own.float() @ (round.client_vectors - round.global_vector)
-        assert -loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
+        assert -validation_loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
 
 
 def test_fixed_weights_are_exact_when_the_cohort_changes(tmp_path: Path) -> None:
@@ -77,7 +69,7 @@ def test_fixed_weights_are_exact_when_the_cohort_changes(tmp_path: Path) -> None
         for round, weights in remember.rounds:
             own = weights * torch.tensor(mask)[round.client_ids]
             model += own.float() @ (round.client_vectors - round.global_vector)
-        assert -loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
+        assert -validation_loss(module, loop.space, model, data) == pytest.approx(utility, abs=1e-5)
 
 
 def test_nothing_is_evaluated_before_the_last_round(tmp_path: Path) -> None:

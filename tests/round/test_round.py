@@ -58,6 +58,15 @@ def test_combine_never_extrapolates_running_statistics() -> None:
     torch.testing.assert_close(nothing, round.global_vector)
 
 
+def test_what_clients_agree_on_is_not_taken_over_where_nobody_has_a_weight() -> None:
+    """Buffers that all have changed alike, such as BatchNorm's count of batches."""
+    round = make_round()
+    cut = round.space.num_parameters
+    round.client_vectors[:, cut:] = round.global_vector[cut:] + 1
+    assert torch.equal(round.combine(torch.zeros(2)), round.global_vector)
+    assert torch.equal(round.combine(torch.tensor([0.25, 0.25]))[cut:], round.global_vector[cut:] + 1)
+
+
 def test_server_fields_exist_only_after_aggregation() -> None:
     round = make_round()
     heads = round.client_heads

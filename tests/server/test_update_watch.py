@@ -267,6 +267,15 @@ def test_who_stands_apart_in_the_first_rounds_is_a_copy_below_the_threshold() ->
     )
 
 
+def test_an_outlier_stays_out_of_a_round_with_copies() -> None:
+    watch = UpdateWatch(3.5, True, copy_threshold=0.7, exclude_copies=True, num_clients=6)
+    norms = torch.ones(6, dtype=torch.float64)
+    norms[5] = 1e6
+    with pytest.warns(UserWarning, match=r"client 5 .* far larger .*clients 0, 1 .* only client 0 stays"):
+        keep = watch.judge(0, [], list(range(6)), norms, grams(0.99))
+    assert keep.tolist() == [True, False, True, True, True, False]
+
+
 def test_what_an_older_checkpoint_has_not_counted_is_not_judged_by_the_gap() -> None:
     older = gapped([grams(0.2)]).likeness
     assert older is not None

@@ -1,0 +1,98 @@
+"""What a fit tells while it runs and at its end: loggers, CSV, the run's record, the monitored values, the table."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import lightning as L
+
+from flsv import __version__
+from flsv.data import FederatedDataModule, plot_partition
+from flsv.engines.one_process import OneProcess
+from flsv.loop.saved import SavedLoop
+from flsv.privacy import GaussianPrivacy
+from flsv.reporting.progress import ProgressText
+from flsv.reporting.record import ended, record_of, write_record
+from flsv.reporting.reporter import Reporter
+from flsv.round import Round
+from flsv.server.description import chosen, settings
+
+
+class ToldLoop(SavedLoop):
+    """The part of :class:`flsv.FederatedLoop` that reports."""
+
+    privacy: GaussianPrivacy | None
+    log_per_class: bool
+    figures_every: int | None
+    client_runs: Any
+    evaluate_clients_every: int
+    print_table: bool
+    write_csv: bool
+    _data: FederatedDataModule
+    _made: dict[str, Any]
+    # From the start of a fit on.
+    _record: dict[str, Any]
+    _progress: ProgressText | None
+    _monitored: set[str]
+
+    def _begin_reports(self, trainer: L.Trainer, fit: OneProcess) -> None:
+        data = self._data
+        self._reporter = Reporter(
+            trainer,
+            self.metrics,
+            data.class_names,
+            per_class=self.log_per_class,
+            figures_every=self.figures_every,
+            client_names=data.client_names,
+            client_runs=self.client_runs,
+            evaluated=self.evaluate_clients_every > 0,
+        )
+        self._reporter.folder = fit.ranks.from_rank(0, self._reporter.folder, "the run's folder")
+        if not self.write_csv or not trainer.is_global_zero:
+            self._reporter.csv = None
+        partition = partial(plot_partition, data.class_counts, data.class_names, data.client_names)
+        described = settings(self._made, data, self.state.seed)
+        if self._reporter.csv is not None:
+            roles = {**self.strategies, "privacy": self.privacy}
+            self._record = record_of(
+                trainer, data, self.metrics, roles, described, self._fingerprint, self.round_index, __version__
+            )
+            self._record["unpaid"] = self.unpaid
+            write_record(self._reporter.folder, self._record)
+        columns = chosen(self.strategies, data, self.state.seed, trainer.max_epochs)
+        known = self.contributions
+        self._csv = self._reporter.begin(self.round_index, self._csv, described, partition, known, columns)
+        self._progress = ProgressText(trainer)
+
+    def _report_round(self, trainer: L.Trainer, fit: OneProcess, round: Round) -> None:
+        index = self.round_index
+        assert self.weights is not None
+        self._reporter.round(
+            index,
+            self.contributions,
+            self.weights,
+            losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
+            norms=fit.watch.norms,
+            accuracy=self.client_accuracy if fit.evaluated else None,
+        )
+        if self._reporter.csv is not None and self._record["unpaid"] != self.unpaid:
+            self._record["unpaid"] = self.unpaid  # at once: a killed run's folder has to say it, too
+            write_record(self._reporter.folder, self._record)
+        known, monitored = self._reporter.monitored(self.weights, self.client_accuracy), trainer.callback_metrics
+        for name in self._monitored - known.keys():
+            monitored.pop(name, None)
+        monitored.update(known)
+        self._monitored = set(known)
+        if self._reporter.figures_due(index) and self.write_csv and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            fit.write_artifacts(round, self._reporter.folder / "clients")
+
+    def _finish_reports(self, trainer: L.Trainer) -> None:
+        if self._reporter.csv is not None:
+            write_record(self._reporter.folder, {**self._record, **ended(trainer, self.round_index)})
+        values = self._payable_rows()
+        known = self._data.num_samples, self.participations, values, self.weights, self.client_accuracy
+        self._reporter.finish(*known, last_round=max(self.round_index - 1, 0))
+        if self.print_table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+            assert self._progress is not None
+            self._progress.afterwards(partial(self._reporter.table, *known))

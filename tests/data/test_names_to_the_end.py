@@ -1,0 +1,166 @@
+"""The names of clients, from the data to the last message."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from own_data import HERE, WORDS, Rows, X, Y, patients, ready
+from torch.utils.data import Subset
+from toys import Plain, fit, toy_sets, trainer_for
+
+from flsv import FederatedLoop
+from flsv.aggregation import FedAvg
+from flsv.cli import main
+from flsv.data import (
+    FederatedDataModule,
+    GroupPartitioner,
+    IIDPartitioner,
+)
+from flsv.engines.remote.data import RemoteData
+from flsv.errors import ConfigurationError
+from flsv.metrics import ClassSpecificShapley
+from flsv.server.fingerprint import check_same, fingerprint
+
+
+def test_names_from_groups():
+    wards = [["St Mary", "General", 'a/b "c"'][i % 3] for i in range(60)]
+    assert ready(HERE, groups=wards).client_names == ("General", "St Mary", 'a/b "c"')
+    assert ready(HERE, GroupPartitioner(2), groups=wards).client_names == ('General + a/b "c"', "St Mary")
+    assert ready(HERE, groups=[i % 3 for i in range(60)]).client_names == ("0", "1", "2")
+    assert ready(HERE, groups=[i % 3 + 7 for i in range(60)]).client_names == ("group 7", "group 8", "group 9")
+    assert ready(Rows(ward=[i % 2 for i in range(30)]), groups="ward").client_names == ("ward 0", "ward 1")
+    # Clients that have parts of groups are not called after them.
+    assert ready(HERE, IIDPartitioner(3), groups=wards).client_names == ("0", "1", "2")
+
+
+def test_names_of_merged_groups_are_those_of_their_samples():
+    wards = np.array([f"ward {i * i % 7}" for i in range(60)])
+    data = ready(HERE, GroupPartitioner(2), groups=wards.tolist())
+    for client, name in enumerate(data.client_names):
+        held = set(wards[data.client_indices(client).tolist()])
+        assert set(name.split(" + ")) <= held
+    assert len({name for names in data.client_names for name in names.split(" + ")}) == len(set(wards))
+
+
+def test_remote_data_have_the_sites_names():
+    remote = RemoteData(["Boston", "Lyon"], [{"train": 3, "val": 0, "test": 0}] * 2)
+    assert remote.client_names == ("Boston", "Lyon")
+    with pytest.raises(PermissionError, match=r"samples of client 1 \('Lyon'\) are at its site"):
+        iter(remote.client_loader(1))
+
+
+def test_describe_names_clients_and_classes():
+    data = ready(clients={"Boston": (X, WORDS[Y]), "Lyon": (X, WORDS[Y])})
+    assert data.describe()["client_names"] == "Boston, Lyon"
+    assert data.describe()["class_names"] == "cat, dog, eel"
+    assert data.describe()["source"] == "2 clients' data"
+    assert (
+        str(data)
+        == "FederatedDataModule(source=2 clients' data, partitioner=GroupPartitioner(num_clients=None, seed=0))"
+    )
+    table = ready(clients={"a": patients(20, 1), "b": patients(20, 2)}, label="ill")
+    assert table.describe()["label"] == "ill"
+    assert "statistics='pooled'" in table.describe()["columns"]
+    assert not {"client_names", "class_names", "label"} & set(ready().describe())
+
+
+def toy_clients(*names):
+    train, _ = toy_sets()
+    bounds = np.linspace(0, len(train), len(names) + 1).astype(int)
+    return {name: Subset(train, range(*bounds[i : i + 2])) for i, name in enumerate(names)}
+
+
+def test_metrics_and_files_have_the_names_and_a_renamed_client_is_refused(tmp_path):
+    def loop():
+        return FederatedLoop(aggregator=FedAvg(), metrics={"m": ClassSpecificShapley()}, seed=3)
+
+    saving = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, filename="saved")]}
+    names = ("Boston", "Ly/on", "Köln")
+    first = loop()
+    fit(
+        first, tmp_path / "one", data=FederatedDataModule(clients=toy_clients(*names), batch_size=8), rounds=2, **saving
+    )
+    assert first.metrics["m"].client_names == names
+    path = tmp_path / "saved.ckpt"
+    again = loop()
+    data = FederatedDataModule(clients=toy_clients(*names), batch_size=8)
+    fit(again, tmp_path / "two", data=data, rounds=3, ckpt_path=path)
+    whole = loop()
+    fit(whole, tmp_path / "three", data=FederatedDataModule(clients=toy_clients(*names), batch_size=8), rounds=3)
+    assert torch.equal(again.metrics["m"].compute(), whole.metrics["m"].compute())
+    for other in (("Boston", "Paris", "Köln"), ("Ly/on", "Boston", "Köln")):
+        data = FederatedDataModule(clients=toy_clients(*other), batch_size=8)
+        with pytest.raises(
+            ConfigurationError, match=r"data.client_names is \[.*\] and was \['Boston', 'Ly/on', 'Köln'\]"
+        ):
+            fit(loop(), tmp_path / "four", data=data, rounds=3, ckpt_path=path)
+
+
+def test_all_names_count_in_the_fingerprint_and_old_checkpoints_have_none():
+    named = {f"clinic {chr(65 + i)}": (X[:4], Y[:4]) for i in range(24)}
+    data = ready(clients=named, server_val_fraction=0.0)
+    now = fingerprint({}, data)
+    assert "clinic X" in now["settings"]["data.client_names"]
+    check_same(now, now)
+    old = {**now, "settings": {k: v for k, v in now["settings"].items() if k != "data.client_names"}}
+    check_same(old, now)
+    last = {(name if name != "clinic X" else "clinic Y"): held for name, held in named.items()}
+    with pytest.raises(ConfigurationError, match="client_names"):
+        check_same(now, fingerprint({}, ready(clients=last, server_val_fraction=0.0)))
+
+
+def test_a_failing_client_is_called_by_its_name(tmp_path):
+    class Failing(Plain):
+        def training_step(self, batch, batch_idx):
+            raise ValueError("no such thing")
+
+    data = FederatedDataModule(clients=toy_clients("Boston", "Lyon"), batch_size=8)
+    loop = FederatedLoop(aggregator=FedAvg(), seed=3)
+    with pytest.raises(ValueError, match="no such thing") as caught:
+        trainer_for(loop, tmp_path).fit(Failing(), data)
+    told = " ".join([str(caught.value), *getattr(caught.value, "__notes__", [])])
+    assert "while client 0 ('Boston') trained in round 0" in told
+
+
+@pytest.mark.parametrize("form", ["folder", "clients", "column"])
+def test_from_the_command_line(form, tmp_path, monkeypatch):
+    """`flsv fit` with nothing but a folder, named files, or a file with a column for the clients."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")
+    generator = np.random.default_rng(0)
+    rows = []
+    (tmp_path / "hospitals").mkdir()
+    for name in ("Boston", "Lyon", "Köln Süd"):
+        lines = [f"{generator.normal():.3f},{'fm'[i % 2]},{i % 2}" for i in range(30)]
+        (tmp_path / "hospitals" / f"{name}.csv").write_text("\n".join(["age,sex,ill", *lines]), "utf-8")
+        rows += [f"{line},{name}" for line in lines]
+    (tmp_path / "all.csv").write_text("\n".join(["age,sex,ill,hospital", *rows]), "utf-8")
+    ways = {
+        "folder": ["--data.source", "hospitals"],
+        "clients": [
+            "--data.clients",
+            "{" + ", ".join(f"{n}: 'hospitals/{n}.csv'" for n in ("Boston", "Köln Süd", "Lyon")) + "}",
+        ],
+        "column": ["--data.source", "all.csv", "--data.groups", "hospital", "--data.columns", "{features: [age, sex]}"],
+    }
+    quick = str(Path(__file__).parents[2] / "configs" / "quickstart.yaml")
+    options = [
+        "--trainer.max_epochs",
+        "1",
+        "--trainer.enable_progress_bar",
+        "false",
+        "--federation.print_table",
+        "false",
+    ]
+    options += ["--trainer.enable_model_summary", "false", "--federation.figures_every", "0"]
+    options += ["--trainer.default_root_dir", str(tmp_path), "--data.label", "ill", "--data.partitioner", "null"]
+    assert main(["fit", "--config", quick, *options, *ways[form]]) in (0, None)
+    (written,) = tmp_path.rglob("contributions.csv")
+    with written.open(encoding="utf-8") as file:
+        clients = {row["client"] for row in csv.DictReader(file)}
+    assert len(clients) == 3
+    (hparams,) = tmp_path.rglob("hparams.yaml")
+    assert "Boston, Köln Süd, Lyon" in hparams.read_text("utf-8").replace("\\xF6", "ö").replace("\\xFC", "ü")

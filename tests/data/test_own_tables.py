@@ -1,0 +1,128 @@
+"""Tables by client: encoded by statistics that clients would send, or by each client's own."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from own_data import patients, ready
+
+from flsv.data import (
+    Columns,
+    GroupPartitioner,
+    TableData,
+)
+from flsv.errors import ConfigurationError
+
+ROOT = os.environ.get("FLSV_DATA_ROOT")
+
+
+def test_statistics_of_training_rows_are_what_the_clients_would_send():
+    """Counts, sums, sums of squares and sets of categories of each client's training rows give the same features."""
+    clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 20.0), "Köln": patients(20, 3, -5.0)}
+    data = ready(
+        clients=clients,
+        label="ill",
+        server_val_fraction=0.2,
+        client_val_fraction=0.1,
+        client_test_fraction=0.1,
+        test=patients(10, 4),
+    )
+    ages = np.concatenate([np.array(frame["age"]) for frame in clients.values()])
+    wards = np.concatenate([np.array(frame["ward"]) for frame in clients.values()])
+    messages = []
+    for client in range(3):
+        x = ages[data.client_indices(client).numpy()]
+        messages.append((len(x), x.sum(), (x * x).sum(), set(wards[data.client_indices(client).numpy()])))
+    count, total, squares = (sum(message[i] for message in messages) for i in range(3))
+    mean = total / count
+    deviation = np.sqrt(squares / count - mean**2)
+    categories = sorted(set().union(*(message[3] for message in messages)))
+    expected = np.column_stack([(ages - mean) / deviation, *(wards == category for category in categories)])
+    features = data._data.train.tensors[0]
+    np.testing.assert_allclose(features.numpy(), expected, atol=1e-6)
+    assert categories == ["A", "B", "only 1", "only 2", "only 3"]
+    assert data._data.test.tensors[0].shape == (10, 6)
+    assert data._data.test.tensors[0][:, 0].mean().item() == pytest.approx(
+        float((np.array(patients(10, 4)["age"]) - mean).mean() / deviation), abs=1e-5
+    )
+
+
+def test_what_nobody_trains_on_changes_no_feature():
+    clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2)}
+    options = {"label": "ill", "server_val_fraction": 0.2, "client_test_fraction": 0.2}
+    before = ready(clients=clients, **options)
+    held = torch.cat([before.server_val_indices, before.client_indices(0, "test"), before.client_indices(1, "test")])
+    for row in held.tolist():
+        frame, place = (clients["Boston"], row) if row < 30 else (clients["Lyon"], row - 30)
+        frame["age"][place] = 1e6
+    after = ready(clients=clients, **options)
+    for client in range(2):
+        rows = before.client_indices(client)
+        assert torch.equal(after.client_indices(client), rows)
+        assert torch.equal(after._data.train.tensors[0][rows], before._data.train.tensors[0][rows])
+    assert after._data.train.tensors[0][held, 0].min() > 1e3
+
+
+def test_each_clients_own_statistics():
+    clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 100.0)}
+    columns = Columns(statistics="group", features=["age"])
+    data = ready(clients=clients, label="ill", columns=columns)
+    for client in range(2):
+        x = data._data.train.tensors[0][data.client_indices(client), 0]
+        assert x.mean().item() == pytest.approx(0, abs=1e-5)
+        assert x.std(unbiased=False).item() == pytest.approx(1, abs=1e-5)
+    with pytest.raises(ConfigurationError, match="the val and test data are no client's"):
+        ready(clients=clients, label="ill", columns=columns, test=patients(9, 3))
+
+
+def test_a_standardised_target_is_fitted_to_training_rows():
+    clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 100.0)}
+    columns = Columns(task="regression", standardise_target=True, exclude=["ill"])
+    data = ready(clients=clients, label="age", columns=columns, server_val_fraction=0.3)
+    y = data._data.train.tensors[1][torch.cat([data.client_indices(0), data.client_indices(1)])]
+    assert y.mean().item() == pytest.approx(0, abs=1e-5)
+    assert y.std(unbiased=False).item() == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"task": "clustering"}, r"Columns\(task='clustering'\): expected one of"),
+        ({"features": "age"}, r"Columns\(features='age'\): expected a list"),
+        ({"features": ["age", "age"]}, "more than once"),
+        ({"max_categories": 1}, "of at least 2"),
+        ({"standardise_target": True}, "classes have no mean"),
+    ],
+)
+def test_columns_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Columns(**options)
+
+
+@pytest.mark.skipif(ROOT is None or not Path(ROOT, "tables").is_dir(), reason="FLSV_DATA_ROOT has no folder tables")
+class TestRealTables:
+    def test_65_schools_by_name(self):
+        columns = Columns(task="regression", exclude=["student"])
+        data = ready("tables/exam.csv", root=ROOT, label="normexam", groups="school", columns=columns)
+        assert data.client_names == tuple(f"school {i}" for i in range(1, 66))
+        assert int(data.num_samples.sum()) + len(data.server_val_indices) == 4059
+        fewer = ready(
+            "tables/exam.csv", GroupPartitioner(5), root=ROOT, label="normexam", groups="school", columns=columns
+        )
+        assert fewer.num_clients == 5
+        assert all(name.endswith("+ 10 more") for name in fewer.client_names)
+
+    def test_four_clinics(self):
+        columns = Columns(features=["Age", "Black", "BMI"])
+        with pytest.warns(UserWarning, match="9 of 823 rows have no 'Preg.ended"):
+            data = ready("tables/opt.csv", root=ROOT, label="Preg.ended...37.wk", groups="Clinic", columns=columns)
+        assert data.client_names == ("KY", "MN", "MS", "NY")
+        assert data.class_names == ("No", "Yes")
+
+    def test_60_districts_of_a_data_module(self):
+        source = TableData("tables/contraception.csv", "use", group="district", features=["age", "urban"], root=ROOT)
+        data = ready(source, GroupPartitioner())
+        assert data.client_names[:2] == ("district 1", "district 2")
+        assert data.num_clients == 60

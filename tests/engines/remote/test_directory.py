@@ -1,0 +1,132 @@
+"""Who is who among the nodes: whom a server waits for, whom it refuses, and how it goes on after its end."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from remote_federation import CASES, Remotely, assert_same, momentum, shapfed, site
+from remote_sites import NAMES, module
+
+from flsv.engines.remote import Directory, Packet, agreement
+from flsv.errors import ConfigurationError
+from flsv.uploads import TopK
+
+
+class Slow:
+    """Sites that cannot be reached at first, or do not say who they are when they are first asked."""
+
+    def __init__(self, absent: int, mute: int) -> None:
+        self.absent, self.mute = absent, mute
+
+    def present(self) -> list[int]:
+        self.absent -= 1
+        return [] if self.absent >= 0 else [100]
+
+    def exchange(self, packets: Any, timeout: float) -> dict[int, Any]:
+        if any(packet.kind == "hello" for packet in packets.values()):
+            self.mute -= 1
+            if self.mute >= 0:
+                return dict.fromkeys(packets, "the node is not available")
+            said = {**agreement(module(), shapfed()), "name": NAMES[0], "sizes": {"train": 3}}
+            return {address: Packet("here", said) for address in packets}
+        return {address: Packet("answer", {"of": address}) for address in packets}
+
+
+@pytest.mark.parametrize(("absent", "mute"), [(0, 0), (2, 0), (0, 2)])
+def test_the_first_site_is_waited_for(tmp_path: Path, absent: int, mute: int) -> None:
+    """As after a restart of the server, while sites are busy or away."""
+    directory = Directory(Slow(absent, mute), NAMES, agreement(module(), shapfed()), tmp_path / "book", wait=5)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
+    assert replies[0].plain == {"of": 100}  # type: ignore[union-attr]
+    assert replies[1] == "it is away"
+    assert len([each for each in told if "has not said who it is" in str(each.message)]) == min(mute, 1)
+
+
+def test_a_site_that_is_away_is_not_waited_for_while_others_are_there(tmp_path: Path) -> None:
+    directory = Directory(Slow(0, 0), NAMES, agreement(module(), shapfed()), tmp_path / "book", wait=60)
+    began = time.monotonic()
+    assert directory.exchange({1: Packet("ask")}) == {1: "it is away"}
+    assert time.monotonic() - began < 30
+
+
+def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
+    directory = Directory(Slow(10**6, 0), NAMES, agreement(module(), shapfed()), tmp_path / "book", wait=0.1)
+    assert directory.exchange({0: Packet("ask")}) == {0: "it is away"}
+
+
+def test_a_killed_server_goes_on_and_sites_begin_where_they_stood(tmp_path: Path) -> None:
+    """It dies after its sites have trained a round that it has not saved: they train it again from before it."""
+    make = CASES["kept momentum, two of three"][0]
+    whole_run = Remotely(tmp_path / "a", make, momentum).fit(4)
+    broken = Remotely(tmp_path / "b", make, momentum)
+    broken.transport.spoil = lambda address, packet, reply: (
+        _die() if packet.plain.get("round") == 2 and address == max(broken.sites) else reply
+    )
+    saving = ModelCheckpoint(tmp_path / "b", save_last=True)
+    with pytest.raises(Killed), pytest.warns(UserWarning, match="round 2 is discarded"):
+        broken.fit(4, enable_checkpointing=True, callbacks=[saving])
+    broken.transport.spoil = lambda address, packet, reply: reply
+    resumed = broken.fit(4, ckpt_path=tmp_path / "b" / "last.ckpt")
+    assert_same(resumed, whole_run)
+
+
+class Killed(Exception):
+    pass
+
+
+def _die() -> Packet:
+    raise Killed
+
+
+def test_a_second_node_of_one_name_is_left_alone(tmp_path: Path) -> None:
+    remote = Remotely(tmp_path, shapfed)
+    remote.transport.sites[200] = remote.transport.sites[101]
+    asked: list[int] = []
+    remote.transport.spoil = lambda address, packet, reply: asked.append(address) or reply
+    with pytest.warns(UserWarning, match="a second node calls itself site 'Lyon'"):
+        loop = remote.fit(2)
+    assert asked.count(200) == 1  # it was greeted
+    assert loop.participations.tolist() == [2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"local_epochs": 2}, "training: .*local_epochs=2.* there, .*local_epochs=1"),
+        ({"uploads": [TopK(0.5)]}, "at clients: .*TopK"),
+    ],
+)
+def test_sites_with_other_settings_are_refused(tmp_path: Path, other: dict[str, Any], what: str) -> None:
+    remote = Remotely(tmp_path, shapfed)
+    remote.transport.sites[101] = site(tmp_path, 1, partial(shapfed, **other))
+    with pytest.raises(ConfigurationError, match=f"site 'Lyon' and the server differ in {what}"):
+        remote.fit()
+
+
+def test_a_site_answers_no_other_question(tmp_path: Path) -> None:
+    answering = site(tmp_path, 0, shapfed)
+    packet = Packet("ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1})
+    with pytest.raises(PermissionError, match="site 'Boston' does not answer 'os:getcwd'"):
+        answering.answer(packet)
+
+
+def test_who_never_comes_is_named(tmp_path: Path) -> None:
+    remote = Remotely(tmp_path, shapfed)
+    del remote.transport.sites[101]
+    with pytest.raises(RuntimeError, match=r"sites \['Lyon'\] have not come within 0.2 s"):
+        remote.fit()
+
+
+def test_nobody_replies(tmp_path: Path) -> None:
+    remote = Remotely(tmp_path, shapfed)
+    remote.transport.spoil = lambda address, packet, reply: None if packet.kind == "train" else reply
+    with pytest.warns(UserWarning, match="left out"), pytest.raises(RuntimeError, match="no site sent a model"):
+        remote.fit()

@@ -1,0 +1,249 @@
+"""Sites that do not answer, or send what is of no use: who is left out, and what stays as it was."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from remote_federation import CASES, Remotely, shapfed, with_splits
+from remote_sites import NAMES
+
+from flsv import FederatedLoop
+from flsv.aggregation import FedAvg, FedCE
+from flsv.clients.algorithms import SCAFFOLD
+from flsv.engines.remote import Packet
+from flsv.engines.remote.memory import SiteMemory
+from flsv.engines.remote.wire import pack
+from flsv.metrics import (
+    ContributionEstimation,
+    DomainRelevance,
+    EverybodyElse,
+)
+from flsv.personalization import FedFomo, PFedSV
+
+_plain, _tensors = pack(torch.zeros(7))
+wrong_shape = Packet("answer", {"answer": _plain}, _tensors)
+ANSWERS: dict[str, tuple[Any, str]] = {
+    "late": (lambda reply: None, "did not answer .*no reply within 1 s"),
+    "garbage": (lambda reply: Packet("hm", {"a": "b"}), "answered .* lacks or garbles 'answer'"),
+    "another shape": (lambda reply: wrong_shape, "judged 3 models by Tensor"),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+@pytest.mark.parametrize("personalizer", [partial(PFedSV, "relevance", k=2), partial(FedFomo, num_downloads=2)])
+def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: Any, kind: str) -> None:
+    """In its first round, when it has no model of its own to go on from, and in a later one."""
+    what, words = ANSWERS[kind]
+
+    def make() -> FederatedLoop:
+        metrics = {"relevance": DomainRelevance()}
+        return shapfed(aggregator=FedAvg(), metrics=metrics, personalizer=personalizer())
+
+    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
+        hit = packet.kind == "ask" and (address, packet.plain["round"]) in [(101, 0), (102, 1)]
+        return what(reply) if hit else reply
+
+    seen = []
+
+    class Sees(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            seen.append(trainer.callbacks[0].contributions["relevance"].clone())  # type: ignore[attr-defined]
+
+    remote = Remotely(tmp_path, make, client_val_fraction=0.3)
+    remote.transport.spoil = spoil
+    with pytest.warns(UserWarning, match=words):
+        loop = remote.fit(callbacks=[Sees()])
+    assert seen[0][1].isnan().all()
+    assert seen[0][2].isfinite().any()
+    torch.testing.assert_close(seen[1][2], seen[0][2], rtol=0, atol=0, equal_nan=True)
+    assert loop.contributions["relevance"][1].isfinite().any()
+    assert loop.participations.tolist() == [3, 3, 3]
+
+
+garbled = {kind: case for kind, case in ANSWERS.items() if kind != "another shape"}
+garbled["another shape"] = (ANSWERS["another shape"][0], "was asked for a number and answered")
+
+
+@pytest.mark.parametrize("kind", garbled)
+def test_who_does_not_say_what_the_others_are_worth(tmp_path: Path, kind: str) -> None:
+    """One site is silent in both metrics' questions of round 0, all of them in round 1."""
+    what, words = garbled[kind]
+
+    def make() -> FederatedLoop:
+        metrics = {"fedce": ContributionEstimation(), "else": EverybodyElse(performance="negative_loss")}
+        return shapfed(aggregator=FedCE(), metrics=metrics)
+
+    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
+        hit = packet.kind == "ask" and (address == 101 or packet.plain["round"] == 1)
+        return what(reply) if hit else reply
+
+    remote = with_splits(tmp_path, make)
+    remote.transport.spoil = spoil
+    with pytest.warns(UserWarning, match=words):
+        loop = remote.fit(rounds=2)
+    fedce, other = loop.metrics["fedce"], loop.metrics["else"]
+    assert fedce.seen.tolist() == [1, 0, 1]
+    assert fedce.rounds == other.rounds == 2
+    assert loop.contributions["fedce"].isnan().tolist() == [False, True, False]
+    # In round 0 the first and the last each have the other's gain, the silent one both gains' mean.
+    assert other.seen.tolist() == [1, 1, 1]
+    gain = other.diagnostics()["gain"]
+    expected = torch.stack([gain[2], (gain[0] + gain[2]) / 2, gain[0]])
+    torch.testing.assert_close(loop.contributions["else"], expected)
+    assert gain[0] != gain[2]
+
+
+@pytest.mark.parametrize(
+    "reply", [Packet("broken"), Packet("tested", {"accuracy": "good"}), Packet("tested", {"accuracy": 7})]
+)
+def test_who_does_not_test_its_model_is_named(tmp_path: Path, reply: Packet) -> None:
+    remote = with_splits(tmp_path, partial(shapfed, evaluate_clients_every=1))
+    remote.transport.spoil = lambda address, packet, good: reply if (address, packet.kind) == (101, "test") else good
+    with pytest.warns(UserWarning, match=r"site 'Lyon' \(client 1\) has not tested its model: its"):
+        loop = remote.fit(rounds=1)
+    assert loop.client_accuracy is not None
+    assert loop.client_accuracy.isnan().tolist() == [False, True, False]
+
+
+def spoiled(kind: str, round_index: int, address: int, what: Any) -> Any:
+    """Replaces one site's reply in one round."""
+
+    def spoil(at: int, packet: Packet, reply: Packet) -> Any:
+        hit = at == address and packet.kind == kind and packet.plain.get("round") == round_index
+        return what(reply) if hit else reply
+
+    return spoil
+
+
+GARBAGE: dict[str, tuple[Any, str]] = {
+    "late": (lambda reply: None, "no reply within 1 s"),
+    "failed": (lambda reply: "out of memory (code 100)", "out of memory"),
+    "another model": (
+        lambda reply: Packet("update", reply.plain, {"vector": torch.zeros(3)}),
+        r"its model is \[3\] of torch.float32",
+    ),
+    "words": (lambda reply: Packet("hm", {"a": "b"}), "lacks or garbles 'vector'"),
+    "no samples": (
+        lambda reply: Packet("update", {**reply.plain, "samples": 0}, reply.tensors),
+        "its numbers cannot be: 0 samples",
+    ),
+    "another type": (
+        lambda reply: Packet("update", reply.plain, {"vector": reply.tensors["vector"].long()}),
+        "of torch.int64",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_who_sends_garbage_is_left_out_of_the_round(tmp_path: Path, kind: str) -> None:
+    what, words = GARBAGE[kind]
+    remote = Remotely(tmp_path, shapfed)
+    remote.transport.spoil = spoiled("train", 1, 101, what)
+    with pytest.warns(UserWarning, match=f"site 'Lyon' \\(client 1\\) is left out of round 1: .*{words}"):
+        loop = remote.fit()
+    assert loop.participations.tolist() == [3, 2, 3]
+    assert loop.contributions["cssv"].isfinite().all()
+
+
+@pytest.mark.parametrize("reports", [{}, {"control_variate_change": torch.zeros(3)}, {"more": torch.zeros(1)}])
+def test_the_first_to_report_something_else_is_the_one_left_out(tmp_path: Path, reports: dict[str, Any]) -> None:
+    remote = Remotely(tmp_path, CASES["scaffold"][0])
+    tensors = {f"report/{name}": value for name, value in reports.items()}
+    remote.transport.spoil = spoiled(
+        "train", 1, 100, lambda reply: Packet("update", reply.plain, {"vector": reply.tensors["vector"], **tensors})
+    )
+    with pytest.warns(
+        UserWarning, match=r"site 'Boston' \(client 0\) is left out of round 1: it reports .*, the others"
+    ):
+        loop = remote.fit()
+    assert loop.participations.tolist() == [2, 3, 3]
+
+
+def test_a_memory_that_lacks_what_counted_says_so(tmp_path: Path) -> None:
+    memory = SiteMemory(tmp_path, "run")
+    for index in range(3):
+        memory.write(index, {"visits": torch.tensor(index)})
+    assert memory.before(3, counted=1)["visits"] == 1
+    with pytest.warns(UserWarning, match="no longer holds what was kept of round 0, .* goes on from nothing"):
+        assert memory.before(1, counted=0) == {}
+    with pytest.warns(UserWarning, match="kept of round 3, .* goes on from that of round 2"):
+        assert memory.before(5, counted=3)["visits"] == 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert memory.before(1, counted=-1) == {}
+        assert memory.before(0, counted=0) == {}  # the server has gone back to before it
+
+
+@pytest.mark.parametrize("why", ["late", "excluded"])
+def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, why: str) -> None:
+    """A site's control variate moves only with the server's, whether its update is lost or excluded. The server is
+    killed and goes on from its checkpoint, too."""
+
+    def make() -> FederatedLoop:
+        return shapfed(
+            aggregator=FedAvg("uniform"), metrics={}, client_algorithm=SCAFFOLD(), exclude_outliers=why == "excluded"
+        )
+
+    def huge(reply: Packet) -> Packet:
+        return Packet("update", reply.plain, {**reply.tensors, "vector": 1e6 * reply.tensors["vector"]})
+
+    what = {"late": lambda reply: None, "excluded": huge}[why]
+
+    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
+        hit = packet.kind == "train" and address == 101 and packet.plain["round"] in (1, 2)
+        return what(reply) if hit else reply
+
+    remote = Remotely(tmp_path, make)
+    remote.transport.spoil = spoil
+    checkpoint = ModelCheckpoint(tmp_path / "ckpt", save_last=True)
+    with pytest.warns(UserWarning, match="left out of"):
+        remote.fit(rounds=3, callbacks=[checkpoint], enable_checkpointing=True)
+    loop = remote.fit(
+        rounds=4, callbacks=[checkpoint], enable_checkpointing=True, ckpt_path=tmp_path / "ckpt/last.ckpt"
+    )
+    assert loop.participations.tolist() == [4, 2, 4]
+    kept = [torch.load(tmp_path / "sites" / name / "state.pt", weights_only=True)["rounds"] for name in NAMES]
+    assert sorted(kept[1]) == [0, 3]
+    own = torch.stack([rounds[3]["state"]["control_variate"] for rounds in kept])
+    variate = loop.state_dict()["strategies"]["client_algorithm"]["variate"]
+    torch.testing.assert_close(variate, own.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_model_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    def poison(reply: Packet) -> Packet:
+        return Packet("update", reply.plain, {**reply.tensors, "vector": reply.tensors["vector"] * float("nan")})
+
+    remote = Remotely(tmp_path, shapfed)
+    remote.transport.spoil = spoiled("train", 1, 101, poison)
+    with pytest.warns(UserWarning, match=r"client 1 \('Lyon'\) returned a model with NaN .* in round 1"):
+        loop = remote.fit()
+    assert loop.participations.tolist() == [3, 2, 3]
+    assert loop.state.model().isfinite().all()
+
+
+def test_absence_is_not_a_zero(tmp_path: Path) -> None:
+    """A site that is away in a round keeps its value, and its moving average goes on when it is back."""
+    remote = Remotely(tmp_path, shapfed)
+    away = remote.transport.sites.pop(102)
+    seen = {}
+
+    class Comes(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            seen[trainer.current_epoch] = trainer.callbacks[0].contributions["cssv"].clone()  # type: ignore[attr-defined]
+            remote.transport.sites[102] = away
+
+    book = '{"Boston": {"train": 1, "val": 0, "test": 0}, "Lyon": {"train": 1, "val": 0, "test": 0}, '
+    (tmp_path / "book.json").write_text(book + '"Osaka": {"train": 1, "val": 0, "test": 0}}')
+    with pytest.warns(UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 0: it is away"):
+        loop = remote.fit(callbacks=[Comes()])
+    assert loop.participations.tolist() == [3, 3, 2]
+    assert seen[0][2].isnan().all()
+    assert seen[0][:2].isfinite().all()
+    assert loop.contributions["cssv"].isfinite().all()

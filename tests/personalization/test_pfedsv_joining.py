@@ -1,0 +1,144 @@
+"""PFedSV with the joining game, and with a start that all share."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from personalization.judged import Judged, begun, closeness, nan, play, random_models
+from resuming import assert_resumes
+from torch import Tensor
+from toys import Plain, fit, network, toy_data
+from toys import vector as vector_of
+
+from flsv.loop import FederatedLoop
+from flsv.metrics import DomainRelevance
+from flsv.participants import LocalData, at
+from flsv.personalization import PFedSV
+from flsv.personalization.base import OWN_MODEL
+from flsv.round import FederationState, Instruction
+
+
+def joining_values(vectors: np.ndarray, accuracy: Any) -> np.ndarray:
+    """The mean over all orders in which the others join the first."""
+    values = np.zeros(len(vectors))
+    values[0] = accuracy(vectors[0])
+    orders = list(itertools.permutations(range(1, len(vectors))))
+    for order in orders:
+        worth = [float(accuracy(vectors[[0, *order[:place]]].mean(0))) for place in range(len(order) + 1)]
+        values[list(order)] += np.diff(worth) / len(orders)
+    return values
+
+
+def test_joining_against_all_orders() -> None:
+    """Model 1 helps, 2 helps less, 3 harms."""
+    vectors = random_models(4, seed=5)
+    target = 0.5 * vectors[0] + 0.4 * vectors[1] + 0.1 * vectors[2]
+    accuracy = closeness(target)
+    everybody = [Judged(0, accuracy), *[Judged(i, lambda vector: 0) for i in (1, 2, 3)]]
+    models, round = play(begun(4, PFedSV(game="joining")), everybody, vectors)
+    values = joining_values(vectors.numpy(), accuracy)
+    np.testing.assert_allclose(round.peer_values[0], values, atol=1e-6)
+    assert values[1] > values[2] > 0 > values[3]
+    weights = np.maximum(values, 0) / np.linalg.norm(vectors.numpy() - vectors[0].numpy(), axis=1).clip(1e-9)
+    weights[0] = 0
+    mixture = weights / weights.sum() @ vectors.numpy()
+    path = [(1 - step / 10) * vectors[0].numpy() + step / 10 * mixture for step in range(11)]
+    best = path[int(np.argmax([accuracy(model) for model in path]))]
+    np.testing.assert_allclose(models[0], best, atol=1e-6)
+    assert accuracy(best) > accuracy(vectors[0].numpy())
+
+
+def test_joining_rules_nobody_out() -> None:
+    """A negative score is no reason not to look again; as many are downloaded as have a positive one, at least one."""
+    relevance = torch.full((4, 4), nan)
+    relevance[0] = torch.tensor([0.5, -0.1, -0.2, nan])
+    method, clients = begun(4, PFedSV(game="joining")), [Judged(i, lambda v: 0.5) for i in range(4)]
+    _, round = play(method, clients, random_models(4), relevance, index=1)
+    assert round.peer_values is not None
+    assert not round.peer_values[0].isnan().any()
+    relevance[0] = torch.tensor([0.5, -0.1, -0.2, -0.3])
+    _, round = play(method, clients, random_models(4), relevance, index=2)
+    assert int((~round.peer_values[0].isnan()).sum()) == 1 + 1
+
+
+def test_who_gains_nothing_by_others_keeps_its_own_model() -> None:
+    vectors = random_models(3)
+    for accuracy in (closeness(vectors[0]), lambda vector: 0.5):  # others harm, or change nothing
+        clients = [Judged(0, accuracy), Judged(1, lambda v: 0), Judged(2, lambda v: 0)]
+        models, round = play(begun(3, PFedSV(game="joining")), clients, vectors)
+        assert torch.equal(models[0], vectors[0])
+        assert (round.peer_values[0, 1:] <= 1e-9).all()
+    # With nobody to download there is no game.
+    models, round = play(begun(3, PFedSV(game="joining")), [Judged(0, lambda v: 0.25)], vectors[:1])
+    assert torch.equal(models[0], vectors[0])
+    assert round.peer_values[0].nan_to_num(-1).tolist() == [0.25, -1, -1]
+
+
+@pytest.mark.parametrize("shared", [0.25, 1.0])
+def test_a_shared_start_is_not_what_a_client_uses(shared: float) -> None:
+    method, local = begun(2, PFedSV(shared=shared)), Judged(1, lambda v: 0).data
+    state = FederationState(2, global_vector=torch.arange(7.0))
+    instruction = Instruction(4, 1, 0, method.start(1, state), {})
+    with at(local):
+        for model in (method.receive(local, instruction), method.own(local, instruction)):
+            assert model.tolist() == list(range(7))  # a newcomer has nothing else
+        local.state[OWN_MODEL] = torch.full((7,), -1.0)
+        expected = -1.0 + shared * (torch.arange(7.0) + 1)
+        torch.testing.assert_close(method.receive(local, instruction), expected)
+        assert method.own(local, instruction).tolist() == [-1] * 7
+    # As in the paper, what is used is what is trained.
+    method = begun(2, PFedSV())
+    method._uploads = {1: torch.zeros(7)}
+    instruction = Instruction(4, 1, 0, method.start(1, state), {})
+    with at(local):
+        assert torch.equal(method.own(local, instruction), method.receive(local, instruction))
+
+
+def test_all_shared_is_federated_averaging_with_models_of_ones_own(tmp_path: Path) -> None:
+    """The same global model and trained models as FedAvg's, to the bit; what clients receive is not the global one, and
+    no worse on their validation splits than what they have trained."""
+    loops, data = {}, {}
+    for name, personalizer in (("fedavg", None), ("ours", PFedSV(k=2, game="joining", shared=1.0))):
+        loops[name] = FederatedLoop(
+            personalizer=personalizer,
+            metrics={"relevance": DomainRelevance()} if personalizer else {},
+            keep_trained=True,
+            seed=1,
+            figures_every=0,
+            print_table=False,
+            evaluate_clients_every=1,
+        )
+        data[name] = toy_data(client_val_fraction=0.3, client_test_fraction=0.2)
+        module = fit(loops[name], tmp_path / name, Plain(network(False)), data[name], rounds=1)
+        data[name] = vector_of(module)
+    assert torch.equal(data["fedavg"], data["ours"])
+    ours, received = loops["ours"], loops["ours"].received()
+    for client, model in ours.trained.items():
+        assert torch.equal(model, loops["fedavg"].trained[client])
+        assert not torch.equal(received[client], data["ours"])
+        after, before = ours.clients[client].ask(loss_of, torch.stack([received[client], model])).tolist()
+        assert after >= before
+        tested = ours.clients[client].ask(accuracy_of, received[client][None], "test")
+        assert ours.client_accuracy[client] == pytest.approx(float(tested))
+    assert not torch.equal(loops["fedavg"].client_accuracy, ours.client_accuracy)
+
+
+def accuracy_of(local: LocalData, models: Tensor, split: Any = "val") -> Tensor:
+    return local.evaluate(models, split).value("accuracy")
+
+
+def loss_of(local: LocalData, models: Tensor) -> Tensor:
+    return local.evaluate(models).value("negative_loss")
+
+
+def test_a_run_with_a_shared_start_resumes(tmp_path: Path) -> None:
+    def make() -> FederatedLoop:
+        personalizer = PFedSV(k=2, game="joining", shared=0.5)
+        return FederatedLoop(metrics={"relevance": DomainRelevance()}, personalizer=personalizer, seed=1)
+
+    assert_resumes(make, tmp_path, lambda: Plain(network(False)), lambda: toy_data(client_val_fraction=0.3))
