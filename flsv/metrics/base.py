@@ -116,6 +116,10 @@ class ContributionMetric(WithIntervals):
             ConfigurationError: the metric cannot work with clients of these sizes.
         """
 
+    def check_rounds(self, rounds: int) -> None:
+        """Called before training with the number of rounds that the run is given, where it is known, to warn of values
+        that will not be there."""
+
     @abstractmethod
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         """Declare the states with ``add_state``; called once, as soon as the sizes that are needed are known."""

@@ -14,6 +14,7 @@ their mean over the rounds takes their place in the divisor.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -52,6 +53,7 @@ class OneRoundShapley(PartialFederatedShapley):
 
     Args:
         rounds: how many rounds to collect, the run's ``max_epochs``; then the game is played (and again after as many).
+            A shorter run has no values, and is warned of when it starts.
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         estimator: as for :class:`PartialFederatedShapley`.
         estimator_args: likewise.
@@ -98,6 +100,14 @@ class OneRoundShapley(PartialFederatedShapley):
         check_coalition_weights(type(self).__name__, coalition_weights)
         self.every, self.coalition_weights = rounds, coalition_weights
         super().__init__(num_clients, None, estimator, estimator_args, performance, mode=mode, **kwargs)
+
+    def check_rounds(self, rounds: int) -> None:
+        if rounds < self.every:  # no error: the run may be resumed with more rounds
+            warnings.warn(
+                f"OneRoundShapley(rounds={self.every}) plays its game after {self.every} rounds, and the run has "
+                f"max_epochs={rounds}: nobody will have a value. Say rounds={rounds}, or resume the run with more.",
+                stacklevel=2,
+            )
 
     @property
     def round_fields(self) -> dict[str, Any]:

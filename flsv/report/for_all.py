@@ -85,6 +85,12 @@ def _in_short(run: Run) -> list[Block]:
             items.append(
                 f"{missing} clients were never drawn or could not be measured: they have no value, which is not 0."
             )
+    without = [name for name in run.record.get("metrics", ()) if name not in run.metrics]
+    if without:
+        items.append(
+            f"Nobody has a value by {', '.join(without)}: its rounds have not come yet (OneRoundShapley plays after as "
+            "many as it was told to collect), or it could not be measured."
+        )
     if run.unpaid:
         names = ", ".join(client_label(run, client) for client in run.unpaid)
         items.append(

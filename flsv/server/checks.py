@@ -179,6 +179,8 @@ def check_setup(
     for metric in board.metrics.values():
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
+            if trainer.max_epochs is not None and trainer.max_epochs > 0 and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+                metric.check_rounds(trainer.max_epochs)
     defined = sorted(board.metrics)
     for role, strategy in strategies.items():
         if strategy.metric is not None and strategy.metric not in board.metrics:

@@ -16,6 +16,7 @@ from flsv.functional import exact_shapley
 from flsv.games import Renormalized
 from flsv.loop import FederatedLoop
 from flsv.metrics import OneRoundShapley
+from flsv.report import write_report
 from flsv.sampling import UniformSampler
 
 
@@ -75,7 +76,11 @@ def test_fixed_weights_are_exact_when_the_cohort_changes(tmp_path: Path) -> None
 def test_nothing_is_evaluated_before_the_last_round(tmp_path: Path) -> None:
     watch = Watch()
     loop = FederatedLoop(metrics={"or": OneRoundShapley(3, estimator=watch)}, seed=0)
-    fit(loop, tmp_path, data=toy_data(server_val_fraction=0.3), rounds=2)
+    with pytest.warns(UserWarning, match=r"rounds=3\) plays its game after 3 rounds, and the run has max_epochs=2"):
+        fit(loop, tmp_path, data=toy_data(server_val_fraction=0.3), rounds=2)
+    (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
+    write_report(folder, out=tmp_path / "page.md")
+    assert "Nobody has a value by or: its rounds have not come yet" in (tmp_path / "page.md").read_text()
     assert not watch.tables
     assert loop.contributions["or"].isnan().all()
     assert loop.metrics["or"].diagnostics()["evaluations"] == 0
