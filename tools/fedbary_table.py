@@ -78,7 +78,8 @@ def short(jobs: Sequence[JobCell], whole: Setting, seeds: int, root: str) -> str
     end = (
         f"Each of {len(jobs)} jobs at small sizes. The paper's sizes with {seeds} seeds: about {gpu / 3600:.1f} GPU "
         "hours for torch's operators, by counting them and not measured; what is done once a round is multiplied by "
-        "the batches, too. Transport programmes are solved on the CPU, and are not in it."
+        "the batches, too. Transport programmes are solved on the CPU, and are not in it, nor are the coalition games "
+        "of figure 4, which other threads play."
     )
     return f"{sections(found, jobs, SHORT, None)}\n\n{end}"
 

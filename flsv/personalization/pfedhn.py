@@ -130,12 +130,17 @@ class PFedHN(Personalizer):
     ) -> Mapping[int, Tensor]:
         assert self._network is not None
         cut = round.space.num_parameters
-        phi: list[Tensor] = list(self._network.parameters())
+        network, writer = self._network, self._network.writer
+        small = [*network.embedding.parameters(), *network.features.parameters()]
         for row, client in enumerate(round.client_ids):
             delta = -round.matrix.update(row)[:cut]
-            gradients = torch.autograd.grad(self._network(client), phi, grad_outputs=delta)
+            features = network.features(network.embedding(client))
+            gradients = torch.autograd.grad(features, small, grad_outputs=delta @ writer.weight.detach())
             with torch.no_grad():
-                torch._foreach_add_(phi, gradients, alpha=-self.lr)
+                # The last layer's gradient is this outer product. It would be as large as all that h has to learn.
+                writer.weight.addr_(delta, features, alpha=-self.lr)
+                writer.bias.add_(delta, alpha=-self.lr)
+                torch._foreach_add_(small, gradients, alpha=-self.lr)
         return {}
 
     def state_dict(self) -> dict[str, Any]:
