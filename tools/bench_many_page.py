@@ -22,6 +22,7 @@ from flsv.benchmark import SampledTruth, federation, names, truth_table
 from flsv.benchmark.page import markdown, write
 from flsv.benchmark.registry import METRICS
 from flsv.benchmark.run import Results
+from flsv.benchmark.scores import auroc
 from flsv.benchmark.summary import Cost, Known, Summary, summarise
 
 #: Of the situations on the benchmark's page.
@@ -96,13 +97,14 @@ def row(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost]) -> tu
     def of(name: str) -> str:
         each = s[name]
         return (
-            f"`{name}` {each.mean:.2f} (AUROC of bad clients at least {min(each.auroc.values()):.2f} of every kind, "
-            f"{1000 * costs[name].seconds:.0f} ms a round)"
+            f"{each.mean:.2f} (AUROC of wrong labels {each.auroc['label_noise']:.2f}, of free riders "
+            f"{each.auroc['free_rider']:.2f}; {1000 * costs[name].seconds:.0f} ms a round)"
         )
 
     said = f"in {len(known)} federations of {' and '.join(map(str, sizes))} clients "
     said += of(best) if best == cheap else f"{of(best)}; without coalitions {of(cheap)}"
-    said += f"; `cssv` {s['cssv'].mean:.2f}, `cgsv` {s['cgsv'].mean:.2f}, counting samples {s['size'].mean:.2f}. See "
+    said += f"; CSSV {s['cssv'].mean:.2f}, CGSV {s['cgsv'].mean:.2f}, FedSV {s['fedsv'].mean:.2f}, counting samples "
+    said += f"{s['size'].mean:.2f}. See "
     taken = [best] if best == cheap else [best, cheap]
     return ", or without coalitions ".join(
         f"`{CLASSES[name]}`" for name in taken
@@ -163,8 +165,8 @@ Nearest to the truth by rank correlation, where one other seed of the truth has 
 
 - `GradientAgreementGame` has {game.mean:.2f} and `GradientAgreement`, which evaluates no model, {
         agreement.mean:.2f}, at {1000 * costs["gradient_agreement_game"].seconds:.0f} and {
-        1000 * costs["gradient_agreement"].seconds:.1f} ms a round. AUROC of bad clients: {_bad(game)}; and {
-        _bad(agreement)
+        1000 * costs["gradient_agreement"].seconds:.1f} ms a round. AUROC of bad clients: {_bad(game.auroc)}; and {
+        _bad(agreement.auroc)
     }.
 - Estimators of the same game (averages by samples) at the same budget: {sampled}.
 - Of the {len(games)} metrics that sum or average games of rounds the best has {
@@ -182,8 +184,16 @@ measured.
 """
 
 
-def _bad(summary: Summary) -> str:
-    return ", ".join(f"{kind.replace('_', ' ')} {value:.2f}" for kind, value in summary.auroc.items())
+def _bad(found: Mapping[str, float]) -> str:
+    return ", ".join(f"{kind.replace('_', ' ')} {value:.2f}" for kind, value in found.items())
+
+
+def _of_truth(known: Known) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for each, truth in known.values():
+        for kind, bad in sorted(each.badness().items()):
+            found.setdefault(kind, []).append(auroc(truth.mean, bad))
+    return {kind: _mean(values) for kind, values in sorted(found.items())}
 
 
 def _samples(known: Known) -> str:
