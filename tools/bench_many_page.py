@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from bench_page_text import so
+from bench_page_text import MANY, so
 
 from flsv.benchmark import SampledTruth, federation, names, truth_table
 from flsv.benchmark.page import markdown, write
@@ -25,8 +25,6 @@ from flsv.benchmark.run import Results
 from flsv.benchmark.scores import auroc
 from flsv.benchmark.summary import Cost, Known, Summary, summarise
 
-#: Of the situations on the benchmark's page.
-SITUATION = "many clients"
 #: Metrics that evaluate no coalitions and may be recommended, with those that do and may be; and their classes.
 CHEAP = ("gradient_agreement", "cssv", "cgsv", "gradient_1", "in_run")
 CLASSES = {
@@ -90,8 +88,10 @@ def kept(runs: Path, root: str | None = None) -> tuple[Known, Results, dict[str,
 
 def row(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost]) -> tuple[str, str]:
     """What to take with many clients, and why."""
-    best = max(s, key=lambda name: (s[name].mean == s[name].mean, s[name].mean))
-    cheap = max((name for name in CHEAP if name in s), key=lambda name: s[name].mean)
+    means = {name: each.mean for name, each in s.items() if each.mean == each.mean}
+    best = max(means, key=lambda name: means[name])
+    so(best in CLASSES, f"{best} is nearest to the truth, and may be recommended")
+    cheap = max((name for name in CHEAP if name in means), key=lambda name: means[name])
     sizes = sorted({truth.num_clients for _, truth in known.values()})
 
     def of(name: str) -> str:
@@ -168,6 +168,9 @@ Nearest to the truth by rank correlation, where one other seed of the truth has 
         1000 * costs["gradient_agreement"].seconds:.1f} ms a round. AUROC of bad clients: {_bad(game.auroc)}; and {
         _bad(agreement.auroc)
     }.
+- The truth's own values find bad clients with AUROC {
+        _bad(_of_truth(known))
+    }: who is bad by the file need not be worth less than all others.
 - Estimators of the same game (averages by samples) at the same budget: {sampled}.
 - Of the {len(games)} metrics that sum or average games of rounds the best has {
         max(each.mean for each in games.values()):.2f}, the worst {min(each.mean for each in games.values()):.2f}.
@@ -207,11 +210,9 @@ def _mean(values: list[float]) -> float:
 
 def with_row(page: str, take: str, because: str) -> str:
     """The page with another row of this situation."""
-    made, count = re.subn(
-        rf"^\| {SITUATION} \|.*$", lambda _: f"| {SITUATION} | {take} | {because} |", page, flags=re.MULTILINE
-    )
+    made, count = re.subn(rf"^\| {MANY} \|.*$", lambda _: f"| {MANY} | {take} | {because} |", page, flags=re.MULTILINE)
     if count != 1:
-        raise ValueError(f"{count} rows of {SITUATION!r} in the page, expected one")
+        raise ValueError(f"{count} rows of {MANY!r} in the page, expected one")
     return made
 
 

@@ -42,9 +42,7 @@ def test_numbers_are_those_of_the_values(runs: Path) -> None:
 
 
 def test_one_row_is_written_anew() -> None:
-    old = (
-        "# Page\n\n| situation | take | because |\n|---|---|---|\n| many clients | a | b |\n| free | c | d |\n"
-    )
+    old = "# Page\n\n| situation | take | because |\n|---|---|---|\n| many clients | a | b |\n| free | c | d |\n"
     new = with_row(old, "x", r"y \1")
     assert new == old.replace("| a | b |", r"| x | y \1 |")
     for page_without in ("# Page\n", old + "| many clients | again | b |\n"):

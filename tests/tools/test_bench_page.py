@@ -63,7 +63,9 @@ def results(known: Known) -> Results:
     return found
 
 
-OLD = "# Old\n\n## The goal, and what was tried\n\nMuch.\n\n## Tables\n\nother\n"
+OLD = (
+    "# Old\n\n| many clients | `This` | as before |\n\n## The goal, and what was tried\n\nMuch.\n\n## Tables\n\nother\n"
+)
 COSTS = dict.fromkeys(METRICS, Cost(0.0123, 0.0, 0.05))
 
 
@@ -78,6 +80,7 @@ def test_numbers_are_those_of_the_values(known: Known) -> None:
     assert "came later" not in text
     assert text.endswith("## The goal, and what was tried\n\nMuch.\n")
     assert "# Old" not in text
+    assert "| many clients | `This` | as before |\n" in text
     assert "none of the" in text  # no metric's intervals hold the true share
 
 
