@@ -75,7 +75,7 @@ all federations, with three runs of each and all conditions; about {MINUTES[1]} 
 is two runs of each, absence, dropout and noise. Added up from one run of every federation; training and evaluation
 are most of it, and CIFAR-10 is an eighth.
 These are without the federations of 20 clients, which have [a page of their own](benchmark_many.md) and which `--quick` leaves
-out: there all metrics take as much as all of this.
+out: there all metrics take about as many minutes again (two runs of all metrics are 7).
 
 **The truth** is the Shapley value of the game in which every coalition of a federation's clients was really trained, from
 the same initial weights, with three to five training seeds each (see the last table). The tables of utilities are part of the package
