@@ -192,7 +192,9 @@ Nearest to the truth by rank correlation, where one other seed of the truth has 
 So few say little of differences: half the 90 % interval over the seeds is up to {widest:.2f}. More than {
         max(t.num_clients for t in truths)
     } clients,
-sampled cohorts, absence, other aggregators and larger models are not measured. Costs are those on {COSTS_IN}, 2026-11-21, two cores of a virtual machine.
+sampled cohorts, absence, other aggregators and larger models are not measured. Costs are those on {
+        COSTS_IN
+    }, 2026-11-21, two cores of a virtual machine.
 """
 
 

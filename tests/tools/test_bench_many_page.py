@@ -18,6 +18,7 @@ def runs(tmp_path: Path) -> Path:
     """Two seeds of digits with 20 clients: one metric is the truth, one its reverse, the others say nothing."""
     truth = truth_table(federation("digits_20_clients")).mean
     values = {name: torch.ones(20) for name in METRICS} | {"gradient_agreement_game": truth, "fedce": -truth}
+    values["gradient_agreement"] = truth.where(truth > truth.median(), truth.min())
     results = Results(tmp_path)
     for seed in range(2):
         results.add("digits_20_clients", "base", seed, Values(values, {}, {}, {}, 0.0))
@@ -39,6 +40,13 @@ def test_numbers_are_those_of_the_values(runs: Path) -> None:
     assert take.startswith("`GradientAgreementGame`, or without coalitions `")
     assert "in 1 federations of 20 clients 1.00 (AUROC" in because
     assert "12 ms a round" in because
+
+
+def test_what_is_not_so_is_not_written(runs: Path) -> None:
+    known, results, summaries, costs = kept(runs)
+    summaries["ssv"] = summaries["gradient_agreement_game"]
+    with pytest.raises(ValueError, match="do not say so any more: 'The 9 metrics"):
+        page(summaries, known, costs, results)
 
 
 def test_one_row_is_written_anew() -> None:
