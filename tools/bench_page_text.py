@@ -6,6 +6,7 @@ Where the values have changed so that a sentence is not true any more, ``so`` ra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from flsv.benchmark.coverage import GOAL, Coverage
@@ -13,6 +14,7 @@ from flsv.benchmark.run import Results
 from flsv.benchmark.summary import Cost, Known, Summary
 
 NEW = ("in_run", "in_run_2", "fedce", "everybody_else", "everybody_else_loss", "beta_16_1", "beta_1_4", "lower_bound")
+MANY = "many clients"
 SAMPLED = ("permutation_24", "leverage_24", "adjusted_24", "surrogate_24")
 #: Minutes of one core by process time, added up from one run of every federation with all metrics (147 s in the fits) and
 #: with one (15 s), of 21 federations, times 26 / 21: one metric; all of them; all of them with --quick.
@@ -27,12 +29,13 @@ def so(holds: bool, sentence: str) -> str:
 
 
 def page(summaries: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost], results: Results, old: str) -> str:
-    """All that stands before the tables; ``old`` is the page as it was, of which what was tried is kept."""
+    """All that stands before the tables; ``old`` is the page as it was, of which are kept what was tried and the row on
+    many clients, which ``bench_many_page.py`` writes."""
     return "\n".join(
         part.strip() + "\n"
         for part in (
             _what(known),
-            _which(summaries, known, costs),
+            _which(summaries, known, costs, kept_row(old, MANY)),
             _others(summaries),
             _intervals(summaries),
             _rests_on(summaries, known, results),
@@ -60,7 +63,7 @@ for one of your own:
 ```
 flsv bench --metric my_package.MyMetric          # minutes; 'my_package.MyMetric(momentum=0.5)' with arguments
 flsv bench --metric cgsv --federations held_out
-flsv bench --quick                               # everything in less time
+flsv bench --quick                               # few clients, in less time
 flsv bench                                       # everything; goes on where it was stopped; torchrun shares it out
 flsv bench --federations my_federation.yaml      # a federation of your own, whose truth is made first
 flsv bench --truth --federations digits_sizes --out truths     # makes the shipped tables anew
@@ -71,6 +74,8 @@ On a CPU, in minutes of one core by process time (which other processes do not c
 all federations, with three runs of each and all conditions; about {MINUTES[1]} for all metrics; about {MINUTES[2]} with `--quick`, which
 is two runs of each, absence, dropout and noise. Added up from one run of every federation; training and evaluation
 are most of it, and CIFAR-10 is an eighth.
+These are without the federations of 20 clients, which have [a page of their own](benchmark_many.md) and which `--quick` leaves
+out: there all metrics take about as many minutes again (two runs of all metrics are 7).
 
 **The truth** is the Shapley value of the game in which every coalition of a federation's clients was really trained, from
 the same initial weights, with three to five training seeds each (see the last table). The tables of utilities are part of the package
@@ -114,7 +119,7 @@ def _pictures(summary: Summary, known: Known) -> list[float]:
     ]
 
 
-def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost]) -> str:
+def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost], many: tuple[str, str]) -> str:
     best, images = s["gradient_agreement"], _pictures(s["gradient_agreement"], known)
     game = s["gradient_agreement_game"]
     free = {name: each.auroc["free_rider"] for name, each in s.items()}
@@ -175,11 +180,7 @@ def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost]) ->
             f"{_two(s['everybody_else_loss'].mean)}, by the federation's own performance "
             f"{_two(s['everybody_else'].mean)}. Values lie near each other: do not pay by them",
         ),
-        "many clients": (
-            "`GradientAgreement`, `ClassSpecificShapley`, `CosineGradientShapley`",
-            "not measured with more than six clients; these take one or two products with the matrix of updates a "
-            "round, where games need an estimator's budget from ten clients on",
-        ),
+        MANY: many,
         "free riders expected": (
             "any of the three before",
             f"AUROC {_two(free['gradient_agreement'])}, {_two(free['cssv'])}, {_two(free['cgsv'])}; not min-max values "
@@ -348,3 +349,11 @@ def kept(old: str, heading: str) -> str:
     start = old.index(f"\n{heading}\n") + 1
     end = old.find("\n## ", start)
     return old[start : len(old) if end < 0 else end]
+
+
+def kept_row(old: str, situation: str) -> tuple[str, str]:
+    """What to take in a situation, and why, as the page has it."""
+    found = re.search(rf"^\| {situation} \| (.+?) \| (.+) \|$", old, flags=re.MULTILINE)
+    if found is None:
+        raise ValueError(f"the page has no row of {situation!r}, which it keeps")
+    return found[1], found[2]

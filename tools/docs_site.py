@@ -25,7 +25,7 @@ TABLE = ("<!-- algorithms -->\n", "<!-- end of algorithms -->\n")
 #: Data and what is no algorithm of its own.
 BASES = ("quickstart", "fashion_mnist", "cifar10_resnet34")
 #: Pages that commands of flsv write, where they have been run; they come before the other results.
-MEASURED = ("benchmark.md",)
+MEASURED = ("benchmark.md", "benchmark_many.md")
 #: The parts of a federation, and where a configuration names them.
 PARTS = {
     "metric": ("federation", "metrics"),

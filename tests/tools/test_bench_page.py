@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_page_text import page
+from bench_page_text import _seeds, page
 
 from flsv.benchmark import federation, names, truth_table
 from flsv.benchmark.coverage import Coverage
@@ -23,7 +23,8 @@ LOW |= dict.fromkeys(("permutation_24", "leverage_24", "adjusted_24", "surrogate
 
 @pytest.fixture(scope="module")
 def known() -> Known:
-    return {name: (federation(name), truth_table(federation(name))) for name in names()}
+    found = (federation(name) for name in names())
+    return {each.name: (each, truth_table(each)) for each in found if not each.circles}
 
 
 def said(known: Known) -> dict[str, Summary]:
@@ -62,7 +63,9 @@ def results(known: Known) -> Results:
     return found
 
 
-OLD = "# Old\n\n## The goal, and what was tried\n\nMuch.\n\n## Tables\n\nother\n"
+OLD = (
+    "# Old\n\n| many clients | `This` | as before |\n\n## The goal, and what was tried\n\nMuch.\n\n## Tables\n\nother\n"
+)
 COSTS = dict.fromkeys(METRICS, Cost(0.0123, 0.0, 0.05))
 
 
@@ -77,7 +80,20 @@ def test_numbers_are_those_of_the_values(known: Known) -> None:
     assert "came later" not in text
     assert text.endswith("## The goal, and what was tried\n\nMuch.\n")
     assert "# Old" not in text
+    assert "| many clients | `This` | as before |\n" in text
     assert "none of the" in text  # no metric's intervals hold the true share
+
+
+@pytest.mark.parametrize(
+    ("runs", "words"),
+    [
+        ([2, 3, 2], "two seeds or more in each of 3 federations"),
+        ([1, 1], "one seed in each of 2 federations"),
+        ([1, 2, 3], "one seed in 1 of 3 federations, more in the others"),
+    ],
+)
+def test_seeds_in_words(runs: list[int], words: str) -> None:
+    assert _seeds(runs) == words
 
 
 def test_another_best_one_is_noticed(known: Known) -> None:
