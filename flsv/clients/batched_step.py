@@ -4,8 +4,9 @@
 as in softmax regressions and MLPs, there is a cheaper way: ``vmap`` runs the losses only, and autograd itself derives
 their sum by the stacked parameters, since no model's loss depends on another's. That saves what a transformed backward
 pass costs for every operation, and small models are bound by that. Linear layers multiply as ``W x^T`` then: for few
-outputs a batched product of that order takes little more than half the time of ``x W^T``. For convolutions autograd's
-own backward pass of a batched one is slower, and recurrent layers have none.
+outputs a batched product of that order takes little more than half the time of ``x W^T``. Where the gradient of a large
+weight is wanted for plain SGD only, it is left as its two factors: many models' gradients fit no cache. For
+convolutions autograd's own backward pass of a batched one is slower, and recurrent layers have none.
 """
 
 from __future__ import annotations
