@@ -19,6 +19,8 @@ from flsv.clients.batched_step import BatchedStep, State
 from flsv.clients.stacked_batches import ManyBatches
 from flsv.errors import ConfigurationError
 
+Factors = dict[str, list[tuple[Tensor, Tensor]]]
+
 #: Their steps work entry by entry, so that of stacked parameters they are every client's own.
 ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "SGD")
 
@@ -89,19 +91,22 @@ class BatchedTraining:
         stacked = states if rows is None else {name: tensor.index_select(0, rows) for name, tensor in states.items()}
         losses = torch.zeros(len(order), device=first.device)
         optimizer = StackedOptimizer(self._optimizer, self._groups, stacked)
-        a_step = BatchedStep(self._module, sorted(self._trained))
+        fused = self._clip_norm is None and _plain_sgd(self._optimizer)
+        a_step = BatchedStep(self._module, sorted(self._trained), fused)
         for step in range(lengths[0]):
             active = sum(length > step for length in lengths)
             now = {name: tensor[:active] for name, tensor in stacked.items()}
-            gradients = None
+            gradients, factors = None, {}
             for places, batch in batches.at(order[:active], step):
                 if len(places) == active:
                     gradients, loss = a_step(now, batch)
+                    factors = a_step.factors
                     losses[:active] += loss
                     continue
                 index = torch.tensor(places, device=first.device)
                 part = {name: tensor.index_select(0, index) for name, tensor in now.items()}
                 found, loss = a_step(part, batch)
+                _put_together(found, a_step.factors)
                 losses.index_add_(0, index, loss.to(losses))
                 gradients = gradients or {name: torch.empty_like(now[name]) for name in self._trained}
                 for name, gradient in found.items():
@@ -111,7 +116,7 @@ class BatchedTraining:
             assert gradients is not None
             if self._clip_norm is not None:
                 _clip(gradients, self._clip_norm)
-            optimizer.step(active, gradients)
+            optimizer.step(active, gradients, factors)
         losses /= torch.tensor(lengths, device=losses.device)
         if rows is None:
             return stacked, losses
@@ -140,13 +145,18 @@ class StackedOptimizer:
         ]
 
     @torch.no_grad()
-    def step(self, active: int, gradients: State) -> None:
-        """One step of the first ``active`` models; the others have ended and stay as they are."""
+    def step(self, active: int, gradients: State, factors: Factors | None = None) -> None:
+        """One step of the first ``active`` models; the others have ended and stay as they are. Gradients that are left
+        as ``factors`` never exist: plain SGD multiplies them into the weights."""
         if active != self._active:
             self._narrow(active)
         for name, view in self._views.items():
-            view.grad = gradients[name]
+            view.grad = gradients.get(name)
         self._optimizer.step()
+        for group, names in zip(self._optimizer.param_groups, self._groups):
+            for name in (each for each in names if each in (factors or {})):
+                for left, right in (factors or {})[name]:
+                    self._views[name].baddbmm_(left, right, alpha=-float(group["lr"]))
 
     def _of(self, active: int) -> State:
         return {name: self._stacked[name][:active] for names in self._groups for name in names}
@@ -161,6 +171,20 @@ class StackedOptimizer:
                 for key, value in states.pop(before, {}).items()
             }
         self._views, self._active = views, active
+
+
+def _plain_sgd(optimizer: Optimizer) -> bool:
+    """Whether a step is ``w -= lr * gradient`` and nothing else."""
+    others = ("momentum", "weight_decay", "dampening", "nesterov", "maximize", "differentiable")
+    groups = optimizer.param_groups
+    return type(optimizer) is torch.optim.SGD and not any(group.get(key) for group in groups for key in others)
+
+
+def _put_together(gradients: State, factors: Factors) -> None:
+    """Adds the products to the gradients."""
+    for name, pairs in factors.items():
+        product = sum((left.bmm(right) for left, right in pairs[1:]), pairs[0][0].bmm(pairs[0][1]))
+        gradients[name] = gradients[name] + product if name in gradients else product
 
 
 def _clip(gradients: State, norm: float) -> None:

@@ -4,14 +4,16 @@
 as in softmax regressions and MLPs, there is a cheaper way: ``vmap`` runs the losses only, and autograd itself derives
 their sum by the stacked parameters, since no model's loss depends on another's. That saves what a transformed backward
 pass costs for every operation, and small models are bound by that. Linear layers multiply as ``W x^T`` then: for few
-outputs a batched product of that order takes little more than half the time of ``x W^T``. For convolutions autograd's
-own backward pass of a batched one is slower, and recurrent layers have none.
+outputs a batched product of that order takes little more than half the time of ``x W^T``. Where the gradient of a large
+weight is wanted for plain SGD only, it is left as its two factors: many models' gradients fit no cache. For
+convolutions autograd's own backward pass of a batched one is slower, and recurrent layers have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -23,6 +25,9 @@ from torch.overrides import TorchFunctionMode
 from flsv.errors import ConfigurationError
 
 State = dict[str, Tensor]
+Keep = Callable[[tuple[Tensor, Tensor]], None]
+#: Numbers in a stacked weight from which on its gradient is worth leaving out: it is beyond the caches.
+_LARGE = 2**20
 
 
 class BatchIndex:
@@ -63,6 +68,12 @@ class BatchedStep:
     Args:
         module: whose ``training_step`` gives the loss of one.
         trained: names of the parameters to derive by.
+        factors: leave the gradients of large linear layers' weights as the two factors of their product, in
+            :attr:`factors`.
+
+    Attributes:
+        factors: by names of weights, what the last call has left out of their gradients: pairs ``[m, out, B]`` and
+            ``[m, B, in]`` whose products' sum it is. A weight may be missing among the gradients then.
 
     Example:
         >>> class Line(nn.Linear):
@@ -75,12 +86,13 @@ class BatchedStep:
         ([[[1.0, 0.0]], [[1.0, 1.0]]], [1.0, 7.0])
     """
 
-    def __init__(self, module: nn.Module, trained: Collection[str]) -> None:
+    def __init__(self, module: nn.Module, trained: Collection[str], factors: bool = False) -> None:
         self._module, self._trained = module, list(trained)
         self._index = step_arguments(module, None, BatchIndex())[1:]
         self._places = dict(_places(module))
         linear = {name for name, layer in module.named_modules() if type(layer) is nn.Linear}
         self._linear = all(name.rpartition(".")[0] in linear for name in self._trained)
+        self._split, self.factors = factors, dict[str, list[tuple[Tensor, Tensor]]]()
         of_one: Any = self._of_one if self._linear else grad_and_value(self._of_one, has_aux=True)
         self._of_many: Any = vmap(of_one, randomness="error")
 
@@ -100,22 +112,48 @@ class BatchedStep:
         if self._linear:
             trained = [tensor.detach().requires_grad_() for tensor in trained]
             with torch.enable_grad():
-                losses, after = self._of_many(trained, rest, batch)
+                large = [n for n, t in zip(self._trained, trained) if self._split and t.numel() >= _LARGE]
+                self.factors, self._deriving = {name: [] for name in large}, False
+                try:
+                    losses, after = self._of_many(trained, rest, batch)
+                except _Nested:  # a penalty on gradients: they have to exist
+                    self._split, self.factors = False, {}
+                    return self(states, batch)
+                self._deriving = True
+                found = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
+                self._deriving = False
+                self.factors = {name: pairs for name, pairs in self.factors.items() if pairs}
                 # Zeros for what this batch has not used, as for one model whose gradients are zeroed before.
-                gradients = torch.autograd.grad(losses.sum(), trained, allow_unused=True, materialize_grads=True)
+                gradients = {
+                    name: torch.zeros_like(tensor) if gradient is None else gradient
+                    for name, tensor, gradient in zip(self._trained, trained, found)
+                    if gradient is not None or name not in self.factors
+                }
         else:
-            gradients, (losses, after) = self._of_many(trained, rest, batch)
+            slopes, (losses, after) = self._of_many(trained, rest, batch)
+            gradients = dict(zip(self._trained, slopes))
         for name, tensor in after.items():
             rest[name].copy_(tensor.detach())
-        return dict(zip(self._trained, gradients)), losses.detach()
+        return gradients, losses.detach()
 
     def _of_one(self, trained: list[Tensor], rest: State, batch: Any) -> tuple[Tensor, State]:
         # What is written in place within a transformation must be of it.
         given = dict(zip(self._trained, trained)) | {name: tensor.clone() for name, tensor in rest.items()}
-        with self._holding(given), _WeightFirst(trained) if self._linear else nullcontext():
+        with (
+            self._holding(given),
+            _WeightFirst(dict(zip(self._trained, trained)), self._keeps()) if self._linear else nullcontext(),
+        ):
             loss = loss_of(self._module.training_step(batch, *self._index))  # type: ignore[operator]
             after = {name: self._now(name) for name in rest}
         return loss, after
+
+    def _keeps(self) -> dict[str, Keep]:
+        def keep(pairs: list[tuple[Tensor, Tensor]], pair: tuple[Tensor, Tensor]) -> None:
+            if not self._deriving:
+                raise _Nested
+            pairs.append(pair)
+
+        return {name: partial(keep, pairs) for name, pairs in self.factors.items()}
 
     @contextmanager
     def _holding(self, tensors: State) -> Iterator[None]:
@@ -141,16 +179,49 @@ class BatchedStep:
 class _WeightFirst(TorchFunctionMode):
     """Linear layers with these weights as ``(W x^T)^T + b``."""
 
-    def __init__(self, weights: Collection[Tensor]) -> None:
+    def __init__(self, weights: State, keeps: dict[str, Keep]) -> None:
         super().__init__()
-        self._weights = set(map(id, weights))
+        self._weights = {id(weight): keeps.get(name) for name, weight in weights.items()}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is nn.functional.linear and not kwargs and id(args[1]) in self._weights and args[0].ndim > 1:
             x, weight, *bias = args
-            products = weight.matmul(x.flatten(0, -2).mT).mT.unflatten(0, x.shape[:-1])
+            columns, keep = x.flatten(0, -2).mT, self._weights[id(weight)]
+            products = weight.matmul(columns) if keep is None else _Product.apply(weight, columns, keep)
+            products = products.mT.unflatten(0, x.shape[:-1])
             return products + bias[0] if bias and bias[0] is not None else products
         return func(*args, **(kwargs or {}))
+
+
+class _Nested(Exception):
+    """Gradients are asked for while the losses are being worked out."""
+
+
+class _Product(torch.autograd.Function):
+    """``W X`` whose gradient by W is left as its factors."""
+
+    @staticmethod
+    def forward(weight: Tensor, columns: Tensor, keep: Keep) -> Tensor:
+        return weight.matmul(columns)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        weight, columns, ctx.keep = inputs  # a list would be copied on its way here
+        ctx.save_for_backward(weight, columns)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor | None, None]:
+        weight, columns = ctx.saved_tensors
+        ctx.keep((gradient, columns.detach().mT))
+        return None, weight.mT.matmul(gradient) if ctx.needs_input_grad[1] else None, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, weight: Tensor, columns: Tensor, keep: Keep) -> tuple[Tensor, int]:
+        stacked = [
+            tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+            for tensor, dim in ((weight, in_dims[0]), (columns, in_dims[1]))
+        ]
+        return _Product.apply(*stacked, keep), 0
 
 
 def _places(module: nn.Module) -> Iterator[tuple[str, list[tuple[dict[str, Tensor | None], str]]]]:

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from flsv.clients.batched import ELEMENTWISE, BatchedTraining
+from flsv.clients import batched_step
+from flsv.clients.batched import ELEMENTWISE, BatchedTraining, StackedOptimizer
 from flsv.clients.stacked_batches import GatheredBatches, GivenBatches
 from flsv.errors import ConfigurationError
 
@@ -203,3 +204,37 @@ def test_optimizers_that_are_not_known_are_refused() -> None:
     for optimizer in (torch.optim.LBFGS(net.parameters()), SGD(net.parameters(), lr=0.1)):
         with pytest.raises(ConfigurationError, match="not known to allow"):
             BatchedTraining(net, optimizer)
+
+
+class Decayed(Net):
+    """The first weight is in the loss twice, once by itself."""
+
+    def training_step(self, batch: Any, batch_idx: Any) -> Tensor:
+        return super().training_step(batch, batch_idx) + self.net[0].weight.square().sum()  # type: ignore[union-attr, operator]
+
+
+class Penalised(Net):
+    """A gradient by the inputs is in the loss."""
+
+    def training_step(self, batch: Any, batch_idx: Any) -> Tensor:
+        x, y = batch
+        slope = torch.func.grad(lambda x: nn.functional.cross_entropy(self.net(x), y))(x)
+        return super().training_step(batch, batch_idx) + slope.square().sum()
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.9], ids=["plain", "momentum"])
+@pytest.mark.parametrize("net", [Net, Decayed, Penalised])
+def test_large_weights_are_stepped_without_their_gradients(
+    net: type[Net], rate: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batched_step, "_LARGE", 0)
+    left: set[str] = set()
+    step = StackedOptimizer.step
+    monkeypatch.setattr(StackedOptimizer, "step", lambda self, n, g, f: (left.update(f), step(self, n, g, f))[1])
+    module, make, given = net(), sgd(momentum=rate), batches_of()
+    trained, losses = BatchedTraining(module, make(module.parameters())).train(starts(net()), GivenBatches(given))
+    models, expected = one_by_one(net(), make, given)
+    assert_equal(trained, models)
+    torch.testing.assert_close(losses, expected)
+    # With momentum the gradients have to exist, and where the loss has gradients in it.
+    assert left == (set() if rate or net is Penalised else {"net.0.weight", "net.3.weight"})

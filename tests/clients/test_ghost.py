@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
+from flsv.clients import ghost as ghost_module
 from flsv.clients.ghost import GhostProducts
 from flsv.errors import ConfigurationError
 
@@ -162,3 +163,59 @@ def test_rows_that_are_no_samples() -> None:
     ghost.samples = B
     with pytest.raises(ConfigurationError, match="'layer' gives 35 rows for a batch of 5 samples"):
         module(torch.randn(B, 7, 4))
+
+
+@pytest.mark.parametrize("held", [0, 2**18], ids=["at once", "together"])
+@pytest.mark.parametrize("name", ["linear", "tied", "conv2d", "embedding", "layer norm"])
+def test_several_batches(name: str, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data's buffer is overwritten for every batch, a batch is not watched, and one comes by without a pass."""
+    monkeypatch.setattr(ghost_module, "_HELD", held)
+    module, x, y, g = setting(name)
+    ghost = GhostProducts(module, g)
+    expected, buffer = [], torch.empty_like(x)
+    for size, watched in ((B, True), (B, False), (3, True), (2, None), (B, True)):
+        ghost.samples = None
+        if watched is None:
+            ghost.samples = size
+            expected.append(torch.zeros(size, dtype=torch.float64))
+            continue
+        buffer.copy_(x.roll(len(expected), 0))
+        targets = y[:size]
+        if watched:
+            expected.append(one_by_one(module, buffer[:size].clone(), targets, g))
+            ghost.samples = size
+        F.cross_entropy(module(buffer[:size]), targets, reduction="sum").backward()
+    torch.testing.assert_close(ghost.take(), torch.cat(expected))
+    assert ghost.take() is None
+
+
+class Leaking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hidden = self.first(x).tanh()
+        return self.last(self.hidden)
+
+
+def test_what_is_changed_after_the_backward_pass_is_noticed() -> None:
+    module = Leaking()
+    ghost = GhostProducts(module, {name: p.detach() for name, p in module.named_parameters()})
+    ghost.samples = B
+    F.cross_entropy(module(torch.randn(B, 4)), torch.zeros(B, dtype=torch.long)).backward()
+    with torch.no_grad():
+        module.hidden.zero_()
+    with pytest.raises(ConfigurationError, match="layer 'last'.*changed in place"):
+        ghost.take()
+
+
+def test_large_layers_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ghost_module, "_SMALL", 0)
+    module, x, y, g = setting("linear")
+    expected = one_by_one(module, x, y, g)
+    ghost = GhostProducts(module, g)
+    ghost.samples = B
+    F.cross_entropy(module(x), y, reduction="sum").backward()
+    assert not any(layer.held for layer in ghost._layers)
+    torch.testing.assert_close(ghost.take(), expected)

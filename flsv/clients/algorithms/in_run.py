@@ -52,7 +52,7 @@ class InRunValues(ClientAlgorithm):
     state, in the order of its training samples, and ``in_run_values.csv`` in its folder, as often as pictures are
     drawn.
 
-    One more forward pass of every layer in each step that is looked at.
+    One more forward pass of every layer in each step that is looked at; small layers make it for some batches at once.
 
     Args:
         every: one step of so many is looked at, and counts for all of them; which ones moves on with the rounds. A
@@ -62,8 +62,9 @@ class InRunValues(ClientAlgorithm):
         ConfigurationError: before training, an optimizer that is not one ``torch.optim.SGD`` with a single learning
             rate and momentum (neither Nesterov's nor dampened), and noise for privacy, which the values would go round;
             before the first step, a layer whose samples cannot be told apart (BatchNorm), batches without classes;
-            after the first backward pass, gradients that have come by other ways than layers, or are scaled; from the
-            second pass over a client's samples on, a sample whose class is not what it was: a ``collate_fn`` changes
+            after the first backward pass, gradients that have come by other ways than layers, or are scaled; what is
+            changed in place after a backward pass; at the end of the second pass over a client's samples, or of a later
+            one, a sample whose class is not what it was: a ``collate_fn`` changes
             the order, or the classes are drawn anew.
 
     Example:
