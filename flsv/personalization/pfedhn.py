@@ -131,7 +131,7 @@ class PFedHN(Personalizer):
         assert self._network is not None
         cut = round.space.num_parameters
         network, writer = self._network, self._network.writer
-        small = [*network.embedding.parameters(), *network.features.parameters()]
+        small: list[Tensor] = [*network.embedding.parameters(), *network.features.parameters()]
         for row, client in enumerate(round.client_ids):
             delta = -round.matrix.update(row)[:cut]
             features = network.features(network.embedding(client))
