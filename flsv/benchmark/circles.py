@@ -44,7 +44,7 @@ def arcs(num_clients: int, seed: int, circles: int) -> Tensor:
 
     Example:
         >>> arcs(20, seed=100, circles=2).shape
-        torch.Size([762, 20])
+        torch.Size([718, 20])
     """
     both = torch.tensor([[False], [True]]).expand(2, num_clients)
     met = [prefixes(circular_orders(num_clients, seed, circle)).flatten(0, 1) for circle in range(circles)]
