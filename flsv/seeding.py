@@ -10,12 +10,14 @@ import random
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 
 
+@lru_cache(maxsize=4096)
 def derive_seed(seed: int, *path: int | str) -> int:
     """A 63-bit seed for the stream named by ``path``, independent of the streams of every other path.
 

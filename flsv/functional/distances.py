@@ -39,12 +39,19 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
             block = points[top : top + rows, left : left + width]
             steps = scratch[: block.shape[0], : block.shape[1]].copy_(block)
             steps -= origins[top : top + rows, left : left + width]
-            # Each block by its own largest entry, and hypot: the squares of float64 models may overflow, too.
-            largest = torch.linalg.vector_norm(steps, float("inf"), dim=-1)
-            steps /= largest.where(largest > 0, 1.0)[:, None]
             so_far = total[top : top + rows]
-            torch.hypot(so_far, torch.linalg.vector_norm(steps, dim=-1) * largest, out=so_far)
+            torch.hypot(so_far, _lengths(steps, points.dtype == torch.float64), out=so_far)
     return total
+
+
+def _lengths(steps: Tensor, scale: bool) -> Tensor:
+    """``[r, W]`` to ``[r]``; ``scale``: by each row's largest entry, since squares of float64 models may overflow, too.
+    ``steps`` is written to."""
+    if not scale:
+        return torch.linalg.vector_norm(steps, dim=-1)
+    largest = torch.linalg.vector_norm(steps, float("inf"), dim=-1)
+    steps /= largest.where(largest > 0, 1.0)[:, None]
+    return torch.linalg.vector_norm(steps, dim=-1) * largest
 
 
 def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
