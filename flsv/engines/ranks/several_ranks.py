@@ -197,8 +197,10 @@ class SeveralRanks(OneProcess):
         for rank, theirs in enumerate(self.ranks.everybody(sums, "checksums")):
             differ = [name for name in {**sums, **theirs} if sums.get(name) != theirs.get(name)]
             if differ:
+                # In one order, whoever says it first: the other may only hear of it.
+                first, second = sorted((self.ranks.rank, rank))
                 raise RuntimeError(
-                    f"round {round.round_index}: ranks {self.ranks.rank} and {rank} do not agree on the {differ[0]}. "
+                    f"round {round.round_index}: ranks {first} and {second} do not agree on the {differ[0]}. "
                     "Every rank is the whole server and must come to the same numbers: a strategy or metric of your "
                     "own must draw from round.generator(name) only, and all ranks need processors of one kind."
                 )
