@@ -84,7 +84,7 @@ def test_all_end_with_one_and_the_run_goes_on_from_there(
     runs: Path, tmp_path: Path, killed: int, how: str, message: str
 ) -> None:
     name = "scaffold"
-    ended = Group("run_and_die", [str(tmp_path / "run"), name, killed, how], 3, tmp_path / "first").wait(40)
+    ended = Group("run_and_die", [str(tmp_path / "run"), name, killed, how], 3, tmp_path / "first").wait(120)
     text = said(ended, *({0, 1, 2} - {killed}))
     assert text.count(message) >= 2
     assert ended[killed].code == (1 if how == "raise" else -9)
@@ -110,7 +110,7 @@ def test_all_end_with_one_and_the_run_goes_on_from_there(
     ],
 )
 def test_other_ranks_are_refused(tmp_path: Path, how: str, message: str) -> None:
-    ended = Group("other_data", [str(tmp_path / "run"), how], 2, tmp_path).wait(40)
+    ended = Group("other_data", [str(tmp_path / "run"), how], 2, tmp_path).wait(120)
     text = said(ended, 0, 1)
     assert "ConfigurationError" in text
     assert message in text
@@ -118,7 +118,7 @@ def test_other_ranks_are_refused(tmp_path: Path, how: str, message: str) -> None
 
 
 def test_ranks_that_do_not_come_to_the_same_stop(tmp_path: Path) -> None:
-    text = said(Group("disagree", [str(tmp_path / "run")], 2, tmp_path).wait(40), 0, 1)
+    text = said(Group("disagree", [str(tmp_path / "run")], 2, tmp_path).wait(120), 0, 1)
     assert "round 0: ranks 0 and 1 do not agree on the global model" in text
 
 
@@ -128,12 +128,12 @@ def test_without_a_seed_all_have_rank_zeros(tmp_path: Path) -> None:
 
 
 def test_without_a_federation(tmp_path: Path) -> None:
-    text = said(Group("no_federation", [str(tmp_path / "run")], 2, tmp_path).wait(40), 0, 1)
+    text = said(Group("no_federation", [str(tmp_path / "run")], 2, tmp_path).wait(120), 0, 1)
     assert "has no FederatedLoop among its callbacks" in text
 
 
 def test_a_rank_that_stops_in_a_round_ends_all(tmp_path: Path) -> None:
-    ended = Group("idle_stops", [str(tmp_path / "run")], 2, tmp_path).wait(40)
+    ended = Group("idle_stops", [str(tmp_path / "run")], 2, tmp_path).wait(120)
     assert "rank 1 has given up: its round 1 ended before the last batch" in ended[0].output
     assert ended[0].code == 1
 
@@ -146,13 +146,13 @@ def test_a_checkpoint_within_a_round(runs: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_within_a_round_that_would_lack_something(tmp_path: Path) -> None:
-    ended = Group("save_within_unannounced", [str(tmp_path / "run"), "scaffold"], 2, tmp_path).wait(40)
+    ended = Group("save_within_unannounced", [str(tmp_path / "run"), "scaffold"], 2, tmp_path).wait(120)
     assert "would lack what the clients of other ranks keep" in "".join(rank.output for rank in ended)
 
 
 def test_a_checkpoint_on_an_exception_is_one_of_the_rounds_start(runs: Path, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    ended = Group("save_on_exception", [str(folder), "kept_momentum"], 3, tmp_path / "first").wait(40)
+    ended = Group("save_on_exception", [str(folder), "kept_momentum"], 3, tmp_path / "first").wait(120)
     assert "bad sample at this site" in said(ended, 0, 1, 2)
     saved = next((folder / "failed").glob("*.ckpt"))
     saved.rename(folder / "last.ckpt")
