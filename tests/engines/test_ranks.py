@@ -31,7 +31,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         size: Group("run_all", [str(root / str(size)), list(CASES)], size, root / str(size)) for size in (1, 2, 3)
     }
     for size, group in groups.items():
-        ended = group.wait(150)
+        ended = group.wait(300)
         assert [rank.code for rank in ended] == [0] * size, "\n".join(rank.output[-3000:] for rank in ended)
     return root
 
@@ -43,11 +43,11 @@ def test_equals_one_process_to_the_bit(runs: Path, name: str, size: int) -> None
 
 
 def test_what_ranks_exchange(tmp_path: Path) -> None:
-    run_ranks("exchanges", [str(tmp_path)], 3, tmp_path, seconds=40)
+    run_ranks("exchanges", [str(tmp_path)], 3, tmp_path)
 
 
 def test_a_rank_that_does_not_notice_is_ended(tmp_path: Path) -> None:
-    ended = Group("sleeper", [str(tmp_path)], 2, tmp_path).wait(30)
+    ended = Group("sleeper", [str(tmp_path)], 2, tmp_path).wait(90)
     assert [rank.code for rank in ended] == [1, -9]
     assert ended[0].output.strip().endswith("rank 0 of 2 ends: the process of rank 1 is gone.")
 
