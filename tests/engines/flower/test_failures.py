@@ -17,7 +17,7 @@ from flsv.cli import main
 
 pytestmark = pytest.mark.flower
 ROUNDS = 8
-TIMEOUT = 40  # a site imports torch anew for every message, which takes a busy machine its time
+TIMEOUT = 60  # a site imports torch anew for every message, which takes a busy machine its time
 
 # What the project's file is given besides: sites that do wrong in a round each, and a server that keeps a diary.
 TROUBLE = """
