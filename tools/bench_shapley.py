@@ -30,7 +30,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from matplotlib import colormaps
+from matplotlib import cycler
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
@@ -40,6 +40,7 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Round
 from flsv.aggregation import FedAvg
 from flsv.attacks import GradientPoisoning
 from flsv.data import ShardPartitioner
+from flsv.drawing import PALETTE
 from flsv.functional.shapley import (
     ShapleyEstimate,
     complementary_shapley,
@@ -164,7 +165,7 @@ def accuracy(seeds: int, png: Path | None, workers: int, only: list[str] | None 
     figure = Figure(figsize=(11, 4.2), dpi=110, layout="constrained")
     console = Console(width=110)
     for axis, (metric, tables) in zip(figure.subplots(1, 2), games.items()):
-        axis.set_prop_cycle(color=colormaps["tab20"].colors)
+        axis.set_prop_cycle(cycler(linestyle=["-", "--"]) * cycler(color=PALETTE))
         with ProcessPoolExecutor(workers) as pool:
             each = list(pool.map(partial(errors, seeds=seeds, names=names), tables))
         mean = {

@@ -97,6 +97,8 @@ class Sweep:
 
 PAPER_SWEEP = Sweep((0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.05, 0.1, 0.2, 0.3, 0.4))
 SMALL_SWEEP = Sweep((0.2, 0.4, 0.6, 0.7), (0.05, 0.1, 0.2, 0.4))
+#: Data on which nothing was chosen, for the values without the division by the round's sum, which is not in the paper.
+HELD_OUT = "cifar10"
 CLAIMED, SERVER_LRS, SHARES = ("mixtures", "biased"), (1.0, 1.5), (0.2, 0.4, 0.6, 0.8, 1.0)
 
 
@@ -117,6 +119,10 @@ def cells(full: bool, seeds: Sequence[int], retrain: Sequence[str] = ("softmax",
                 made.append(at("rebuilt", column, scenario, FEDAVG, {"federation.metrics": metrics}, "valued"))
                 if full or network in retrain:
                     made.append(at("retrained", column, scenario, FEDAVG, {"federation.metrics": {}}, "retrained"))
+        at = partial(_cell, HELD_OUT, "softmax", seed, settings["softmax"])
+        for scenario in SCENARIOS:
+            column = f"held out: {HELD_OUT}, softmax, {scenario}"
+            made.append(at("ours", column, scenario, WEIGHTED, {"federation.metrics": OWN_METRICS}, "valued"))
         for network, scenario in product(NETWORKS, CLAIMED):
             at = partial(_cell, "mnist", network, seed, settings[network])
             for ordered, rate in product((False, True), SERVER_LRS):

@@ -14,6 +14,7 @@ from common import spread as mean_and_deviation
 from guo_federation import (
     ALGORITHMS,
     CLAIMED,
+    HELD_OUT,
     NETWORKS,
     OURS,
     OURS_FIXED,
@@ -165,6 +166,26 @@ def report_agreement(results: Results, network: str) -> list[str]:
     ]
 
 
+def report_undivided(results: Results) -> str:
+    """The version without the division by the round's sum minus the paper's two, in every case and scenario."""
+    columns = {f"{source}, {network}": f"{source}, {network}" for source, network in cases_of()}
+    columns[f"{HELD_OUT}, softmax"] = f"held out: {HELD_OUT}, softmax"
+    rows = [["", "minus", *SCENARIOS]]
+    for case, column in columns.items():
+        for other in (OURS, OURS_FIXED):
+            cells = []
+            for scenario in SCENARIOS:
+                runs = found(results, f"{column}, {scenario}")
+                told = [
+                    {seed: agreement(scenario, run["shares"]) for seed, run in runs.get(name, {}).items()}
+                    for name in (OURS_RAW, other)
+                ]
+                cells.append(str(paired(*told)) if told[0] else "-")
+            if any(cell != "-" for cell in cells):
+                rows.append([case, other, *cells])
+    return grid(rows)
+
+
 def gain(results: Results, column: str, row: str, other: str) -> Difference:
     """Of accuracy, in points, by pairs."""
     values = {
@@ -275,6 +296,10 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
             *report_agreement(results, "softmax"),
             *report_agreement(results, "lenet5"),
         ]
+        parts.append(
+            "## Without the division by the round's sum\n\nThe same numbers of "
+            f"\"{OURS_RAW}\" minus those of the paper's two, by pairs; above 0: better.\n\n{report_undivided(results)}"
+        )
         parts.append(
             "## Accuracy\n\nOf DivergenceWeighted minus FedAvg, in points, by pairs; bold: the interval excludes 0.\n\n"
             + report_gains(results)

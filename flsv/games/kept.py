@@ -29,7 +29,7 @@ class KeptUtility:
         path: of the file, JSON lines, the first of which is ``settings``.
         settings: what the answers hang on. A file of other settings is refused.
         ranks: those of ``utility``: all of them ask alike, the first one writes.
-        told: called with how many are known and how many were asked for, after every answer.
+        told: called with how many coalitions are known and how many were asked for, after every answer.
 
     Attributes:
         known: members to utility.
@@ -77,7 +77,8 @@ class KeptUtility:
     def __call__(self, masks: Tensor) -> Tensor:
         """float64 ``[K]``."""
         coalitions = [tuple(mask.nonzero().flatten().tolist()) for mask in masks]
-        missing = [i for i, members in enumerate(coalitions) if members not in self.known]
+        first = {members: i for i, members in reversed(list(enumerate(coalitions)))}
+        missing = sorted(i for members, i in first.items() if members not in self.known)
         for start in range(0, len(missing), self._ranks.size):
             rows = missing[start : start + self._ranks.size]
             values = self._utility(masks[rows]).detach().double().tolist()
@@ -86,7 +87,7 @@ class KeptUtility:
             if self._ranks.rank == 0:
                 lines = [_line({"members": list(members), "utility": value}) for members, value in new.items()]
                 append(self._path, b"".join(lines))
-            self._told(len(coalitions) - len(missing) + start + len(rows), len(coalitions))
+            self._told(len(first) - len(missing) + start + len(rows), len(first))
         return torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
 
 

@@ -66,6 +66,8 @@ class ContributionMetric(WithIntervals):
         super().__init__(**kwargs)
         if num_clients is not None:
             check_number(self, "num_clients", num_clients, least=2, whole=True, hint="A federation needs 2 clients.")
+        if num_classes is not None:
+            check_number(self, "num_classes", num_classes, least=1, whole=True)
         self.num_clients, self.num_classes = num_clients, num_classes
         self.class_names: Sequence[str] | None = None
         self.client_names: Sequence[str] | None = None

@@ -52,6 +52,15 @@ def test_a_killed_game_goes_on_where_it_was(tmp_path: Path, ranks: Ranks) -> Non
     assert third.asked == []
 
 
+def test_a_coalition_that_is_named_twice_is_asked_for_once(tmp_path: Path) -> None:
+    game, told = Game(), []
+    twice = KeptUtility(game, tmp_path / "game.jsonl", {}, Two(), lambda done, of: told.append((done, of)))
+    values = twice(MASKS[[1, 2, 1, 2, 3]])
+    torch.testing.assert_close(values, Game()(MASKS[[1, 2, 1, 2, 3]]).double(), rtol=0, atol=0)
+    assert game.asked == [int(m) for m in (MASKS[[1, 2, 3]] * 2 ** torch.arange(3)).sum(1)]
+    assert told == [(2, 3), (3, 3)]
+
+
 @pytest.mark.parametrize(
     ("before", "words"),
     [

@@ -124,6 +124,8 @@ def test_wrong_arguments(kwargs: dict[str, object], message: str) -> None:
         metric(**kwargs)
     with pytest.raises(ConfigurationError, match=r"num_clients=1\): expected a whole number of at least 2"):
         ClassSpecificShapley(num_clients=1, num_classes=2)
+    with pytest.raises(ConfigurationError, match=r"num_classes=0\): expected a whole number of at least 1"):
+        ClassSpecificShapley(num_clients=2, num_classes=0)
 
 
 def test_wrong_updates() -> None:
