@@ -298,7 +298,7 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
         ]
         parts.append(
             "## Without the division by the round's sum\n\nThe same numbers of "
-            f"\"{OURS_RAW}\" minus those of the paper's two, by pairs; above 0: better.\n\n{report_undivided(results)}"
+            f'"{OURS_RAW}" minus those of the paper\'s two, by pairs; above 0: better.\n\n{report_undivided(results)}'
         )
         parts.append(
             "## Accuracy\n\nOf DivergenceWeighted minus FedAvg, in points, by pairs; bold: the interval excludes 0.\n\n"

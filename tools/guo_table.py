@@ -8,9 +8,9 @@ MNIST and Fashion-MNIST, softmax regression and LeNet5, five clients as in ``con
 DivergenceWeighted gives the paper's values, one of FedAvg those of the baselines that rebuild sub-models (OR, SOR, MR,
 TMR); exact, TMC and K-subset retrain coalitions and share one table of them (softmax regression only, unless --full or
 --retrain). Accuracies are those of the run's own model on the test set. Tables 2 and 3 are the gain in accuracy over
-FedAvg by a and b, figure 2 the accuracy of models trained alone by how far their labels are from equal ones. Further
-experiments look for the paper's gain in accuracy, in class-ordered batches and a larger step, and try the values without
-the division by the round's sum on data on which it was not chosen ("held out").
+FedAvg by a and b, figure 2 the accuracy of models trained alone by how far their labels are from equal ones.
+Further experiments look for the gain in accuracy, in class-ordered batches and a larger step, and try the values
+without the division by the round's sum on data on which it was not chosen ("held out").
 """
 
 from __future__ import annotations

@@ -91,7 +91,9 @@ def of_samples(seed: int) -> dict[int, tuple[float, float]]:
     wrong: list[bool] = []
     values: dict[int, Tensor] = {}
     for every in EVERY:
-        data = FederatedDataModule(given, DirichletPartitioner(CLIENTS, alpha=1.0, min_samples=60, seed=seed), seed=seed)
+        data = FederatedDataModule(
+            given, DirichletPartitioner(CLIENTS, alpha=1.0, min_samples=60, seed=seed), seed=seed
+        )
         loop = FederatedLoop(
             metrics={"in_run": InRunShapley()},
             client_algorithm=InRunValues(every),
@@ -109,9 +111,7 @@ def of_samples(seed: int) -> dict[int, tuple[float, float]]:
             loaders = [data.client_loader(client, "train", shuffle=False) for client in range(CLIENTS)]
             images = torch.cat([batch[0] for loader in loaders for batch in loader])
             wrong = [given.is_wrong[image.numpy().tobytes()] for image in images]
-    return {
-        every: (float(roc_auc_score(wrong, -found)), spearman(found, values[1])) for every, found in values.items()
-    }
+    return {every: (float(roc_auc_score(wrong, -found)), spearman(found, values[1])) for every, found in values.items()}
 
 
 def table(names: Sequence[str], clients: ByEvery, aurocs: ByEvery, ranks: ByEvery) -> str:

@@ -4,6 +4,7 @@ from flsv.sampling.base import ClientSampler, FullParticipation
 from flsv.sampling.bernoulli import BernoulliSampler, ShapleyImportanceSampler
 from flsv.sampling.fixed import FixedCohort
 from flsv.sampling.softmax import SoftmaxSampler
+from flsv.sampling.systematic import SystematicShapleySampler
 from flsv.sampling.uniform import UniformSampler
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "FullParticipation",
     "ShapleyImportanceSampler",
     "SoftmaxSampler",
+    "SystematicShapleySampler",
     "UniformSampler",
 ]
