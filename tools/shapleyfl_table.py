@@ -41,7 +41,8 @@ SCENARIOS: dict[str, tuple[str, Overrides]] = {
     "data noise": ("shapleyfl_data_noise", {}),
     "gradient poisoning": ("shapleyfl_gradient_poisoning", {}),
 }
-#: Row to its file and what is not in it. The last two rows above ours are this project's own forms.
+#: Row to its file and what is not in it. The last two rows above AFedSV, and the last of all, are this project's own
+#: forms.
 METHODS: dict[str, tuple[str, Overrides]] = {
     "FedAvg": ("fedavg", {}),
     "FedProx": ("fedprox", {}),
@@ -64,8 +65,9 @@ METHODS: dict[str, tuple[str, Overrides]] = {
     ),
     "AFedSV": ("afedsv", {SIZE: 6}),
     "AFedSV+": ("afedsv_plus", {SIZE: 6}),
+    "AFedSV+, cohorts of one size": ("afedsv_systematic", {"federation.sampler.init_args.cohort_size": 6}),
 }
-OURS = ("AFedSV", "AFedSV+")
+OURS = ("AFedSV", "AFedSV+", "AFedSV+, cohorts of one size")
 BETAS = (0.1, 0.3, 0.5, 0.7, 0.9)
 BASES = {"Fashion-MNIST": ("tables/shapleyfl.yaml",)}
 BASES["CIFAR-10"] = (*BASES["Fashion-MNIST"], "tables/shapleyfl_cifar10.yaml")
@@ -79,7 +81,11 @@ TWO_OF_SIX = [{"class_path": "flsv.attacks.GradientPoisoning", "init_args": {"fr
 NETWORKS = {"Fashion-MNIST": "shapley_fl_fmnist", "CIFAR-10": "shapley_fl_cifar"}
 #: At the paper's size: 100 clients, and Shapley values by algorithm 3's kin, since a cohort may have 15 clients.
 FULL = {SIZE: 10, "federation.sampler.init_args.cohort_size": 10}
-ESTIMATED = {"fedsv": ("sv", "fedsv"), "s_fedavg": ("relevance",), "afedsv": ("ssv",), "afedsv_plus": ("ssv",)}
+ESTIMATED = {
+    "fedsv": ("sv", "fedsv"),
+    "s_fedavg": ("relevance",),
+    **dict.fromkeys(("afedsv", "afedsv_plus", "afedsv_systematic"), ("ssv",)),
+}
 
 
 def comparison(source: str, full: bool, seeds: Sequence[int]) -> list[Cell]:

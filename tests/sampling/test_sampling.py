@@ -15,6 +15,7 @@ from flsv.sampling import (
     FullParticipation,
     ShapleyImportanceSampler,
     SoftmaxSampler,
+    SystematicShapleySampler,
     UniformSampler,
 )
 
@@ -66,6 +67,9 @@ SSV = {"ssv": torch.tensor([0.9, 0.4, 0.1, 0.3, 0.05]), "sv": torch.tensor([0.2,
         BernoulliSampler(1.5, min_cohort=1),
         ShapleyImportanceSampler(2, "ssv"),
         SoftmaxSampler(3, "sv", temperature=0.1),
+        SystematicShapleySampler(2, "ssv"),
+        SystematicShapleySampler(3, "ssv"),
+        SystematicShapleySampler(3, "unknown"),
     ],
     ids=repr,
 )
@@ -181,3 +185,39 @@ def test_inclusion_probabilities_of_many_clients() -> None:
         size = np.convolve(size, [1 - coin, coin])
     someone_else = torch.stack([1 - (1 - torch.cat([p[:i], p[i + 1 :]])).prod() for i in range(300)])
     torch.testing.assert_close(said, (p * someone_else / size[2:].sum()).float())
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        torch.rand(40, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([5.0, 4.0] + [0.1] * 10),  # two who are always there
+        torch.tensor([1.0, 1.0] + [0.0] * 10),  # fewer than a cohort weigh anything
+        torch.tensor([1.0, float("nan")] + [1e-7] * 10),
+        torch.ones(5),  # everybody
+    ],
+    ids=["any", "sure", "nothing", "unseen", "all"],
+)
+def test_a_systematic_cohort_has_one_size_and_weights_that_sum_to_one(weights: torch.Tensor) -> None:
+    sampler, contributions = SystematicShapleySampler(5, "ssv"), {"ssv": weights}
+    n, generator = len(weights), torch.Generator().manual_seed(1)
+    chances = sampler.inclusion_probabilities(n, contributions)
+    torch.testing.assert_close(chances.sum(), torch.tensor(5.0))
+    together = torch.zeros(n, n)
+    for _ in range(300):
+        cohort = sampler.sample(n, contributions, generator)
+        assert len(cohort) == 5
+        assert (cohort.diff() > 0).all()  # nobody twice
+        together[cohort[:, None], cohort] += 1
+        if (chances < 1).all():
+            total = (weights[cohort] / weights.sum() / chances[cohort]).sum()
+            torch.testing.assert_close(total, torch.tensor(1.0))
+    if n <= 12 and not (weights == 0).any() and not weights.isnan().any():
+        assert (together > 0).all()  # the line's order changes: no two clients always miss each other
+
+
+def test_a_systematic_cohort_of_one_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"cohort_size=1.*a whole number of at least 2"):
+        SystematicShapleySampler(1)
+    with pytest.raises(ConfigurationError, match=r"cannot be met: the federation has 3 clients. Lower"):
+        SystematicShapleySampler(4).check(3)

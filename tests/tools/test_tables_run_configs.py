@@ -49,6 +49,7 @@ LISTED = {
     "S-FedAvg, temperature 0.1": {**LARGER, "sampler.temperature": 0.1},
     "AFedSV": COHORT,
     "AFedSV+": COHORT,
+    "AFedSV+, cohorts of one size": LARGER,
     "pFedMe": {"local_epochs": 1},
     "FedFomo": {"metrics": pfedsv_cells.JUDGES},
     "pFedSV, safeguarded": {"personalizer.safeguard": True},
