@@ -31,7 +31,7 @@ from flsv.data import IIDPartitioner
 from flsv.metrics import InRunShapley
 
 CLIENTS, SAMPLES, VALIDATION, BATCH, WARM = 5, 2400, 240, 24, 2
-WAYS: dict[str, int | None] = {"without": None, "every=1": 1, "every=2": 2, "every=4": 4}
+WAYS: dict[str, int | None] = {"without": None, "every=1": 1, "every=2": 2, "every=4": 4, "every=8": 8}
 
 
 def mlp() -> nn.Module:
