@@ -65,6 +65,13 @@ class Client:
         self._count(question, (args, kwargs), answer)
         return answer  # type: ignore[return-value]
 
+    def take_back(self) -> None:
+        """What the last question has changed in the client's state is to be forgotten: its answer was of no use.
+
+        For a client at a site of its own, which may have answered what never came. In one process there is nothing that
+        comes late, and nothing happens.
+        """
+
     def _count(self, question: Callable[..., Any], arguments: Any, answer: Any) -> None:
         if self._channel is not None:
             name = _name(question)

@@ -45,6 +45,7 @@ def judged(
         if not isinstance(values, Tensor) or values.shape != (1 + len(others),):
             raise NoAnswer(f"client {client.id} judged {1 + len(others)} models by {type(values).__name__} {values}.")
     except NoAnswer as why:
+        client.take_back()
         warnings.warn(f"{why} It goes on from what it had before this round.", stacklevel=2)
         return None
     return values

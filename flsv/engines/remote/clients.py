@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -39,6 +40,8 @@ class Remote:
     ) -> None:
         self.directory, self._federation, self._rounds, self._counted = directory, federation, rounds, counted
         self._sends_global = sends_global
+        self._asked: dict[int, str] = {}
+        self._taken_back: dict[int, list[str]] = {}
 
     def train(
         self, instructions: Mapping[int, Instruction], global_vector: Tensor, space: ParameterSpace
@@ -64,6 +67,7 @@ class Remote:
                     broken.append(site)
                 else:
                     updates.append(update)
+                    self._taken_back.pop(site, None)
             except BadReply as why:
                 wrong[site] = str(why)
         # What most of them report is what there is to report: of one that is first nobody knows whether it is right.
@@ -90,18 +94,28 @@ class Remote:
         if "<" in name or "." in question.__qualname__:
             raise ConfigurationError(f"{name} cannot be asked of a site: a question is a function of a module.")
         plain, tensors = pack((tuple(args), dict(kwargs)))
-        told = {"question": name, "arguments": plain, "round": round_index, **self._facts}
+        self._asked[site] = secrets.token_hex(8)
+        told = {"question": name, "id": self._asked[site], "arguments": plain, "round": round_index}
+        told |= {**self._facts, **self._forgotten(site)}
         packet = Packet("ask", told, {key: tensor.cpu() for key, tensor in tensors.items()})
         reply = self.directory.exchange({site: packet})[site]
         if isinstance(reply, str):
             raise NoAnswer(f"site {self.directory.names[site]!r} (client {site}) did not answer {name}: {reply}.")
         try:
-            return unpack(reply.plain["answer"], reply.tensors)
+            answer = unpack(reply.plain["answer"], reply.tensors)
+            self._taken_back.pop(site, None)
+            return answer
         except (KeyError, TypeError, ValueError) as error:
             raise NoAnswer(
                 f"site {self.directory.names[site]!r} (client {site}) answered {name} with a {reply.kind!r} that lacks "
                 f"or garbles {error}."
             ) from error
+
+    def take_back(self, site: int) -> None:
+        """What the last question has changed at the site is to be forgotten there: until it has heard so, every message
+        says it."""
+        if site in self._asked:
+            self._taken_back.setdefault(site, []).append(self._asked[site])
 
     def test(self, round_index: int, models: Mapping[int, Instruction]) -> dict[int, float]:
         """The accuracy of every site's own model on its own test samples; who does not reply, or sends something else,
@@ -129,7 +143,10 @@ class Remote:
 
     def _facts_for(self, site: int) -> dict[str, Any]:
         counted = {"counted": self._counted[site]} if site in self._counted else {}
-        return {**self._facts, "clients": len(self.directory.names), **counted}
+        return {**self._facts, "clients": len(self.directory.names), **counted, **self._forgotten(site)}
+
+    def _forgotten(self, site: int) -> dict[str, Any]:
+        return {"taken_back": self._taken_back[site]} if site in self._taken_back else {}
 
     @property
     def _facts(self) -> dict[str, Any]:
@@ -162,3 +179,6 @@ class RemoteClient(Client):
         answer = self._remote.ask(self.id, self._round_index(), question, args, kwargs)
         self._count(question, (args, kwargs), answer)
         return answer
+
+    def take_back(self) -> None:
+        self._remote.take_back(self.id)

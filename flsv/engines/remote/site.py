@@ -119,7 +119,7 @@ class Site:
             instruction,
             packet.plain["clients"],
             self._data,
-            memory.before(instruction.round_index, packet.plain.get("counted")),
+            _as_agreed(memory.before(instruction.round_index, packet.plain.get("counted")), packet),
             self._settings.strategies,
             self._settings.uploads,
             self._settings.arguments,
@@ -138,6 +138,7 @@ class Site:
         """The accuracy of the model that this site would use, on its own test samples."""
         instruction = read_instruction(packet)
         kept = self._memory(packet).before(instruction.round_index + 1, packet.plain.get("counted"))
+        kept = _as_agreed(kept, packet)
         tested = _Asked(partial(self._accuracy, instruction, kept))
         self._trainer(instruction.round_index, 0, tested).fit(self._make_module(), self._data.client_loader(0))
         return Packet("tested", {"accuracy": tested.answer})
@@ -160,7 +161,8 @@ class Site:
         question = getattr(importlib.import_module(module_name), function)
         args, kwargs = unpack(plain["arguments"], packet.tensors)
         memory = self._memory(packet)
-        kept: Kept = memory.before(plain["round"] + 1)
+        kept: Kept = _as_agreed(memory.before(plain["round"] + 1), packet)
+        kept |= {"question": plain["id"], "before": kept.get("state", {})}
         asked = _Asked(partial(self._reply, question, args, kwargs, kept))
         self._trainer(plain["round"], 0, asked).fit(self._make_module(), self._data.client_loader(0))
         memory.write(plain["round"], kept)
@@ -211,6 +213,13 @@ class Site:
 
     def _memory(self, packet: Packet) -> SiteMemory:
         return SiteMemory(self._folder / self.name, packet.plain["federation"])
+
+
+def _as_agreed(kept: Kept, packet: Packet) -> Kept:
+    """What was kept, without what a question has changed in it whose answer the server has not taken in."""
+    if kept.get("question") in packet.plain.get("taken_back", ()):
+        return {**kept, "state": kept["before"], "question": None}
+    return dict(kept)
 
 
 class _Asked(L.Callback):

@@ -51,10 +51,14 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: An
         return what(reply) if hit else reply
 
     seen = []
+    kept = []  # by the last site
 
     class Sees(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             seen.append(trainer.callbacks[0].contributions["relevance"].clone())  # type: ignore[attr-defined]
+            (path,) = (tmp_path / "sites" / NAMES[2]).rglob("state.pt")
+            rounds = torch.load(path, weights_only=True)["rounds"]
+            kept.append(rounds[max(rounds)])
 
     remote = Remotely(tmp_path, make, client_val_fraction=0.3)
     remote.transport.spoil = spoil
@@ -65,6 +69,9 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: An
     torch.testing.assert_close(seen[1][2], seen[0][2], rtol=0, atol=0, equal_nan=True)
     assert loop.contributions["relevance"][1].isfinite().any()
     assert loop.participations.tolist() == [3, 3, 3]
+    # The mixture of round 1, whose judgement never came, is not what it goes on from.
+    assert not torch.equal(kept[0]["state"]["own_model"], kept[1]["state"]["own_model"])
+    torch.testing.assert_close(kept[2]["start"], kept[0]["state"]["own_model"], rtol=0, atol=0)
 
 
 garbled = {kind: case for kind, case in ANSWERS.items() if kind != "another shape"}
