@@ -35,7 +35,7 @@ PARTS: dict[str, Any] = {
 
 #: The paper's table at sizes that a minute or two are enough for.
 SHORT = Setting(
-    support=40,
+    support=36,
     iterations=2,
     samples=60,
     points=20,
