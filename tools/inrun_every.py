@@ -1,12 +1,11 @@
 """In-run data Shapley that looks at some steps only: what is lost of the values where ``every`` saves time.
 
-    python tools/inrun_every.py [--root DATA] [--seeds 5]
+    python tools/inrun_every.py [--seeds 5]
 
-Clients' values: rank correlation with the truth in those tuning federations of ``flsv bench`` whose samples have
-classes and whose clients train by SGD. Samples' values: digits of six clients, a fifth of all labels wrong, 20 rounds;
-the AUROC with which a sample's value tells that its label is wrong, and the rank correlation with the values of
-``every=1``. Differences are from ``every=1``, by pairs: of federations (means over seeds), and of seeds. What it costs:
-``bench_inrun.py``.
+Digits of six clients, a fifth of all labels wrong, 20 rounds. A client's whole value does not depend on ``every``: the
+server has it from the update. Its classes' and its samples' do: their rank correlation with those of ``every=1``, and
+the AUROC with which a sample's value tells that its label is wrong, minus that of ``every=1`` by pairs of seeds. What
+it costs: ``bench_inrun.py``.
 """
 
 from __future__ import annotations
@@ -14,21 +13,17 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import lightning as L
 import torch
 from common import be_quiet, grid, quiet_trainer
 from sklearn.metrics import roc_auc_score
-from table_statistics import Values, paired
+from table_statistics import paired
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
-from flsv.benchmark import truth_table
-from flsv.benchmark.federation import federations
-from flsv.benchmark.registry import METRICS
-from flsv.benchmark.run import run
 from flsv.benchmark.scores import spearman
 from flsv.clients.algorithms import InRunValues
 from flsv.data import DirichletPartitioner
@@ -37,7 +32,7 @@ from flsv.metrics import InRunShapley
 
 EVERY = (1, 2, 4, 8)
 CLIENTS, ROUNDS, WRONG, VALIDATION = 6, 20, 0.2, 200
-ByEvery = dict[int, dict[int, float]]
+COLUMNS = {"classes": 2, "samples": 2, "auroc": 3}
 
 
 class MislabelledDigits(L.LightningDataModule):
@@ -66,35 +61,16 @@ class MislabelledDigits(L.LightningDataModule):
         return DataLoader(self.val, batch_size=VALIDATION)
 
 
-def of_clients(root: str | None, seeds: Sequence[int]) -> tuple[list[str], ByEvery]:
-    """Federations, and by ``every`` the mean rank correlation of clients' values with the truth in each."""
-    names: list[str] = []
-    found: ByEvery = {every: {} for every in EVERY}
-    for each in federations(["tuning"], root, print):
-        if each.circles or not each.classifies:
-            continue
-        truth = truth_table(each).mean
-        for every, ranks in found.items():
-            # With the metric's own client side first: who refuses that (Adam) is left out, and is no fault of the run.
-            options = {"client_algorithm": InRunValues(every)} if every > 1 else None
-            runs = [run(each, {"in_run": METRICS["in_run"]}, seed, options=options) for seed in seeds]
-            if runs[0].refused:
-                break
-            ranks[len(names)] = statistics.mean(spearman(one.values["in_run"], truth) for one in runs)
-        else:
-            names.append(each.name)
-    return names, found
-
-
-def of_samples(seed: int) -> dict[int, tuple[float, float]]:
-    """By ``every``: the AUROC of wrong labels by samples' values, and their rank correlation with those of every=1."""
+def measured(seed: int) -> dict[int, dict[str, float]]:
+    """By ``every``: the AUROC of wrong labels by samples' values, and how samples' and classes' values agree with those
+    of ``every=1``."""
     given = MislabelledDigits(seed)
     wrong: list[bool] = []
-    values: dict[int, Tensor] = {}
+    samples: dict[int, Tensor] = {}
+    classes: dict[int, Tensor] = {}
     for every in EVERY:
-        data = FederatedDataModule(
-            given, DirichletPartitioner(CLIENTS, alpha=1.0, min_samples=60, seed=seed), seed=seed
-        )
+        dealt = DirichletPartitioner(CLIENTS, alpha=1.0, min_samples=60, seed=seed)
+        data = FederatedDataModule(given, dealt, seed=seed)
         loop = FederatedLoop(
             metrics={"in_run": InRunShapley()},
             client_algorithm=InRunValues(every),
@@ -107,45 +83,40 @@ def of_samples(seed: int) -> dict[int, tuple[float, float]]:
         with tempfile.TemporaryDirectory() as folder:
             quiet_trainer(folder, ROUNDS, [loop]).fit(module, data)
         kept = loop.state_dict()["clients"]
-        values[every] = torch.cat([kept[client]["in_run_values"] for client in range(CLIENTS)])
+        samples[every] = torch.cat([kept[client]["in_run_values"] for client in range(CLIENTS)])
+        classes[every] = loop.contributions["in_run"][:, :10].flatten()
         if not wrong:
             loaders = [data.client_loader(client, "train", shuffle=False) for client in range(CLIENTS)]
             images = torch.cat([batch[0] for loader in loaders for batch in loader])
             wrong = [given.is_wrong[image.numpy().tobytes()] for image in images]
-    return {every: (float(roc_auc_score(wrong, -found)), spearman(found, values[1])) for every, found in values.items()}
+    return {
+        every: {
+            "classes": spearman(classes[every], classes[1]),
+            "samples": spearman(samples[every], samples[1]),
+            "auroc": float(roc_auc_score(wrong, -samples[every])),
+        }
+        for every in EVERY
+    }
 
 
-def table(names: Sequence[str], clients: ByEvery, aurocs: ByEvery, ranks: ByEvery) -> str:
-    head = [f"clients' rank correlation with the truth, {len(names)} federations", "minus every=1", "the least"]
-    rows = [["", *head, "AUROC of wrong labels", "minus every=1", "samples' rank correlation with every=1"]]
+def table(found: Mapping[int, Mapping[int, Mapping[str, float]]]) -> str:
+    """Of what was measured by seed."""
+    rows = [["", "classes, with every=1", "samples, with every=1", "AUROC of wrong labels", "minus every=1"]]
     for every in EVERY:
-        cells = [f"`every={every}`", _mean(clients[every]), _minus(clients, every)]
-        cells += [f"{min(clients[every].values()):.2f}", _mean(aurocs[every], 3), _minus(aurocs, every, 3)]
-        rows.append([*cells, _mean(ranks[every])])
+        of = {name: {seed: each[every][name] for seed, each in found.items()} for name in found[0][every]}
+        cells = [f"{statistics.mean(of[name].values()):.{digits}f}" for name, digits in COLUMNS.items()]
+        difference = paired(of["auroc"], {seed: each[1]["auroc"] for seed, each in found.items()})
+        interval = f"{difference.mean:+.3f} [{difference.low:+.3f}, {difference.high:+.3f}]"
+        rows.append([f"`every={every}`", *cells, interval if every > 1 else ""])
     return grid(rows)
-
-
-def _mean(values: Values, digits: int = 2) -> str:
-    return f"{statistics.mean(values.values()):.{digits}f}"
-
-
-def _minus(found: ByEvery, every: int, digits: int = 2) -> str:
-    if every == 1:
-        return ""
-    difference = paired(found[every], found[1])
-    return f"{difference.mean:+.{digits}f} [{difference.low:+.{digits}f}, {difference.high:+.{digits}f}]"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", default=None, help="folder of the data sets")
     parser.add_argument("--seeds", type=int, default=5)
-    asked = parser.parse_args()
+    seeds = parser.parse_args().seeds
     be_quiet()
-    seeds = range(asked.seeds)
-    single = {seed: of_samples(seed) for seed in seeds}
-    aurocs, ranks = ({e: {s: single[s][e][part] for s in seeds} for e in EVERY} for part in (0, 1))
-    print(table(*of_clients(asked.root, seeds), aurocs, ranks))
+    print(table({seed: measured(seed) for seed in range(seeds)}))
 
 
 if __name__ == "__main__":
