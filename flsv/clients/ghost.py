@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from flsv.errors import ConfigurationError
 
@@ -75,8 +76,8 @@ class GhostProducts:
         self._end = 0
         self._rows: Tensor | None = None
         self._done: list[tuple[Tensor, Tensor]] = []
-        self._layers: list[_Layer] = []
-        self._handles = []
+        self._watched: list[tuple[nn.Module, _Layer]] = []
+        self._handles: list[RemovableHandle] = []
         by_parameter = {p: reference[name] for name, p in module.named_parameters() if name in reference}
         for name, layer in module.named_modules():
             own = layer._parameters
@@ -86,8 +87,7 @@ class GhostProducts:
                     for n, p in own.items()
                     if p is not None
                 }
-                self._layers.append(_Layer(name, _with(layer, own, g)))
-                self._handles.append(layer.register_forward_hook(self._hook(self._layers[-1]), with_kwargs=True))
+                self._watched.append((layer, _Layer(name, _with(layer, own, g))))
 
     @property
     def samples(self) -> int | None:
@@ -97,11 +97,17 @@ class GhostProducts:
 
     @samples.setter
     def samples(self, samples: int | None) -> None:
-        if sum(layer.held for layer in self._layers) > _HELD:
+        if sum(layer.held for _, layer in self._watched) > _HELD:
             self._work()
         self._samples, self._rows = samples, None
-        if samples is not None:
-            self._begin(samples)
+        if samples is None:  # a hook that does nothing costs, too
+            self.remove()
+            return
+        self._begin(samples)
+        if not self._handles:
+            self._handles = [
+                layer.register_forward_hook(self._hook(of), with_kwargs=True) for layer, of in self._watched
+            ]
 
     def take(self) -> Tensor | None:
         """``[sum of B]``, the products of all batches since the last call, in their order; None where no watched
@@ -117,7 +123,7 @@ class GhostProducts:
         return products
 
     def remove(self) -> None:
-        """Take the hooks away; what they have brought can still be taken."""
+        """Take the hooks away, until the next batch that is watched; what they have brought can still be taken."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -129,7 +135,7 @@ class GhostProducts:
         return self._rows
 
     def _work(self) -> None:
-        self._done += [found for layer in self._layers for found in layer.work()]
+        self._done += [found for _, layer in self._watched for found in layer.work()]
 
     def _hook(self, of: _Layer) -> Callable[..., None]:
         def hook(layer: nn.Module, args: Any, kwargs: Any, output: Any) -> None:

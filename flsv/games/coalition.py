@@ -202,7 +202,8 @@ class CoalitionGames:
         self._ranks = ranks
         self.evaluator, self.server_lr, self._validated = evaluator, server_lr, dict(validated or {})
         self._round: Round | None = None
-        self._slopes: dict[bool, tuple[Tensor, Tensor]] = {}
+        self._gradients: dict[bool, tuple[Tensor, Tensor]] = {}
+        self._products: dict[str, Any] = {}
         self._tables: dict[Hashable, CoalitionTable] = {}
         self._before = 0
 
@@ -227,12 +228,12 @@ class CoalitionGames:
     def begin(self, round: Round) -> None:
         """A new round: what was known of the one before is forgotten."""
         self._before = self.total_evaluations
-        self._round, self._tables = round, {}
+        self._round, self._tables, self._products = round, {}, {}
 
     def end(self) -> None:
         """Forget the round, and let go of its vectors."""
         self._before = self.total_evaluations
-        self._round, self._tables, self._slopes = None, {}, {}
+        self._round, self._tables, self._products, self._gradients = None, {}, {}, {}
 
     def evaluator_of(self, metric: str | Performance) -> Any:
         """What evaluates models by this."""
@@ -273,18 +274,28 @@ class CoalitionGames:
         """float64 ``[P']``: the validation loss's gradient at a model ``[P]``, over its leading P' entries, the
         parameters; ``balanced``: of the loss in which all classes count the same. That of a round's start is worked out
         once."""
-        if balanced not in self._slopes or self._slopes[balanced][0] is not vector:
+        if balanced not in self._gradients or self._gradients[balanced][0] is not vector:
             evaluator: ModelEvaluator = self.evaluator_of("negative_loss")
-            self._slopes[balanced] = vector, evaluator.gradient(vector, balanced)
-        return self._slopes[balanced][1]
+            self._gradients[balanced] = vector, evaluator.gradient(vector, balanced)
+        return self._gradients[balanced][1]
 
     def slopes(self, balanced: bool = False) -> Tensor:
-        """float64 ``[k]``: products of the current round's updates with :meth:`gradient` at its start."""
-        return self.round.matrix.dot(self.gradient(self.round.global_vector, balanced)).cpu()
+        """float64 ``[k]``: products of the current round's updates with :meth:`gradient` at its start; worked out
+        once."""
+        key = f"slopes, {balanced=}"
+        if key not in self._products:
+            gradient = self.gradient(self.round.global_vector, balanced)
+            self._products[key] = self.round.matrix.dot(gradient).cpu()
+        return self._products[key]
 
     def gradient_products(self, order: int = 1) -> GradientProducts:
-        """Products of the current round's updates with the validation loss's gradient (and Hessian) at its start."""
+        """Products of the current round's updates with the validation loss's gradient (and Hessian) at its start;
+        worked out once."""
         if order == 1:
             return GradientProducts(self.slopes(), None)
-        evaluator: ModelEvaluator = self.evaluator_of("negative_loss")
-        return evaluator.gradient_products(self.round.global_vector, self.round.matrix, order)
+        key = f"products, {order=}"
+        if key not in self._products:
+            evaluator: ModelEvaluator = self.evaluator_of("negative_loss")
+            start, updates = self.round.global_vector, self.round.matrix
+            self._products[key] = evaluator.gradient_products(start, updates, order)
+        return self._products[key]

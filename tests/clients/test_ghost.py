@@ -217,5 +217,21 @@ def test_large_layers_hold_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ghost = GhostProducts(module, g)
     ghost.samples = B
     F.cross_entropy(module(x), y, reduction="sum").backward()
-    assert not any(layer.held for layer in ghost._layers)
+    assert not any(layer.held for _, layer in ghost._watched)
     torch.testing.assert_close(ghost.take(), expected)
+
+
+def test_batches_that_are_not_watched_meet_no_hooks() -> None:
+    module, x, y, g = setting("linear")
+    ghost = GhostProducts(module, g)
+    assert not any(layer._forward_hooks for layer in module.modules())
+    ghost.samples = B
+    F.cross_entropy(module(x), y).backward()
+    before = ghost.take()
+    ghost.samples = None
+    assert not any(layer._forward_hooks for layer in module.modules())
+    F.cross_entropy(module(x), y).backward()
+    assert ghost.take() is None
+    ghost.samples = B
+    F.cross_entropy(module(x), y).backward()
+    torch.testing.assert_close(ghost.take(), before)

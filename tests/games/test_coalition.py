@@ -188,3 +188,24 @@ def test_a_gradient_is_of_its_round_alone() -> None:
         games.end()
         vector += torch.tensor([1.0, 0, 0, 1])
     assert found[1].norm() < found[0].norm()
+
+
+def test_products_are_worked_out_once_a_round() -> None:
+    """Hessian products take a pass of the validation set for every client, and a metric asks for them twice."""
+    module, asked = nn.Linear(2, 2, bias=False), []
+    space, draw = ParameterSpace(module), torch.Generator().manual_seed(0)
+    evaluator = ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2)
+    whole, games = evaluator.gradient_products, CoalitionGames(evaluator)
+    evaluator.gradient_products = lambda *rest: asked.append(rest) or whole(*rest)  # type: ignore[func-returns-value, method-assign]
+    for index in range(2):
+        models = torch.randn(2, 4, generator=draw)
+        round = Round(index, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), models, space)
+        games.begin(round)
+        for order in (1, 2, 1, 2):
+            found, expected = games.gradient_products(order), whole(round.global_vector, round.matrix, order)
+            torch.testing.assert_close(found.gradient, expected.gradient)
+            assert (found.hessian is None) == (order == 1)
+            if found.hessian is not None:
+                torch.testing.assert_close(found.hessian, expected.hessian)
+        assert games.slopes() is games.slopes()
+    assert len(asked) == 2
