@@ -13,8 +13,9 @@ from torch import Tensor
 
 from flsv.functional.distances import distances
 
-#: Bytes of the blocks that exist at a time.
-BLOCK_BYTES = 2**24
+#: Bytes of a block, of which some exist at a time. On a CPU blocks stay in its cache: larger ones are memory that the
+#: system hands out anew, up to six times as slow (``tools/bench_memory.py``). On a GPU a block is a launch of a kernel.
+BLOCK_BYTES, CPU_BLOCK_BYTES = 2**24, 2**20
 
 
 class ClientMatrix:
@@ -24,7 +25,7 @@ class ClientMatrix:
         rows: ``[k, P]``.
         starts: of every client the vector ``[P]`` that it started from; one and the same for those that started from
             the global model.
-        block_bytes: of the blocks.
+        block_bytes: of the blocks; None: what suits the device.
 
     Example:
         >>> x = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
@@ -35,8 +36,10 @@ class ClientMatrix:
         [[1.0, 3.0], [3.0, 13.0]]
     """
 
-    def __init__(self, rows: Tensor, starts: Sequence[Tensor], block_bytes: int = BLOCK_BYTES) -> None:
-        self.rows, self.starts, self._block_bytes = rows, starts, block_bytes
+    def __init__(self, rows: Tensor, starts: Sequence[Tensor], block_bytes: int | None = None) -> None:
+        self.rows, self.starts = rows, starts
+        usual = CPU_BLOCK_BYTES if rows.device.type == "cpu" else BLOCK_BYTES
+        self._block_bytes = usual if block_bytes is None else block_bytes
         first = starts[0] if len(starts) else None
         self._common = first if all(start is first for start in starts) else None
 

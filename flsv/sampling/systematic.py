@@ -39,7 +39,7 @@ class SystematicShapleySampler(ShapleyImportanceSampler):
         >>> sampler.inclusion_probabilities(4, contributions)
         tensor([1.0000, 0.2500, 0.2500, 0.5000])
         >>> sampler.sample(4, contributions, torch.Generator().manual_seed(0))
-        tensor([0, 3])
+        tensor([0, 1])
     """
 
     def __init__(self, cohort_size: int, metric: str = "ssv") -> None:
