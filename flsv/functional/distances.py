@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BLOCK = 1 << 20
-"""Numbers that are converted to float64 at a time."""
+#: Numbers that are converted to float64 at a time: on a CPU as many as stay in its cache.
+BLOCK, CPU_BLOCK = 1 << 20, 1 << 18
 
 
 def distances(points: Tensor, origin: Tensor) -> Tensor:
@@ -30,7 +30,8 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
     count, length = points.shape
     # Whole rows, as many as fit, or pieces of one: what lies together in memory is read together. One piece of memory
     # for all of them: new ones, some thousand times, would leave the heap in shreds as large as a second matrix.
-    rows, width = max(1, BLOCK // max(1, length)), min(BLOCK, max(1, length))
+    at_once = _at_once(points)
+    rows, width = max(1, at_once // max(1, length)), min(at_once, max(1, length))
     scratch = torch.empty(min(rows, count), width, dtype=torch.float64, device=points.device)
     total = torch.zeros(count, dtype=torch.float64, device=points.device)
     origins = origin.expand_as(points)
@@ -42,6 +43,10 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
             so_far = total[top : top + rows]
             torch.hypot(so_far, _lengths(steps, points.dtype == torch.float64), out=so_far)
     return total
+
+
+def _at_once(points: Tensor) -> int:
+    return CPU_BLOCK if points.device.type == "cpu" else BLOCK
 
 
 def _lengths(steps: Tensor, scale: bool) -> Tensor:
@@ -62,7 +67,7 @@ def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
         tensor([2.0000e+00, 3.0000e+38], dtype=torch.float64)
     """
     count, length = points.shape
-    width = min(max(1, BLOCK // max(1, count)), max(1, length))
+    width = min(max(1, _at_once(points) // max(1, count)), max(1, length))
     scratch = torch.empty(count, width, dtype=torch.float64, device=points.device)
     result = torch.empty(length, dtype=torch.float64, device=points.device)
     for left in range(0, length, width):

@@ -10,7 +10,7 @@ from flsv.functional.distances import distances, weighted_mean
 
 @pytest.fixture(autouse=True, params=[1 << 20, 12])
 def block(request, monkeypatch):
-    monkeypatch.setattr(module, "BLOCK", request.param)
+    monkeypatch.setattr(module, "CPU_BLOCK", request.param)
 
 
 def test_against_numpy():
