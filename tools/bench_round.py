@@ -5,7 +5,8 @@
 10 clients x 600 Fashion-MNIST images, batch 32, one local epoch, SGD 0.01, LeNet5 (conv5-10, pool, conv5-20, pool,
 fc50, fc10), one torch thread: a plain PyTorch loop on preloaded tensors, and ``FederatedLoop`` with class-specific
 Shapley values, TensorBoard and ``contributions.csv``, turn by turn in one process. Prints medians over the rounds and
-the ratio. Reads ``$FLSV_DATA_ROOT``; without it, random images of the same size.
+the ratio, and what the metric and its picture take, of which TensorBoard has ten in a run, however long. Reads
+``$FLSV_DATA_ROOT``; without it, random images of the same size.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 from torch.utils.data import TensorDataset
+from torch.utils.tensorboard._utils import figure_to_image
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.data import IIDPartitioner
@@ -106,7 +108,7 @@ def federated(
         TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=0, **options
     )
     metrics = {"cssv": ClassSpecificShapley()} if measured else {}
-    loop = TimedLoop(metrics=metrics, print_table=False)
+    loop = TimedLoop(metrics=metrics, print_table=False, figures_every=0)
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
             max_epochs=rounds,
@@ -123,16 +125,20 @@ def federated(
     return loop.seconds
 
 
-def cssv_seconds(repeats: int = 200) -> float:
-    """Median time of one round's update and value of the metric."""
-    metric, seconds = ClassSpecificShapley(CLIENTS, 10), []
+def cssv_seconds() -> tuple[float, float]:
+    """Median times of one round's update and value of the metric, and of its picture."""
+    metric, values, pictures = ClassSpecificShapley(CLIENTS, 10), [], []
     heads, ids = torch.randn(CLIENTS, 10, 51), torch.arange(CLIENTS)
-    for _ in range(repeats):
+    for repeat in range(200):
         start = time.perf_counter()
         metric.update(ids, heads, heads.mean(0))
         metric.compute()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+        values.append(time.perf_counter() - start)
+        if repeat % 20 == 0:
+            start = time.perf_counter()
+            figure_to_image(metric.plot()[0])
+            pictures.append(time.perf_counter() - start)
+    return statistics.median(values), statistics.median(pictures)
 
 
 def main() -> None:
@@ -163,7 +169,8 @@ def main() -> None:
         row = [f"{v:.4f}" for v in (middle, min(measured), max(measured))]
         table.add_row(name, *row, f"{middle / base:.3f}")
     Console().print(table)
-    print(f"CSSV itself: {cssv_seconds() / base:.2%} of a plain round")
+    value, picture = cssv_seconds()
+    print(f"CSSV itself: {value / base:.2%} of a plain round; its picture: {picture:.2f} s, ten in a run")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from flsv.functional.distances import distances
 #: Bytes of a block, of which some exist at a time. On a CPU blocks stay in its cache: larger ones are memory that the
 #: system hands out anew, up to six times as slow (``tools/bench_memory.py``). On a GPU a block is a launch of a kernel.
 BLOCK_BYTES, CPU_BLOCK_BYTES = 2**24, 2**20
+#: Entries of one client's update that are worked out at a time, where every client has a start of its own.
+LEAST_PIECE = 2**12
 
 
 class ClientMatrix:
@@ -38,10 +40,13 @@ class ClientMatrix:
 
     def __init__(self, rows: Tensor, starts: Sequence[Tensor], block_bytes: int | None = None) -> None:
         self.rows, self.starts = rows, starts
-        usual = CPU_BLOCK_BYTES if rows.device.type == "cpu" else BLOCK_BYTES
-        self._block_bytes = usual if block_bytes is None else block_bytes
         first = starts[0] if len(starts) else None
         self._common = first if all(start is first for start in starts) else None
+        if block_bytes is None:
+            block_bytes = CPU_BLOCK_BYTES if rows.device.type == "cpu" else BLOCK_BYTES
+            if self._common is None:  # rows are taken one by one, each in pieces that are worth a call
+                block_bytes = max(block_bytes, len(rows) * rows.element_size() * LEAST_PIECE)
+        self._block_bytes = block_bytes
 
     def until(self, end: int) -> ClientMatrix:
         """The first ``end`` columns, such as the parameters without the buffers: a view."""
