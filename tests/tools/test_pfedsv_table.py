@@ -9,6 +9,7 @@ import pfedsv_table
 import pytest
 import torch
 from pfedsv_cells import METHODS, cells, comparison, judged, measured, relevance
+from table_presets import ON_CPU, shortened
 from table_runs import CONFIGS, Cell, built, federated_loop
 from torch import Tensor
 
@@ -107,6 +108,34 @@ def test_figure_2_has_five_clients_and_three() -> None:
         assert len(counts) == (3 if cell.row == "A to C" else 5)
         assert (counts[0] > 0).tolist() == [True, False] * 5
         assert (counts[2] > 0).nonzero().flatten().tolist() == [6, 8]
+
+
+CIFAR = 50_000  # images, the fewest of the four data sets
+
+
+def partitions() -> dict[str, Cell]:
+    """A cell of every way in which the three presets deal out images."""
+    short = [shortened(cell, pfedsv_table.short(cell)) for cell in cells(True, [0])]
+    made = [cell for cell in [*cells(False, [0]), *cells(True, [0]), *short] if cell.row == "Separate"]
+    return {
+        str([f"{k}={v}" for k, v in c.overrides.items() if k.startswith("data.") and "source" not in k]): c
+        for c in made
+    }
+
+
+@pytest.mark.parametrize("cell", [pytest.param(cell, id=name) for name, cell in partitions().items()])
+def test_the_clients_of_every_column_can_be_drawn(cell: Cell) -> None:
+    """For every seed; and each of them has something to train on, to validate with and to be tested on."""
+    with built(cell, "data", **ON_CPU) as cli:
+        partitioner, options = cli.datamodule.partitioner, cli.datamodule.split_options
+    classes = 100 if "CIFAR-100" in cell.column else 10
+    labels = torch.arange(options.max_samples or CIFAR) % classes
+    for seed in range(5):
+        partitioner.seed = seed
+        parts = partitioner.partition(labels, classes, None, torch.Generator().manual_seed(seed))
+        fewest = min(len(part) for part in parts)
+        assert int(fewest * options.client_val_fraction) >= 1
+        assert int(fewest * options.client_test_fraction) >= 1
 
 
 # ---- what is measured
