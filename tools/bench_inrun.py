@@ -6,7 +6,7 @@
 on after every round in all runs. Processor time of a whole round. Federations with and without in-run values train in
 one process and take turns after every round, so that what slows the machine down meets all: a ratio is that of
 neighbouring rounds. The table has the median of the ratios, the middle half of them, and the ratio of the least rounds.
-``every`` is that of ``InRunValues``.
+``every`` is that of ``InRunValues``; of what it adds, *gradient* is what the validation gradient takes, once a round.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ from torch.utils.data import TensorDataset
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.clients.algorithms import InRunValues
 from flsv.data import IIDPartitioner
+from flsv.games import ModelEvaluator
 from flsv.metrics import InRunShapley
+from flsv.parameters import ParameterSpace
 
 CLIENTS, SAMPLES, VALIDATION, BATCH, WARM = 5, 2400, 240, 24, 2
 WAYS: dict[str, int | None] = {"without": None, "every=1": 1, "every=2": 2, "every=4": 4, "every=8": 8}
@@ -126,12 +128,27 @@ def measure(network: Callable[[], nn.Module], data: tuple[TensorDataset, TensorD
     turns.give(0)
     for thread in threads:
         thread.join()
-    cells = [f"{statistics.median(found[0]):.2f} s"]
+    base = statistics.median(found[0])
+    cells = [f"{base:.2f} s"]
     for place in range(1, len(WAYS)):
         more = [mine / base - 1 for mine, base in zip(found[place], found[0])]
         low, middle, high = statistics.quantiles(more)
         cells.append(f"{middle:+.0%} ({low:+.0%} to {high:+.0%}), {min(found[place]) / min(found[0]) - 1:+.0%}")
-    return f"| {network.__name__} | " + " | ".join(cells) + " |"
+    return (
+        f"| {network.__name__} | " + " | ".join([*cells, f"{gradient_seconds(network(), data[0]) / base:.1%}"]) + " |"
+    )
+
+
+def gradient_seconds(network: nn.Module, data: TensorDataset) -> float:
+    """Median processor time of the gradient of the validation loss, in one batch."""
+    space = ParameterSpace(network)
+    evaluator = ModelEvaluator(network, space, [data[:VALIDATION]], num_classes=10)
+    vector, seconds = space.read(network), []
+    for _ in range(12):
+        start = time.thread_time()
+        evaluator.gradient(vector)
+        seconds.append(time.thread_time() - start)
+    return statistics.median(seconds[WARM:])
 
 
 def main() -> None:
@@ -145,8 +162,8 @@ def main() -> None:
         TensorDataset(torch.randn(n, 1, 28, 28, generator=draw), torch.randint(10, (n,), generator=draw))
         for n in (SAMPLES + VALIDATION, 10)
     ]
-    print("| network | " + " | ".join(WAYS) + " |")
-    print("|---" * (len(WAYS) + 1) + "|")
+    print("| network | " + " | ".join([*WAYS, "gradient"]) + " |")
+    print("|---" * (len(WAYS) + 2) + "|")
     for network in (each for each in (mlp, lenet, wide) if each.__name__ in asked.networks):
         print(measure(network, (sets[0], sets[1]), asked.rounds), flush=True)
 

@@ -176,6 +176,7 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
             parts += [f"## {title}: {source}", "Test accuracy, %:", means(table, list(METHODS))]
             others = [name for name in METHODS if name not in OURS]
             parts += ["Minus the best other row, 95 % paired interval:", against_best(table, OURS, others)]
+            parts += [against(table, OURS[-1], OURS[:-1])]
             if overall := over_columns(table, "mean of the scenarios"):
                 parts += [means(overall, list(METHODS))]
                 parts += [against(overall, row, [name for name in METHODS if name != row]) for row in OURS]

@@ -183,7 +183,8 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     parser.add_argument("--full", action="store_true", help="the paper's own setting, for a GPU")
     parser.add_argument("--short", action="store_true", help="one round, one seed, few images; with --full an estimate")
     parser.add_argument("--list", action="store_true", help="print every cell's command and end")
-    parser.add_argument("--seeds", type=int, default=preset.seeds)
+    parser.add_argument("--seeds", type=int, default=preset.seeds, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--columns", nargs="+", help="columns of these names, or whose names begin so")
     parser.add_argument("--rows", nargs="+", help="only these rows")
@@ -195,7 +196,8 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     ranks = ranks_of_environment()
     if ranks.rank and (options.list or options.short or options.finished):
         return
-    cells = preset.cells(options.full, range(1 if options.short else options.seeds))
+    seeds = range(options.first_seed, options.first_seed + (1 if options.short else options.seeds))
+    cells = preset.cells(options.full, seeds)
     cells = [cell for cell in cells if not options.rows or cell.row in options.rows]
     cells = [cell for cell in cells if not options.columns or cell.column in _columns(cells, options.columns)]
     if not cells:

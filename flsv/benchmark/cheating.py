@@ -57,7 +57,7 @@ def _next(client: int, clients: int) -> list[int]:
 
 
 def _pooled(federation: Federation, client: int) -> Federation:
-    (partner,) = _next(client, federation.datamodule().num_clients)
+    (partner,) = _next(client, len(federation.num_samples))
     return _dealt("flsv.data.Colluding", partner=partner)(federation, client)
 
 

@@ -68,7 +68,7 @@ def arguments(condition: str, federation: Federation, best: int) -> dict[str, An
     Raises:
         ConfigurationError: there is no such condition.
     """
-    clients = federation.datamodule().num_clients
+    clients = len(federation.num_samples)
     if condition == "partial":
         return {"sampler": UniformSampler(cohort_size=max(2, clients - 2))}
     if condition == "dropout":

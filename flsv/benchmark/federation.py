@@ -96,14 +96,24 @@ class Federation:
         root = self._root
         return [path for path in self.needs if root is None or not (Path(root) / path).exists()]
 
-    @property
+    @cached_property
     def classifies(self) -> bool:
         """Whether its samples have classes."""
         return self.datamodule().no_classes is None
 
     def datamodule(self) -> FederatedDataModule:
-        """Its data, dealt out; the same object every time."""
+        """Its data, dealt out; the same object every time, until :meth:`release`."""
         return self._datamodule
+
+    def release(self) -> None:
+        """Let go of its data: who asks for them afterwards reads them again."""
+        for name in ("_datamodule", "with_client_validation"):
+            self.__dict__.pop(name, None)
+
+    @cached_property
+    def num_samples(self) -> torch.Tensor:
+        """int64 ``[n]``: every client's training samples; once known, its data are not needed for it."""
+        return self.datamodule().num_samples
 
     @cached_property
     def _datamodule(self) -> FederatedDataModule:
@@ -160,7 +170,7 @@ class Federation:
         """Kind to bool ``[n]``: who is bad in that way."""
         found = {}
         for kind, clients in self.bad.items():
-            found[kind] = torch.zeros(self.datamodule().num_clients, dtype=torch.bool)
+            found[kind] = torch.zeros(len(self.num_samples), dtype=torch.bool)
             found[kind][list(clients)] = True
         return found
 

@@ -111,7 +111,7 @@ def _by_federation(order: Sequence[str], summaries: Mapping[str, Summary], feder
     head = ["federation", "set", "ceiling", "size", *(f"`{name}`" for name in order)]
     rows = []
     for name, (each, truth) in federations.items():
-        size = spearman(each.datamodule().num_samples.double(), truth.mean)
+        size = spearman(each.num_samples.double(), truth.mean)
         row = [name, each.set.replace("_", " "), _two(truth.ceiling), _two(size)]
         rows.append([*row, *(_two(summaries[metric].spearman.get(name)) for metric in order)])
     return table(head, rows)

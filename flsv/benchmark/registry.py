@@ -75,7 +75,7 @@ class Entry:
         if not isinstance(made_by, type):
             return made_by
         given = dict(self.arguments)
-        if self.per_client is not None and (clients := federation.datamodule().num_clients) >= MANY:
+        if self.per_client is not None and (clients := len(federation.num_samples)) >= MANY:
             given["estimator_args"] = {**given.get("estimator_args", {}), "budget": self.per_client * clients}
         takes = inspect.signature(made_by).parameters
         logged = None if federation.classifies else federation.performance

@@ -8,6 +8,8 @@ import io
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -85,15 +87,15 @@ def run(
     """
     metrics: dict[str, Metric] = {}
     result = Values({}, {}, {}, {}, 0.0)
-    data = federation.datamodule()
     for name, each in entries.items():
         try:
             made = each.build(federation)
             if isinstance(made, Metric):
                 if isinstance(made, ContributionMetric):
-                    made.check(data.num_samples)
+                    made.check(federation.num_samples)
                 metrics[name] = made
             else:
+                data = federation.datamodule()
                 start = time.process_time()
                 result.values[name] = made(data)
                 result.seconds[name] = time.process_time() - start
@@ -181,7 +183,7 @@ def _fit(
     alone = dict.fromkeys(metrics, clock.seconds) if len(metrics) == 1 else {}
     noticed = {}
     for fault, times in loop.noticed.items():
-        noticed[fault] = torch.tensor([times.get(i, 0) for i in range(federation.datamodule().num_clients)])
+        noticed[fault] = torch.tensor([times.get(i, 0) for i in range(len(federation.num_samples))])
     return Values(values, {}, alone, evaluations, seconds, utility, noticed, intervals)
 
 
@@ -332,16 +334,19 @@ def bench(
         if condition not in CONDITIONS:
             raise ConfigurationError(f"there is no condition {condition!r}: expected one of {list(CONDITIONS)}.")
     results = Results(folder, ranks.rank)
-    tasks = [(name, "base", seed) for seed in range(seeds) for name in federations]
-    tasks += [(name, other, 0) for other in conditions if other != "base" for name in federations]
-    for name, condition, seed in tasks[ranks.rank :: ranks.size]:
+    runs = [("base", seed) for seed in range(seeds)] + [(other, 0) for other in conditions if other != "base"]
+    tasks = [(name, condition, seed) for name in federations for condition, seed in runs]
+    # One federation after the other: the data of all of them at once are some gigabytes.
+    for name, theirs in groupby(tasks[ranks.rank :: ranks.size], key=itemgetter(0)):
         federation, truth = federations[name]
-        todo = {m: each for m, each in entries.items() if not results.known(name, condition, seed, m)}
-        if not todo:
-            continue
-        found = run(federation, todo, seed, condition, int(truth.mean.argmax()))
-        results.add(name, condition, seed, found)
-        say(f"{name}, {condition}, seed {seed}: {len(found.values)} metrics, {found.fit:.1f} s of the processor")
+        for _, condition, seed in theirs:
+            todo = {m: each for m, each in entries.items() if not results.known(name, condition, seed, m)}
+            if not todo:
+                continue
+            found = run(federation, todo, seed, condition, int(truth.mean.argmax()))
+            results.add(name, condition, seed, found)
+            say(f"{name}, {condition}, seed {seed}: {len(found.values)} metrics, {found.fit:.1f} s of the processor")
+        federation.release()
     mine = (results.values, results.intervals, results.refused)
     for values, intervals, refused in ranks.everybody(mine, "the benchmark's values"):
         results.values |= values

@@ -144,7 +144,7 @@ def stress(
     results = Results(folder)
     trials: dict[tuple[str, str], list[Trial]] = {(cheat, guard): [] for guard in safeguards for cheat in cheats}
     for name, federation in federations.items():
-        clients, truth = federation.datamodule().num_clients, _truth(federation)
+        clients, truth = len(federation.num_samples), _truth(federation)
         for seed in range(seeds):
             for guard in safeguards:
                 options = {**WATCHING, **SAFEGUARDS[guard]}
@@ -158,6 +158,7 @@ def stress(
                         trial = _trial(name, seed, who, clients, entries, honest, found)
                         rank = {m: spearman(honest[m], truth) for m in entries if truth is not None and m in honest}
                         trials[cheat, guard].append(replace(trial, rank=rank))
+        federation.release()
     return trials
 
 

@@ -89,7 +89,7 @@ def make_truth(
     Raises:
         ConfigurationError: more clients than ``max_clients``, and no circles; a table of other settings.
     """
-    clients = federation.datamodule().num_clients
+    clients = len(federation.num_samples)
     if coalitions is None and not federation.circles and clients > min(max_clients, MAX_EXACT_PLAYERS):
         raise ConfigurationError(
             f"{federation.name}: {clients} clients make {2**clients:,} coalitions to train for every seed; the limit "
@@ -118,6 +118,7 @@ def make_truth(
                 for members, utility, loss in zip(some, scores["utility"].tolist(), scores["loss"].tolist()):
                     writer.writerow([seed, "+".join(map(str, members)) or "-", f"{utility:.6g}", f"{loss:.6g}"])
             trained += len(some)
+    federation.release()
     return trained
 
 

@@ -194,6 +194,21 @@ def test_arguments_that_a_class_does_not_take(arguments: dict[str, int]) -> None
         made.build(small())
 
 
+def test_one_federations_data_at_a_time(tmp_path: Path) -> None:
+    make_truth(small(), tmp_path, seeds=[1])
+    several = {name: small() for name in ("first", "second", "third")}
+    held: list[list[str]] = []
+
+    def say(line: str) -> None:
+        held.append([name for name, each in several.items() if "_datamodule" in vars(each)])
+
+    known = {name: (each, truth_table(small(), tmp_path)) for name, each in several.items()}
+    bench(known, {"size": METRICS["size"]}, seeds=2, conditions=[], say=say)
+    assert held == [["first"]] * 2 + [["second"]] * 2 + [["third"]] * 2
+    assert all("_datamodule" not in vars(each) for each in several.values())
+    assert several["first"].num_samples.equal(small().datamodule().num_samples)
+
+
 def test_what_is_known_is_not_run_again_and_absence_is_no_corruption(tmp_path: Path) -> None:
     mine = small()
     make_truth(mine, tmp_path, seeds=[1, 2])

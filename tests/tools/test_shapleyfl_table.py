@@ -128,5 +128,6 @@ def test_report() -> None:
     assert "Figure 1" not in text
     assert text.count("| AFedSV | **+5.10 [") == 1  # figure 2, three seeds
     assert text.count("| AFedSV | **+5.05 [") == 1  # figure 3, two
+    assert "| AFedSV+, cohorts of one size minus | Fashion-MNIST, long tail |" in text  # against AFedSV and AFedSV+
     assert text.count("| beta 0.7 |") == 2
     assert text.count("## ") == 3
