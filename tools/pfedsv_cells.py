@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, get_args
 
 import lightning as L
 import torch
+from pfedsv_informed import Informed, Weights
 from table_runs import Cell, Measured, built, federated_loop
 from torch import Tensor
 
 from flsv import FederatedLoop
 from flsv.cli.compare import run
+from flsv.data import FederatedDataModule
 from flsv.functional import discovery_bound, label_overlap, relevance_auroc
 
 Overrides = Mapping[str, Any]
@@ -56,11 +59,13 @@ ORDER = ["Separate", "FedAvg", "FedProx", "IFCA", "FedEM", "FedAvg+FT", "pFedMe"
 OURS = [name for name in METHODS if name.startswith("pFedSV")]
 ORDER += OURS
 NOISES = (0.01, 1.0, 2.0)
+#: Of those who are known to be relevant.
+WEIGHTS = get_args(Weights)
 MEASURE = "pfedsv_cells:measured"
 
 
 def cells(full: bool, seeds: Sequence[int]) -> list[Cell]:
-    """Tables I and II, with III and IV's noise, then figure 2, CIFAR-10, 100 clients."""
+    """Tables I and II, with III and IV's noise, then figure 2, CIFAR-10, figure 4, 100 clients."""
     made: list[Cell] = []
     for source in ("MNIST", "Fashion-MNIST"):
         for partition in ("Dirichlet", "pathological"):
@@ -68,6 +73,8 @@ def cells(full: bool, seeds: Sequence[int]) -> list[Cell]:
     made += relevance(seeds)
     for partition in ("Dirichlet", "pathological"):
         made += comparison(partition, "CIFAR-10", 10, full, seeds)
+    for source in ("MNIST", "CIFAR-10"):
+        made += informed(source, full, seeds)
     if full:
         for partition in ("Dirichlet", "pathological"):
             made += comparison(partition, "CIFAR-100", 10, full, seeds)
@@ -109,6 +116,19 @@ def comparison(partition: str, source: str, clients: int, full: bool, seeds: Seq
             extra.pop("model.init_args.optimizer.init_args.lr", None)
         made += [Cell(row, column, seed, (*files, f"{file}.yaml"), {**extra, **overrides}, MEASURE) for seed in seeds]
     return made
+
+
+def informed(source: str, full: bool, seeds: Sequence[int]) -> list[Cell]:
+    """Figure 4, of the pathological column's clients: all know who shares a label with them."""
+    base = {cell.row: cell for cell in comparison("pathological", source, 10, full, [0])}
+    given: dict[str, Cell] = {"alone": base["Separate"]}
+    for weights in WEIGHTS:
+        personalizer = {"class_path": "pfedsv_informed.Informed", "init_args": {"weights": weights}}
+        cell = base["pFedSV"]
+        given[weights] = replace(cell, overrides={**cell.overrides, "federation.personalizer": personalizer})
+    return [
+        replace(cell, row=row, column=f"figure 4, {source}", seed=seed) for row, cell in given.items() for seed in seeds
+    ]
 
 
 def private(noise: float) -> dict[str, Any]:
@@ -162,6 +182,9 @@ def measured(cell: Cell, root: str) -> Measured:
         loop = federated_loop(cli.trainer)
         record = Record(loop)
         cli.trainer.callbacks.append(record)  # type: ignore[attr-defined]
+        if isinstance(loop.personalizer, Informed):
+            cli.datamodule.setup("fit")
+            loop.personalizer.relevant = relevant(cell, cli.datamodule)
         cpu = time.process_time()
         outcome = run(cell.row, cli.trainer, cli.model, cli.datamodule, "own")
         cpu = time.process_time() - cpu
@@ -172,8 +195,7 @@ def measured(cell: Cell, root: str) -> Measured:
         for models in ("received", "trained")
     }
     found |= {"seconds": outcome.seconds, "cpu": cpu, "steps": record.steps / rounds / cohort}
-    overlap = label_overlap(cli.datamodule.class_counts)
-    truth = (overlap > (0.1 if cell.column.startswith("Dirichlet") else 0)).fill_diagonal_(False)
+    overlap, truth = label_overlap(cli.datamodule.class_counts), relevant(cell, cli.datamodule)
     if len(loop.trained) == everybody:
         vectors = torch.stack([loop.trained[client] for client in range(everybody)])
         found["distance_auroc"] = float(relevance_auroc(-torch.cdist(vectors, vectors), truth))
@@ -185,6 +207,12 @@ def measured(cell: Cell, root: str) -> Measured:
         so_far = torch.stack(record.received)
         found["downloads"] = so_far.diff(dim=0, prepend=torch.zeros_like(so_far[:1])).mean(1).tolist()
     return found
+
+
+def relevant(cell: Cell, data: FederatedDataModule) -> Tensor:
+    """Bool ``[n, n]``: who shares labels with whom; under Dirichlet, where hardly anybody shares none, a tenth."""
+    overlap = label_overlap(data.class_counts)
+    return (overlap > (0.1 if cell.column.startswith("Dirichlet") else 0)).fill_diagonal_(False)
 
 
 def judged(relevance: Tensor, truth: Tensor) -> Measured:

@@ -1,4 +1,4 @@
-"""pFedSV's tables I to IV and figures 2, 3 and 7 to 10 (Wu et al., IEEE TMC 2024), on what is at hand.
+"""pFedSV's tables I to IV and figures 2 to 4 and 7 to 10 (Wu et al., IEEE TMC 2024), on what is at hand.
 
     python tools/pfedsv_table.py [--columns Dirichlet pathological "figure 2"] [--out FILE.md]
     python tools/pfedsv_table.py --full [--short]
@@ -6,8 +6,9 @@
 
 Tables I and II: mean test accuracy over the clients' own test samples, for the models that they have trained in the
 last round and for those that they then receive. Tables III and IV: noise on what the clients share, and its epsilon.
-Figure 2: what those who share no label do to a model. Figures 3 and 7: who finds whom relevant, by distances of models
-and by values, against who shares labels with whom. Figures 8 to 10: what crossed.
+Figure 2: what those who share no label do to a model. Figure 4: those who do, weighed together or one by one. Figures 3
+and 7: who finds whom relevant, by distances of models and by values, against who shares labels with whom. Figures 8 to
+10: what crossed.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import table_presets
 import torch
 from common import grid, spread
 from matplotlib.figure import Figure
-from pfedsv_cells import NOISES, ORDER, OURS, ROWS, K, cells
+from pfedsv_cells import NOISES, ORDER, OURS, ROWS, WEIGHTS, K, cells
 from table_cells import Kept, Results
 from table_presets import Preset
 from table_runs import Cell, Measured
@@ -124,10 +125,26 @@ def figure_2(results: Results) -> list[str]:
     return [*parts, against(table, "A to C", ["A to E", "A"])]
 
 
+def figure_4(results: Results) -> list[str]:
+    runs = {key: result for key, result in results.items() if key[1].startswith("figure 4")}
+    if not runs:
+        return []
+    rows, parts = ["alone", *WEIGHTS], ["## Figure 4: those who are relevant are known; who weighs them how"]
+    for models in ("received", "trained"):
+        table = gather(runs, lambda r, m=models: statistics.mean(r[m]))
+        parts += [
+            f"The models {models} in the last round:",
+            means(table, rows),
+            against(table, "together", rows[:1] + rows[2:]),
+        ]
+    return parts
+
+
 def relevance(results: Results) -> list[str]:
     """Figures 3 and 7."""
-    judged = {key: result for key, result in results.items() if "auroc" in result and "sigma" not in key[0]}
-    apart = {key: r for key, r in results.items() if key[0] == "FedAvg" and "distance_auroc" in r}
+    own = {key: result for key, result in results.items() if not key[1].startswith("figure") and "sigma" not in key[0]}
+    judged = {key: result for key, result in own.items() if "auroc" in result}
+    apart = {key: r for key, r in own.items() if key[0] == "FedAvg" and "distance_auroc" in r}
     parts = []
     if apart:
         parts += ["## Figures 3 and 7: relevance", "AUROC of the distances of the trained models (FedAvg, last round):"]
@@ -184,7 +201,13 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
     for number, partition in (("I", "pathological"), ("II", "Dirichlet")):
         if found := comparison(results, partition):
             parts += [f"## Table {number}: {partition}", *found]
-    parts += privacy(results, rounds=20) + figure_2(results) + relevance(results) + communication(results)
+    parts += (
+        privacy(results, rounds=20)
+        + figure_2(results)
+        + figure_4(results)
+        + relevance(results)
+        + communication(results)
+    )
     return "\n\n".join(parts)
 
 

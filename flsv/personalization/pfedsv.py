@@ -20,7 +20,7 @@ Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning",
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -191,16 +191,7 @@ classifier=None, safeguard=False, game='coalition', shared=0.0)
         available[list(self._uploads)] = True
         values = torch.full((len(cohort), self._num_clients), float("nan"), device=vectors.device)
         extractor = None if self._personal is None else round.server_vector[~self._personal.to(vectors.device)]
-        # What both sides know is no part of what crosses.
-        question = partial(
-            collaborate,
-            personal=self._personal,
-            num_parameters=round.space.num_parameters,
-            permutations_factor=self.permutations_factor,
-            self_weight=self.self_weight,
-            safeguard=self.safeguard,
-            game=self.game,
-        )
+        question = self.question(round.space.num_parameters)
         relevance = dict(zip(cohort, self._relevance(contributions)[cohort]))
 
         def download(client: Client) -> tuple[list[int], Tensor | None]:
@@ -219,6 +210,19 @@ classifier=None, safeguard=False, game='coalition', shared=0.0)
             values[row, [client, *ids]] = worth.to(values)
         self._cohort = cohort
         return Personalized(peer_values=values)
+
+    def question(self, num_parameters: int) -> Callable[..., Tensor]:
+        """What a client is asked of its own model, the others' and the extractor, with a generator; with what both
+        sides know, which is no part of what crosses."""
+        return partial(
+            collaborate,
+            personal=self._personal,
+            num_parameters=num_parameters,
+            permutations_factor=self.permutations_factor,
+            self_weight=self.self_weight,
+            safeguard=self.safeguard,
+            game=self.game,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         return {"initial": self._initial, "uploads": dict(self._uploads), "cohort": list(self._cohort)}

@@ -8,10 +8,15 @@ import pfedsv_communication
 import pfedsv_table
 import pytest
 import torch
-from pfedsv_cells import METHODS, cells, comparison, judged, measured, relevance
+from personalization.judged import Judged
+from pfedsv_cells import METHODS, WEIGHTS, cells, comparison, informed, judged, measured, relevance
+from pfedsv_informed import one_by_one
 from table_presets import ON_CPU, shortened
 from table_runs import CONFIGS, Cell, built, federated_loop
 from torch import Tensor
+
+from flsv.participants.local_data import at
+from flsv.personalization.base import OWN_MODEL
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +113,38 @@ def test_figure_2_has_five_clients_and_three() -> None:
         assert len(counts) == (3 if cell.row == "A to C" else 5)
         assert (counts[0] > 0).tolist() == [True, False] * 5
         assert (counts[2] > 0).nonzero().flatten().tolist() == [6, 8]
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_figure_4_downloads_who_is_relevant(weights: str) -> None:
+    (cell,) = (c for c in informed("MNIST", False, [0]) if c.row == weights)
+    found = measured(replace(cell, overrides={**cell.overrides, **SMALL}), "data")
+    looked_at = ~torch.tensor(found["relevance"]).isnan().fill_diagonal_(True)
+    assert torch.equal(looked_at, (torch.tensor(found["overlap"]) > 0).fill_diagonal_(False))
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        # By distance its own model counts as at the mean of the others' distances, 2: 1/2, 1, 1/3.
+        ("by distance", [3 / 11, 6 / 11, 2 / 11]),
+        ("equally", [1 / 3, 1 / 3, 1 / 3]),
+        # By loss: it started at a loss of 4, has come to 2 in a step of 1, and the others' losses are 0 and 8.
+        ("by loss", [2 / (2 + 4 / 2**0.5), 4 / 2**0.5 / (2 + 4 / 2**0.5), 0]),
+    ],
+)
+def test_one_by_one(weights: str, expected: list[float]) -> None:
+    """Two others, at distances 1 and 3 of the parameters; the last entry is a buffer."""
+    start, own = torch.tensor([0.0, -1, 0, 0]), torch.zeros(4)
+    others = [torch.tensor([1.0, 0, 0, 9]), torch.tensor([0.0, 0, 3, 9])]
+    losses = {tuple(v.tolist()): loss for v, loss in zip([start, own, *others], (4.0, 2.0, 0.0, 8.0))}
+    client = Judged(0, lambda vector: -losses[tuple(vector.tolist())])
+    client.data.visit(start, own)
+    with at(client.data):
+        found = one_by_one(client.data, others, None, weights=weights, num_parameters=3, generator=torch.Generator())
+        torch.testing.assert_close(found.float(), torch.tensor(expected))
+        mixed = torch.tensor([expected[1], 0, 3 * expected[2], 9 * (expected[1] + expected[2])])
+        torch.testing.assert_close(client.data.state[OWN_MODEL], mixed)
 
 
 CIFAR = 50_000  # images, the fewest of the four data sets
