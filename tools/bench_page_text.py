@@ -18,7 +18,7 @@ MANY = "many clients"
 SAMPLED = ("permutation_24", "leverage_24", "adjusted_24", "surrogate_24")
 #: Minutes of one core by process time, added up from one run of every federation with all metrics (147 s in the fits) and
 #: with one (15 s), of 21 federations, times 26 / 21: one metric; all of them; all of them with --quick.
-MINUTES = (4, 33, 21)
+MINUTES = (4, 33, 30.5)
 
 
 def so(holds: bool, sentence: str) -> str:
@@ -71,11 +71,9 @@ python tools/bench_page.py --runs runs/benchmark               # this page, from
 ```
 
 On a CPU, in minutes of one core by process time (which other processes do not change much): about {MINUTES[0]} for one metric in
-all federations, with three runs of each and all conditions; about {MINUTES[1]} for all metrics; about {MINUTES[2]} with `--quick`, which
-is two runs of each, absence, dropout and noise. Added up from one run of every federation; training and evaluation
-are most of it, and CIFAR-10 is an eighth.
-A whole `--quick`, run on 2026-11-21 beside other work, took 28 minutes by the clock and 30.5 of the processor (130 fits 23, each metric's own
-time and the tables the rest) and 7.6 GB of memory.
+all federations, with three runs of each and all conditions, and about {MINUTES[1]} for all metrics, added up from one run of every
+federation; training and evaluation are most of it, and CIFAR-10 is an eighth. A whole `--quick`, which is two runs of
+each, absence, dropout and noise, took {MINUTES[2]} (2026-11-21, as the command says in its last line; 28 by the clock, beside other work).
 These are without the federations of 20 clients, which have [a page of their own](benchmark_many.md) and which `--quick` leaves
 out: there all metrics take about as many minutes again (two runs of all metrics are 7).
 

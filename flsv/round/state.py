@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,8 @@ class FederationState:
         likeness: float64 ``[4, n, n]``, see :class:`flsv.server.update_watch.UpdateWatch`; None where nobody compares.
         counted: client id to the last round whose update the server has taken in, -1 for none, where the clients keep
             their states themselves; empty where they are kept here.
+        taken_back: likewise client id to the questions, each with its round, whose answers were of no use: what they
+            have changed at the client is to be forgotten there.
     """
 
     num_clients: int = 0
@@ -45,6 +48,7 @@ class FederationState:
     chunk: int | None = None
     likeness: Tensor | None = None
     counted: dict[int, int] = field(default_factory=dict)
+    taken_back: dict[int, dict[str, int]] = field(default_factory=dict)
 
     def model(self) -> Tensor:
         """The global model.
@@ -75,6 +79,7 @@ class FederationState:
             "chunk": self.chunk,
             **({} if self.likeness is None else {"likeness": self.likeness}),
             **({"counted": dict(self.counted)} if self.counted else {}),
+            **({"taken_back": copy.deepcopy(self.taken_back)} if self.taken_back else {}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -84,5 +89,6 @@ class FederationState:
         self.participations, self.cohort = state["participations"].clone(), list(state["cohort"])
         self.chunk = state.get("chunk")
         self.counted = dict(state.get("counted", {}))
+        self.taken_back = copy.deepcopy(state.get("taken_back", {}))
         likeness = state.get("likeness")
         self.likeness = None if likeness is None else likeness.cpu()

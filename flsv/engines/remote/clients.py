@@ -33,15 +33,21 @@ class Remote:
         sends_global: whether uploads refer to the global model, so that sites need it beside their start point.
         counted: site to the last round whose update was taken in, -1 for none: from there it goes on. Not in it: from
             the last round that it knows of.
+        taken_back: site to the questions that it is to forget, each with its round; it is kept up to date.
     """
 
     def __init__(
-        self, directory: Directory, federation: str, rounds: int, sends_global: bool, counted: Mapping[int, int]
+        self,
+        directory: Directory,
+        federation: str,
+        rounds: int,
+        sends_global: bool,
+        counted: Mapping[int, int],
+        taken_back: dict[int, dict[str, int]],
     ) -> None:
         self.directory, self._federation, self._rounds, self._counted = directory, federation, rounds, counted
-        self._sends_global = sends_global
-        self._asked: dict[int, str] = {}
-        self._taken_back: dict[int, list[str]] = {}
+        self._sends_global, self._taken_back = sends_global, taken_back
+        self._asked: dict[int, tuple[str, int]] = {}
 
     def train(
         self, instructions: Mapping[int, Instruction], global_vector: Tensor, space: ParameterSpace
@@ -67,7 +73,6 @@ class Remote:
                     broken.append(site)
                 else:
                     updates.append(update)
-                    self._taken_back.pop(site, None)
             except BadReply as why:
                 wrong[site] = str(why)
         # What most of them report is what there is to report: of one that is first nobody knows whether it is right.
@@ -94,17 +99,16 @@ class Remote:
         if "<" in name or "." in question.__qualname__:
             raise ConfigurationError(f"{name} cannot be asked of a site: a question is a function of a module.")
         plain, tensors = pack((tuple(args), dict(kwargs)))
-        self._asked[site] = secrets.token_hex(8)
-        told = {"question": name, "id": self._asked[site], "arguments": plain, "round": round_index}
+        asked = secrets.token_hex(8)
+        self._asked[site] = asked, round_index
+        told = {"question": name, "id": asked, "arguments": plain, "round": round_index}
         told |= {**self._facts, **self._forgotten(site)}
         packet = Packet("ask", told, {key: tensor.cpu() for key, tensor in tensors.items()})
         reply = self.directory.exchange({site: packet})[site]
         if isinstance(reply, str):
             raise NoAnswer(f"site {self.directory.names[site]!r} (client {site}) did not answer {name}: {reply}.")
         try:
-            answer = unpack(reply.plain["answer"], reply.tensors)
-            self._taken_back.pop(site, None)
-            return answer
+            return unpack(reply.plain["answer"], reply.tensors)
         except (KeyError, TypeError, ValueError) as error:
             raise NoAnswer(
                 f"site {self.directory.names[site]!r} (client {site}) answered {name} with a {reply.kind!r} that lacks "
@@ -112,10 +116,12 @@ class Remote:
             ) from error
 
     def take_back(self, site: int) -> None:
-        """What the last question has changed at the site is to be forgotten there: until it has heard so, every message
-        says it."""
+        """What the last question has changed at the site is to be forgotten there: every message says so, until a later
+        round of the site's has counted. Once would not do: the server may go on from a checkpoint of before, or leave
+        the next update out."""
         if site in self._asked:
-            self._taken_back.setdefault(site, []).append(self._asked[site])
+            question, round_index = self._asked[site]
+            self._taken_back[site] = {**self._since(site), question: round_index}
 
     def test(self, round_index: int, models: Mapping[int, Instruction]) -> dict[int, float]:
         """The accuracy of every site's own model on its own test samples; who does not reply, or sends something else,
@@ -146,7 +152,13 @@ class Remote:
         return {**self._facts, "clients": len(self.directory.names), **counted, **self._forgotten(site)}
 
     def _forgotten(self, site: int) -> dict[str, Any]:
-        return {"taken_back": self._taken_back[site]} if site in self._taken_back else {}
+        since = self._since(site)
+        return {"taken_back": list(since)} if since else {}
+
+    def _since(self, site: int) -> dict[str, int]:
+        """The questions to forget of rounds from which the site may still go on."""
+        last = self._counted.get(site, -1)
+        return {question: index for question, index in self._taken_back.get(site, {}).items() if index >= last}
 
     @property
     def _facts(self) -> dict[str, Any]:

@@ -109,7 +109,8 @@ class RemoteFederation(OneProcess):
         name = hashlib.sha256(f"{state.seed} {directory.names}".encode()).hexdigest()[:16]
         # Of a checkpoint of an earlier version nobody knows it for those that have taken part.
         state.counted = {**dict.fromkeys((state.participations == 0).nonzero().flatten().tolist(), -1), **state.counted}
-        self._remote = Remote(directory, name, trainer.max_epochs or 1, reference, state.counted)
+        rounds = trainer.max_epochs or 1
+        self._remote = Remote(directory, name, rounds, reference, state.counted, state.taken_back)
         super().__init__(*options)
         for role, strategy in self._strategies.items():
             if strategy.needs_classes:

@@ -74,6 +74,40 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: An
     torch.testing.assert_close(kept[2]["start"], kept[0]["state"]["own_model"], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("then", ["the server restarts", "its next update is lost"])
+def test_a_mixture_that_did_not_count_stays_forgotten(tmp_path: Path, then: str) -> None:
+    """The answer of the last site to the question of round 1 is lost, and something else happens before it takes part
+    again."""
+
+    def make() -> FederatedLoop:
+        metrics = {"relevance": DomainRelevance()}
+        return shapfed(aggregator=FedAvg(), metrics=metrics, personalizer=PFedSV("relevance", k=2))
+
+    def spoil(address: int, packet: Packet, reply: Packet) -> Any:
+        lost = [("ask", 1), ("train", 2)] if then == "its next update is lost" else [("ask", 1)]
+        return None if address == 102 and (packet.kind, packet.plain.get("round")) in lost else reply
+
+    def kept() -> dict[str, Any]:
+        (path,) = (tmp_path / "sites" / NAMES[2]).rglob("state.pt")
+        rounds = torch.load(path, weights_only=True)["rounds"]
+        return rounds[max(rounds)]
+
+    remote = Remotely(tmp_path, make, client_val_fraction=0.3)
+    remote.transport.spoil = spoil
+    options = {"callbacks": [ModelCheckpoint(tmp_path / "ckpt", save_last=True)], "enable_checkpointing": True}
+    agreed = []
+    last = tmp_path / "ckpt/last.ckpt"
+    for rounds in range(1, 5):  # the server restarts after every round
+        loop = remote.fit(rounds, ckpt_path=last if last.exists() else None, **options)
+        agreed.append(kept())
+    before = agreed[0]["state"]["own_model"]
+    assert not torch.equal(before, agreed[1]["state"]["own_model"])
+    again = 3 if then == "its next update is lost" else 2
+    torch.testing.assert_close(agreed[again]["start"], before, rtol=0, atol=0)
+    assert loop.state.taken_back[2]
+    assert loop.participations.tolist() == [4, 4, 6 - again]
+
+
 garbled = {kind: case for kind, case in ANSWERS.items() if kind != "another shape"}
 garbled["another shape"] = (ANSWERS["another shape"][0], "was asked for a number and answered")
 
