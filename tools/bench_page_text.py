@@ -16,8 +16,8 @@ from flsv.benchmark.summary import Cost, Known, Summary
 NEW = ("in_run", "in_run_2", "fedce", "everybody_else", "everybody_else_loss", "beta_16_1", "beta_1_4", "lower_bound")
 MANY = "many clients"
 SAMPLED = ("permutation_24", "leverage_24", "adjusted_24", "surrogate_24")
-#: Minutes of one core by process time, added up from one run of every federation with all metrics (147 s in the fits) and
-#: with one (15 s), of 21 federations, times 26 / 21: one metric; all of them; all of them with --quick.
+#: Minutes of one core by process time: of one metric, and of all of them, added up from one run of every federation with
+#: all metrics (147 s in the fits) and with one (15 s), of 21 federations, times 26 / 21; of a whole --quick, as it says.
 MINUTES = (4, 33, 30.5)
 
 

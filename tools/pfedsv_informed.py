@@ -29,7 +29,8 @@ class Informed(PFedSV):
     """Every client downloads who is relevant to it.
 
     Args:
-        weights: ``"together"``: pFedSV's, by Shapley value.
+        weights: ``"together"``: pFedSV's, by Shapley value; the others look at one model at a time, at its loss or
+            distance, or at nothing.
         metric: as of :class:`flsv.personalization.PFedSV`.
 
     Attributes:

@@ -154,10 +154,16 @@ def partitions() -> dict[str, Cell]:
     """A cell of every way in which the three presets deal out images."""
     short = [shortened(cell, pfedsv_table.short(cell)) for cell in cells(True, [0])]
     made = [cell for cell in [*cells(False, [0]), *cells(True, [0]), *short] if cell.row == "Separate"]
-    return {
-        str([f"{k}={v}" for k, v in c.overrides.items() if k.startswith("data.") and "source" not in k]): c
-        for c in made
-    }
+
+    def name(cell: Cell) -> str:
+        dealt = {k: v for k, v in cell.overrides.items() if k.startswith("data.") and k != "data.source"}
+        return f"{classes_of(cell)} classes, {dealt}"
+
+    return {name(cell): cell for cell in made}
+
+
+def classes_of(cell: Cell) -> int:
+    return 100 if "CIFAR-100" in cell.column else 10
 
 
 @pytest.mark.parametrize("cell", [pytest.param(cell, id=name) for name, cell in partitions().items()])
@@ -165,7 +171,7 @@ def test_the_clients_of_every_column_can_be_drawn(cell: Cell) -> None:
     """For every seed; and each of them has something to train on, to validate with and to be tested on."""
     with built(cell, "data", **ON_CPU) as cli:
         partitioner, options = cli.datamodule.partitioner, cli.datamodule.split_options
-    classes = 100 if "CIFAR-100" in cell.column else 10
+    classes = classes_of(cell)
     labels = torch.arange(options.max_samples or CIFAR) % classes
     for seed in range(5):
         partitioner.seed = seed
