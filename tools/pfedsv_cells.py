@@ -105,7 +105,8 @@ def comparison(partition: str, source: str, clients: int, full: bool, seeds: Seq
         if clients > 10 and not full:  # of fewer images no draw leaves the smallest of 100 clients with 20
             more |= {"data.max_samples": 40000, "data.client_test_fraction": 0.65}
     rows = dict(METHODS)
-    if clients == 10 and source == "MNIST":
+    private_too = {"pathological": ("MNIST", "Fashion-MNIST"), "Dirichlet": ("MNIST",)}
+    if clients == 10 and source in private_too[partition]:
         for name in ("FedAvg", "pFedSV") if partition == "pathological" else ("pFedSV",):
             for noise in NOISES if partition == "pathological" else (1.0,):
                 rows[f"{name}, sigma {noise:g}"] = (METHODS[name][0], {"federation.privacy": private(noise)})

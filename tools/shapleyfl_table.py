@@ -1,6 +1,8 @@
 """ShapleyFL's figures 1 to 3 and tables 2 and 3 (Sun et al., KDD 2023), on what is at hand.
 
-    python tools/shapleyfl_table.py [--columns "Fashion-MNIST" beta clinics "CIFAR-10" estimators] [--out FILE.md]
+    python tools/shapleyfl_table.py [--columns "Fashion-MNIST" beta clinics estimators] [--out FILE.md]
+    python tools/shapleyfl_table.py --columns "CIFAR-10" "estimators, CIFAR-10"
+    python tools/shapleyfl_table.py --all                  these, too
     python tools/shapleyfl_table.py --full [--short]
 
 Figures 1 and 2: accuracy of the last global model in five scenarios, and the AUROC with which the surrogate federated
@@ -195,7 +197,13 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
     return "\n\n".join(parts)
 
 
-PRESET = Preset("shapleyfl", cells, report, short={"data.max_samples": 3000, "federation.local_epochs": 1})
+PRESET = Preset(
+    "shapleyfl",
+    cells,
+    report,
+    short={"data.max_samples": 3000, "federation.local_epochs": 1},
+    asked=("CIFAR-10", "estimators, CIFAR-10"),
+)
 
 if __name__ == "__main__":
     table_presets.main(PRESET, __doc__)

@@ -1,6 +1,6 @@
 """The command line of a table: presets, seeds, kept cells; what a full preset would cost on a GPU.
 
-    python tools/NAME_table.py                    the preset for two cores
+    python tools/NAME_table.py                    the preset for two cores, in half an hour; --all: what it leaves out
     torchrun --nproc_per_node 2 tools/NAME_table.py --workers 1
                                                   the cells shared out to ranks, on one machine or several
     python tools/NAME_table.py --full             the paper's own setting, for a GPU
@@ -60,6 +60,7 @@ class Preset:
         report: from the results and the cells to Markdown.
         short: what ``--short`` overrides, beside one round and one seed; or a function of the cell that says it.
         seeds: how many there are by default.
+        asked: columns, or beginnings of their names, that run if they are asked for: all fit into half an hour without.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Preset:
     report: Callable[[Results, Sequence[Cell]], str]
     short: Mapping[str, Any] | Callable[[Cell], Mapping[str, Any]]
     seeds: int = 5
+    asked: tuple[str, ...] = ()
 
 
 class Operators(TorchDispatchMode):
@@ -188,6 +190,7 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--columns", nargs="+", help="columns of these names, or whose names begin so")
     parser.add_argument("--rows", nargs="+", help="only these rows")
+    parser.add_argument("--all", action="store_true", help="those columns, too, that do not fit into half an hour")
     parser.add_argument("--kept", type=Path, default=Path(f"runs/tables/{preset.name}.jsonl"), help="finished cells")
     parser.add_argument("--any-version", action="store_true", help="cells kept by other versions of the sources count")
     parser.add_argument("--finished", action="store_true", help="report the finished cells, and run nothing")
@@ -199,7 +202,12 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     seeds = range(options.first_seed, options.first_seed + (1 if options.short else options.seeds))
     cells = preset.cells(options.full, seeds)
     cells = [cell for cell in cells if not options.rows or cell.row in options.rows]
-    cells = [cell for cell in cells if not options.columns or cell.column in _columns(cells, options.columns)]
+    if options.columns:
+        cells = [cell for cell in cells if cell.column in _columns(cells, options.columns)]
+    left_out: list[str] = []
+    if not (options.columns or options.all or options.full or options.finished):
+        left_out = list(dict.fromkeys(cell.column for cell in cells if cell.column.startswith(preset.asked)))
+        cells = [cell for cell in cells if cell.column not in left_out]
     if not cells:
         parser.error("no cell has these rows and columns.")
     if options.list:
@@ -216,7 +224,11 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
         if ranks.rank:
             return
         text, workers = preset.report(found, cells), options.workers * ranks.size
-        text += f"\n\n{time.perf_counter() - start:.0f} s with {workers} workers, torch {torch.__version__}."
+        spent = resource.getrusage(resource.RUSAGE_CHILDREN)  # the workers, which have ended
+        text += f"\n\n{time.perf_counter() - start:.0f} s with {workers} workers, of which this machine's took "
+        text += f"{(spent.ru_utime + spent.ru_stime) / 60:.1f} minutes of CPU time, torch {torch.__version__}."
+        if left_out:
+            text += f"\n\nLeft out, until --columns names them or --all is said: {'; '.join(left_out)}."
     print(text)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

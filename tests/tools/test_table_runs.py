@@ -144,3 +144,36 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     assert capsys.readouterr().out.count("--config configs/fedprox.yaml --seed_everything=1") == 1
     with pytest.raises(SystemExit):
         main(preset, None, [*arguments, "--rows", "nobody"])
+
+
+def test_what_takes_long_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    columns = ("small", "large, MNIST", "large, CIFAR-10")
+    preset = Preset(
+        "made_up",
+        lambda full, seeds: [
+            Cell("row", column, 0, ("fedavg.yaml",), {"n": n}, "made_up_cells:marked")
+            for n, column in enumerate(columns)
+        ],
+        lambda results, cells: " and ".join(cell.column for cell in cells if cell.key in results),
+        {},
+        asked=("large",),
+    )
+
+    def told(*more: str) -> str:
+        main(preset, None, ["--kept", str(tmp_path / "kept.jsonl"), "--root", str(tmp_path), "--workers", "1", *more])
+        return capsys.readouterr().out
+
+    alone = told()
+    assert "\nsmall\n" in alone
+    assert "Left out, until --columns names them or --all is said: large, MNIST; large, CIFAR-10." in alone
+    assert "minutes of CPU time" in alone
+    assert told("--finished") == "small\n\n1 of 3 cells are finished.\n"  # what there is, of all columns
+    named = told("--columns", "large, MNIST")
+    assert "\nlarge, MNIST\n" in named
+    assert "Left out" not in named
+    assert "\nsmall and large, MNIST and large, CIFAR-10\n" in told("--all")
+    assert told("--list", "--full").count("# large") == 2
+    assert told("--list").count("# large") == 0
