@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pfedsv_communication
+import pfedsv_stand_in
 import pfedsv_table
 import pytest
 import torch
@@ -250,3 +251,15 @@ def test_communication() -> None:
     both, dynamic, fixed, fedavg = 20 * size + 20 * (size - head) + 46 * head, 66 * size, 120 * size, 40 * size
     expected = [f"{number / 1e6:.2f}" for number in (both, dynamic, fixed, fixed, fedavg, fedavg)]
     assert [cell.strip() for cell in row.split("|")][5:11] == expected
+
+
+def test_random_images_stand_in_for_cifar_100() -> None:
+    """What is not at hand can be tried in its format: a column of ``--full`` that starts and ends."""
+    asked = ("pFedSV", "pathological, CIFAR-100, random images")
+    (cell,) = (c for c in pfedsv_stand_in.cells(True, [0]) if (c.row, c.column) == asked)
+    few = shortened(cell, pfedsv_stand_in.PRESET.short(cell))
+    few = replace(few, overrides={**few.overrides, "model.init_args.network": "softmax"})
+    with pfedsv_stand_in.instead({"train": 2000, "test": 100}) as root:
+        found = measured(few, str(root))
+    assert torch.tensor(found["overlap"]).shape == (10, 10)
+    assert len(found["received"]) == 10
