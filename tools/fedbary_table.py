@@ -48,8 +48,7 @@ def report(
     """A part's section, in Markdown."""
     lines, checks = PARTS[name].report(results, setting, image)
     numbers = sorted({job[-1] for job in results})
-    seeds = "" if name == "time" else f", seeds {numbers[0]} to {numbers[-1]}"
-    end = f"{len(results)} jobs{seeds}, {seconds:.0f} s of computing."
+    end = f"{len(results)} jobs, seeds {numbers[0]} to {numbers[-1]}, {seconds:.0f} s of computing."
     return "\n".join([f"## {TITLES[name]}", "", *lines, "", *map(str, _sorted(checks)), "", end])
 
 
@@ -73,7 +72,7 @@ def short(jobs: Sequence[JobCell], whole: Setting, seeds: int, root: str) -> str
     found, gpu = {}, 0.0
     for done, job in enumerate(jobs, 1):
         found[job.key], seconds = counted(job, whole, root)
-        gpu += seconds if job.column == "time" else seeds * seconds
+        gpu += seeds * seconds
         print(f"{done}/{len(jobs)} {job.column}, {job.row}", flush=True)
     end = (
         f"Each of {len(jobs)} jobs at small sizes. The paper's sizes with {seeds} seeds: about {gpu / 3600:.1f} GPU "

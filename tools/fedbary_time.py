@@ -8,6 +8,7 @@ their time.
 
 from __future__ import annotations
 
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -17,8 +18,9 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-from fedbary_common import Check, Setting, table
+from fedbary_common import Check, Setting, cell, table
 from fedbary_contributions import model, trainer
+from table_statistics import against, gather
 
 from flsv import FederatedDataModule
 from flsv.data import IIDPartitioner
@@ -30,6 +32,7 @@ from flsv.valuation import FedBary, clients_of, server_of
 
 DIMENSIONS = 50
 LIMIT = 120.0
+COMPARED = (5, 10)
 # By how many clients they are run: 2^10 trainings are too many here.
 COMPETITORS = {"MR": (5, 10), "GTG": (5, 10), "DataSV": (5, 10), "exact": (5,)}
 PAPER = {
@@ -46,10 +49,10 @@ Job = tuple[str, str, int, int]
 
 
 def jobs(setting: Setting, seeds: Sequence[int]) -> list[Job]:
-    """One seed: times are no matter of chance."""
-    found = [("time", f"S = {support}", n, 0) for support in setting.time_supports for n in setting.time_clients]
-    wanted = [(name, n) for name, sizes in COMPETITORS.items() for n in sizes if n in setting.time_clients]
-    return found + [("time", name, n, 0) for name, n in wanted]
+    """What is timed, for every seed, which also says how much a time changes from run to run."""
+    wanted = [(f"S = {support}", n) for support in setting.time_supports for n in setting.time_clients]
+    wanted += [(name, n) for name, sizes in COMPETITORS.items() for n in sizes if n in setting.time_clients]
+    return [("time", name, n, seed) for name, n in wanted for seed in seeds]
 
 
 def work(job: Job, setting: Setting) -> float:
@@ -140,9 +143,13 @@ def report(results: dict[Job, dict[str, Any]], setting: Setting, image: object =
     ]
     rows, checks = [], []
     for name in dict.fromkeys(job[1] for job in results):
-        seconds = {n: r["seconds"] for (_, each, n, _), r in results.items() if each == name}
+        runs: dict[int, list[float]] = {}
+        for (_, each, n, _), result in results.items():
+            if each == name:
+                runs.setdefault(n, []).append(result["seconds"])
+        seconds = {n: statistics.mean(found) for n, found in runs.items()}
         paper = dict(zip(PAPER_CLIENTS, PAPER.get(name, ())))
-        shown = [f"{seconds[n]:.1f} s ({paper.get(n, '-')})" if n in seconds else "-" for n in setting.time_clients]
+        shown = [f"{cell(runs[n], 1)} s ({paper.get(n, '-')})" if n in runs else "-" for n in setting.time_clients]
         rows.append([f"FedBary, {name}" if name not in COMPETITORS else name, *shown])
         if name in COMPETITORS:
             continue
@@ -153,4 +160,12 @@ def report(results: dict[Job, dict[str, Any]], setting: Setting, image: object =
             checks.append(
                 Check(f"n = 100, S = 100 in less than {LIMIT:.0f} s", f"{seconds[100]:.1f} s", seconds[100] < LIMIT)
             )
-    return lines + table(["", *(f"n = {n}" for n in setting.time_clients)], rows), checks
+    lines += table(["", *(f"n = {n}" for n in setting.time_clients)], rows)
+    beside = gather(
+        {(name, f"n = {n}", seed): found for (_, name, n, seed), found in results.items() if n in COMPARED},
+        lambda found: found["seconds"],
+    )
+    ours, others = f"S = {setting.time_supports[0]}", [name for name in COMPETITORS if name in beside.get("n = 5", {})]
+    if others:
+        lines += ["", "FedBary's seconds minus the others', 95 % paired interval:", "", against(beside, ours, others)]
+    return lines, checks
