@@ -31,9 +31,9 @@ layers: ## who may import whom
 test: ## all tests and doctests
 	$(PYTHON) -m pytest -n 2 --dist loadfile
 
-# Branches and coverage slow tests down, so it is measured on the fast ones, and reported only.
+# Branches and coverage slow tests down, so it is measured on the fast ones, and reported only. One process: see ci.
 coverage: ## lines reached by the fast tests, as a report
-	$(PYTHON) -m pytest -q -n 2 --cov=flsv --cov-report=term:skip-covered \
+	$(PYTHON) -m pytest -q --cov=flsv --cov-report=term:skip-covered \
 	  tests/functional tests/metrics tests/aggregation tests/server tests/round tests/sampling tests/test_loop.py
 
 docs: ## the site, into site/; warnings are errors
@@ -60,6 +60,6 @@ flower: ## the tests of Flower, whose pins are its own, in an environment of the
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower
 
-# Flower's tests mostly wait for each other, so the lowest versions are downloaded and tried beside them.
-ci: check docs test coverage ## all of it
-	$(MAKE) --jobs=2 --output-sync=target flower lowest
+# Flower's tests mostly wait for each other, so the rest is run beside them, one after the other.
+ci: check docs test ## all of it
+	$(MAKE) --jobs=2 --output-sync=target flower lowest coverage
