@@ -16,7 +16,7 @@ from flower_deployment import ACCEPTED, SECONDS, SITES, deployment
 from flsv.cli import main
 
 pytestmark = pytest.mark.flower
-ROUNDS = 8
+ROUNDS = 7
 TIMEOUT = 60  # a site imports torch anew for every message, which takes a busy machine its time
 
 # What the project's file is given besides: sites that do wrong in a round each, and a server that keeps a diary.
