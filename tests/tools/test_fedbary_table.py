@@ -192,6 +192,22 @@ def test_a_killed_table_goes_on_and_says_what_is_finished(
     assert "2 jobs, seeds 10 to 11" in (tmp_path / "page.md").read_text()
 
 
+@pytest.mark.parametrize(("words", "times"), [([], False), (["--full"], True), (["--parts", "time"], True)])
+def test_times_are_asked_for(
+    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], times: bool
+) -> None:
+    asked: list[str] = []
+
+    def finish(jobs: list[Any], *_: Any, **__: Any) -> dict:
+        asked.extend(job.column for job in jobs)
+        return {}
+
+    monkeypatch.setattr(tool, "finish", finish)
+    tool.main([*words, "--kept", str(tmp_path / "kept.jsonl")])
+    assert ("time" in asked) == times
+    assert ("detection" in asked) == (words != ["--parts", "time"])
+
+
 def test_what_the_papers_sizes_would_take(tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tool.main(["--full", "--short", "--parts", "protocol", "--only", "normal", "barycentre"])
     text = capsys.readouterr().out
