@@ -1,6 +1,7 @@
 """Guo et al.'s comparison (Sensors 2024, section 5): five scenarios x ten ways to say what a client is worth.
 
     python tools/guo_table.py [--root DATA] [--workers 2] [--out FILE.md] [--images docs/images]
+    python tools/guo_table.py --all                         data that nothing was chosen on, too
     python tools/guo_table.py --full --root DATA            all images of a class that the smallest has, for a GPU
     python tools/guo_table.py --full --short --root DATA    every cell of it for one round, on a CPU
 
@@ -35,7 +36,7 @@ def preset(images: Path | None = None, retrain: Sequence[str] = ("softmax",)) ->
             draw_all(results, images)
         return report(results, run)
 
-    return Preset("guo", partial(cells, retrain=retrain), written, SHORT)
+    return Preset("guo", partial(cells, retrain=retrain), written, SHORT, asked=("held out",))
 
 
 if __name__ == "__main__":
