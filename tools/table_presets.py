@@ -208,8 +208,9 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     if not (options.columns or options.all or options.full or options.finished):
         left_out = list(dict.fromkeys(cell.column for cell in cells if cell.column.startswith(preset.asked)))
         cells = [cell for cell in cells if cell.column not in left_out]
+    asking = f"Left out, until --columns names them or --all is said: {'; '.join(left_out)}." if left_out else ""
     if not cells:
-        parser.error("no cell has these rows and columns.")
+        parser.error(f"no cell has these rows and columns. {asking}".strip())
     if options.list:
         print("\n".join(f"# {cell.column}, {cell.row}\n{cell.command}" for cell in cells))
         return
@@ -227,8 +228,7 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
         spent = resource.getrusage(resource.RUSAGE_CHILDREN)  # the workers, which have ended
         text += f"\n\n{time.perf_counter() - start:.0f} s with {workers} workers, of which this machine's took "
         text += f"{(spent.ru_utime + spent.ru_stime) / 60:.1f} minutes of CPU time, torch {torch.__version__}."
-        if left_out:
-            text += f"\n\nLeft out, until --columns names them or --all is said: {'; '.join(left_out)}."
+        text += f"\n\n{asking}" if asking else ""
     print(text)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

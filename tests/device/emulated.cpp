@@ -3,23 +3,31 @@
 // device tensors, integer matrix products. Memory that nobody has written is NaN. Counted are the operators, the copies
 // in either direction, and the other places at which the host would wait for a device. Not emulated: CUDA's rounding,
 // streams, memory that runs out.
+// Not torch/extension.h, which would take the compiler as long again.
 #include <torch/csrc/python_headers.h>
-#include <torch/extension.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/native_batch_norm.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+#include <torch/library.h>
 
 #include <atomic>
+#include <cstring>
 #include <map>
 #include <string>
 #include <unordered_set>

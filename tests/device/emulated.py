@@ -37,7 +37,7 @@ def _without_device_check() -> str:
 
 
 def build() -> Path:
-    """The shared object, in a cache folder of this user's: about 30 s the first time."""
+    """The shared object, in a cache folder of this user's: about 20 s the first time."""
     root = Path(torch.__file__).parent
     include = sysconfig.get_paths()["include"]
     parts = [_SOURCE.read_bytes(), torch.__version__.encode(), sys.version.encode(), str(root).encode()]
@@ -56,7 +56,7 @@ def build() -> Path:
         subprocess.run(
             [
                 *("g++", "-O1", "-std=c++20", "-fPIC", "-shared"),
-                *("-DTORCH_EXTENSION_NAME=flsv_emulated", "-DTORCH_API_INCLUDE_EXTENSION_H"),
+                "-DTORCH_EXTENSION_NAME=flsv_emulated",
                 *(f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include", f"-I{include}", f"-I{folder}"),
                 *(str(_SOURCE), "-o", str(made)),
                 *(f"-L{root}/lib", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", f"-Wl,-rpath,{root}/lib"),

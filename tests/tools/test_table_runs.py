@@ -177,3 +177,7 @@ def test_what_takes_long_is_asked_for(
     assert "\nsmall and large, MNIST and large, CIFAR-10\n" in told("--all")
     assert told("--list", "--full").count("# large") == 2
     assert told("--list").count("# large") == 0
+    columns = columns[1:]
+    with pytest.raises(SystemExit):
+        told()
+    assert "no cell has these rows and columns. Left out, until --columns names them" in capsys.readouterr().err
