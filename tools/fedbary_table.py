@@ -107,8 +107,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     everything = options.full or options.short or options.finished
     parts = options.parts or [part for part in PARTS if everything or part != "time"]
     jobs = [job for job in cells(parts, setting, seeds) if not options.only or job.row in options.only]
+    left_out = [] if options.parts else [part for part in PARTS if part not in parts]
+    asking = f"Left out, until --parts names it: {', '.join(left_out)}." if left_out else ""
     if not jobs:
-        parser.error("no job of these parts is called so.")
+        parser.error(f"no job of these parts is called so. {asking}".strip())
     start, kept = time.perf_counter(), Kept(options.kept, options.any_version)
     if options.short:
         text = short(jobs, FULL, options.seeds, options.root)
@@ -123,8 +125,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if ranks.rank:
             return
         found |= finish(alone, kept, options.root, workers=1, ranks=ALONE) if alone else {}
-        text, workers = sections(found, jobs, setting, options.image), options.workers * ranks.size
+        workers = options.workers * ranks.size if shared else 1
+        text = sections(found, jobs, setting, options.image)
         text += f"\n\n{time.perf_counter() - start:.0f} s with {workers} workers, torch {torch.__version__}."
+    text += f"\n\n{asking}" if asking else ""
     print(text)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

@@ -63,10 +63,11 @@ def comparison(results: Results, partition: str) -> list[str]:
     others = [name for name in ORDER if name not in OURS]
     ours = [name for name in OURS if any(name in rows for rows in deployed.values())]
     parts = ["Each method's own model, test accuracy, %:", means(shown, names)]
-    parts += ["Minus the best other method, 95 % paired interval:", against_best(deployed, ours, others)]
+    if ours:
+        parts += ["Minus the best other method, 95 % paired interval:", against_best(deployed, ours, others)]
     for row in ours:
         parts.append(against(deployed, row, ["Separate", "FedAvg+FT"]))
-    if overall := over_columns(deployed, "mean of the columns"):
+    if ours and (overall := over_columns(deployed, "mean of the columns")):
         best = [against_best(overall, [row], others).splitlines() for row in ours]
         parts += ["\n".join([*best[0][:2], *(lines[2] for lines in best)])]
         parts += [against(overall, row, ["Separate", "FedAvg+FT"]) for row in ours]
@@ -74,7 +75,7 @@ def comparison(results: Results, partition: str) -> list[str]:
         table = accuracies(results, models, partition)
         rows = [name for name in ORDER if name != "FedAvg+FT"]
         parts += [f"The models {models} in the last round:", means(table, rows)]
-        if models == "trained":
+        if ours and models == "trained":
             parts += ["Minus the best other method:", against_best(table, ours, [n for n in rows if n not in OURS])]
     runs = {
         key: r for key, r in results.items() if key[1].startswith(partition) and "steps" in r and "sigma" not in key[0]

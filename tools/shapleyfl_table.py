@@ -1,6 +1,6 @@
 """ShapleyFL's figures 1 to 3 and tables 2 and 3 (Sun et al., KDD 2023), on what is at hand.
 
-    python tools/shapleyfl_table.py [--columns "Fashion-MNIST" beta clinics estimators] [--out FILE.md]
+    python tools/shapleyfl_table.py [--out FILE.md]        Fashion-MNIST, beta, clinics; "estimators, Fashion-MNIST"
     python tools/shapleyfl_table.py --columns "CIFAR-10" "estimators, CIFAR-10"
     python tools/shapleyfl_table.py --all                  these, too
     python tools/shapleyfl_table.py --full [--short]

@@ -106,16 +106,20 @@ class Kept:
             os.fsync(file.fileno())
 
 
-def _measure(cell: Cell, root: str) -> Measured:
+def _measure(cell: Cell, root: str) -> tuple[Measured, float]:
+    """What is measured of a cell, and the seconds of the processor that it takes."""
+    start = time.process_time()
     try:
-        return measure(cell, root)
+        result = measure(cell, root)
+        return result, time.process_time() - start
     finally:
         # A trainer and its data refer to each other: a worker would hold the data of several cells.
         gc.collect()
 
 
 def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2, ranks: Ranks | None = None) -> Results:
-    """What was measured of every cell; those that are kept are not run again.
+    """What was measured of every cell; those that are kept are not run again. Prints how far it is, and in the end the
+    CPU time that it took, on all ranks.
 
     Args:
         cells: of the table, the same ones on all ranks.
@@ -141,9 +145,11 @@ def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2, ranks
     missing = [cell for cell in cells if cell.key not in results]
     if not ranks.rank:
         print(f"{len(results)} of {len(cells)} cells are kept in {kept.path}", flush=True)
-    measured, failed = _measured(missing[ranks.rank :: ranks.size], own, root, workers, ranks)
+    measured, failed, seconds = _measured(missing[ranks.rank :: ranks.size], own, root, workers, ranks)
     results |= _all_of(ranks.everybody(measured, "the finished cells"))
+    spent = sum(ranks.everybody(seconds, "the CPU time"))
     if not ranks.rank:
+        print(f"{spent:.0f} s of CPU time for {len(missing)} cells", flush=True)
         for cell in cells:
             if cell.key in results and cell.key not in found and cell.key not in measured:
                 kept.keep(cell, results[cell.key])
@@ -153,9 +159,11 @@ def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2, ranks
     return results
 
 
-def _measured(cells: Sequence[Cell], kept: Kept, root: str, workers: int, ranks: Ranks) -> tuple[Results, list[str]]:
-    """Run cells; what was measured of them, and what went wrong."""
-    start, failed = time.perf_counter(), []
+def _measured(
+    cells: Sequence[Cell], kept: Kept, root: str, workers: int, ranks: Ranks
+) -> tuple[Results, list[str], float]:
+    """Run cells; what was measured of them, what went wrong, and seconds of the processor."""
+    start, failed, spent = time.perf_counter(), [], 0.0
     results: Results = {}
     who = f"rank {ranks.rank}: " if ranks.size > 1 else ""
     # A forked worker would hold the rank's connections, and the other ranks not see that it is gone.
@@ -168,12 +176,13 @@ def _measured(cells: Sequence[Cell], kept: Kept, root: str, workers: int, ranks:
                 failed.append(f"{cell.row}, {cell.column}, seed {cell.seed}: {error}\n  {cell.command}")
                 print(f"{who}failed: {failed[-1]}", flush=True)
                 continue
-            results[cell.key] = future.result()
+            results[cell.key], took = future.result()
+            spent += took
             kept.keep(cell, results[cell.key])
             seconds = time.perf_counter() - start
             place = f"{who}{done}/{len(cells)}"
             print(f"{place} {cell.column}, {cell.row}, seed {cell.seed}: {seconds:.0f} s", flush=True)
-    return results, failed
+    return results, failed, spent
 
 
 def _all_of(parts: Sequence[Results]) -> Results:

@@ -188,7 +188,7 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     parser.add_argument("--seeds", type=int, default=preset.seeds, help="how many")
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--columns", nargs="+", help="columns of these names, or whose names begin so")
+    parser.add_argument("--columns", nargs="+", help="columns of these names, or whose names begin so: asked for")
     parser.add_argument("--rows", nargs="+", help="only these rows")
     parser.add_argument("--all", action="store_true", help="those columns, too, that do not fit into half an hour")
     parser.add_argument("--kept", type=Path, default=Path(f"runs/tables/{preset.name}.jsonl"), help="finished cells")
@@ -205,7 +205,7 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     if options.columns:
         cells = [cell for cell in cells if cell.column in _columns(cells, options.columns)]
     left_out: list[str] = []
-    if not (options.columns or options.all or options.full or options.finished):
+    if not (options.columns or options.all or options.full or options.finished or options.list):
         left_out = list(dict.fromkeys(cell.column for cell in cells if cell.column.startswith(preset.asked)))
         cells = [cell for cell in cells if cell.column not in left_out]
     asking = f"Left out, until --columns names them or --all is said: {'; '.join(left_out)}." if left_out else ""
@@ -225,10 +225,8 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
         if ranks.rank:
             return
         text, workers = preset.report(found, cells), options.workers * ranks.size
-        spent = resource.getrusage(resource.RUSAGE_CHILDREN)  # the workers, which have ended
-        text += f"\n\n{time.perf_counter() - start:.0f} s with {workers} workers, of which this machine's took "
-        text += f"{(spent.ru_utime + spent.ru_stime) / 60:.1f} minutes of CPU time, torch {torch.__version__}."
-        text += f"\n\n{asking}" if asking else ""
+        text += f"\n\n{time.perf_counter() - start:.0f} s with {workers} workers, torch {torch.__version__}."
+    text += f"\n\n{asking}" if asking else ""
     print(text)
     if options.out is not None:
         options.out.parent.mkdir(parents=True, exist_ok=True)

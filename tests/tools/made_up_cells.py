@@ -30,6 +30,9 @@ def failing(cell: Cell, root: str) -> Measured:
 def of_rank(cell: Cell, root: str) -> Measured:
     if cell.row == "bad":
         raise ValueError("no such thing")
+    until = time.process_time() + 1
+    while time.process_time() < until:  # a second of the processor's
+        pass
     who = "a rank" if "RANK" in os.environ or "WORLD_SIZE" in os.environ else "alone"
     with Path(root, "ran.txt").open("a") as file:
         file.write(f"{cell.row} {cell.seed} {who}\n")

@@ -52,12 +52,15 @@ def test_time(tool: ModuleType, setting: Any) -> None:
     results = run(tool, jobs, setting)
     assert len(results) == 3
     assert "| FedBary, S = 5 |" in tool.report("time", results, setting)
-    slow = {("time", "S = 100", n, 0): {"seconds": 2.0 * n} for n in (5, 10, 50, 100)}
-    slow["time", "GTG", 5, 0] = {"seconds": 3.0}
+    slow = {("time", "S = 100", n, seed): {"seconds": 2.0 * n} for n in (5, 10, 50, 100) for seed in range(3)}
+    slow |= {("time", "GTG", 5, seed): {"seconds": 3.0 + seed} for seed in range(3)}
     text = tool.report("time", slow, tool.Setting())
     assert "- met: S = 100: linear in n, R^2 at least 0.98: 1.0000" in text
     assert "**not met**: n = 100, S = 100 in less than 120 s: 200.0 s" in text
-    assert "| GTG | 3.0 s (33 s) | - | - | - |" in text
+    assert "| GTG | 4.0 ± 1.0 s (33 s) | - | - | - |" in text
+    # 10 - 3, 10 - 4, 10 - 5: 6, and t(0.975, 2) = 4.303 standard errors of 1 / sqrt(3) on either side.
+    assert "| S = 100 minus | n = 5 | n = 10 |" in text
+    assert "| GTG | **+6.00 [+3.52, +8.48]** | - |" in text
 
 
 @needs_data
@@ -194,7 +197,12 @@ def test_a_killed_table_goes_on_and_says_what_is_finished(
 
 @pytest.mark.parametrize(("words", "times"), [([], False), (["--full"], True), (["--parts", "time"], True)])
 def test_times_are_asked_for(
-    tool: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], times: bool
+    tool: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    times: bool,
 ) -> None:
     asked: list[str] = []
 
@@ -206,6 +214,14 @@ def test_times_are_asked_for(
     tool.main([*words, "--kept", str(tmp_path / "kept.jsonl")])
     assert ("time" in asked) == times
     assert ("detection" in asked) == (words != ["--parts", "time"])
+    assert ("Left out, until --parts names it: time." in capsys.readouterr().out) == (not times)
+    tool.main(["--finished", "--seeds", "1", "--kept", str(tmp_path / "kept.jsonl")])
+    jobs = importlib.import_module("fedbary_jobs")
+    everything = len(jobs.cells(list(tool.PARTS), tool.Setting(), [10]))
+    assert f"0 of {everything} jobs are finished." in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        tool.main(["--only", "S = 100, 5"])
+    assert "is called so. Left out, until --parts names it: time." in capsys.readouterr().err
 
 
 def test_what_the_papers_sizes_would_take(tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

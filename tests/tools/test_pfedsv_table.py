@@ -238,6 +238,16 @@ def test_report() -> None:
     assert "| pathological, MNIST, pFedSV | 1.00 ± 0.00 | 1.00 ± 0.00 | 100 ± 0 | 0 ± 0 | 30 of 30 | 30 of 30 |" in text
 
 
+def test_report_of_some_rows() -> None:
+    """Others' rows only, over two columns: nothing of ours is compared."""
+    others = {key: found for key, found in RESULTS.items() if key[0] in ("Separate", "FedAvg")}
+    others |= {(row, "Dirichlet, MNIST", seed): found for (row, _, seed), found in list(others.items())}
+    others |= {(row, "Dirichlet, Fashion-MNIST", seed): found for (row, _, seed), found in list(others.items())}
+    text = pfedsv_table.report(others, [])
+    assert "| Separate (received) | **91.0 ± 1.0** | **91.0 ± 1.0** |" in text
+    assert "minus" not in text.lower()
+
+
 def test_figure_7() -> None:
     assert len(pfedsv_table.figure_7(RESULTS).axes) == 4  # two panels with their scales
     with pytest.raises(ValueError, match="no kept cell"):

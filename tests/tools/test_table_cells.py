@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -172,8 +173,12 @@ def test_two_ranks_share_the_cells(tmp_path: Path) -> None:
     """One cell is kept at rank 1 and one fails; the others are dealt out, and rank 0 has all in the end."""
     first, second = (cells("of_rank", ["a", "b", "c"])[n] for n in (0, 1))
     Kept(tmp_path / "1" / "kept.rank1.jsonl").keep(second, {"value": -1.0})
-    for text in on_two_ranks(tmp_path):
+    printed = on_two_ranks(tmp_path)
+    for text in printed:
         assert "CellsFailed 1 of 4 cells failed, the first:\nbad, c, seed 0: no such thing" in text
+    (seconds,) = re.findall(r"^(\d+) s of CPU time for 3 cells$", printed[0], re.MULTILINE)
+    assert 2 <= int(seconds) < 10  # of both ranks
+    assert "CPU time" not in printed[1]
     # Every cell once, by processes that are no ranks.
     assert sorted(ran(tmp_path)) == ["a 0 alone", "c 0 alone"]
     merged = Kept(tmp_path / "0" / "kept.jsonl")
