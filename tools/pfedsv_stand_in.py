@@ -67,4 +67,4 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
 if __name__ == "__main__":
     preset = table_presets.Preset("pfedsv_stand_in", cells, report, PRESET.short)
     with instead({"train": 50_000, "test": 10_000}) as root:
-        table_presets.main(preset, __doc__, ["--full", "--short", "--root", str(root), *sys.argv[1:]])
+        table_presets.main(preset, __doc__, ["--full", "--short", *sys.argv[1:], "--root", str(root)])

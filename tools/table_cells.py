@@ -149,7 +149,7 @@ def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2, ranks
     results |= _all_of(ranks.everybody(measured, "the finished cells"))
     spent = sum(ranks.everybody(seconds, "the CPU time"))
     if not ranks.rank:
-        print(f"{spent:.0f} s of CPU time for {len(missing)} cells", flush=True)
+        print(f"{spent:.0f} s of CPU time for {sum(cell.key in results for cell in missing)} cells", flush=True)
         for cell in cells:
             if cell.key in results and cell.key not in found and cell.key not in measured:
                 kept.keep(cell, results[cell.key])
