@@ -1,12 +1,13 @@
 """Federations on one, two and three ranks, and what becomes of them when a rank is killed.
 
-    python tools/rank_trials.py [--configs] [--kills]
+    python tools/rank_trials.py [--configs] [--kills] [--questions]
 
 ``--configs``: every file of ``configs/`` that is a federation, on the quickstart's digits (3 rounds): last checkpoints
 (without paths and batch counters) and ``contributions.csv`` of two and three ranks against one process. ``--kills``:
 three ranks, each of which is killed (SIGKILL) in turn at every place of a round; after how many seconds the others have
 ended, whether they have named it, and whether the run, resumed on one, two and three ranks, ends as if nothing had
-been.
+been. ``--questions``: every game and every question by a value that the module logs, each in a federation of its own of
+three and of five clients, on two, three and five ranks against one process.
 """
 
 from __future__ import annotations
@@ -80,16 +81,35 @@ def kills(folder: Path) -> None:
     print(grid(rows))
 
 
+def questions(folder: Path) -> None:
+    """Print a table of all games and questions by a logged value."""
+    sizes = (2, 3, 5)
+    rows = [["question", "clients", *(f"{size} ranks" for size in sizes)]]
+    for clients in (3, 5):
+        for size in (1, *sizes):
+            group = Group("run_questions", [str(folder / f"{clients}/{size}"), clients], size, folder / f"output{size}")
+            ended = group.wait(300)
+            if any(rank.code for rank in ended):
+                raise SystemExit(ended[0].output[-3000:])
+        for one in sorted((folder / f"{clients}/1").iterdir()):
+            found = [differences(one, folder / f"{clients}/{size}" / one.name) for size in sizes]
+            rows.append([one.name, str(clients), *("differs" if each else "equal to the bit" for each in found)])
+    print(grid(rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--configs", action="store_true")
     parser.add_argument("--kills", action="store_true")
+    parser.add_argument("--questions", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         if options.configs:
             configs(Path(folder) / "configs")
         if options.kills:
             kills(Path(folder) / "kills")
+        if options.questions:
+            questions(Path(folder) / "questions")
 
 
 if __name__ == "__main__":

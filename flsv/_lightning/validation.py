@@ -31,6 +31,7 @@ from torch import Tensor
 
 from flsv._lightning.evaluation import each_loader, validating
 from flsv.errors import ConfigurationError
+from flsv.participants import ALONE
 
 _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 
@@ -202,6 +203,9 @@ def _stand_in(trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[K
     own._accelerator_connector = copy.copy(own._accelerator_connector)
     own._accelerator_connector.strategy = copy.copy(own._accelerator_connector.strategy)
     own.strategy.connect(module)
+    own.strategy.ranks = (
+        ALONE  # of several ranks each validates other models, and not equally many: nobody is waited for
+    )
     own._data_connector = copy.copy(own._data_connector)
     own._data_connector.trainer = own
     own._data_connector._datahook_selector = _DataHookSelector(module, own.datamodule)

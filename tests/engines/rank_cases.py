@@ -40,16 +40,23 @@ from flsv.metrics import (
     ClassSpecificShapley,
     CommunicationCost,
     ContributionEstimation,
+    CumulativeShapley,
+    DecayedShapley,
     DomainRelevance,
     EverybodyElse,
+    GradientAgreement,
+    GradientAgreementGame,
     InRunShapley,
     LeaveOneOut,
+    LowerBoundShapley,
+    OneRoundShapley,
+    PartialFederatedShapley,
     SurrogateFederatedShapley,
 )
 from flsv.models.classifier import ClassifierClient
 from flsv.participants import converse
 from flsv.participants.artifacts import keep_artifact
-from flsv.personalization import PFedSV, ShapFedPersonalizer
+from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort, ShapleyImportanceSampler, UniformSampler
 
@@ -74,6 +81,18 @@ class Logging(Plain):
 
     def on_train_epoch_start(self) -> None:
         self.log("drawn", torch.rand(()))
+
+
+class Validating(Plain):
+    """Logs what its games go by when it validates, where it also meets whoever else does."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_loss", nn.functional.cross_entropy(self(x), y), sync_dist=True)
+        self.log("val_hits", (self(x).argmax(-1) == y).float().mean())
+
+    def on_validation_epoch_end(self) -> None:
+        self.trainer.strategy.barrier("the end of a validation")
 
 
 class Dithered(ShapFedWA):
@@ -245,6 +264,33 @@ def one_excluded() -> Case:
     return loop, Plain(network(), plain_sgd), five(), {}
 
 
+#: Every question by what the module logs: of the server's validation set and of the clients' own.
+BY_A_LOGGED_VALUE: dict[str, Callable[[], Any]] = {
+    "pfsv": lambda: PartialFederatedShapley(performance="val_loss", mode="min"),
+    "cumulative": lambda: CumulativeShapley(performance="val_hits", mode="max"),
+    "decayed": lambda: DecayedShapley(performance="val_loss", mode="min"),
+    "loo": lambda: LeaveOneOut(performance="val_loss", mode="min"),
+    "lower": lambda: LowerBoundShapley(performance="val_loss", mode="min"),
+    "one_round": lambda: OneRoundShapley(2, performance="val_loss", mode="min"),
+    "surrogate": lambda: SurrogateFederatedShapley(performance="val_loss", mode="min"),
+    "game": lambda: GradientAgreementGame(performance="val_loss", mode="min"),
+    "agreement": lambda: GradientAgreement(loss="val_loss"),
+    "fedce": lambda: ContributionEstimation(performance="val_hits", mode="max"),
+    "else": lambda: EverybodyElse(performance="val_loss", mode="min"),
+}
+
+
+def fedfomo() -> FedFomo:
+    return FedFomo(performance="val_loss", mode="min")
+
+
+def by_a_logged_value() -> Case:
+    # Two and three ranks share five clients and 32 coalitions out unequally, five ranks the coalitions.
+    metrics = {name: make() for name, make in BY_A_LOGGED_VALUE.items()}
+    loop = FederatedLoop(metrics=metrics, personalizer=fedfomo(), seed=3)
+    return loop, Validating(), five(client_val_fraction=0.2), {"rounds": 2}
+
+
 def broken_rank() -> Case:
     # Of four clients of one size, the second and the fourth are on rank 1 of two, the second alone on rank 1 of three.
     return FederatedLoop(attacks=[Broken(clients=[1, 3])], seed=3), Logging(), toy_data((1, 1, 1, 1)), {}
@@ -266,6 +312,7 @@ CASES: dict[str, Callable[[], Case]] = {
         manual,
         one_broken,
         one_excluded,
+        by_a_logged_value,
         broken_rank,
     )
 }
@@ -480,6 +527,15 @@ def run_all(folder: str, names: list[str]) -> None:
             (Path(folder) / name / "metrics.txt").write_text(repr(metrics))
         peers = getattr(ranks_of(done), "lifeline", None) and ranks_of(done).lifeline.peers()
         print(name, ranks_of(done).rank, peers, flush=True)
+
+
+def run_questions(folder: str, clients: int) -> None:
+    """Every question by a logged value in a federation of its own."""
+    loops = {name: FederatedLoop(metrics={name: make()}, seed=3) for name, make in BY_A_LOGGED_VALUE.items()}
+    loops["fedfomo"] = FederatedLoop(personalizer=fedfomo(), seed=3)
+    for name, loop in loops.items():
+        data = toy_data((4, 2, 3, 3, 2)[:clients], client_val_fraction=0.2)
+        fit(Path(folder) / name, (loop, Validating(), data, {"rounds": 2}))
 
 
 def retrain(folder: str) -> None:
