@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -155,6 +156,9 @@ class FederatedDataModule(FederationView):
         source = str(source) if isinstance(source, Path) else source
         for part in source if isinstance(source, list | tuple) else [source]:
             check_package(part, "source")
+        # A DataFrame may call its columns by numbers.
+        label = None if label is None else str(label).strip()
+        groups = str(groups) if isinstance(groups, Integral) else groups
         # Not by their names: a wrapped module's own val, test and label are found here.
         if label is not None and labels not in (None, False):
             raise ConfigurationError(

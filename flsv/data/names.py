@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +33,37 @@ def client_called(client: int, names: Sequence[str] = (), noun: str = "client") 
     """
     name = names[client] if client < len(names) else str(client)
     return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
+
+
+def spelled_alike(names: Iterable[str]) -> list[list[str]]:
+    """Names that a person takes for one: equal numbers, and words that differ in case or white space.
+
+    Example:
+        >>> spelled_alike(["0", "True", "00", "yes", "true ", "0.0"])
+        [['0', '00', '0.0'], ['True', 'true ']]
+    """
+    spellings: dict[Any, list[str]] = {}
+    for name in names:
+        spellings.setdefault(_meaning(name), []).append(name)
+    return [alike for alike in spellings.values() if len(alike) > 1]
+
+
+def check_spelling(names: Iterable[str], where: str) -> None:
+    """Raise ConfigurationError where several classes are one to a person, which a model would tell apart."""
+    for alike in spelled_alike(names):
+        raise ConfigurationError(
+            f"{where} has {', '.join(map(repr, alike))}, which are one class to a person. Spell it alike everywhere; "
+            "classes that do differ need names that differ in more."
+        )
+
+
+def _meaning(name: str) -> Any:
+    plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    try:
+        number = Decimal(plain)
+    except InvalidOperation:
+        return plain
+    return number if number.is_finite() and "_" not in plain else plain
 
 
 def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from torchvision.datasets import DatasetFolder
 
 from flsv.data.labels import class_names_of
 from flsv.data.loaders import tensors_of
+from flsv.data.names import check_spelling
 from flsv.data.parts.column_samples import ColumnSamples
 from flsv.errors import ConfigurationError
 
@@ -31,8 +32,8 @@ def one_numbering(
         The parts, what is held out, and the classes' names, none where the data sets have no names.
 
     Raises:
-        ConfigurationError: names at some clients only; classes that no client has; a data set whose labels cannot be
-            numbered anew.
+        ConfigurationError: names at some clients only; names that are one to a person; classes that no client has; a
+            data set whose labels cannot be numbered anew.
     """
     named = {name: class_names_of(part) for name, part in parts.items()}
     held_named = {name: class_names_of(part) for name, part in held_out.items() if part is not None}
@@ -48,6 +49,7 @@ def one_numbering(
             "numbers are which of these classes, nobody can tell. Give all data sets an attribute `classes`, or none."
         )
     union = next(iter(found)) if len(found) == 1 else tuple(sorted(set().union(*found)))
+    check_spelling(union, "The data")
     for name, classes in held_named.items():
         strange = [each for each in classes if each not in union]
         if strange:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +144,7 @@ def _read_frame(frame: Any, reading: Reading) -> Dataset | CSVFile:
     first = frame[0]
     large = [name for name in inputs if not is_plain(first[keys[name]])]
     if not large:
-        return _named_classes(frame, label, frame_table(frame, tuple(reading.columns.exclude or ())))
+        return frame_table(frame, tuple(reading.columns.exclude or ()))
     if len(inputs) > 1:
         raise ConfigurationError(
             f"the rows have {', '.join(large)}, of more than a number or a word each, and the inputs are "
@@ -155,12 +155,3 @@ def _read_frame(frame: Any, reading: Reading) -> Dataset | CSVFile:
         samples.groups = column_values(frame, keys[reading.group])  # type: ignore[attr-defined]
         samples.group_kind = reading.group  # type: ignore[attr-defined]
     return samples
-
-
-def _named_classes(frame: Any, label: str, table: CSVFile) -> CSVFile:
-    """Numbers of classes by their names, where the data set has these."""
-    names = getattr(frame.features.get(label), "names", None)
-    if not names:
-        return table
-    values = [names[int(value)] if value else value for value in table.columns[label]]
-    return replace(table, columns={**table.columns, label: values})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,11 @@ GAPS = ("", "NA", "N/A", "NaN", "nan", "null", ".", "?")
 @dataclass
 class Columns:
     """How the columns of a table become inputs and targets.
+
+    A column of a file is of numbers if all that is in it are, gaps aside; what was taken for what is logged, a line for
+    each kind. Columns of a DataFrame or its like are what they are there: words stay words, whatever they look like,
+    pandas' categories stay categories, truth values are one number, 0 or 1, and a gap is what is one there (``None``,
+    NaN) or a blank word. Dates, of either, are refused: say as a number what of them matters.
 
     Numbers are standardised, and a gap becomes 0, the mean. Other columns are one-hot; a gap, or a category that no
     training row has, is a row of zeros. A column with a gap among the training rows gets another one, 1 where the gap
@@ -36,7 +42,8 @@ class Columns:
         features: columns to predict from; None: all others, with identifiers and what came after the target.
         exclude: columns to leave out of these.
         categorical: columns whose numbers are names of categories.
-        gaps: what a missing value looks like, besides white space around it; None for :data:`GAPS`.
+        gaps: what a missing value looks like, besides white space around it; None for :data:`GAPS` in a file, and
+            nothing more in a DataFrame.
         statistics: whose rows tell a column's mean and deviation: ``"pooled"`` or ``"group"``.
         standardise_target: for regression.
         max_categories: how many categories a column may have; more are taken for a mistake.
@@ -59,10 +66,10 @@ class Columns:
     def __post_init__(self) -> None:
         self.check("Columns")
 
-    @property
-    def missing(self) -> frozenset[str]:
-        """What stands for a gap."""
-        return frozenset(GAPS if self.gaps is None else ("", *map(str, self.gaps)))
+    def missing(self, typed: bool = False) -> frozenset[str]:
+        """What stands for a gap; ``typed``: in an object with columns, which has gaps of its own."""
+        usual = () if typed else GAPS
+        return frozenset(usual if self.gaps is None else map(str, self.gaps)) | {""}
 
     def check(self, owner: str) -> None:
         """See the errors of the class; ``owner`` is whose arguments these are, for messages."""
@@ -76,8 +83,11 @@ class Columns:
         if self.standardise_target and self.task != "regression":
             raise ConfigurationError(f"{owner}(standardise_target=True) is for task: regression; classes have no mean.")
         for argument in ("features", "exclude", "categorical", "gaps"):
-            if isinstance(getattr(self, argument), str):
-                raise ConfigurationError(f"{owner}({argument}={getattr(self, argument)!r}): expected a list.")
+            given = getattr(self, argument)
+            if isinstance(given, str) or not isinstance(given, Iterable | None):
+                raise ConfigurationError(f"{owner}({argument}={given!r}): expected a list.")
+            # Columns of a DataFrame may be called by numbers.
+            setattr(self, argument, None if given is None else [str(each).strip() for each in given])
         features = self.features or []
         twice = next((column for column in features if features.count(column) > 1), None)
         if twice is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +25,15 @@ class CSVFile:
         columns: values by column name, ``N`` each.
         lines: the line of the file in which each row ends, ``N``.
         unit: what ``lines`` counts: lines of a file, or the rows of an object.
+        kinds: of an object with columns, what :func:`~flsv.data.sets.column_kinds.kind_of` says of the values that they
+            had there; None: there is nothing but the text.
     """
 
     path: Path | str
     columns: dict[str, list[str]]
     lines: list[int]
     unit: str = "line"
+    kinds: Mapping[str, str] | None = None
 
     def __len__(self) -> int:
         return len(self.lines)

@@ -10,9 +10,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from flsv.data.names import check_spelling, spelled_alike
 from flsv.data.sets.csv_file import CSVFile
 from flsv.data.sets.encoding import as_numbers, find_gaps
 from flsv.errors import ConfigurationError
+
+#: What single precision holds, nearly.
+_LARGEST = 1e38
 
 
 def natural_order(values: Sequence[str]) -> list[int] | list[str]:
@@ -41,6 +45,11 @@ def group_values(file: CSVFile, name: str) -> np.ndarray:
         raise ConfigurationError(
             f"{file.path}: {len(empty)} of {len(file)} rows have no {name!r} (group): {file.places(empty)}. Every row "
             "belongs to a client: fill them in, or leave the rows out."
+        )
+    for alike in spelled_alike(dict.fromkeys(values)):
+        rank_zero_warn(
+            f"{file.path}: {name!r} (group) has {', '.join(map(repr, alike))}, each a client of its own. If they are "
+            "one, spell it alike."
         )
     return np.array(natural_order(values))
 
@@ -88,7 +97,7 @@ def class_names(file: CSVFile, values: Sequence[str], argument: str) -> tuple[st
     """The different values in their natural order.
 
     Raises:
-        ConfigurationError: one only, or nearly as many as there are rows.
+        ConfigurationError: one only, nearly as many as there are rows, or several that are one to a person.
 
     Example:
         >>> class_names(CSVFile("wards.csv", {}, []), ["10", "2", "2", "10", "2"], "target")
@@ -100,10 +109,13 @@ def class_names(file: CSVFile, values: Sequence[str], argument: str) -> tuple[st
             f"{file.path}: {argument} has {len(names)} different values in {len(values)} rows, which are no classes. "
             "Name another column; for numbers, a table has task: regression."
         )
+    check_spelling(names, f"{file.path}: {argument}")
     return names
 
 
-def numbers_of(files: Sequence[CSVFile], name: str, values: Sequence[str], missing: np.ndarray) -> np.ndarray | None:
+def numbers_of(
+    files: Sequence[CSVFile], name: str, values: Sequence[str], missing: np.ndarray, declared: bool = False
+) -> np.ndarray | None:
     """A column as numbers float64 ``[N]`` with NaN for gaps, or None if it has none.
 
     Args:
@@ -111,22 +123,34 @@ def numbers_of(files: Sequence[CSVFile], name: str, values: Sequence[str], missi
         name: of the column.
         values: ``N`` of them.
         missing: which of them are gaps, bool ``[N]``.
+        declared: whether they are known to be numbers.
 
     Raises:
-        ConfigurationError: numbers and words in one column.
+        ConfigurationError: numbers and words in one column; a number too large for single precision.
     """
     numbers = as_numbers(values, missing)
-    if numbers is not None or missing.all():
-        return numbers
-    alone = [as_numbers([value], np.array([gap])) is not None for value, gap in zip(values, missing)]
-    if not any(alone):
-        return None
-    row = next(row for row, number in enumerate(alone) if not number and not missing[row])
-    file, at = next(found for place, found in enumerate((f, r) for f in files for r in range(len(f))) if place == row)
-    raise ConfigurationError(
-        f"{file.path}, {file.places([at])}: {values[row]!r} in {name!r} is no finite number, but others "
-        f"there are. If it stands for a gap, add it to gaps; if the column has categories, name it in categorical."
-    )
+    if numbers is None and not missing.all():
+        alone = [as_numbers([value], np.array([gap])) is not None for value, gap in zip(values, missing)]
+        if not any(alone) and not declared:
+            return None
+        row = next(row for row, number in enumerate(alone) if not number and not missing[row])
+        raise ConfigurationError(
+            f"{_place(files, row)}: {values[row]!r} in {name!r} is no finite number, but others there are. If it "
+            "stands for a gap, add it to gaps; if the column has categories, name it in categorical."
+        )
+    if numbers is not None and (np.abs(numbers) > _LARGEST).any():
+        row = int((np.abs(numbers) > _LARGEST).argmax())
+        raise ConfigurationError(
+            f"{_place(files, row)}: {numbers[row]:g} in {name!r} is too large: features are numbers up to {_LARGEST:g} "
+            "(single precision). If it stands for a gap, add it to gaps; else correct it, or leave the column out."
+        )
+    return numbers
+
+
+def _place(files: Sequence[CSVFile], row: int) -> str:
+    """Where a row of all files together is."""
+    file, at = [(file, at) for file in files for at in range(len(file))][row]
+    return f"{file.path}, {file.places([at])}"
 
 
 def numeric_target(file: CSVFile, name: str, values: Sequence[str]) -> np.ndarray:
@@ -137,7 +161,7 @@ def numeric_target(file: CSVFile, name: str, values: Sequence[str]) -> np.ndarra
     """
     present = np.zeros(1, dtype=bool)
     numbers = [as_numbers([value], present) for value in values]
-    wrong = [row for row, number in enumerate(numbers) if number is None or abs(number[0]) > 1e38]
+    wrong = [row for row, number in enumerate(numbers) if number is None or abs(number[0]) > _LARGEST]
     if wrong:
         raise ConfigurationError(
             f"{file.path}: {name!r} (target) is no finite number in {len(wrong)} of {len(file)} rows, such "

@@ -10,10 +10,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from flsv.data.names import spelled_alike
+from flsv.data.sets.column_kinds import CATEGORIES, NUMBERS, TRUTH, check_no_days, declared_kind, say_kinds
 from flsv.data.sets.columns import Columns
 from flsv.data.sets.csv_file import CSVFile
 from flsv.data.sets.csv_values import class_labels, class_names, numbers_of, numeric_target, with_values
-from flsv.data.sets.encoding import find_gaps, one_hot, standardise
+from flsv.data.sets.encoding import as_numbers, find_gaps, one_hot, standardise
 from flsv.errors import ConfigurationError
 
 
@@ -49,7 +51,7 @@ class TableEncoder:
 
     def rows(self, table: CSVFile) -> CSVFile:
         """The rows that have a target."""
-        return with_values(table, self.target, "target", self.columns.missing)
+        return with_values(table, self.target, "target", self._gaps(table))
 
     def features(self, tables: Sequence[CSVFile], fit: np.ndarray, groups: np.ndarray | None) -> list[Tensor]:
         """Features of each table, float32 ``[N_i, D]``.
@@ -67,12 +69,19 @@ class TableEncoder:
         codes: list[np.ndarray] = []
         indicators: list[np.ndarray] = []
         titles: tuple[list[str], ...] = ([], [], [])
+        kinds: dict[str, str] = {}
+        gaps: dict[str, list[str]] = {}
         for name in self._names(tables):
             # One column of all tables, so that whatever is fitted is applied alike.
             values = [value.strip() for table in tables for value in table.column(name, "features")]
-            missing = find_gaps(values, self.columns.missing)
+            missing = np.concatenate([find_gaps(table.columns[name], self._gaps(table)) for table in tables])
             given = name in (self.columns.categorical or ())
-            column = None if given else numbers_of(tables, name, values, missing)
+            kind = CATEGORIES if given else declared_kind(tables, name)
+            if kind == TRUTH:
+                values = [{"True": "1", "False": "0"}.get(value, value) for value in values]
+            column = (
+                None if kind == CATEGORIES else numbers_of(tables, name, values, missing, declared=kind is not None)
+            )
             if missing[fit].all():
                 raise ConfigurationError(
                     f"{tables[0].path}: no training row has a {name!r}. Leave the column out (exclude: [{name}])."
@@ -81,14 +90,19 @@ class TableEncoder:
                 numbers.append(column)
                 titles[0].append(name)
             else:
+                if kind is None:
+                    check_no_days(tables[0], name, [value for value, gap in zip(values, missing) if not gap])
                 categories = self._categories(tables[0], name, values, missing, fit)
                 codes.append(one_hot(["" if gap else value for value, gap in zip(values, missing)], categories))
                 titles[1].extend(f"{name}={category}" for category in categories)
+            kinds[name] = kind or (CATEGORIES if column is None else NUMBERS)
+            gaps[name] = [value for value, gap in zip(values, missing) if gap]
             if missing[fit].any():
                 indicators.append(missing.astype(float))
                 titles[2].append(f"{name} missing")
         blocks = [self._scaled(np.stack(numbers, axis=1), fit, groups)] if numbers else []
         blocks += codes + [indicator[:, None] for indicator in indicators]
+        say_kinds(tables[0], kinds, gaps)
         self.feature_names = tuple(titles[0] + titles[1] + titles[2])
         whole = np.concatenate(blocks, axis=1).astype(np.float32)
         return [torch.from_numpy(part.copy()) for part in _cut(whole, tables)]
@@ -118,6 +132,9 @@ class TableEncoder:
                 raise ConfigurationError(f"{tables[0].path}: all training rows have the same {self.target!r} (target).")
         return [torch.from_numpy((y - self.target_mean) / self.target_std).float() for y in numbers]
 
+    def _gaps(self, table: CSVFile) -> frozenset[str]:
+        return self.columns.missing(typed=table.kinds is not None)
+
     def _target_of(self, table: CSVFile) -> list[str]:
         return [value.strip() for value in table.column(self.target, "target")]
 
@@ -139,16 +156,23 @@ class TableEncoder:
         known = {value for value, gap, used in zip(values, missing, fit) if used and not gap}
         unseen = {value for value, gap in zip(values, missing) if not gap} - known
         if len(known) > self.columns.max_categories:
+            numbers = as_numbers(sorted(known), np.zeros(len(known), dtype=bool)) is not None
+            hint = " Numbers that are kept as words: make them numbers (astype(float))." if numbers else ""
             raise ConfigurationError(
                 f"{table.path}: {name!r} has {len(known)} different values, more than max_categories="
                 f"{self.columns.max_categories}. An identifier or free text is no feature: leave it out (exclude: "
-                f"[{name}]), or raise max_categories."
+                f"[{name}]), or raise max_categories.{hint}"
             )
         if unseen:
             shown = ", ".join(repr(value) for value in sorted(unseen)[:5]) + (", ..." if len(unseen) > 5 else "")
             rank_zero_warn(
                 f"{table.path}: no training row has {shown} in {name!r}. Validation and test rows with it are encoded "
                 "as having none of the categories."
+            )
+        for alike in spelled_alike(sorted(known)):
+            rank_zero_warn(
+                f"{table.path}: {name!r} has {', '.join(map(repr, alike))}, each a category of its own. If they are "
+                "one, spell it alike."
             )
         return sorted(known)
 

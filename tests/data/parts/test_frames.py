@@ -48,6 +48,91 @@ def test_columns_as_text():
     assert table.places([0, 2]) == "row 0, 2"
 
 
+def test_what_columns_say_of_themselves_stays():
+    """Categories whose names are numbers, words that look like numbers, the word NA, truth values."""
+    pandas = pytest.importorskip("pandas")
+    rows = np.arange(60)
+    frame = pandas.DataFrame(
+        {
+            "plan": pandas.Categorical(np.array([101, 205, 330])[rows % 3]),
+            "zip": np.array(["01234", "05678"], object)[rows % 2],
+            "country": ["NA" if row % 4 == 0 else "DE" for row in rows],
+            "smoker": rows % 5 == 0,
+            "age": rows.astype(float),
+            "ill": rows % 2,
+        }
+    )
+    x = ready(frame, label="ill", server_val_fraction=0, client_test_fraction=0)._data.train.tensors[0].numpy()
+    numbers = np.column_stack([rows % 5 == 0, rows])
+    named = [rows % 3 == 0, rows % 3 == 1, rows % 3 == 2, rows % 2 == 0, rows % 2 == 1, rows % 4 != 0, rows % 4 == 0]
+    expected = np.column_stack([(numbers - numbers.mean(0)) / numbers.std(0), *named])
+    np.testing.assert_allclose(x, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (lambda pd: pd.date_range("2020-01-01", periods=60), "'odd' has values of the type Timestamp"),
+        (lambda pd: [pd.Timestamp(2020, 1, 1 + i % 3).date() for i in range(60)], "the type date; expected numbers"),
+        (lambda pd: pd.Series([1, "1"] * 30, dtype=object), r"the type int, str.*categorical: \[odd\]"),
+        (lambda pd: [[1.0]] * 60, "of the type list"),
+        (lambda pd: np.arange(60).astype(str).astype(object), r"Numbers that are kept as words.*astype"),
+        (lambda pd: [1e300, *range(59)], "row 0: 1e.300 in 'odd' is too large"),
+        (lambda pd: [np.inf, *range(59)], "row 0: 'inf' in 'odd' is no finite number"),
+    ],
+)
+def test_columns_that_are_no_features(values, message):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"odd": values(pandas), "x": np.arange(60), "ill": np.arange(60) % 2})
+    with pytest.raises(ConfigurationError, match=message):
+        ready(frame, label="ill")
+    assert ready(frame, label="ill", columns=Columns(exclude=["odd"])).input_shape == (1,)
+
+
+def test_clients_whose_columns_are_of_other_kinds():
+    parts = {"Boston": Frame(zip=[1, 2] * 20, ill=[0, 1] * 20), "Lyon": Frame(zip=["1", "2"] * 20, ill=[0, 1] * 20)}
+    with pytest.raises(ConfigurationError, match="'zip' has numbers in Frame and categories in Frame"):
+        ready(clients=parts, label="ill")
+    assert ready(clients=parts, label="ill", columns=Columns(categorical=["zip"])).input_shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["0", "00", "1", "1.0"], "target 'ill' has '0', '00', which are one class to a person"),
+        (["True", "true", "TRUE", "no"], "'TRUE', 'True', 'true', which are one"),
+    ],
+)
+def test_classes_that_are_one_to_a_person(labels, message, tmp_path):
+    with pytest.raises(ConfigurationError, match=message):
+        ready(Frame(x=[1.0, 2.0, 3.0, 4.0] * 10, ill=labels * 10), label="ill")
+    rows = [f"{i},{label}" for i, label in enumerate(labels * 10)]
+    (tmp_path / "ill.csv").write_text("\n".join(["x,ill", *rows]))
+    with pytest.raises(ConfigurationError, match=message):
+        ready("ill.csv", root=str(tmp_path), label="ill")
+    with pytest.raises(ConfigurationError, match="which are one class to a person"):
+        ready(clients={"a": (np.zeros((40, 1)), labels * 10), "b": (np.zeros((40, 1)), labels * 10)})
+
+
+def test_spellings_of_a_client_and_of_a_category_are_warned_of():
+    frame = Frame(ward=["Boston", "boston "] * 20, sex=["f", "m", "F", "M"] * 10, ill=[0, 1] * 20)
+    with (
+        pytest.warns(UserWarning, match=r"'ward' \(group\) has 'Boston', 'boston', each a client"),
+        pytest.warns(UserWarning, match="'sex' has 'F', 'f', each a category"),
+    ):
+        ready(frame, label="ill", groups="ward")
+
+
+def test_columns_called_by_numbers():
+    frame = Frame()
+    frame.columns, frame._values = list(range(4)), dict(enumerate(PATIENTS.values()))
+    named = ready(Frame(**PATIENTS), label="ill", groups="ward", columns=Columns(features=["age"]))
+    numbered = ready(frame, label=3, groups=2, columns=Columns(features=[0]))
+    torch.testing.assert_close(everything(numbered), everything(named), rtol=0, atol=0)
+    with pytest.raises(ConfigurationError, match=r"no column '7' \(label\)"):
+        ready(frame, label=7)
+
+
 def test_what_has_columns():
     assert column_keys(Frame(a=[1], b=[2])) == {"a": "a", "b": "b"}
     assert is_hugging_face(HuggingFace({"a": [1]}))
@@ -144,6 +229,14 @@ def test_nothing_is_read_of_pictures_before_it_is_needed():
     assert source.rows_read == 0
     assert samples[4][1].item() == 1
     assert source.rows_read == 1
+
+
+def test_named_numbers_of_a_column_are_categories_and_minus_1_a_gap():
+    plans = ClassLabel(["none", "basic", "full"])
+    source = HuggingFace({"plan": [-1, 0, 1, 2] * 10, "ill": [0, 1] * 20}, plan=plans)
+    assert ready(source, label="ill").input_shape == (4,)  # three categories and the gap
+    with pytest.warns(UserWarning, match=r"10 of 40 rows have no 'plan' \(target\)"):
+        assert ready(source, label="plan").class_names == ("basic", "full", "none")
 
 
 def test_arrays_and_targets_of_hugging_face():

@@ -294,3 +294,30 @@ def test_schools():
     assert data.group_names == tuple(map(str, range(1, 66)))
     assert len(data.train_set) + len(data.val_set) == 4059
     assert "student" in data.feature_names
+
+
+def test_what_a_file_was_taken_for_is_said(make, caplog):
+    with caplog.at_level("INFO"):
+        make()
+    (said,) = [record.getMessage() for record in caplog.records if "is read as" in record.getMessage()]
+    assert [line.strip() for line in said.splitlines()[1:]] == [
+        "numbers: age, dose",
+        "categories: sex, note",
+        "gaps: age 'NA', note",
+    ]
+    assert "wards.csv is read as (otherwise: categorical, gaps and exclude" in said
+
+
+@pytest.mark.parametrize("day", ["2024-01-{:02}", "2024-01-{:02} 12:30", "{:02}.01.2024", "{:02}/01/2024"])
+def test_days_are_no_categories(make, day):
+    lines = [f"A,{day.format(1 + i % 9)},f,x,{i},{i % 2}" for i in range(40)]
+    with pytest.raises(ConfigurationError, match=r"the values of 'age' are dates.*exclude: \[age\]"):
+        make(lines)
+    assert make(lines, exclude=["age", "sex", "note"]).feature_names == ("dose",)
+    assert len(make(lines, categorical=["age"], features=["age"]).feature_names) == 9
+
+
+def test_a_number_that_single_precision_does_not_hold(make):
+    lines = [f"A,{i if i != 3 else 1e300},f,x,{i},{i % 2}" for i in range(40)]
+    with pytest.raises(ConfigurationError, match=r"wards.csv, line 5: 1e.300 in 'age' is too large"):
+        make(lines)
