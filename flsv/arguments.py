@@ -1,4 +1,5 @@
-"""Checks of what a user gives: numbers that are finite and in range, names that become parts of paths and of tags.
+"""Checks of what a user gives: numbers that are finite and in range, names that become parts of paths and of tags;
+and arguments that stay as they were given.
 
 A comparison with NaN is false, so ``if lr <= 0: raise`` lets NaN through. Here a number has to prove that it is good.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 from typing import Any
 
 from flsv.errors import ConfigurationError
@@ -97,3 +99,36 @@ def plain_name(name: str, what: str = "name") -> str:
             f"{what} {name!r}: expected a plain name, up to 100 characters without / \\ : and no dot first."
         )
     return name
+
+
+class ReadOnlyArguments:
+    """Arguments of a constructor that are read afterwards and not set: so much has been made of them by then that an
+    assignment would change nothing, or only a part. A class sets ``_read_only`` at the end of its constructor.
+
+    Raises:
+        ConfigurationError: such an attribute is set.
+
+    Example:
+        >>> class Loop(ReadOnlyArguments):
+        ...     _instead = "Use loop.replace({0})."
+        ...     def __init__(self, seed):
+        ...         self.seed = seed
+        ...         self._read_only = frozenset({"seed"})
+        >>> Loop(1).seed = 2  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        ...
+        flsv.errors.ConfigurationError: Loop.seed = 2 comes too late: ... Use loop.replace(seed=2).
+    """
+
+    _read_only: frozenset[str] = frozenset()
+    #: What to do, where ``{0}`` is the argument and its value.
+    _instead: str
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._read_only:
+            who, shown = type(self).__name__, reprlib.repr(value)
+            instead = self._instead.format(f"{name}={shown}")
+            raise ConfigurationError(
+                f"{who}.{name} = {shown} comes too late: it is read when a {who} is made. {instead}"
+            )
+        super().__setattr__(name, value)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from copy import deepcopy
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -120,7 +119,10 @@ class FedAvgM(ServerOptimizer):
         check_number(self, "lr", lr, above=0)
         check_number(self, "momentum", momentum, least=0, below=1)
         self.lr, self.momentum = lr, momentum
-        super().__init__(partial(torch.optim.SGD, lr=lr, momentum=momentum), weighting)
+        super().__init__(self._sgd, weighting)
+
+    def _sgd(self, params: Iterable) -> Optimizer:
+        return torch.optim.SGD(params, lr=self.lr, momentum=self.momentum)
 
 
 class FedAdam(ServerOptimizer):
@@ -152,8 +154,10 @@ class FedAdam(ServerOptimizer):
         weighting: Literal["samples", "uniform"] = "samples",
     ) -> None:
         self.lr, self.beta1, self.beta2, self.tau = lr, beta1, beta2, tau
-        optimizer = partial(AdaptiveServer, lr=lr, beta1=beta1, beta2=beta2, tau=tau, rule=self.rule)
-        super().__init__(optimizer, weighting)
+        super().__init__(self._adaptive, weighting)
+
+    def _adaptive(self, params: Iterable) -> Optimizer:
+        return AdaptiveServer(params, self.lr, self.beta1, self.beta2, self.tau, self.rule)
 
 
 class FedYogi(FedAdam):

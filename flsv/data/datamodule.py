@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
@@ -31,6 +32,8 @@ from flsv.valuation import FedBary
 
 class FederatedDataModule(FederationView):
     """Deals a data set to the clients of a federation, and works in any ``Trainer`` as an ordinary data module too.
+
+    Its arguments, but for the batch sizes, cannot be set on a data module that is there.
 
     A sample is in one place only: the server's validation set, or one client's training, validation or test set.
     Which, is a function of the seeds and the data.
@@ -118,6 +121,8 @@ class FederatedDataModule(FederationView):
         (('Boston', 'Lyon'), ('ill', 'well'), [35, 55])
     """
 
+    _instead = "Make it anew: FederatedDataModule(..., {0})."
+
     def __init__(
         self,
         # A data module before str, so that YAML may give it as a bare class path; Dataset after str, or the names of
@@ -185,7 +190,7 @@ class FederatedDataModule(FederationView):
                 f"partitioner={partitioner!r}: expected a flsv.data.Partitioner, for example "
                 f"IIDPartitioner(num_clients=5)."
             )
-        self.corruptions = list(corruptions or [])
+        self.corruptions = tuple(corruptions or ())
         for corruption in self.corruptions:
             if not isinstance(corruption, Corruption):
                 raise ConfigurationError(
@@ -230,6 +235,7 @@ class FederatedDataModule(FederationView):
             for hook in BATCH_HOOKS:
                 if is_overridden(hook, self._module):
                     setattr(self, hook, getattr(self._module, hook))
+        self._read_only = _ARGUMENTS - {"batch_size", "eval_batch_size"}
 
     if not TYPE_CHECKING:  # or every misspelt attribute would be one
 
@@ -280,7 +286,7 @@ class FederatedDataModule(FederationView):
         if self._stale:
             source = open_source(self.source, self.root, self.download, self.image_size, self._given)
             if self._undecided and source.clients:
-                self.partitioner = GroupPartitioner()
+                vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
             self._undecided = False
             self._dealt = deal(
                 source,
@@ -394,6 +400,9 @@ class FederatedDataModule(FederationView):
     def hparams(self) -> Any:
         """A wrapped data module's hyper-parameters."""
         return super().hparams if self._module is None else self._module.hparams
+
+
+_ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
 
 
 def _is_path(source: Any) -> bool:

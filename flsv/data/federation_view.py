@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from flsv.arguments import ReadOnlyArguments
 from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import TensorBatches
@@ -28,13 +29,13 @@ BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after
 _LISTED = 20
 
 
-class FederationView(L.LightningDataModule):
+class FederationView(ReadOnlyArguments, L.LightningDataModule):
     """The half of :class:`~flsv.data.FederatedDataModule` that is read; see there."""
 
     source: Source
     partitioner: Partitioner
     split_options: SplitOptions
-    corruptions: list[Corruption]
+    corruptions: tuple[Corruption, ...]
     detector: FedBary | None
     seed: int
     train_transform: Callable[[Tensor], Any] | None

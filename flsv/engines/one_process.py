@@ -3,7 +3,7 @@ the rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class OneProcess:
         states: ClientStates,
         board: ContributionBoard,
         strategies: Mapping[str, Strategy],
-        uploads: list[Upload],
+        uploads: Sequence[Upload],
         arguments: Mapping[str, Any],
         steps: LocalSteps | None = None,
     ) -> None:

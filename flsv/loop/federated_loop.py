@@ -152,6 +152,8 @@ class FederatedLoop(ToldLoop):
             Python, also what makes another engine, such as :class:`flsv.engines.remote.RemoteFederation`.
 
     Attributes:
+        aggregator, metrics, ...: the arguments, by their names. They are read only: :meth:`replace` gives a loop of
+            others.
         state: what stands between two rounds; the properties below read it.
         write_csv: whether ``contributions.csv`` is written, and the run's folder kept to this run.
 
@@ -167,6 +169,7 @@ class FederatedLoop(ToldLoop):
         ClassSpecificShapley()
     """
 
+    _instead = "Use loop.replace({0}), which gives a new loop."
     _patches: list[PatchedAttributes]
     _lock: FolderLock | None
     _hooks: ClientHooks | None
@@ -205,19 +208,21 @@ class FederatedLoop(ToldLoop):
         seed: int | None = None,
         engine: str | Callable[..., Any] = "sequential",
     ) -> None:
-        self._arguments = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
+        # Whatever becomes of the caller's own lists.
+        self._arguments = {n: value.copy() if isinstance(value, list | dict) else value for n, value in given.items()}
         check_arguments(self._arguments)
         self.aggregator = aggregator or FedAvg()
         self.personalizer = personalizer
         self.sampler = sampler or FullParticipation()
         self.client_algorithm = client_algorithm
-        self.attacks, self.privacy = attacks or [], privacy
+        self.attacks, self.privacy = tuple(attacks or ()), privacy
         if any(isinstance(upload, GaussianPrivacy) for upload in uploads or []):
             raise ConfigurationError(
                 "FederatedLoop(uploads=[GaussianPrivacy(...)]) would add noise without any account. Say privacy=..."
             )
         # An attacker keeps to the clipping, and whatever is compressed has its noise already.
-        self.uploads: list[Upload] = [*self.attacks, *([privacy] if privacy else []), *(uploads or [])]
+        self.uploads: tuple[Upload, ...] = (*self.attacks, *([privacy] if privacy else []), *(uploads or []))
         self._epsilon = None if privacy is None else PrivacyLoss(privacy)
         if self._epsilon is not None and "epsilon" in (metrics or {}):
             raise ConfigurationError(
@@ -238,20 +243,18 @@ class FederatedLoop(ToldLoop):
         self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
         self.client_runs, self.seed, self.engine = client_runs, seed, engine
         self.write_csv = True
-        made = {**self._arguments, **self.strategies, "metrics": self.metrics, "attacks": self.attacks}
-        copies = {"copy_threshold": self.copy_threshold, "copy_gap": self.copy_gap}
-        self._made = {**made, "keep_trained": self.keep_trained, **copies}
-        self._settings = settings_of(self._made)
+        self._settings: dict[str, str] = {}
         self._reset()
+        self._read_only = frozenset(self._arguments)
 
     def replace(self, **changes: Any) -> FederatedLoop:
-        """A new loop of the same arguments but for these.
+        """A new loop of the same arguments but for these; those of a loop that is there cannot be set.
 
         Example:
             >>> FederatedLoop(local_epochs=3).replace(seed=1).local_epochs
             3
         """
-        return FederatedLoop(**{**self._arguments, **changes})
+        return type(self)(**{**self._arguments, **changes})
 
     # ---- before the first round
 
@@ -268,6 +271,8 @@ class FederatedLoop(ToldLoop):
         if self.write_csv and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             self._lock = FolderLock(run_folder(trainer))
         self._data, self._fitting = data, True
+        # Of the objects as the first fit finds them: later they may hold what they have learnt.
+        self._settings = self._settings or settings_of(self.arguments)
         self._fingerprint = fingerprint(self._settings, data)
         self.board.bind(
             data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names
@@ -316,7 +321,15 @@ class FederatedLoop(ToldLoop):
         if make is OneProcess and ranks_of(trainer).size > 1:
             make = SeveralRanks
         self._fit = fit = make(
-            trainer, data, self.state, self._states, self.board, self.strategies, self.uploads, self._made, self._steps
+            trainer,
+            data,
+            self.state,
+            self._states,
+            self.board,
+            self.strategies,
+            self.uploads,
+            self.arguments,
+            self._steps,
         )
         if self._asked is not None:
             fit.options.check(self._asked)

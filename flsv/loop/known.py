@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv.arguments import ReadOnlyArguments
+from flsv.attacks import Attack
 from flsv.engines.one_process import OneProcess
 from flsv.functional.update_copies import groups_of
 from flsv.metrics import ContributionMetric
@@ -24,23 +27,25 @@ if TYPE_CHECKING:
     import pandas
 
 
-class KnownLoop(L.Callback):
+class KnownLoop(ReadOnlyArguments, L.Callback):
     """The part of :class:`flsv.FederatedLoop` that only looks."""
 
     state: FederationState
     board: ContributionBoard
-    _made: dict[str, Any]
+    attacks: tuple[Attack, ...]
+    _arguments: dict[str, Any]
     _fit: OneProcess | None
 
     @property
     def arguments(self) -> Mapping[str, Any]:
         """What the loop was made with, by name, with what stands in for None."""
-        return self._made
+        own = {name: getattr(self, name) for name in self._arguments}
+        return MappingProxyType({**own, "attacks": list(self.attacks), "uploads": self._arguments["uploads"]})
 
     @property
-    def metrics(self) -> dict[str, Metric]:
+    def metrics(self) -> Mapping[str, Metric]:
         """The live metrics by name."""
-        return self.board.metrics
+        return MappingProxyType(self.board.metrics)
 
     @property
     def contributions(self) -> dict[str, Tensor]:
@@ -185,10 +190,10 @@ class KnownLoop(L.Callback):
         return current_frame(tables, names, max(0, self.round_index - 1), intervals)
 
     @property
-    def strategies(self) -> dict[str, Strategy]:
+    def strategies(self) -> Mapping[str, Strategy]:
         """The aggregator, personaliser, sampler and client algorithm, where there is one, by role."""
         roles = ("aggregator", "personalizer", "sampler", "client_algorithm")
-        return {role: getattr(self, role) for role in roles if getattr(self, role) is not None}
+        return MappingProxyType({role: getattr(self, role) for role in roles if getattr(self, role) is not None})
 
     @property
     def _running(self) -> OneProcess:

@@ -30,7 +30,6 @@ class ToldLoop(SavedLoop):
     print_table: bool
     write_csv: bool
     _data: FederatedDataModule
-    _made: dict[str, Any]
     # From the start of a fit on.
     _record: dict[str, Any]
     _progress: ProgressText | None
@@ -52,7 +51,7 @@ class ToldLoop(SavedLoop):
         if not self.write_csv or not trainer.is_global_zero:
             self._reporter.csv = None
         partition = partial(plot_partition, data.class_counts, data.class_names, data.client_names)
-        described = settings(self._made, data, self.state.seed)
+        described = settings(self.arguments, data, self.state.seed)
         if self._reporter.csv is not None:
             roles = {**self.strategies, "privacy": self.privacy}
             self._record = record_of(

@@ -172,3 +172,9 @@ def test_its_settings_are_told() -> None:
 def test_wrong_arguments(make: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected|cannot be made"):
         make()
+
+
+@pytest.mark.parametrize(("made", "name"), [(FedAvgM(), "lr"), (FedAvgM(), "momentum"), (FedYogi(), "tau")])
+def test_what_is_set_is_used(made: ServerOptimizer, name: str) -> None:
+    setattr(made, name, 0.125)
+    assert made.optimizer([torch.zeros(1)]).defaults[name] == 0.125

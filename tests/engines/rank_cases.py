@@ -348,7 +348,7 @@ def fit(folder: Path, case: Case, callbacks: list[Callback] | None = None) -> L.
     logging.getLogger("lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     loop, module, data, options = case
-    loop.print_table = False
+    loop = loop.replace(print_table=False)
     there, last = trainer(folder, loop, options, callbacks or []), folder / "last.ckpt"
     there.fit(module, data, ckpt_path=last if last.exists() else None)
     return there

@@ -63,9 +63,8 @@ def test_relevant_clients_are_found_on_digits(tmp_path: Path, mode: Any) -> None
     data = pathological(10)
     data.setup("fit")
     loop = federation(personalizer=PFedSV(mode=mode), evaluate_clients_every=6, local_epochs=2)
-    loop.metrics["relevance"] = loop.board.metrics["relevance"] = DomainRelevance(
-        truth=label_overlap(data.class_counts)
-    )
+    relevance = DomainRelevance(truth=label_overlap(data.class_counts))
+    loop = loop.replace(metrics={**loop.metrics, "relevance": relevance})
     fit(loop, tmp_path, digits_net(), data, rounds=6)
     said = loop.metrics["relevance"].diagnostics()
     assert said["found"] == 1

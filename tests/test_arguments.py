@@ -1,0 +1,74 @@
+"""What a loop and a data module were made with is what they use and what they say: nothing can be set later that would
+be told and not used."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toys import Plain, fit, toy_data
+
+from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
+from flsv.aggregation import FedAvgM, GeometricMedian
+from flsv.attacks import SignFlip
+from flsv.metrics import ClassSpecificShapley
+
+LOOP = list(inspect.signature(FederatedLoop).parameters)
+DATA = [name for name in inspect.signature(FederatedDataModule).parameters if not name.endswith("batch_size")]
+
+
+@pytest.mark.parametrize("name", LOOP)
+def test_a_loops_argument_is_not_set_but_replaced(name: str) -> None:
+    loop = FederatedLoop()
+    before = dict(loop.arguments)
+    with pytest.raises(ConfigurationError, match=rf"FederatedLoop\.{name} = 3 comes too .* loop\.replace\({name}=3\)"):
+        setattr(loop, name, 3)
+    assert loop.arguments == before
+
+
+def test_another_loop_has_the_other_arguments_and_keeps_the_rest() -> None:
+    first = FederatedLoop(local_epochs=3, exclude_copies=True, metrics={"cssv": ClassSpecificShapley()})
+    second = first.replace(aggregator=GeometricMedian(), exclude_copies=False)
+    assert (second.local_epochs, second.metrics["cssv"]) == (3, first.metrics["cssv"])
+    assert isinstance(second.arguments["aggregator"], GeometricMedian)
+    assert (first.copy_threshold, second.copy_threshold) == (0.7, None)
+
+
+def test_what_a_loop_holds_is_not_changed_from_outside() -> None:
+    attacks: Any = [SignFlip(clients=[1])]
+    loop = FederatedLoop(attacks=attacks, uploads=attacks)
+    attacks.append(SignFlip(clients=[2]))
+    assert (len(loop.uploads), len(loop.arguments["attacks"]), len(loop.arguments["uploads"])) == (2, 1, 1)
+    for held in (loop.metrics, loop.strategies, loop.arguments):
+        with pytest.raises(TypeError, match="does not support item assignment"):
+            held["mine"] = None  # type: ignore[index]
+
+
+def test_a_strategys_own_attribute_is_used_and_told(tmp_path: Path) -> None:
+    loop = FederatedLoop(FedAvgM(lr=1.0), seed=1, print_table=False)
+    loop.aggregator.lr = 0.25  # type: ignore[attr-defined]
+    fit(loop, tmp_path, Plain(), rounds=1)
+    (record,) = tmp_path.rglob("run.json")
+    told = json.loads(record.read_text())
+    assert "lr=0.25" in told["settings"]["aggregator"]
+    assert "lr=0.25" in loop.state_dict()["fingerprint"]["settings"]["federation.aggregator"]
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_data_modules_argument_is_not_set(name: str) -> None:
+    data = toy_data()
+    with pytest.raises(
+        ConfigurationError, match=rf"{name} = 3 comes too late.*FederatedDataModule\(\.\.\., {name}=3\)"
+    ):
+        setattr(data, name, 3)
+
+
+def test_batch_sizes_are_set_and_hold() -> None:
+    data = toy_data()
+    data.batch_size, data.eval_batch_size = 4, 5
+    data.setup("fit")
+    assert len(next(iter(data.client_loader(0)))[0]) == 4
+    assert len(next(iter(data.client_loader(0, "test")))[0]) == 5
