@@ -66,8 +66,7 @@ class FederatedData:
     @cached_property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, found by reading one sample."""
-        collate_fn = self.eval_options.get("collate_fn")
-        one = make_loader(self.train, self.splits.clients[0]["train"][:1], batch_size=1, collate_fn=collate_fn)
+        one = make_loader(self.train, self.splits.clients[0]["train"][:1], **how_batches_are_made(self.eval_options))
         batch: Any = next(iter(one))
         fields = [batch]
         if isinstance(batch, Mapping | list | tuple):
@@ -204,6 +203,12 @@ def deal(
     train_options = {"batch_size": 32, "drop_last": False} | source.train_options | given
     eval_options = source.eval_options | given | {"drop_last": False}
     train, val, test = source.train, source.val, source.test
+    if (preloaded or corruptions) and ("make" in train_options or "make" in eval_options):
+        raise ConfigurationError(
+            f"{'preload=True reads' if preloaded else 'corruptions change'} the data set's samples, past the class of "
+            "the data module's loader, which makes its batches in its own way. Leave it out, or move what that class "
+            "does into collate_fn or the data set."
+        )
     if preloaded:
         workers = train_options.get("num_workers", 0)
         train = preload(train, train_options.pop("collate_fn", None), workers)
@@ -213,10 +218,11 @@ def deal(
     val, test = (part if part is None else known_samples(part, unknown) for part in (val, test))
     if batch_size is not None:
         train_options["batch_size"] = batch_size
-    in_tensors = isinstance(make_loader(train, batch_size=1, collate_fn=train_options.get("collate_fn")), TensorBatches)
+    in_tensors = isinstance(make_loader(train, **how_batches_are_made(train_options)), TensorBatches)
     usual = max(train_options["batch_size"], 256 if in_tensors else 1)
     eval_options["batch_size"] = eval_batch_size or eval_options.get("batch_size", usual)
     check_full_batches(splits, train_options)
+    _try_own_loaders(train, splits, train_options, eval_options)
 
     own = (train, splits.server_val) if len(splits.server_val) else None
     val_data: tuple[Dataset, Tensor | None] | None = own if val is None else (val, None)
@@ -245,6 +251,22 @@ def deal(
         classes.missing,
         val_data,
     )
+
+
+def how_batches_are_made(options: dict[str, Any]) -> dict[str, Any]:
+    """Of the arguments of :func:`~flsv.data.make_loader` those that say what a batch is."""
+    return {name: options[name] for name in ("batch_size", "collate_fn", "make") if name in options}
+
+
+def _try_own_loaders(
+    train: Dataset, splits: FederatedSplits, train_options: dict[str, Any], eval_options: dict[str, Any]
+) -> None:
+    """Raise ConfigurationError where a loader of somebody's own class cannot read what a client has."""
+    held_out = [splits.server_val, *(client[split] for client in splits.clients for split in ("val", "test"))]
+    for options, parts in ((train_options, [splits.clients[0]["train"]]), (eval_options, held_out)):
+        part = next((part for part in parts if len(part)), None)
+        if "make" in options and part is not None:
+            options["make"].attempt(make_loader(train, part, **options))
 
 
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:

@@ -10,7 +10,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    Sampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
 from flsv.errors import ConfigurationError
 
@@ -89,6 +98,7 @@ def make_loader(
     generator: torch.Generator | None = None,
     transform: Callable[[Tensor], Tensor] | None = None,
     collate_fn: Callable[[list[Any]], Any] | None = None,
+    make: Callable[..., DataLoader] = DataLoader,
     **options: Any,
 ) -> TensorBatches | DataLoader:
     """Batches of a map-style data set, or of some of its samples.
@@ -105,6 +115,7 @@ def make_loader(
         generator: CPU generator of the orders; workers' seeds follow from its initial seed.
         transform: applied to the first element of each collated batch.
         collate_fn: as of ``DataLoader``.
+        make: makes the ``DataLoader``; another one than its class also where the data are tensors.
         options: further ``DataLoader`` arguments (``num_workers``, ``pin_memory``, ...).
 
     Raises:
@@ -123,11 +134,12 @@ def make_loader(
             f"data set, with __len__ and __getitem__, is needed."
         )
     tensors, rows = tensors_of(dataset, indices)
-    if tensors is not None and collate_fn in (None, default_collate):
+    if make is DataLoader and tensors is not None and collate_fn in (None, default_collate):
         return TensorBatches(
             tensors, rows, batch_size, shuffle=shuffle, drop_last=drop_last, generator=generator, transform=transform
         )
-    collate_fn = _default_collate if collate_fn in (None, default_collate) else collate_fn
+    if make is DataLoader and collate_fn in (None, default_collate):
+        collate_fn = _default_collate
     if transform is not None:
         assert collate_fn is not None
         collate_fn = _CollateAndTransform(collate_fn, transform)
@@ -135,10 +147,11 @@ def make_loader(
     # A DataLoader draws its workers' seeds before its first order, and from the global generator if it is given none:
     # with a generator of its own it does neither.
     own = torch.Generator().manual_seed(generator.initial_seed() if generator is not None else 0)
-    return DataLoader(
+    in_order = SequentialSampler(subset)  # type: ignore[arg-type]
+    return make(
         subset,
         batch_size=batch_size,
-        sampler=_Shuffled(len(subset), generator) if shuffle and generator is not None else None,  # type: ignore[arg-type]
+        sampler=_Shuffled(len(subset), generator) if shuffle and generator is not None else in_order,  # type: ignore[arg-type]
         drop_last=drop_last,
         collate_fn=collate_fn,
         generator=own,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.memory import free_memory
-from flsv.data.federated_data import FederatedData
+from flsv.data.federated_data import FederatedData, how_batches_are_made
 from flsv.data.loaders import TensorBatches, make_loader
 from flsv.errors import ConfigurationError
 
@@ -103,7 +103,7 @@ def _tensors(data: FederatedData) -> Iterable[Tensor]:
     if data.val_data is not None:
         read.append((data.val_data[0], data.eval_options))
     for dataset, options in read:
-        loader = make_loader(dataset, batch_size=1, collate_fn=options.get("collate_fn"))
+        loader = make_loader(dataset, **how_batches_are_made(options))
         if isinstance(loader, TensorBatches):
             yield from loader.tensors
     if data.corrupted is not None:

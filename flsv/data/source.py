@@ -22,6 +22,7 @@ from torch.utils.data import (
 )
 
 from flsv.data.labels import class_names_of
+from flsv.data.own_loaders import OwnLoader, makes_own_batches, remembering
 from flsv.data.parts.arrays import is_array, is_pair_of_arrays
 from flsv.data.parts.frames import is_columnar
 from flsv.data.parts.read import Reading, find_place
@@ -170,7 +171,8 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         ConfigurationError: a training loader that does not tell which samples it draws from.
     """
     name = type(module).__name__
-    loader = module.train_dataloader()
+    with remembering():
+        loader = module.train_dataloader()
     if isinstance(loader, list | tuple) and len(loader) == 1:
         loader = loader[0]
     if not isinstance(loader, DataLoader):
@@ -185,23 +187,30 @@ def module_source(module: L.LightningDataModule) -> SourceData:
             f"{name}'s training loader has batch_size=None: its data set makes the batches itself, which cannot be "
             f"dealt to clients. A data set of single samples is needed."
         )
-    indices = None
-    if isinstance(loader.sampler, SubsetRandomSampler):
-        # The usual way to hold out validation samples of the same data set: they must stay held out.
-        indices = torch.as_tensor(loader.sampler.indices, dtype=torch.long)
-    elif not isinstance(loader.sampler, RandomSampler | SequentialSampler) or not _has_plain_batches(loader):
-        rank_zero_warn(
-            f"{name}'s training loader draws samples by {type(loader.sampler).__name__} and "
-            f"{type(loader.batch_sampler).__name__}. Each client's samples are shuffled plainly instead."
+    if type(loader.batch_sampler) is not BatchSampler:
+        raise ConfigurationError(
+            f"{name}'s training loader takes its batches from {type(loader.batch_sampler).__name__}: which samples "
+            "make a batch is part of the task there, as in few-shot learning, and it chooses among everybody's "
+            "samples. Give a loader with batch_size and shuffle; or a data set whose items are whole batches "
+            "(episodes), each of one client, and groups to say whose."
         )
-    val, eval_options = None, _options(loader)
-    val_loaders = _single(module.val_dataloader()) if is_overridden("val_dataloader", module) else None
-    if (
-        isinstance(val_loaders, DataLoader)
-        and isinstance(val_loaders.sampler, SequentialSampler)
-        and _has_plain_batches(val_loaders)
-    ):
-        val, eval_options, val_loaders = val_loaders.dataset, _options(val_loaders), None
+    indices, sampler = None, loader.batch_sampler.sampler
+    if isinstance(sampler, SubsetRandomSampler):
+        # The usual way to hold out validation samples of the same data set: they must stay held out.
+        indices = torch.as_tensor(sampler.indices, dtype=torch.long)
+    elif not _draws_all_once(sampler):
+        rank_zero_warn(
+            f"{name}'s training loader draws samples by {type(sampler).__name__}. Each client's samples are "
+            "shuffled plainly instead."
+        )
+    val, eval_options, val_loaders = None, _options(loader), None
+    if is_overridden("val_dataloader", module):
+        with remembering():
+            val_loaders = _single(module.val_dataloader())
+    if isinstance(val_loaders, DataLoader) and _reads_in_order(val_loaders):
+        eval_options = _options(val_loaders)
+        if not makes_own_batches(val_loaders):
+            val, val_loaders = val_loaders.dataset, None
     return SourceData(
         loader.dataset,
         val,
@@ -228,18 +237,25 @@ def _single(loaders: Any) -> Any:
     return loaders
 
 
-def _has_plain_batches(loader: DataLoader) -> bool:
-    return type(loader.batch_sampler) is BatchSampler and loader.batch_size is not None
+def _draws_all_once(sampler: Any) -> bool:
+    if isinstance(sampler, RandomSampler):
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return isinstance(sampler, SequentialSampler)
+
+
+def _reads_in_order(loader: DataLoader) -> bool:
+    batches = loader.batch_sampler
+    return type(batches) is BatchSampler and isinstance(batches.sampler, SequentialSampler)
 
 
 def _options(loader: DataLoader) -> dict[str, Any]:
-    # A custom batch sampler hides its size from the loader.
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    # Of the batch sampler, which may be given instead of them.
     return {
-        "drop_last": loader.drop_last,
+        "batch_size": loader.batch_sampler.batch_size,  # type: ignore[union-attr]
+        "drop_last": loader.batch_sampler.drop_last,  # type: ignore[union-attr]
         "collate_fn": loader.collate_fn,
         "num_workers": loader.num_workers,
         "pin_memory": loader.pin_memory,
         "worker_init_fn": loader.worker_init_fn,
-        **({"batch_size": size} if size else {}),
+        **({"make": OwnLoader(loader)} if makes_own_batches(loader) else {}),
     }

@@ -7,6 +7,7 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     IterableDataset,
+    RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
     TensorDataset,
@@ -81,13 +82,34 @@ def test_a_sampler_that_cannot_be_kept_is_warned_of():
         module_source(module(DataLoader(DATA, batch_size=2, sampler=WeightedRandomSampler(torch.ones(20), 20))))
 
 
-def test_a_batch_sampler_of_ones_own_tells_the_size():
-    class Pairs(BatchSampler):
-        pass
+class Episodes(BatchSampler):
+    """Every batch is a task of its own."""
 
-    with pytest.warns(UserWarning, match="Pairs"):
-        source = module_source(module(DataLoader(DATA, batch_sampler=Pairs(SequentialSampler(DATA), 2, False))))
-    assert source.train_options["batch_size"] == 2
+
+class Pairs:
+    """No subclass of torch's."""
+
+    def __iter__(self):
+        yield [0, 1]
+
+
+@pytest.mark.parametrize("batches", [Episodes(SequentialSampler(DATA), 2, False), Pairs()])
+def test_a_batch_sampler_of_ones_own_is_refused(batches):
+    with pytest.raises(ConfigurationError, match=f"takes its batches from {type(batches).__name__}.* part of the task"):
+        module_source(module(DataLoader(DATA, batch_sampler=batches)))
+
+
+def test_torchs_batch_sampler_says_what_a_loader_does_not():
+    batches = BatchSampler(SubsetRandomSampler([1, 4, 9]), 2, True)
+    source = module_source(module(DataLoader(DATA, batch_sampler=batches)))
+    assert source.indices.tolist() == [1, 4, 9]
+    assert (source.train_options["batch_size"], source.train_options["drop_last"]) == (2, True)
+
+
+def test_a_random_part_of_the_samples_in_every_epoch_is_warned_of():
+    for sampler in (RandomSampler(DATA, num_samples=5), RandomSampler(DATA, replacement=True)):
+        with pytest.warns(UserWarning, match="draws samples by RandomSampler.*shuffled plainly instead"):
+            module_source(module(DataLoader(DATA, batch_size=2, sampler=sampler)))
 
 
 @pytest.mark.parametrize(
