@@ -85,6 +85,12 @@ class Remotely:
         return loop
 
 
+def kept_at(tmp: Path, name: str) -> list[dict[str, Any]]:
+    """What a site keeps of the only run, the newest last."""
+    (path,) = (tmp / "sites" / name).rglob("state.pt")
+    return list(torch.load(path, weights_only=True).values())
+
+
 def assert_same(remote: FederatedLoop, local: FederatedLoop) -> None:
     torch.testing.assert_close(remote.state.model(), local.state.model(), rtol=0, atol=0)
     assert remote.contributions.keys() == local.contributions.keys()

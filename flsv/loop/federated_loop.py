@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, Literal
 
@@ -439,6 +440,8 @@ class FederatedLoop(ToldLoop):
         if self._within_round:
             name_place(exception, self._place())
             self._discard(f"{type(exception).__name__} {self._place()}")
+            with suppress(OSError):  # what went wrong first matters more
+                self._record_found()
         self._average.give_back(pl_module)
         if self._progress is not None:
             self._progress.cancel()

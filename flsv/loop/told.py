@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -57,12 +58,26 @@ class ToldLoop(SavedLoop):
             self._record = record_of(
                 trainer, data, self.metrics, roles, described, self._fingerprint, self.round_index, __version__
             )
-            self._record["unpaid"] = self.unpaid
+            self._record |= self._found
             write_record(self._reporter.folder, self._record)
         columns = chosen(self.strategies, data, self.state.seed, trainer.max_epochs)
         known = self.contributions
         self._csv = self._reporter.begin(self.round_index, self._csv, described, partition, known, columns)
         self._progress = ProgressText(trainer)
+
+    @property
+    def _found(self) -> dict[str, Any]:
+        """What turns out while a run runs, for its record."""
+        state = self.state
+        elsewhere = {"run": state.run, "incidents": copy.deepcopy(state.incidents)} if state.run else {}
+        return {"unpaid": self.unpaid, **elsewhere}
+
+    def _record_found(self) -> None:
+        """At once: a killed run's folder has to say it, too."""
+        found = self._found
+        if self._reporter.csv is not None and not found.items() <= self._record.items():
+            self._record |= found
+            write_record(self._reporter.folder, self._record)
 
     def _report_round(self, trainer: L.Trainer, fit: OneProcess, round: Round) -> None:
         index = self.round_index
@@ -75,9 +90,7 @@ class ToldLoop(SavedLoop):
             norms=fit.watch.norms,
             accuracy=self.client_accuracy if fit.evaluated else None,
         )
-        if self._reporter.csv is not None and self._record["unpaid"] != self.unpaid:
-            self._record["unpaid"] = self.unpaid  # at once: a killed run's folder has to say it, too
-            write_record(self._reporter.folder, self._record)
+        self._record_found()
         known, monitored = self._reporter.monitored(self.weights, self.client_accuracy), trainer.callback_metrics
         for name in self._monitored - known.keys():
             monitored.pop(name, None)

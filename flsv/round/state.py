@@ -29,10 +29,9 @@ class FederationState:
         chunk: how many models are evaluated at once; None: not known, or one by one. By memory, and batched kernels
             round by it: so a resumed run must not find another.
         likeness: float64 ``[4, n, n]``, see :class:`flsv.server.update_watch.UpdateWatch`; None where nobody compares.
-        counted: client id to the last round whose update the server has taken in, -1 for none, where the clients keep
-            their states themselves; empty where they are kept here.
-        taken_back: likewise client id to the questions, each with its round, whose answers were of no use: what they
-            have changed at the client is to be forgotten there.
+        run: the run's name, where the clients keep their states themselves: it is drawn when the run begins.
+        counted: likewise client id to the name of the last visit that has counted, from which the client goes on.
+        incidents: likewise what went wrong at the clients, see :meth:`note`.
     """
 
     num_clients: int = 0
@@ -47,8 +46,9 @@ class FederationState:
     participations: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     chunk: int | None = None
     likeness: Tensor | None = None
-    counted: dict[int, int] = field(default_factory=dict)
-    taken_back: dict[int, dict[str, int]] = field(default_factory=dict)
+    run: str = ""
+    counted: dict[int, str] = field(default_factory=dict)
+    incidents: list[dict[str, Any]] = field(default_factory=list)
 
     def model(self) -> Tensor:
         """The global model.
@@ -59,6 +59,23 @@ class FederationState:
         if self.global_vector is None:
             raise RuntimeError("there is no global model before the first round begins.")
         return self.global_vector
+
+    def note(self, client: int, what: str) -> None:
+        """Something went wrong at a client in this round: kept once, with the first and the last round and how often.
+
+        Example:
+            >>> state = FederationState(round_index=3)
+            >>> state.note(1, "it is away")
+            >>> state.note(1, "it is away")
+            >>> state.incidents
+            [{'client': 1, 'what': 'it is away', 'first': 3, 'last': 3, 'times': 2}]
+        """
+        for known in self.incidents:
+            if (known["client"], known["what"]) == (client, what):
+                known.update(last=self.round_index, times=known["times"] + 1)
+                return
+        index = self.round_index
+        self.incidents.append({"client": client, "what": what, "first": index, "last": index, "times": 1})
 
     def to(self, device: torch.device) -> None:
         """Move the models."""
@@ -78,8 +95,8 @@ class FederationState:
             "cohort": list(self.cohort),
             "chunk": self.chunk,
             **({} if self.likeness is None else {"likeness": self.likeness}),
-            **({"counted": dict(self.counted)} if self.counted else {}),
-            **({"taken_back": copy.deepcopy(self.taken_back)} if self.taken_back else {}),
+            **({} if not self.run else {"run": self.run, "counted": dict(self.counted)}),
+            **({} if not self.incidents else {"incidents": copy.deepcopy(self.incidents)}),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -88,7 +105,7 @@ class FederationState:
         self.weights, self.client_accuracy = state["weights"], state["client_accuracy"]
         self.participations, self.cohort = state["participations"].clone(), list(state["cohort"])
         self.chunk = state.get("chunk")
-        self.counted = dict(state.get("counted", {}))
-        self.taken_back = copy.deepcopy(state.get("taken_back", {}))
+        self.run, self.counted = state.get("run", ""), dict(state.get("counted", {}))
+        self.incidents = copy.deepcopy(state.get("incidents", []))
         likeness = state.get("likeness")
         self.likeness = None if likeness is None else likeness.cpu()

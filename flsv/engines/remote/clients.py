@@ -5,19 +5,19 @@ from __future__ import annotations
 import secrets
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from flsv.engines.remote.messages import BadReply, instruction_packet, read_update
+from flsv.engines.remote.messages import BadReply, check_done, instruction_packet, read_update
 from flsv.engines.remote.transport import Directory
 from flsv.engines.remote.wire import Packet, pack, unpack
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, LocalData, NoAnswer
-from flsv.round import ClientUpdate, Instruction
+from flsv.round import ClientUpdate, FederationState, Instruction
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -26,28 +26,35 @@ P = ParamSpec("P")
 class Remote:
     """All sites of a federation, from the server.
 
+    Every visit of a site, and every question to it, has a name: under it the site keeps what comes of it. The server
+    says from which one a site goes on, so what a site keeps and what the server knows of it stay in step, whatever is
+    lost on the way.
+
     Args:
         directory: where they are.
-        federation: a name of the run, the same when it is resumed.
+        state: of the federation; the run's name in it, what counts of the sites, and what went wrong there.
         rounds: of the run.
         sends_global: whether uploads refer to the global model, so that sites need it beside their start point.
-        counted: site to the last round whose update was taken in, -1 for none: from there it goes on. Not in it: from
-            the last round that it knows of.
-        taken_back: site to the questions that it is to forget, each with its round; it is kept up to date.
     """
 
-    def __init__(
-        self,
-        directory: Directory,
-        federation: str,
-        rounds: int,
-        sends_global: bool,
-        counted: Mapping[int, int],
-        taken_back: dict[int, dict[str, int]],
-    ) -> None:
-        self.directory, self._federation, self._rounds, self._counted = directory, federation, rounds, counted
-        self._sends_global, self._taken_back = sends_global, taken_back
-        self._asked: dict[int, tuple[str, int]] = {}
+    def __init__(self, directory: Directory, state: FederationState, rounds: int, sends_global: bool) -> None:
+        self.directory, self._state, self._rounds, self._sends_global = directory, state, rounds, sends_global
+        self._trained: dict[int, str] = {}
+        self._answered: dict[int, tuple[dict[int, str], str | None]] = {}
+        self.discard()
+
+    def count(self, sites: Collection[int]) -> None:
+        """What these have sent in this round counts, what others have sent does not."""
+        self._stands |= {site: visit for site, visit in self._trained.items() if site in sites}
+        self._trained = {}
+
+    def commit(self) -> None:
+        """The round is complete."""
+        self._state.counted = dict(self._stands)
+
+    def discard(self) -> None:
+        """The round is forgotten."""
+        self._stands, self._trained = dict(self._state.counted), {}
 
     def train(
         self, instructions: Mapping[int, Instruction], global_vector: Tensor, space: ParameterSpace
@@ -57,18 +64,17 @@ class Remote:
         Who is away, is late or sends something else is named in a warning and left out: as if it had not been drawn.
         """
         packets = {}
+        visits = {site: secrets.token_hex(8) for site in instructions}
         for site, told in instructions.items():
             needed = global_vector if self._sends_global and told.start is not global_vector else None
-            packets[site] = instruction_packet(told, self._facts_for(site), needed)
+            packets[site] = instruction_packet(told, {**self._facts(site), "visit": visits[site]}, needed)
         replies = self.directory.exchange(packets)
         updates: list[ClientUpdate] = []
         broken = []
         wrong: dict[int, str] = {}
         for site, reply in replies.items():
             try:
-                if isinstance(reply, str):
-                    raise BadReply(reply)
-                update = read_update(reply, site, space, global_vector.device)
+                update = read_update(check_done(reply), site, space, global_vector.device)
                 if update is None:
                     broken.append(site)
                 else:
@@ -80,9 +86,13 @@ class Remote:
         usual = next((words for words, _ in Counter(found.values()).most_common(1)), "")
         wrong |= {site: f"it reports {words}, the others {usual}" for site, words in found.items() if words != usual}
         updates = [update for update in updates if update.client_id not in wrong]
+        index = self._state.round_index
         for site, words in wrong.items():
-            name, index = self.directory.names[site], instructions[site].round_index
-            warnings.warn(f"site {name!r} (client {site}) is left out of round {index}: {words}.", stacklevel=2)
+            self._warn(site, "is left out", words, f" of round {index}")
+        self._trained = {update.client_id: visits[update.client_id] for update in updates}
+        for site in self._trained:
+            if replies[site].plain.get("lost"):  # type: ignore[union-attr]
+                self._warn(site, "no longer held what it kept, and went on from nothing", when=f" in round {index}")
         return updates, broken
 
     def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -99,70 +109,65 @@ class Remote:
         if "<" in name or "." in question.__qualname__:
             raise ConfigurationError(f"{name} cannot be asked of a site: a question is a function of a module.")
         plain, tensors = pack((tuple(args), dict(kwargs)))
-        asked = secrets.token_hex(8)
-        self._asked[site] = asked, round_index
-        told = {"question": name, "id": asked, "arguments": plain, "round": round_index}
-        told |= {**self._facts, **self._forgotten(site)}
+        stands = self._trained if site in self._trained else self._stands
+        visit, before = secrets.token_hex(8), stands.get(site)
+        facts = {**self._facts(site), "visit": visit, "counted": before}
+        told = {"question": name, "arguments": plain, "round": round_index, **facts}
         packet = Packet("ask", told, {key: tensor.cpu() for key, tensor in tensors.items()})
-        reply = self.directory.exchange({site: packet})[site]
-        if isinstance(reply, str):
-            raise NoAnswer(f"site {self.directory.names[site]!r} (client {site}) did not answer {name}: {reply}.")
+        self._answered.pop(site, None)
         try:
-            return unpack(reply.plain["answer"], reply.tensors)
+            reply = check_done(self.directory.exchange({site: packet})[site])
+        except BadReply as why:
+            raise NoAnswer(self._told(site, f"did not answer {name}", why)) from why
+        try:
+            answer = unpack(reply.plain["answer"], reply.tensors)
         except (KeyError, TypeError, ValueError) as error:
-            raise NoAnswer(
-                f"site {self.directory.names[site]!r} (client {site}) answered {name} with a {reply.kind!r} that lacks "
-                f"or garbles {error}."
-            ) from error
+            what = f"answered {name} with a {reply.kind!r} that lacks or garbles {error}"
+            raise NoAnswer(self._told(site, what)) from error
+        stands[site] = visit
+        self._answered[site] = stands, before
+        return answer
 
     def take_back(self, site: int) -> None:
-        """What the last question has changed at the site is to be forgotten there: every message says so, until a later
-        round of the site's has counted. Once would not do: the server may go on from a checkpoint of before, or leave
-        the next update out."""
-        if site in self._asked:
-            question, round_index = self._asked[site]
-            self._taken_back[site] = {**self._since(site), question: round_index}
+        """The last question's answer was of no use: the site goes on as if it had not been asked."""
+        stands, before = self._answered.pop(site, ({}, None))
+        if before is None:
+            stands.pop(site, None)
+        else:
+            stands[site] = before
 
     def test(self, round_index: int, models: Mapping[int, Instruction]) -> dict[int, float]:
         """The accuracy of every site's own model on its own test samples; who does not reply, or sends something else,
         is named in a warning and missing."""
         packets = {}
         for site, told in models.items():
-            packet = instruction_packet(told, self._facts_for(site), None)
+            packet = instruction_packet(told, self._facts(site), None)
             packets[site] = Packet("test", packet.plain, packet.tensors)
         found: dict[int, float] = {}
         for site, reply in self.directory.exchange(packets).items():
             try:
-                if isinstance(reply, str):
-                    raise BadReply(reply)
-                accuracy = float(reply.plain["accuracy"])
+                accuracy = float(check_done(reply).plain["accuracy"])
                 if accuracy < 0 or accuracy > 1:  # NaN: it has no test samples
                     raise BadReply(f"its accuracy is {accuracy}")
                 found[site] = accuracy
             except (BadReply, KeyError, TypeError, ValueError) as why:
                 said = why if isinstance(why, BadReply) else f"its reply lacks or garbles {why}"
-                warnings.warn(
-                    f"site {self.directory.names[site]!r} (client {site}) has not tested its model: {said}.",
-                    stacklevel=2,
-                )
+                self._warn(site, "has not tested its model", said)
         return found
 
-    def _facts_for(self, site: int) -> dict[str, Any]:
-        counted = {"counted": self._counted[site]} if site in self._counted else {}
-        return {**self._facts, "clients": len(self.directory.names), **counted, **self._forgotten(site)}
+    def _facts(self, site: int) -> dict[str, Any]:
+        counted = self._stands.get(site)
+        clients = len(self.directory.names)
+        return {"run": self._state.run, "rounds": self._rounds, "clients": clients, "client": site, "counted": counted}
 
-    def _forgotten(self, site: int) -> dict[str, Any]:
-        since = self._since(site)
-        return {"taken_back": list(since)} if since else {}
+    def _told(self, site: int, what: str, why: object = "", when: str = "") -> str:
+        """Something went wrong at a site: it is kept for the run's record, and said."""
+        why = f": {why}" if why else ""
+        self._state.note(site, f"{what}{why}")
+        return f"site {self.directory.names[site]!r} (client {site}) {what}{when}{why}."
 
-    def _since(self, site: int) -> dict[str, int]:
-        """The questions to forget of rounds from which the site may still go on."""
-        last = self._counted.get(site, -1)
-        return {question: index for question, index in self._taken_back.get(site, {}).items() if index >= last}
-
-    @property
-    def _facts(self) -> dict[str, Any]:
-        return {"federation": self._federation, "rounds": self._rounds}
+    def _warn(self, site: int, what: str, why: object = "", when: str = "") -> None:
+        warnings.warn(self._told(site, what, why, when), stacklevel=3)
 
 
 def _reported(update: ClientUpdate) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,6 @@ class RemoteCohort(CohortTraining):
         remote: the same, as those who train.
         send: counts the instructions that went down.
         count: counts the steps that were taken.
-        counted: site to the last round whose update was taken in; it is kept up to date.
     """
 
     def __init__(
@@ -44,10 +43,9 @@ class RemoteCohort(CohortTraining):
         remote: Remote,
         send: Callable[[Mapping[int, Instruction]], None],
         count: Callable[[int], None],
-        counted: dict[int, int],
     ) -> None:
         super().__init__(local, roster)
-        self._remote, self._send, self._count, self._counted = remote, send, count, counted
+        self._remote, self._send, self._count = remote, send, count
 
     def begin_round(self, loader: Any, instructions: Mapping[int, Instruction], num_samples: Tensor) -> None:
         super().begin_round(loader, instructions, num_samples)
@@ -82,9 +80,7 @@ class RemoteCohort(CohortTraining):
     def leave_out(self, clients: Collection[int]) -> None:
         """Sites keep their own states: they are told in the next round which of theirs counted."""
         super().leave_out(clients)
-        for update in self.updates:
-            if update.client_id not in clients:
-                self._counted[update.client_id] = self._instructions[update.client_id].round_index
+        self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
 
 def _rows(updates: list[ClientUpdate], empty: Tensor) -> Tensor:
@@ -106,11 +102,8 @@ class RemoteFederation(OneProcess):
                 'models that sites have trained stay there: leave keep_trained and evaluate_models="trained" out.'
             )
         reference = any(upload.reference == "global" for upload in uploads)
-        name = hashlib.sha256(f"{state.seed} {directory.names}".encode()).hexdigest()[:16]
-        # Of a checkpoint of an earlier version nobody knows it for those that have taken part.
-        state.counted = {**dict.fromkeys((state.participations == 0).nonzero().flatten().tolist(), -1), **state.counted}
-        rounds = trainer.max_epochs or 1
-        self._remote = Remote(directory, name, rounds, reference, state.counted, state.taken_back)
+        state.run = state.run or secrets.token_hex(8)
+        self._remote = Remote(directory, state, trainer.max_epochs or 1, reference)
         super().__init__(*options)
         for role, strategy in self._strategies.items():
             if strategy.needs_classes:
@@ -150,6 +143,14 @@ class RemoteFederation(OneProcess):
         self._instructions = self.server.instruct(state.cohort, state)
         self.clients.begin_round(loader, self._instructions, self._data.num_samples)
 
+    def advance(self, last: bool) -> None:
+        self._remote.commit()
+        super().advance(last)
+
+    def discard(self) -> bool:
+        self._remote.discard()
+        return super().discard()
+
     def write_artifacts(self, round: Round, folder: Path) -> None:
         """Pictures of a site's data stay there."""
 
@@ -170,7 +171,7 @@ class RemoteFederation(OneProcess):
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
         count = partial(count_steps, self._trainer)
-        return RemoteCohort(local, self.roster, self._remote, self.server.send, count, self._state.counted)
+        return RemoteCohort(local, self.roster, self._remote, self.server.send, count)
 
     def _own_accuracy(self) -> Tensor:
         told = self._remote.test(self._state.round_index, self._everybody())

@@ -1,90 +1,136 @@
-"""What a site keeps between rounds, in a file of its own."""
+"""What a site keeps between rounds, for every run in a folder of its own."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 import secrets
-import warnings
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from flsv._lightning.durable import replacing
+from flsv.engines.remote.wire import Packet
+from flsv.errors import ConfigurationError
+from flsv.reporting.folder_lock import FolderLock
 
 Kept = dict[str, Any]
+#: A run that has sent nothing for so long has its state deleted when another one begins.
+DAYS = 90
 
 
-def own_seed(folder: Path) -> int:
-    """A secret of the site's, drawn once and kept in its folder: a round that is asked for again has the same noise, or
-    its mean would tell."""
+class StillBusy(RuntimeError):
+    """The site is at an earlier message of the same run."""
+
+
+def own_secret(folder: Path) -> str:
+    """Drawn once and kept in the site's folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "seed"
+    path = folder / "secret"
     if not path.is_file():
         with replacing(path) as file:
-            file.write(str(secrets.randbits(63)).encode())
+            file.write(secrets.token_hex(32).encode())
         path.chmod(0o600)
-    return int(path.read_text())
+    return path.read_text()
+
+
+def noise_seed(secret: str, packet: Packet) -> int:
+    """What the uploads of a round draw from, 63 bits that nobody knows but the site.
+
+    A round that is asked for again has the same noise, or its mean would tell; whatever else is asked, in this run or
+    in another, has other noise, or the difference would.
+    """
+    told = [packet.plain[name] for name in ("run", "round", "client", "seed", "counted")]
+    digest = hashlib.sha256(repr([secret, told]).encode())
+    for name, tensor in sorted(packet.tensors.items()):
+        digest.update(name.encode())
+        digest.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return int.from_bytes(digest.digest()[:8], "little") >> 1
 
 
 class SiteMemory:
-    """The states of the last two rounds that a site took part in.
+    """What a site keeps of one run, under the names of the visits that it came of.
 
-    Two, because a server that was killed goes on from its last checkpoint and asks for a round again: the site then
-    begins where it stood before that round. Likewise where the server has not taken in what the site sent, because it
-    came late or was left out: what a site keeps and what the server knows of it stay in step.
+    The server names every visit, and says after which one the site goes on: the last that has counted. So a server that
+    was killed and asks for a round again, one that has not taken in what the site sent, and two that go on from one
+    checkpoint are given what fits them, or are told that it is no longer there.
 
     Args:
         folder: the site's own; made where it is missing.
-        federation: which run the state belongs to. Another run's is not read.
+        run: the run's name, 16 hexadecimal digits.
+
+    Raises:
+        ConfigurationError: this is no run's name.
 
     Example:
         >>> import tempfile
-        >>> memory = SiteMemory(Path(tempfile.mkdtemp()), "run")
-        >>> memory.write(3, {"visits": torch.tensor(1)})
-        >>> memory.before(4), memory.before(3)
-        ({'visits': tensor(1)}, {})
-        >>> memory.before(4, counted=2)
-        {}
+        >>> memory = SiteMemory(Path(tempfile.mkdtemp()), "0123456789abcdef")
+        >>> memory.keep("first", {"visits": 1}, None)
+        >>> memory.keep("second", {"visits": 2}, "first")
+        >>> memory.after(None), memory.after("first"), memory.after("second"), memory.after("third")
+        ({}, {'visits': 1}, {'visits': 2}, None)
     """
 
-    def __init__(self, folder: Path, federation: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path, self._federation = folder / "state.pt", federation
+    def __init__(self, folder: Path, run: str) -> None:
+        if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{16}", run):
+            raise ConfigurationError(f"{run!r:.80} names no run: expected 16 hexadecimal digits.")
+        self._folder = folder / "runs" / run
+        if not self._folder.is_dir():
+            _forget_silent_runs(self._folder.parent)
+            self._folder.mkdir(parents=True)
+        os.utime(self._folder)
 
-    def before(self, round_index: int, counted: int | None = None) -> Kept:
-        """What was kept of the last round before this one; empty if there was none.
+    @contextmanager
+    def busy(self, round_index: int) -> Iterator[None]:
+        """While the site works for this run, in this round, nobody else does.
 
-        Args:
-            round_index: this round.
-            counted: the last one that the server has taken in: later ones are as if they had not been. None: all are.
-
-        Warns:
-            UserWarning: what was kept of ``counted`` is not there any more.
+        Raises:
+            StillBusy: another process does.
         """
-        rounds = self._before(round_index, counted)
-        if counted is not None and 0 <= counted < round_index and counted not in rounds:
-            had = f"that of round {max(rounds)}" if rounds else "nothing"
-            warnings.warn(
-                f"{self._path} no longer holds what was kept of round {counted}, the last that the server has counted: "
-                f"this site goes on from {had}. What it keeps (control variates, a model of its own) may not fit the "
-                "server's any more.",
-                stacklevel=2,
-            )
-        return rounds[max(rounds)] if rounds else {}
+        note = self._folder / "round"
+        try:
+            lock = FolderLock(self._folder)
+        except ConfigurationError as error:
+            raise StillBusy(note.read_text()) from error
+        try:
+            note.write_text(str(round_index))
+            yield
+        finally:
+            lock.release()
 
-    def write(self, round_index: int, kept: Kept, counted: int | None = None) -> None:
-        """Keep it as this round's. What was kept of this round or later ones, or did not count, is forgotten."""
-        rounds = self._before(round_index, counted)
-        last: dict[int, Kept] = {index: rounds[index] for index in sorted(rounds)[-1:]}
-        with replacing(self._path) as file:
-            torch.save({"federation": self._federation, "rounds": last | {round_index: kept}}, file)
+    def after(self, visit: str | None) -> Kept | None:
+        """What was kept of a visit; nothing before the first one. None: it is not there any more."""
+        return {} if visit is None else self._read().get(visit)
 
-    def _before(self, round_index: int, counted: int | None) -> dict[int, Kept]:
-        limit = round_index - 1 if counted is None else min(round_index - 1, counted)
-        return {index: value for index, value in self._read().items() if index <= limit}
+    def keep(self, visit: str, kept: Kept, *before: str | None) -> None:
+        """Keep this under the visit's name, and of all that was kept so far what came of the visits ``before``."""
+        earlier = {name: value for name, value in self._read().items() if name in before}
+        with replacing(self._folder / "state.pt") as file:
+            torch.save({**earlier, visit: kept}, file)
 
-    def _read(self) -> dict[int, Kept]:
-        if not self._path.is_file():
-            return {}
-        saved = torch.load(self._path, map_location="cpu", weights_only=True)
-        return saved["rounds"] if saved["federation"] == self._federation else {}
+    def keep_too(self, visit: str, kept: Kept) -> None:
+        """Keep this beside all that was kept so far."""
+        self.keep(visit, kept, *self._read())
+
+    def _read(self) -> dict[str, Kept]:
+        path = self._folder / "state.pt"
+        return torch.load(path, map_location="cpu", weights_only=True) if path.is_file() else {}
+
+
+def _forget_silent_runs(folder: Path) -> None:
+    """Delete what is kept of runs that nothing was heard of for :data:`DAYS`, and that nobody is at."""
+    for run in folder.iterdir() if folder.is_dir() else ():
+        if time.time() - run.stat().st_mtime < DAYS * 24 * 3600:
+            continue
+        try:
+            lock = FolderLock(run)
+        except ConfigurationError:
+            continue
+        shutil.rmtree(run)
+        lock.release()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import traceback
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -44,8 +46,13 @@ def read_instruction(packet: Packet) -> Instruction:
     return Instruction(plain["round"], plain["client"], plain["seed"], packet.tensors.get(START), told)
 
 
-def update_packet(update: ClientUpdate) -> Packet:
-    """What a site sends back."""
+def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
+    """What a site sends back.
+
+    Args:
+        update: of its model.
+        lost: whether it went on from nothing, because what it should have gone on from was no longer there.
+    """
     traffic = update.traffic or Traffic(0, 0.0)
     plain = {
         "samples": update.num_samples,
@@ -53,9 +60,32 @@ def update_packet(update: ClientUpdate) -> Packet:
         "steps": update.num_steps,
         "norm": update.norm,
         "traffic": [traffic.numbers, traffic.bytes],
+        "lost": lost,
     }
     tensors = {REPORT + name: value for name, value in update.reports.items()}
     return Packet("update", plain, {name: t.detach().cpu() for name, t in {**tensors, "vector": update.vector}.items()})
+
+
+def failure_packet(error: BaseException) -> Packet:
+    """An error, by its kind and the line that it comes from, without its text."""
+    places = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
+    return Packet("failed", {"error": f"{type(error).__name__}{where}"})
+
+
+def check_done(reply: Packet | str) -> Packet:
+    """A reply that is one.
+
+    Raises:
+        BadReply: why there is none.
+    """
+    if isinstance(reply, str):
+        raise BadReply(reply)
+    if reply.kind == "failed":
+        raise BadReply(f"it failed with {reply.plain.get('error')!s:.200}, its own log says more")
+    if reply.kind == "busy":
+        raise BadReply(f"it is still at round {reply.plain.get('round')!s:.20}")
+    return reply
 
 
 def read_update(packet: Packet, client: int, space: ParameterSpace, device: torch.device) -> ClientUpdate | None:

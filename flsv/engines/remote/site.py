@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,8 +17,8 @@ from flsv._lightning.evaluation import accuracy
 from flsv.clients.roster import Roster
 from flsv.data import FederatedDataModule, OneClient
 from flsv.engines.remote.agreement import agreement
-from flsv.engines.remote.memory import Kept, SiteMemory, own_seed
-from flsv.engines.remote.messages import GLOBAL, read_instruction, update_packet
+from flsv.engines.remote.memory import Kept, SiteMemory, StillBusy, noise_seed, own_secret
+from flsv.engines.remote.messages import GLOBAL, failure_packet, read_instruction, update_packet
 from flsv.engines.remote.visit import SiteVisit
 from flsv.engines.remote.wire import Packet, pack, unpack
 from flsv.engines.vectors import shared_space
@@ -27,6 +29,7 @@ from flsv.round import Instruction
 from flsv.strategy import Strategy
 from flsv.uploads import Departure, Upload, told
 
+_log = logging.getLogger(__name__)
 #: Functions that a server may ask sites for, by module and name; a site may allow more.
 QUESTIONS = (
     "flsv.personalization.pfedsv:collaborate",
@@ -91,7 +94,7 @@ class Site:
         self.name, self._make_module, self._folder = name, module, folder
         self._trainer_options, self._questions = dict(trainer or {}), {*QUESTIONS, *questions}
         self._settings, made = settings(), data()
-        self._upload_seed = own_seed(folder / name) if upload_seed is None else upload_seed
+        self._upload_seed, self._secret = upload_seed, own_secret(folder / name)
         if not isinstance(made, FederatedDataModule):
             made = FederatedDataModule(made, OneClient(), server_val_fraction=0.0)
         self._data = made
@@ -104,8 +107,16 @@ class Site:
             )
 
     def answer(self, packet: Packet) -> Packet:
-        """The reply to a message of the server's."""
-        return {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}[packet.kind](packet)
+        """The reply to a message of the server's. What goes wrong here is told by its kind and place, in full in this
+        site's own log: what an error says may be of the samples."""
+        replies = {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}
+        try:
+            return replies[packet.kind](packet)
+        except StillBusy as error:
+            return Packet("busy", {"round": str(error)})
+        except Exception as error:
+            _log.exception("site %r could not answer %r", self.name, packet.kind)
+            return failure_packet(error)
 
     def _hello(self, packet: Packet) -> Packet:
         module, data = self._make_module(), self._data
@@ -113,34 +124,34 @@ class Site:
         return Packet("hello", {"name": self.name, "sizes": sizes, **agreement(module, self._settings)})
 
     def _train(self, packet: Packet) -> Packet:
-        instruction = read_instruction(packet)
-        memory = self._memory(packet)
-        visit = SiteVisit(
-            instruction,
-            packet.plain["clients"],
-            self._data,
-            _as_agreed(memory.before(instruction.round_index, packet.plain.get("counted")), packet),
-            self._settings.strategies,
-            self._settings.uploads,
-            self._settings.arguments,
-            self._upload_seed,
-            self._limit,
-            packet.tensors.get(GLOBAL),
-        )
-        trainer = self._trainer(instruction.round_index, packet.plain["rounds"], visit)
-        trainer.fit(self._make_module(), visit.loader())
-        if visit.update is None:
-            return Packet("broken")
-        memory.write(instruction.round_index, visit.kept, packet.plain.get("counted"))
-        return update_packet(visit.update)
+        instruction, plain = read_instruction(packet), packet.plain
+        with self._memory(packet) as memory:
+            kept = memory.after(plain["counted"])
+            visit = SiteVisit(
+                instruction,
+                plain["clients"],
+                self._data,
+                kept or {},
+                self._settings.strategies,
+                self._settings.uploads,
+                self._settings.arguments,
+                noise_seed(self._secret, packet) if self._upload_seed is None else self._upload_seed,
+                self._limit,
+                packet.tensors.get(GLOBAL),
+            )
+            trainer = self._trainer(instruction.round_index, plain["rounds"], visit)
+            trainer.fit(self._make_module(), visit.loader())
+            if visit.update is None:
+                return Packet("broken")
+            memory.keep(plain["visit"], visit.kept, plain["counted"])
+        return update_packet(visit.update, lost=kept is None)
 
     def _test(self, packet: Packet) -> Packet:
         """The accuracy of the model that this site would use, on its own test samples."""
         instruction = read_instruction(packet)
-        kept = self._memory(packet).before(instruction.round_index + 1, packet.plain.get("counted"))
-        kept = _as_agreed(kept, packet)
-        tested = _Asked(partial(self._accuracy, instruction, kept))
-        self._trainer(instruction.round_index, 0, tested).fit(self._make_module(), self._data.client_loader(0))
+        with self._memory(packet) as memory:
+            tested = _Asked(partial(self._accuracy, instruction, self._kept(memory, packet)))
+            self._trainer(instruction.round_index, 0, tested).fit(self._make_module(), self._data.client_loader(0))
         return Packet("tested", {"accuracy": tested.answer})
 
     def _accuracy(self, instruction: Instruction, kept: Kept, trainer: L.Trainer) -> float:
@@ -160,12 +171,11 @@ class Site:
         module_name, _, function = plain["question"].partition(":")
         question = getattr(importlib.import_module(module_name), function)
         args, kwargs = unpack(plain["arguments"], packet.tensors)
-        memory = self._memory(packet)
-        kept: Kept = _as_agreed(memory.before(plain["round"] + 1), packet)
-        kept |= {"question": plain["id"], "before": kept.get("state", {})}
-        asked = _Asked(partial(self._reply, question, args, kwargs, kept))
-        self._trainer(plain["round"], 0, asked).fit(self._make_module(), self._data.client_loader(0))
-        memory.write(plain["round"], kept)
+        with self._memory(packet) as memory:
+            kept = self._kept(memory, packet)
+            asked = _Asked(partial(self._reply, question, args, kwargs, kept))
+            self._trainer(plain["round"], 0, asked).fit(self._make_module(), self._data.client_loader(0))
+            memory.keep_too(plain["visit"], kept)
         result, tensors = pack(asked.answer)
         return Packet("answer", {"answer": result}, {name: tensor.cpu() for name, tensor in tensors.items()})
 
@@ -211,15 +221,18 @@ class Site:
             vars(progress).update(dict.fromkeys(vars(progress), round_index))
         return trainer
 
-    def _memory(self, packet: Packet) -> SiteMemory:
-        return SiteMemory(self._folder / self.name, packet.plain["federation"])
+    @contextmanager
+    def _memory(self, packet: Packet) -> Iterator[SiteMemory]:
+        memory = SiteMemory(self._folder / self.name, packet.plain["run"])
+        with memory.busy(packet.plain["round"]):
+            yield memory
 
-
-def _as_agreed(kept: Kept, packet: Packet) -> Kept:
-    """What was kept, without what a question has changed in it whose answer the server has not taken in."""
-    if kept.get("question") in packet.plain.get("taken_back", ()):
-        return {**kept, "state": kept["before"], "question": None}
-    return dict(kept)
+    def _kept(self, memory: SiteMemory, packet: Packet) -> Kept:
+        """What this site stands at, to be asked about."""
+        kept = memory.after(packet.plain["counted"])
+        if kept is None:
+            raise LookupError(f"site {self.name!r} no longer holds what it kept of the round that it is asked about.")
+        return dict(kept)
 
 
 class _Asked(L.Callback):

@@ -111,11 +111,12 @@ def test_sites_with_other_settings_are_refused(tmp_path: Path, other: dict[str, 
         remote.fit()
 
 
-def test_a_site_answers_no_other_question(tmp_path: Path) -> None:
+def test_a_site_answers_no_other_question(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     answering = site(tmp_path, 0, shapfed)
     packet = Packet("ask", {"question": "os:getcwd", "arguments": {"tuple": []}, "round": 0, "rounds": 1})
-    with pytest.raises(PermissionError, match="site 'Boston' does not answer 'os:getcwd'"):
-        answering.answer(packet)
+    reply = answering.answer(packet)
+    assert (reply.kind, reply.plain["error"][:27]) == ("failed", "PermissionError at site.py:")
+    assert "site 'Boston' does not answer 'os:getcwd'" in caplog.text
 
 
 def test_who_never_comes_is_named(tmp_path: Path) -> None:

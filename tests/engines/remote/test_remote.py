@@ -23,7 +23,7 @@ from remote_sites import NAMES, SiteData, module
 from flsv import FederatedLoop
 from flsv.aggregation import DivergenceWeighted, FedAvg, FedCE
 from flsv.attacks import FalseReports
-from flsv.engines.remote import Site
+from flsv.engines.remote import Packet, Site
 from flsv.errors import ConfigurationError
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -134,22 +134,26 @@ def test_what_works_with_class_counts_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_server_cannot_draw_a_sites_noise(tmp_path: Path) -> None:
-    """Its noise is of a secret of its own, and the same when a round is asked for again."""
+    """It is of a secret of the site's: the same when a round is asked for again, and another in another run, or the
+    difference of two runs' updates would have none."""
     make = partial(shapfed, privacy=GaussianPrivacy(clip=1.0, noise_multiplier=0.1))
     known = Remotely(tmp_path / "a", make).fit(1).state.model()
-    secret = Remotely(tmp_path / "b", make)
-    secret.transport.sites.update(
-        {100 + i: Site(NAMES[i], module, partial(SiteData, i), make, tmp_path / "sites") for i in range(3)}
-    )
+    remote = Remotely(tmp_path / "b", make)
+    remote.transport.sites = {
+        100 + i: Site(NAMES[i], module, partial(SiteData, i), make, tmp_path / "sites") for i in range(3)
+    }
     sent: list[torch.Tensor] = []
-    secret.transport.spoil = lambda address, packet, reply: sent.append(reply.tensors.get("vector")) or reply
-    model = secret.fit(1).state.model()
+
+    def twice(address: int, packet: Packet, reply: Packet) -> Packet:
+        if packet.kind == "train":
+            again = remote.transport.sites[address].answer(packet)
+            torch.testing.assert_close(again.tensors["vector"], reply.tensors["vector"], rtol=0, atol=0)
+            sent.append(reply.tensors["vector"])
+        return reply
+
+    remote.transport.spoil = twice
+    model = remote.fit(1).state.model()
     assert (model - known).abs().max() > 1e-4
-    first = [vector for vector in sent if vector is not None]
-    sent.clear()
-    (tmp_path / "b" / "book.json").unlink()
-    secret.fit(1)
-    again = [vector for vector in sent if vector is not None]
-    assert len(first) == 3
-    for before, now in zip(first, again):
-        torch.testing.assert_close(before, now, rtol=0, atol=0)
+    remote.fit(1)
+    for before, now in zip(sent[:3], sent[3:], strict=True):
+        assert (before - now).abs().max() > 1e-4

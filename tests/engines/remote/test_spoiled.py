@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +10,13 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from remote_federation import CASES, Remotely, shapfed, with_splits
+from remote_federation import CASES, Remotely, kept_at, shapfed, with_splits
 from remote_sites import NAMES
 
 from flsv import FederatedLoop
 from flsv.aggregation import FedAvg, FedCE
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.engines.remote import Packet
-from flsv.engines.remote.memory import SiteMemory
 from flsv.engines.remote.wire import pack
 from flsv.metrics import (
     ContributionEstimation,
@@ -56,9 +54,7 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: An
     class Sees(L.Callback):
         def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             seen.append(trainer.callbacks[0].contributions["relevance"].clone())  # type: ignore[attr-defined]
-            (path,) = (tmp_path / "sites" / NAMES[2]).rglob("state.pt")
-            rounds = torch.load(path, weights_only=True)["rounds"]
-            kept.append(rounds[max(rounds)])
+            kept.append(kept_at(tmp_path, NAMES[2])[-1])
 
     remote = Remotely(tmp_path, make, client_val_fraction=0.3)
     remote.transport.spoil = spoil
@@ -87,11 +83,6 @@ def test_a_mixture_that_did_not_count_stays_forgotten(tmp_path: Path, then: str)
         lost = [("ask", 1), ("train", 2)] if then == "its next update is lost" else [("ask", 1)]
         return None if address == 102 and (packet.kind, packet.plain.get("round")) in lost else reply
 
-    def kept() -> dict[str, Any]:
-        (path,) = (tmp_path / "sites" / NAMES[2]).rglob("state.pt")
-        rounds = torch.load(path, weights_only=True)["rounds"]
-        return rounds[max(rounds)]
-
     remote = Remotely(tmp_path, make, client_val_fraction=0.3)
     remote.transport.spoil = spoil
     options = {"callbacks": [ModelCheckpoint(tmp_path / "ckpt", save_last=True)], "enable_checkpointing": True}
@@ -99,12 +90,11 @@ def test_a_mixture_that_did_not_count_stays_forgotten(tmp_path: Path, then: str)
     last = tmp_path / "ckpt/last.ckpt"
     for rounds in range(1, 5):  # the server restarts after every round
         loop = remote.fit(rounds, ckpt_path=last if last.exists() else None, **options)
-        agreed.append(kept())
+        agreed.append(kept_at(tmp_path, NAMES[2])[-1])
     before = agreed[0]["state"]["own_model"]
     assert not torch.equal(before, agreed[1]["state"]["own_model"])
     again = 3 if then == "its next update is lost" else 2
     torch.testing.assert_close(agreed[again]["start"], before, rtol=0, atol=0)
-    assert loop.state.taken_back[2]
     assert loop.participations.tolist() == [4, 4, 6 - again]
 
 
@@ -207,21 +197,6 @@ def test_the_first_to_report_something_else_is_the_one_left_out(tmp_path: Path, 
     assert loop.participations.tolist() == [2, 3, 3]
 
 
-def test_a_memory_that_lacks_what_counted_says_so(tmp_path: Path) -> None:
-    memory = SiteMemory(tmp_path, "run")
-    for index in range(3):
-        memory.write(index, {"visits": torch.tensor(index)})
-    assert memory.before(3, counted=1)["visits"] == 1
-    with pytest.warns(UserWarning, match="no longer holds what was kept of round 0, .* goes on from nothing"):
-        assert memory.before(1, counted=0) == {}
-    with pytest.warns(UserWarning, match="kept of round 3, .* goes on from that of round 2"):
-        assert memory.before(5, counted=3)["visits"] == 2
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert memory.before(1, counted=-1) == {}
-        assert memory.before(0, counted=0) == {}  # the server has gone back to before it
-
-
 @pytest.mark.parametrize("why", ["late", "excluded"])
 def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, why: str) -> None:
     """A site's control variate moves only with the server's, whether its update is lost or excluded. The server is
@@ -250,9 +225,9 @@ def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, why: str
         rounds=4, callbacks=[checkpoint], enable_checkpointing=True, ckpt_path=tmp_path / "ckpt/last.ckpt"
     )
     assert loop.participations.tolist() == [4, 2, 4]
-    kept = [torch.load(tmp_path / "sites" / name / "state.pt", weights_only=True)["rounds"] for name in NAMES]
-    assert sorted(kept[1]) == [0, 3]
-    own = torch.stack([rounds[3]["state"]["control_variate"] for rounds in kept])
+    kept = [kept_at(tmp_path, name) for name in NAMES]
+    assert [visit["who"][-1] for visit in kept[1]] == [0, 3]
+    own = torch.stack([visits[-1]["state"]["control_variate"] for visits in kept])
     variate = loop.state_dict()["strategies"]["client_algorithm"]["variate"]
     torch.testing.assert_close(variate, own.mean(0), rtol=1e-5, atol=1e-6)
 

@@ -1,0 +1,135 @@
+"""Several runs on the same sites: each gives what it gives alone, and nothing of one is read by another."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import ModelCheckpoint
+from remote_federation import ROUNDS, Make, Remotely, assert_same, shapfed, site
+from remote_sites import NAMES, module
+
+from flsv import FederatedLoop
+from flsv.aggregation import FedAvg
+from flsv.clients.algorithms import SCAFFOLD
+from flsv.engines.remote.memory import DAYS, SiteMemory
+from flsv.errors import ConfigurationError
+from flsv.reporting.folder_lock import FolderLock
+from flsv.uploads import TopK
+
+
+class Server:
+    """One of several on the same sites; it is killed after every round, and goes on from its checkpoint.
+
+    Args:
+        folder: its own.
+        make: makes the federation's loop.
+        shared: below which the sites keep what they keep.
+    """
+
+    def __init__(self, folder: Path, make: Make, shared: Path) -> None:
+        self.remote = Remotely(folder, make)
+        self.remote.transport.sites = {100 + i: site(shared, i, make) for i in range(3)}
+        self.last = folder / "ckpt" / "last.ckpt"
+
+    def go_on(self, rounds: int) -> FederatedLoop:
+        saving = ModelCheckpoint(self.last.parent, save_last=True)
+        ckpt = self.last if self.last.is_file() else None
+        return self.remote.fit(rounds, callbacks=[saving], enable_checkpointing=True, ckpt_path=ckpt)
+
+
+def scaffold(seed: int, **options: Any) -> FederatedLoop:
+    settings = {"aggregator": FedAvg("uniform"), "metrics": {}, "client_algorithm": SCAFFOLD(), "seed": seed}
+    return shapfed(**{**settings, **options})
+
+
+@pytest.mark.parametrize("seeds", [(7, 7), (7, 8)])
+def test_two_servers_on_the_same_sites(tmp_path: Path, seeds: tuple[int, int]) -> None:
+    """SCAFFOLD beside SCAFFOLD with top-k, a round of each in turn."""
+    makes = [partial(scaffold, seeds[0]), partial(scaffold, seeds[1], uploads=[TopK(0.1)])]
+    alone = [Remotely(tmp_path / f"alone{i}", make).fit() for i, make in enumerate(makes)]
+    servers = [Server(tmp_path / f"beside{i}", make, tmp_path) for i, make in enumerate(makes)]
+    for rounds in range(1, ROUNDS + 1):
+        beside = [server.go_on(rounds) for server in servers]
+    for loop, as_alone in zip(beside, alone):
+        assert_same(loop, as_alone)
+
+
+def test_two_servers_go_on_from_one_checkpoint(tmp_path: Path) -> None:
+    """The one is a copy of the other's folder, after two rounds: no site gives one what it keeps of the other."""
+    make = partial(scaffold, 7, uploads=[TopK(0.1)])
+    alone = Remotely(tmp_path / "alone", make).fit(4)
+    first, second = (Server(tmp_path / name, make, tmp_path) for name in ("first", "second"))
+    first.go_on(2)
+    shutil.copytree(first.last.parent, second.last.parent)
+    third = first.go_on(3)
+    assert_same(second.go_on(3), third)
+    assert_same(second.go_on(4), alone)
+    with pytest.warns(UserWarning, match=r"site 'Boston' \(client 0\) no longer held what it kept, and went on from"):
+        first.go_on(4)
+
+
+def test_what_goes_wrong_at_sites_is_in_the_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A site that has lost its folder, one whose training fails, one that is at work already."""
+    server = Server(tmp_path / "server", partial(scaffold, 7, print_table=True), tmp_path)
+    server.go_on(1)
+    record = json.loads((tmp_path / "server" / "run.json").read_text())
+    assert record["incidents"] == []
+    runs = {name: tmp_path / "sites" / name / "runs" / record["run"] for name in NAMES}
+    shutil.rmtree(runs["Boston"])
+    visits = Server(tmp_path / "server", partial(scaffold, 7), tmp_path)
+    visits.remote.transport.sites[101] = site(tmp_path, 1, partial(scaffold, 7), broken)
+    lock = FolderLock(runs["Osaka"])
+    with pytest.warns(UserWarning, match="no longer held") as told:
+        visits.go_on(3)
+    lock.release()
+    words = " ".join(str(each.message) for each in told)
+    lost, failed, busy = "no longer held what it kept, and went on from nothing", "it failed with OSError at", "round 0"
+    assert f"site 'Boston' (client 0) {lost} in round 1." in words
+    assert f"site 'Lyon' (client 1) is left out of round 1: {failed}" in words
+    assert f"site 'Osaka' (client 2) is left out of round 2: it is still at {busy}" in words
+    incidents = json.loads((tmp_path / "server" / "run.json").read_text())["incidents"]
+    assert [(each["client"], each["first"], each["last"], each["times"]) for each in incidents] == [
+        (1, 1, 2, 2),
+        (2, 1, 2, 2),
+        (0, 1, 1, 1),
+    ]
+    assert lost in incidents[2]["what"]
+    assert failed in incidents[0]["what"]
+    assert "the disk is gone" in caplog.text  # at the site
+    assert "the disk is gone" not in words + str(incidents)
+
+
+def broken() -> Any:
+    def fail() -> None:
+        raise OSError("the disk is gone")
+
+    made = module()
+    made.on_train_start = fail
+    return made
+
+
+def test_what_a_run_left_is_deleted_once_it_is_silent_and_nobody_is_at_it(tmp_path: Path) -> None:
+    names = {name: f"{index:016x}" for index, name in enumerate(["silent", "at work", "recent", "new"])}
+    for name in ("silent", "at work", "recent"):
+        SiteMemory(tmp_path, names[name]).keep("visit", {}, None)
+        days = DAYS + 1 if name != "recent" else DAYS - 1
+        then = time.time() - days * 24 * 3600
+        os.utime(tmp_path / "runs" / names[name], (then, then))
+    lock = FolderLock(tmp_path / "runs" / names["at work"])
+    SiteMemory(tmp_path, names["new"])
+    lock.release()
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {names[n] for n in ("at work", "recent", "new")}
+
+
+@pytest.mark.parametrize("run", ["../../elsewhere", "", 7, None, "0123456789ABCDEF", "0123456789abcdef\n"])
+def test_a_run_names_no_folder_elsewhere(tmp_path: Path, run: Any) -> None:
+    with pytest.raises(ConfigurationError, match="names no run"):
+        SiteMemory(tmp_path / "site", run)
+    assert not list(tmp_path.iterdir())
