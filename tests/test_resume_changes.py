@@ -82,6 +82,14 @@ def test_labels_that_changed_in_the_same_data_are_found(tmp_path: Path) -> None:
         resume(path, tmp_path / "second", data=after)
 
 
+def test_inputs_that_changed_under_equal_labels_are_found(saved: Path, tmp_path: Path) -> None:
+    data = toy_data()
+    data.setup("fit")
+    data.source[0].tensors[0][int(data.client_indices(2)[-1])] += 1e-3
+    with pytest.raises(ConfigurationError, match=r"federation: other samples or labels for clients \[2\]\. Resume"):
+        resume(saved, tmp_path, data=data)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -11,6 +11,7 @@ import warnings
 from typing import Any
 
 import lightning as L
+import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 # ClassifierClient, so that it is found by its bare name: jsonargparse looks among the classes that are there.
@@ -19,6 +20,8 @@ from flsv.cli.checkpoints import check_there, default_checkpoints, find_checkpoi
 from flsv.cli.closing import say_where
 from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
 from flsv.cli.predictions import WritePredictions
+from flsv.server.fingerprint import dealt
+from flsv.server.identity import Identity, configured
 
 
 class FederatedCLI(LightningCLI):
@@ -68,6 +71,11 @@ class FederatedCLI(LightningCLI):
             self.written = WritePredictions()
             made.callbacks.append(self.written)  # type: ignore[attr-defined]
         return made
+
+    def identity(self) -> Identity:
+        """What this experiment is but for its seed. Without ``run``, and once the data are set up."""
+        config = yaml.safe_load(self.parser.dump(self.config))
+        return Identity(configured(config), dealt(self.datamodule))
 
     def _parse_ckpt_path(self) -> None:
         """Lightning would put the checkpoint's model in the place of the one that is asked for. Here what is asked for

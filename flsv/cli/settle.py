@@ -8,7 +8,8 @@ What a metric says during a run is cheap and approximate. This trains the same f
 only: each alone, all but one, all (2 n + 1 trainings), and fits what these come to; the values of the fitted game are
 what is settled by. They are written to settled.csv in the run's folder with intervals, and shown by flsv report. A
 client that the run found to be another one under a second name, and left out (exclude_copies), takes part in none of
-the trainings and gets nothing. A training that is done is kept: start again what was stopped.
+the trainings and gets nothing. Data that are not the run's are refused. A training that is done is kept: start again
+what was stopped.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from flsv.report.reading import open_run, read_record
 from flsv.reporting.names import RECORD, SETTLED
 from flsv.reporting.table import make_console, print_table
 from flsv.sampling import FixedCohort
+from flsv.server.identity import Identity
 from flsv.strategy import Strategy
 
 #: Sections of a saved configuration that say what a federation is.
@@ -93,8 +95,8 @@ def settle(
         names in ``unpaid`` take part in no training: they have no value, and the share 0.
 
     Raises:
-        ConfigurationError: the folder holds no configuration, the federation has parts that stay at the clients, or the
-            folder holds trainings of other settings.
+        ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
+            parts that stay at the clients, or the folder holds trainings of other settings or data.
     """
     file = run / "config.yaml"
     if not file.is_file():
@@ -102,7 +104,8 @@ def settle(
     if seeds < 1:
         raise ConfigurationError(f"seeds={seeds}: expected 1 or more.")
     config = {name: value for name, value in yaml.safe_load(file.read_text()).items() if name in SECTIONS}
-    unpaid = read_record(run / RECORD).get("unpaid", ())
+    record = read_record(run / RECORD)
+    unpaid = record.get("unpaid", ())
     ranks = ranks_of_environment()
     with tempfile.TemporaryDirectory() as folder:
         federation = Path(folder, "federation.yaml")
@@ -128,7 +131,9 @@ def settle(
                 ranks=ranks,
             )
             players = [i for i in range(utility.num_players) if i not in unpaid]
-            settings = _settings(config, overrides, metric, mode, cli.trainer.max_epochs, seed)
+            identity = cli.identity()
+            _check_data(run, record, identity, cli.datamodule.client_names)
+            settings = {**identity.flat(), "metric": metric, "mode": mode, "seed": seed}
             name = f"settled_{seed}.jsonl"
             masks = few_coalitions(len(players), which)
             everybody = torch.zeros(len(masks), utility.num_players, dtype=torch.bool)
@@ -184,19 +189,24 @@ def _reads_metrics(strategies: Mapping[str, Strategy]) -> bool:
     return any(strategy.metric is not None for role, strategy in strategies.items() if role != "sampler")
 
 
-def _settings(
-    config: Mapping[str, Any], overrides: Sequence[str], metric: str, mode: str | None, rounds: Any, seed: int
-) -> dict[str, Any]:
-    # What of the trainer a model hangs on is in its own section; where it writes is not.
-    parts = {name: config.get(name) for name in ("model", "data", "federation")}
-    return {
-        "federation": yaml.safe_dump(parts),
-        "overrides": list(overrides),
-        "metric": metric,
-        "mode": mode,
-        "rounds": rounds,
-        "seed": seed,
-    }
+def _check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]) -> None:
+    """Whether the clients and their samples are those of the run.
+
+    Raises:
+        ConfigurationError: by name, who took no part in the run, who is missing, and whose samples are others.
+    """
+    before = record.get("clients", [])
+    strangers = [name for name in names if name not in before]
+    gone = [name for name in before if name not in names]
+    found = [f"no part in the run was taken by {', '.join(strangers)}"] if strangers else []
+    found += [f"there are no data of {', '.join(gone)}"] if gone else []
+    if not found:
+        found = identity.differences(Identity(identity.settings, record.get("hashes", {})))
+    if found:
+        raise ConfigurationError(
+            f"the data are not those of {run}, as its {RECORD} tells: {'; '.join(found)}. Give it the data that it was "
+            "run on."
+        )
 
 
 def _rows(names: Sequence[str], values: Tensor, stderr: Tensor, level: float) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from flsv.arguments import ReadOnlyArguments
+from flsv.data.contents import content_hashes, loader_hash
 from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import TensorBatches
@@ -130,6 +131,12 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """
         indices, corrupted = self.client_indices(client), self._data.corrupted
         return torch.zeros(len(indices), dtype=torch.bool) if corrupted is None else corrupted.differs[indices]
+
+    def content_hashes(self) -> dict[str, str]:
+        """A hash of the samples of the server's validation set (``"server"``) and of each client, by its number, of all
+        its splits together; see :func:`flsv.data.contents.content_hashes`."""
+        held = {str(i): torch.cat(list(parts.values())) for i, parts in enumerate(self._data.splits.clients)}
+        return {"server": loader_hash(self.val_dataloader()), **content_hashes(self._data.train, held)}
 
     @property
     def malicious(self) -> list[int]:

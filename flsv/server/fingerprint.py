@@ -15,6 +15,7 @@ from torchmetrics import Metric, SumMetric
 
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
+from flsv.server.identity import Identity
 
 #: Arguments of the loop that make a run what it is, beside its strategies, metrics, attacks and privacy. The others
 #: (``server_lr``, ``local_epochs``, what is evaluated, logged and drawn) may change between two rounds.
@@ -46,9 +47,9 @@ def fingerprint(settings: Mapping[str, str], data: FederatedDataModule) -> dict[
         data: dealt out.
 
     Returns:
-        ``"settings"``: of the federation and its data. ``"samples"``: a hash of which samples every client holds and
-        with which labels, by its number; ``"server"`` for the validation set. Only strings, so that checkpoints load
-        without pickle.
+        ``"settings"``: of the federation and its data. ``"samples"``: a hash of which samples every client holds, of
+        what is in them and with which labels, by its number; ``"server"`` for the validation set. Only strings, so that
+        checkpoints load without pickle.
     """
     facts = {**data.describe(), "max_samples": data.split_options.max_samples, "class_names": data.class_names}
     if "client_names" in facts:
@@ -74,20 +75,9 @@ def check_same(saved: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping
             f"the checkpoint holds the metrics {sorted(theirs)}, the loop has {sorted(mine)}: resume with the metrics "
             "that the run was started with."
         )
-    differ = [
-        f"{name} is {after.get(name, 'None')} and was {before.get(name, 'None')}"
-        for name in {**before, **after}
-        if before.get(name, "None") != after.get(name, "None")
-        # Checkpoints of versions that had no names yet hold none.
-        and not (name == "data.client_names" and name not in before)
-    ]
-    names = {**saved["samples"], **now["samples"]}
-    others = [name for name in names if saved["samples"].get(name) != now["samples"].get(name)]
-    if others:
-        clients = [name for name in others if name != "server"]
-        who = [f"clients {_some(clients)}"] if clients else []
-        who += ["the server's validation set"] if "server" in others else []
-        differ.append(f"other samples or labels for {' and '.join(who)}")
+    # Checkpoints of versions that had no names yet hold none.
+    named = {name: text for name, text in after.items() if name == "data.client_names"}
+    differ = Identity(after, now["samples"]).differences(Identity({**named, **before}, saved["samples"]))
     if differ:
         raise ConfigurationError(
             f"the checkpoint is of another federation: {'; '.join(differ)}. Resume with what the run was started with, "
@@ -148,22 +138,19 @@ _OF_EVERY_METRIC = {*vars(SumMetric()), "num_clients", "num_classes", "class_nam
 
 def dealt(data: FederatedDataModule) -> dict[str, str]:
     """A hash of every holder's samples and labels, see :func:`fingerprint`."""
-    result = {"server": _hash(data.server_val_indices)}
+    contents = data.content_hashes()
+    result = {"server": _hash(contents["server"], data.server_val_indices)}
     for client in range(data.num_clients):
         parts: list[Tensor] = []
         for split in ("train", "val", "test"):
             parts += [data.client_indices(client, split), data.client_labels(client, split)]
-        result[str(client)] = _hash(*parts)
+        result[str(client)] = _hash(contents.get(str(client), ""), *parts)
     return result
 
 
-def _hash(*parts: Tensor) -> str:
-    digest = hashlib.sha256()
+def _hash(contents: str, *parts: Tensor) -> str:
+    digest = hashlib.sha256(contents.encode())
     for part in parts:
         digest.update(f"{len(part)}:".encode())
         digest.update(part.cpu().long().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-def _some(clients: list[str]) -> str:
-    return f"[{', '.join(clients[:10])}{', ...' if len(clients) > 10 else ''}]"

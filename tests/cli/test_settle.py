@@ -174,6 +174,52 @@ def test_a_copy_takes_part_in_no_training_and_gets_nothing(tmp_path: Path, capsy
     assert "left out: client 4." in page.read_text()
 
 
+def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The inputs of one clinic change under equal labels, then there is a clinic that took no part, then none."""
+    rows = [["clinic", "age", "dose", "ill"]]
+    rows += [
+        [name, str(30 + i * 7 % 23), str(i % 5 + k), "ny"[i % 3 == 0]]
+        for k, name in enumerate("ABC")
+        for i in range(30)
+    ]
+    file = tmp_path / "clinics.csv"
+
+    def write(rows: list[list[str]]) -> None:
+        file.write_text("".join(",".join(row) + "\n" for row in rows))
+
+    write(rows)
+    data = {"source": str(file), "label": "ill", "groups": "clinic"}
+    model = {"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}}
+    config = {**CONFIG, "model": model, "data": data, "federation": {"print_table": False, "figures_every": 0}}
+    (tmp_path / "federation.yaml").write_text(yaml.safe_dump(config))
+    command = ["fit", "--config", str(tmp_path / "federation.yaml"), f"--trainer.default_root_dir={tmp_path}"]
+    assert main(command) == 0
+    run = next(tmp_path.glob("lightning_logs/*"))
+    again = ["settle", str(run), "--trainings", "singles", "-q"]
+    assert main(again) == 0
+    before = (run / "settled.csv").read_bytes()
+    swapped = [[*row[:2], "9", row[3]] if row[0] == "B" else row for row in rows]
+    for changed, said in (
+        (swapped, "other samples or labels for clients"),
+        ([*rows, ["D", "40", "2", "y"], ["D", "41", "2", "n"]], "no part in the run was taken by D"),
+        ([row for row in rows if row[0] != "C"], "there are no data of C"),
+    ):
+        write(changed)
+        capsys.readouterr()
+        assert main(again) == 2
+        error = capsys.readouterr().err
+        assert f"the data are not those of {run}" in error
+        assert said in error
+        assert (run / "settled.csv").read_bytes() == before
+    # The same data in another folder are the same, and none of the trainings is done again.
+    write(rows)
+    kept = (run / "settled_3.jsonl").read_bytes()
+    (tmp_path / "moved").mkdir()
+    moved = file.rename(tmp_path / "moved" / file.name)
+    assert main([*again, f"--data.source={moved}"]) == 0
+    assert (run / "settled_3.jsonl").read_bytes() == kept
+
+
 def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["settle", str(tmp_path)]) == 2
     assert "holds no config.yaml: name the folder of a run of flsv fit" in capsys.readouterr().err

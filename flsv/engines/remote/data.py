@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from flsv.data import FederatedDataModule
+from flsv.data.contents import loader_hash
 from flsv.data.names import client_called
 from flsv.errors import ConfigurationError
 
@@ -69,6 +70,10 @@ class RemoteData(FederatedDataModule):
     def client_labels(self, client: int, split: Literal["train", "val", "test"] = "train") -> Tensor:
         """All 0: labels stay at the site."""
         return torch.zeros(self._sizes[client][split], dtype=torch.long)
+
+    def content_hashes(self) -> dict[str, str]:
+        """Of the server's validation set alone: samples stay at the sites."""
+        return {"server": loader_hash(self.val_dataloader())}
 
     @property
     def num_clients(self) -> int:

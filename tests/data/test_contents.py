@@ -1,0 +1,168 @@
+"""Whether two data sets of equal labels are the same."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from own_data import Rows
+from PIL import Image
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset, TensorDataset
+from torchvision.datasets import ImageFolder
+from torchvision.transforms import ToTensor
+
+from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data import contents as module
+from flsv.data.contents import content_hashes, loader_hash
+
+HOLDERS = {"a": torch.tensor([0, 2, 4]), "b": torch.tensor([1, 3, 5])}
+
+
+def other(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    """Whose samples differ."""
+    assert before.keys() == after.keys()
+    return [name for name in before if before[name] != after[name]]
+
+
+def tensors() -> TensorDataset:
+    return TensorDataset(torch.arange(24.0).reshape(6, 4), torch.arange(6) % 2)
+
+
+class Table(Dataset):
+    """What it holds lies in attributes, and in objects that say nothing of what is in them."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.targets = np.arange(6) % 2
+        self.__dict__.update(attributes)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> Any:
+        return torch.tensor([float(index)]), self.targets[index]
+
+
+class Hidden(Table):
+    """Its samples are made when they are read."""
+
+    factor, drawn, opened = 1.0, False, False
+
+    def __getitem__(self, index: int) -> Any:
+        self.opened = True
+        return {"x": torch.tensor([self.factor * (index + 1)]) + (torch.rand(1) if self.drawn else 0)}, 0
+
+
+@pytest.mark.parametrize("wrap", [lambda x: x, lambda x: Subset(x, range(6)), lambda x: Table(inner=x)])
+def test_one_number_of_one_sample_is_its_holders(wrap: Any) -> None:
+    before, data = content_hashes(wrap(tensors()), HOLDERS), tensors()
+    data.tensors[0][3, 2] += 1e-6
+    assert other(before, content_hashes(wrap(data), HOLDERS)) == ["b"]
+    assert content_hashes(wrap(tensors()), HOLDERS) == before
+
+
+def test_parts_of_several_data_sets() -> None:
+    first, second = Subset(tensors(), [0, 1, 2]), Subset(tensors(), [3, 4, 5])
+    before = content_hashes(ConcatDataset([first, second]), HOLDERS)
+    second.dataset.tensors[0][4] += 1  # type: ignore[attr-defined]
+    assert other(before, content_hashes(ConcatDataset([first, second]), HOLDERS)) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.arange(12.0).reshape(6, 2),
+        torch.arange(6).bfloat16(),
+        [torch.full((2,), float(i)) for i in range(6)],
+        ["a", "b", "c", "d", "e", "f"],
+        [{"text": str(i), "length": i} for i in range(6)],
+        np.array(list("abcdef"), dtype=object),
+    ],
+)
+def test_columns_of_a_data_set_of_ones_own(column: Any) -> None:
+    before, changed = content_hashes(Table(column=column), HOLDERS), copy.deepcopy(column)
+    changed[3] = column[2]
+    assert content_hashes(Table(column=copy.deepcopy(column)), HOLDERS) == before
+    assert other(before, content_hashes(Table(column=changed), HOLDERS)) == ["b"]
+
+
+def test_what_says_nothing_of_its_samples_is_read() -> None:
+    before, scaled = content_hashes(Hidden(), HOLDERS), Hidden()
+    scaled.factor = 2.0
+    assert other(before, content_hashes(scaled, HOLDERS)) == ["a", "b"]
+    # Random numbers are no other samples, and nothing is left behind.
+    drawn, state = Hidden(drawn=True), torch.get_rng_state()
+    found = content_hashes(drawn, HOLDERS)
+    torch.manual_seed(5)
+    assert content_hashes(drawn, HOLDERS) == found
+    torch.set_rng_state(state)
+    assert not drawn.opened
+
+
+def test_samples_that_are_others_each_time_and_those_that_cannot_be_read() -> None:
+    class Own(Hidden):
+        def __getitem__(self, index: int) -> Any:
+            return self.generator.normal()  # type: ignore[attr-defined]
+
+    one, two = (Own(generator=np.random.default_rng(seed)) for seed in (0, 1))
+    assert content_hashes(one, HOLDERS) == content_hashes(two, HOLDERS)
+    assert content_hashes(Rows(6), HOLDERS).keys() == HOLDERS.keys()
+
+
+def images(folder: Path) -> ImageFolder:
+    for name in ("cat", "dog"):
+        (folder / name).mkdir(parents=True)
+        for i in range(3):
+            Image.fromarray(np.full((4, 4), 10 * i, np.uint8)).save(folder / name / f"{i}.png")
+    return ImageFolder(str(folder), transform=ToTensor())
+
+
+def test_files_are_read_wherever_they_lie(tmp_path: Path) -> None:
+    first, second = images(tmp_path / "one"), images(tmp_path / "two")
+    before = content_hashes(first, HOLDERS)
+    assert content_hashes(second, HOLDERS) == before
+    Image.fromarray(np.full((4, 4), 21, np.uint8)).save(tmp_path / "two/dog/2.png")
+    assert other(before, content_hashes(second, HOLDERS)) == ["b"]
+    # Likewise where a data set of one's own has a list of them.
+    paths = [Path(path) for path, _ in second.samples]
+    before = content_hashes(Table(paths=paths), HOLDERS)
+    Image.fromarray(np.full((4, 4), 22, np.uint8)).save(tmp_path / "two/cat/0.png")
+    assert other(before, content_hashes(Table(paths=paths), HOLDERS)) == ["a"]
+
+
+def test_of_too_many_bytes_some_files_are_read_and_all_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = images(tmp_path)
+    everybody = {"a": torch.arange(6)}
+    monkeypatch.setattr(module, "FILE_BYTES", sum(Path(path).stat().st_size for path, _ in data.samples) // 3 + 1)
+    before = content_hashes(data, everybody)
+    for place, noticed in ((0, True), (1, False), (3, True)):
+        path = Path(data.samples[place][0])
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + b"?")
+        assert bool(other(before, content_hashes(data, everybody))) is noticed
+        path.write_bytes(content)
+    Path(data.samples[1][0]).write_bytes(b"shorter")
+    assert other(before, content_hashes(data, everybody)) == ["a"]
+
+
+def test_a_loaders_samples() -> None:
+    data = tensors()
+    before = loader_hash([DataLoader(data), DataLoader(tensors())])
+    data.tensors[0][0] += 1
+    assert loader_hash([DataLoader(data), DataLoader(tensors())]) != before
+    assert loader_hash([]) == loader_hash(iter([])) == ""
+
+
+def test_whose_samples_they_are() -> None:
+    x = torch.arange(60.0)[:, None]
+    data = FederatedDataModule(TensorDataset(x, torch.arange(60) % 2), SizePartitioner([1, 2], seed=0))
+    data.setup("fit")
+    before = data.content_hashes()
+    assert list(before) == ["server", "0", "1"]
+    for name, row in (("1", data.client_indices(1)[0]), ("server", data.server_val_indices[0])):
+        x[row] += 1
+        assert other(before, data.content_hashes()) == [name]
+        x[row] -= 1
