@@ -236,7 +236,12 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         default="both",
         help="each client alone (n + 1 trainings), all but one (n + 1), both (2 n + 1, the default), or all coalitions",
     )
-    parser.add_argument("--metric", default="accuracy", help="what a model is worth: accuracy, or what the module logs")
+    parser.add_argument(
+        "--metric",
+        default="accuracy",
+        help="what a model is worth: accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1, or what "
+        "the module logs",
+    )
     parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
     parser.add_argument("--rounds", type=positive, help="of each training; default: the run's")
     parser.add_argument(

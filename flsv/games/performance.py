@@ -6,11 +6,14 @@
 ``"accuracy"``                         share of samples whose largest logit is the label's
 ``"balanced_accuracy"``                mean over the classes that occur of their accuracies
 ``"negative_loss"``                    minus the mean cross-entropy, nats
+``"auroc"``, ``"average_precision"``,  of class 1 where there are two, else the mean over the classes that occur; of
+``"f1"``                               what ``forward(x)`` gives, logits or probabilities, over all batches ``(x, y)``
 any other name, with ``mode``          what the module itself logs under it in ``validation_step`` or in the validation
                                        hooks around it: ``"val_loss"`` with ``mode="min"`` (minus the value),
                                        ``"val_f1"`` with ``mode="max"``
-a torchmetrics metric                  its value for ``forward(x)`` and ``y`` over all batches ``(x, y)``; where its
-                                       ``higher_is_better`` is False, or with ``mode="min"``, minus that
+a torchmetrics metric                  its value for ``forward(x)`` and ``y`` over all batches ``(x, y)`` (a binary
+                                       metric is given class 1's of two outputs); where its ``higher_is_better`` is
+                                       False, or with ``mode="min"``, minus that
 ====================================== ============================================================================
 
 The first three are for classifiers: ``forward`` gives logits ``[B, M]``, labels are integers ``[B]``; many models are
@@ -62,10 +65,12 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
+from flsv.games.evaluation.class_scores import CLASS_SCORES
 
 Mode = Literal["min", "max"]
 #: Of classifiers, evaluated from logits.
 CLASSIFICATION = ("accuracy", "balanced_accuracy", "negative_loss")
+_NAMES = (*CLASSIFICATION, *CLASS_SCORES)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,7 +121,7 @@ def performance_of(
         argument: its name.
 
     Returns:
-        One of the names in ``CLASSIFICATION``, or what else is measured.
+        One of the names in ``CLASSIFICATION``, or what else is measured. ``"f1"`` with a mode is what the module logs.
 
     Raises:
         ConfigurationError: an unknown mode; a logged name without one; a mode against a classifier's measure; a metric
@@ -128,7 +133,7 @@ def performance_of(
         ...
         flsv.errors.ConfigurationError: FedSV(performance='val_loss'): for a value that the module logs in \
 validation_step say also mode="min" or mode="max". Without one, expected one of ('accuracy', 'balanced_accuracy', \
-'negative_loss'), or a torchmetrics metric (in YAML: class_path).
+'negative_loss', 'auroc', 'average_precision', 'f1'), or a torchmetrics metric (in YAML: class_path).
     """
     who = owner if isinstance(owner, str) else type(owner).__name__
     if mode not in (None, "min", "max"):
@@ -145,7 +150,7 @@ validation_step say also mode="min" or mode="max". Without one, expected one of 
         return Performance(copy.deepcopy(performance), mode or ("max" if better else "min"))
     if not isinstance(performance, str):
         raise ConfigurationError(
-            f"{who}({argument}={performance!r}): expected one of {CLASSIFICATION}, a name that the module logs, or a "
+            f"{who}({argument}={performance!r}): expected one of {_NAMES}, a name that the module logs, or a "
             "torchmetrics metric."
         )
     if performance in CLASSIFICATION:
@@ -155,10 +160,12 @@ validation_step say also mode="min" or mode="max". Without one, expected one of 
                 "this name that the module logs needs another name.)"
             )
         return performance
+    if mode is None and performance in CLASS_SCORES:
+        return Performance(CLASS_SCORES[performance](), "max")
     if mode is None:
         raise ConfigurationError(
             f"{who}({argument}={performance!r}): for a value that the module logs in validation_step say also "
-            f'mode="min" or mode="max". Without one, expected one of {CLASSIFICATION}, or a torchmetrics metric (in '
-            "YAML: class_path)."
+            f'mode="min" or mode="max". Without one, expected one of {_NAMES}, or a torchmetrics metric (in YAML: '
+            "class_path)."
         )
     return Performance(performance, mode)

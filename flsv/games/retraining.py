@@ -49,8 +49,8 @@ class RetrainedUtility:
         module: trained in copies; it is not changed itself.
         data: the federation's data, with a validation set for the server.
         metric: ``"accuracy"``, ``"balanced_accuracy"``, ``"negative_loss"``, ``"per_class_accuracy"`` (then the
-            utility is ``[K, M]``), a name that the module logs, or a torchmetrics metric; see
-            :mod:`flsv.games.performance`.
+            utility is ``[K, M]``), ``"auroc"`` and what else :mod:`flsv.games.performance` lists, a name that the
+            module logs, or a torchmetrics metric.
         max_clients: the most clients for which such a game may be begun.
         mode: whether less or more of a logged value is better, likewise.
         ranks: processes that share the trainings out, such as ``flsv.engines.ranks.ranks_of_environment()``; each of

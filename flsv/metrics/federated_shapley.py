@@ -54,8 +54,8 @@ class PartialFederatedShapley(ContributionMetric):
             exact for up to 10 players, else ``"surrogate"`` with 20 evaluations per player.
         estimator_args: keywords for the estimator, such as ``{"budget": 200}``.
         performance: what a coalition's model is measured by, where values are not per class: ``"accuracy"``,
-            ``"balanced_accuracy"``, ``"negative_loss"``, any name that the module logs when it validates, or any
-            torchmetrics metric; see :mod:`flsv.games.performance`.
+            ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
+            the module logs when it validates, or any torchmetrics metric; see :mod:`flsv.games.performance`.
         weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
             counts 1/k, however many are in the coalition. Then an update of zero changes no coalition's model (without
             BatchNorm) and is worth exactly 0. In an average it draws the others' updates towards 0: where local

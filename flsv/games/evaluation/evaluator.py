@@ -47,7 +47,8 @@ class ModelEvaluator:
             there; on the CPU they are put together or cut to a size that suits it, and images are kept in the memory
             layout "channels last" if the module works in it.
         num_classes: M.
-        metric: a torchmetrics metric of ``(logits [B, M], y [B])`` that gives one number. Copies of it are used.
+        metric: a torchmetrics metric of ``(logits [B, M], y [B])`` that gives one number; one for two classes is given
+            the probability of class 1. Copies of it are used.
         backend: ``"threads"``: a copy of the module per thread, each on one core; ``"vmap"``: chunks of models at
             once under ``torch.func.vmap``; ``"serial"``: one model at a time, with torch's own threading; ``"auto"``:
             threads on the CPU, vmap on CUDA, serial elsewhere. A module that vmap cannot handle is evaluated one model

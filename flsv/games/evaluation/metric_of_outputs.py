@@ -19,7 +19,9 @@ from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassExa
 
 from flsv._lightning.validation import ValidationRun
 from flsv.errors import ConfigurationError
+from flsv.games.evaluation.class_scores import ClassScore, class_1, is_binary
 from flsv.games.evaluation.replica import metric_value, private_metric
+from flsv.games.evaluation.scores import loss_dtype
 from flsv.games.evaluation.validated import ValidatedModels
 
 #: Random models of the trial, and how large their parameters are.
@@ -31,8 +33,9 @@ class MetricOfOutputs(ValidatedModels):
 
     Predictions are what ``forward`` gives, in single precision where it is half; a last dimension of 1 that only one of
     the two has is dropped, so that one logit ``[B, 1]`` fits labels ``[B]``. What they must look like is the metric's
-    business: logits or probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels, one ``[B]`` for binary labels,
-    ``[B, L]`` for multilabel ones, numbers for regression. The metric's value for a model is ``value("metric")``.
+    business: logits or probabilities ``[B, M]`` or ``[B, M, H, W]`` with integer labels, one ``[B]`` for binary labels
+    (of two, ``[B, 2]``, it is given class 1's), ``[B, L]`` for multilabel ones, numbers for regression. The metric's
+    value for a model is ``value("metric")``.
 
     Args:
         metric: it is copied.
@@ -56,7 +59,7 @@ class MetricOfOutputs(ValidatedModels):
 
     def _score(self, run: ValidationRun) -> Mapping[str, float]:
         self._metric.reset()
-        module = run.module.eval()
+        module, found, y = run.module.eval(), None, None
         with closing(run.batches()) as batches:
             for batch in batches:
                 x, y = self._pair(batch)
@@ -65,7 +68,10 @@ class MetricOfOutputs(ValidatedModels):
                 if self._trying:
                     return {"metric": float(_outside(found))}
                 self._update(found, y)
-        return {"metric": metric_value(self._metric)}
+        try:
+            return {"metric": metric_value(self._metric)}
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise self._refused(found, y, error) from error
 
     def _pair(self, batch: Any) -> tuple[Any, Any]:
         if isinstance(batch, tuple | list) and len(batch) == 2:
@@ -78,7 +84,8 @@ class MetricOfOutputs(ValidatedModels):
 
     def attempt(self) -> None:
         super().attempt()
-        if _kind(self._metric) is None:
+        kind = _kind(self._metric)
+        if kind is None:
             return
         start, cut = self.space.read(self._trainer.lightning_module), self.space.num_parameters
         draw = torch.Generator().manual_seed(0)
@@ -102,19 +109,26 @@ class MetricOfOutputs(ValidatedModels):
                 y = y.squeeze(-1)
             if self.gives_logits:
                 found = _probabilities(self._metric, found, y)
+            if is_binary(self._metric):
+                found = class_1(found, y)
         try:
             _check_classes(self._metric, found, y)
             self._metric.update(found, y)
         except Exception as error:
-            raise ConfigurationError(
-                f"{self._asking}: {type(self._metric).__name__} does not take what "
-                f"{type(self._trainer.lightning_module).__name__}.forward gives, {_what(found)}, with y {_what(y)}: "
-                f"{error} Log the value in validation_step, and name it: performance='val_...'."
-            ) from error
+            raise self._refused(found, y, error) from error
+
+    def _refused(self, found: Any, y: Any, error: Exception) -> ConfigurationError:
+        return ConfigurationError(
+            f"{self._asking}: {type(self._metric).__name__} does not take what "
+            f"{type(self._trainer.lightning_module).__name__}.forward gives, {_what(found)}, with y {_what(y)}: "
+            f"{error} Log the value in validation_step, and name it: performance='val_...'."
+        )
 
 
 def _kind(metric: Metric) -> str | None:
     """ "Binary", "Multilabel" or "Multiclass", where it matters to the metric whether it is given probabilities."""
+    if isinstance(metric, ClassScore):
+        return "Classes"
     if not type(metric).__module__.startswith("torchmetrics.classification"):
         return None
     if isinstance(metric, MulticlassStatScores | MulticlassConfusionMatrix | MulticlassExactMatch):
@@ -130,9 +144,10 @@ def _probabilities(metric: Metric, logits: Tensor, y: Tensor) -> Tensor:
     if not logits.is_floating_point():
         return logits
     kind = _kind(metric)
-    if kind == "Multiclass":
-        return logits.softmax(1) if logits.ndim == y.ndim + 1 else logits
-    return logits if kind is None else logits.sigmoid()
+    if kind is not None and kind != "Multilabel" and logits.ndim == y.ndim + 1:
+        # A double tells probabilities next to 1 apart, which ranks need.
+        return (logits if kind == "Multiclass" else logits.to(loss_dtype(logits.device))).softmax(1)
+    return logits if kind in (None, "Multiclass") else logits.sigmoid()
 
 
 def _check_classes(metric: Metric, found: Any, y: Any) -> None:

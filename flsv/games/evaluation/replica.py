@@ -13,6 +13,7 @@ from torchmetrics import Metric
 from flsv._lightning.evaluation import evaluating
 from flsv.errors import ConfigurationError
 from flsv.games.evaluation.batches import ValidationBatches
+from flsv.games.evaluation.class_scores import update_by_logits
 from flsv.games.evaluation.copies import check_copies, copied, is_compiled
 from flsv.games.evaluation.scores import score_batch
 from flsv.parameters import ParameterSpace, plain_tensors
@@ -125,7 +126,7 @@ class Replica:
             correct += hits[0]
             losses.append(loss[0])
             if self.metric is not None:
-                self.metric.update(logits, y)
+                update_by_logits(self.metric, logits, y)
         return correct, losses
 
     def _copy_buffers(self) -> None:

@@ -12,6 +12,7 @@ from torchmetrics import Metric
 
 from flsv._lightning.memory import free_memory
 from flsv.games.evaluation.batches import ValidationBatches
+from flsv.games.evaluation.class_scores import update_by_logits
 from flsv.games.evaluation.replica import Build, Replica, checked_logits, metric_value, private_metric
 from flsv.games.evaluation.scores import ScoreSums, score_batch
 
@@ -140,7 +141,7 @@ class VmapRunner:
             correct += hits
             sums.losses[rows.start : rows.stop, position] = losses
             for metric, own in zip(metrics, logits):
-                metric.update(own, y)
+                update_by_logits(metric, own, y)
         sums.correct[rows.start : rows.stop] = correct
         for metric, index in zip(metrics, rows):
             sums.custom[index] = metric_value(metric)

@@ -9,8 +9,9 @@ import torch
 from games.naive import CLASSES, Net, a_round, all_masks, batches, module, naive_model, naive_scores
 from lightning.pytorch.plugins import HalfPrecision
 from sklearn import metrics as sk
+from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassF1Score, MulticlassHingeLoss
+from torchmetrics.classification import BinaryAUROC, MulticlassF1Score, MulticlassHingeLoss
 
 from flsv.errors import ConfigurationError
 from flsv.games import CoalitionUtility, ModelEvaluator
@@ -207,3 +208,17 @@ def test_a_metric_of_several_numbers(backend: Any) -> None:
     evaluator = ModelEvaluator(net, space, batches(), num_classes=CLASSES, metric=metric, backend=backend)
     with pytest.raises(ConfigurationError, match=r"MulticlassF1Score gives \[4\]"):
         evaluator(space.read(net)[None])
+
+
+@pytest.mark.parametrize("backend", ["threads", "vmap", "serial"])
+def test_a_metric_for_two_classes_is_given_class_1(backend: Any) -> None:
+    torch.manual_seed(0)
+    net, x, y = nn.Linear(3, 2), torch.randn(40, 3), torch.arange(40) % 2
+    space = ParameterSpace(net)
+    vectors = torch.randn(3, space.size)
+    evaluator = ModelEvaluator(net, space, [(x, y)], num_classes=2, backend=backend, metric=BinaryAUROC())
+    expected = []
+    for vector in vectors:
+        space.write(net, vector)
+        expected.append(roc_auc_score(y, net(x).softmax(1)[:, 1].detach()))
+    assert evaluator(vectors).value("custom").tolist() == pytest.approx(expected, abs=1e-6)
