@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
+from flsv.errors import ConfigurationError
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
@@ -63,6 +65,32 @@ def append(path: Path, data: bytes) -> None:
             with suppress(OSError):
                 file.truncate(end)
             raise _naming(error, path) from error
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a text that :func:`append` has added to, without their ends. What follows the last end of a line was
+    cut short by a kill: it is left out before anything is decoded.
+
+    Raises:
+        ConfigurationError: naming the line that is no text.
+
+    Example:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp(), "names.txt")
+        >>> _ = path.write_bytes("Graz\\nMálaga\\nKöln".encode()[:-3])
+        >>> whole_lines(path)
+        ['Graz', 'Málaga']
+    """
+    lines = []
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        try:
+            text = line.removesuffix(b"\r").decode()
+        except UnicodeDecodeError as error:
+            raise ConfigurationError(f"{path}, line {number}: {error}; expected text in UTF-8.") from None
+        if "\0" in text:
+            raise ConfigurationError(f"{path}, line {number}: there is a zero byte in it; expected text in UTF-8.")
+        lines.append(text)
+    return lines
 
 
 def _naming(error: BaseException, path: Path) -> BaseException:

@@ -9,7 +9,6 @@ it. On NaN fairness see :func:`flsv.functional.collaborative_fairness`.
 
 from __future__ import annotations
 
-import csv
 import logging
 import os
 import time
@@ -28,6 +27,7 @@ from flsv.cli.own_models import MEASURES, OwnModels, Tests
 from flsv.cli.packaged import find_config
 from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.cli.paths import shown
+from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.functional import collaborative_fairness
@@ -258,24 +258,22 @@ def write_gains(path: Path, outcome: Outcome, alone: Outcome) -> None:
     for measure in MEASURES:
         columns[f"{measure}_alone"] = alone.scores["received"][measure].tolist()
         columns |= {f"{measure}_{models}": outcome.scores[models][measure].tolist() for models in get_args(Models)}
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow([*head, *columns])
-        for client, values in enumerate(zip(*columns.values())):
-            writer.writerow([client, names[client], outcome.tests, *(f"{value:.6f}" for value in values)])
+    table: list[list[object]] = [[*head, *columns]]
+    for client, values in enumerate(zip(*columns.values())):
+        table.append([client, names[client], outcome.tests, *(f"{value:.6f}" for value in values)])
+    save_csv(path, table)
 
 
 def write_csv(path: Path, outcomes: Sequence[Outcome]) -> None:
     """One row per algorithm, kind of model and client; the global model has no client."""
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["algorithm", "models", "client", *MEASURES, "seconds", "evaluations"])
-        for outcome in outcomes:
-            for models, scores in outcome.scores.items():
-                for client, values in enumerate(zip(*(scores[measure].tolist() for measure in MEASURES))):
-                    who = "" if models == "global" else client
-                    cost = [f"{outcome.seconds:.3f}", outcome.evaluations]
-                    writer.writerow([outcome.name, models, who, *(f"{value:.6f}" for value in values), *cost])
+    table: list[list[object]] = [["algorithm", "models", "client", *MEASURES, "seconds", "evaluations"]]
+    for outcome in outcomes:
+        for models, scores in outcome.scores.items():
+            for client, values in enumerate(zip(*(scores[measure].tolist() for measure in MEASURES))):
+                who = "" if models == "global" else client
+                cost = [f"{outcome.seconds:.3f}", outcome.evaluations]
+                table.append([outcome.name, models, who, *(f"{value:.6f}" for value in values), *cost])
+    save_csv(path, table)
 
 
 def _show(outcomes: Sequence[Outcome], models: Models) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from flsv._lightning.durable import replacing
 from flsv.cli.paths import shown
+from flsv.csv_files import save_csv
 from flsv.reporting.folder import run_folder
 
 
@@ -92,13 +91,8 @@ def _class_names(data: Any, table: Tensor) -> list[str] | None:
 
 
 def _write(path: Path, indices: Sequence[int], table: Tensor, names: list[str] | None) -> None:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["index", *_head(table, names)])
-    for index, row in zip(indices, _rows(table, names)):
-        writer.writerow([index, *row])
-    with replacing(path) as file:
-        file.write(text.getvalue().encode())
+    rows = ([index, *row] for index, row in zip(indices, _rows(table, names)))
+    save_csv(path, [["index", *_head(table, names)], *rows])
 
 
 def _head(table: Tensor, names: list[str] | None) -> list[str]:

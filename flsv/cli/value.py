@@ -10,7 +10,6 @@ Federated Learning" (FedBary), CVPR 2024.
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 from flsv.cli.counted_bar import counted_bar
 from flsv.cli.options import CONFIG_HELP, ConfigFile, PlainParser
 from flsv.cli.paths import shown
+from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.drawing import drawing
 from flsv.errors import ConfigurationError
@@ -100,12 +100,11 @@ def columns_of(found: Valuation) -> dict[str, Tensor]:
 
 def write_csv(path: Path, columns: Mapping[str, Tensor], names: Sequence[str]) -> None:
     """One row per client, its name last; what is not known is left empty."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["client", *columns, "client_name"])
-        for client, row in enumerate(zip(*(column.tolist() for column in columns.values()))):
-            known = ("" if x != x else f"{x:.6g}" if isinstance(x, float) else x for x in row)
-            writer.writerow([client, *known, names[client]])
+    rows: list[list[object]] = [["client", *columns, "client_name"]]
+    for client, row in enumerate(zip(*(column.tolist() for column in columns.values()))):
+        known = ("" if x != x else f"{x:.6g}" if isinstance(x, float) else x for x in row)
+        rows.append([client, *known, names[client]])
+    save_csv(path, rows)
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv._lightning.durable import append, replacing
+from flsv._lightning.durable import append, replacing, whole_lines
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.estimate import Utility
 from flsv.participants import ALONE, Ranks
@@ -58,7 +59,7 @@ class KeptUtility:
         self._utility, self._path, self._ranks, self._told = utility, path, ranks, told
         self.known: dict[Members, float] = {}
         head = {"settings": dict(settings)}
-        lines = _whole_lines(path) if ranks.rank == 0 else []
+        lines = _kept(path) if ranks.rank == 0 else []
         lines = ranks.from_rank(0, lines, "the trainings that are kept")
         if lines:
             found = lines[0].get("settings")
@@ -75,7 +76,16 @@ class KeptUtility:
                 file.write(b"".join(_line(each) for each in (lines or [head])))
 
     def __call__(self, masks: Tensor) -> Tensor:
-        """float64 ``[K]``."""
+        """float64 ``[K]``. What is not finite is told and not kept.
+
+        Raises:
+            ConfigurationError: the file has trainings of players that there are not.
+        """
+        beyond = [members for members in self.known if members and members[-1] >= masks.shape[1]]
+        if beyond:
+            raise ConfigurationError(
+                f"{self._path} has a training of {list(beyond[0])}, expected players 0 to {masks.shape[1] - 1}. {_AWAY}"
+            )
         coalitions = [tuple(mask.nonzero().flatten().tolist()) for mask in masks]
         first = {members: i for i, members in reversed(list(enumerate(coalitions)))}
         missing = sorted(i for members, i in first.items() if members not in self.known)
@@ -85,7 +95,8 @@ class KeptUtility:
             new = dict(zip([coalitions[i] for i in rows], values))
             self.known |= new
             if self._ranks.rank == 0:
-                lines = [_line({"members": list(members), "utility": value}) for members, value in new.items()]
+                kept = {members: value for members, value in new.items() if math.isfinite(value)}
+                lines = [_line({"members": list(members), "utility": value}) for members, value in kept.items()]
                 append(self._path, b"".join(lines))
             self._told(len(first) - len(missing) + start + len(rows), len(first))
         return torch.tensor([self.known[members] for members in coalitions], dtype=torch.float64)
@@ -95,11 +106,28 @@ def _line(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value).encode() + b"\n"
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    if not path.is_file():
-        return []
-    lines = path.read_bytes().splitlines(keepends=True)
-    try:
-        return [json.loads(line) for line in lines if line.endswith(b"\n")]
-    except ValueError as error:
-        raise ConfigurationError(f"{path} holds no trainings: {error}. Move it away.") from error
+def _kept(path: Path) -> list[dict[str, Any]]:
+    """The settings and the trainings, as they were written; a last line that a kill cut short is left out."""
+    found: list[dict[str, Any]] = []
+    for number, text in enumerate(whole_lines(path) if path.is_file() else (), 1):
+        try:
+            line = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ConfigurationError(f"{path}, line {number}: {error}. {_AWAY}") from error
+        known = isinstance(line, dict) and (_is_training(line) if found else isinstance(line.get("settings"), dict))
+        if not known:
+            what = '{"members": [0, 2], "utility": 0.5}' if found else '{"settings": {...}}'
+            raise ConfigurationError(f"{path}, line {number} is {text[:60]!r}, expected such as {what}. {_AWAY}")
+        found.append(line)
+    return found
+
+
+def _is_training(line: Mapping[str, Any]) -> bool:
+    members, utility = line.get("members"), line.get("utility")
+    if not isinstance(members, list) or not isinstance(utility, int | float):
+        return False
+    players = all(type(member) is int and member >= 0 for member in members)
+    return players and members == sorted(set(members)) and math.isfinite(utility)
+
+
+_AWAY = "Move the file away: its trainings are then done again."

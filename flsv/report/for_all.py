@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
 from flsv.report.blocks import (
@@ -28,7 +29,6 @@ from flsv.report.figures import (
     ends_of,
     guides,
     logged,
-    or_none,
     order_of,
     share,
     state_of,
@@ -173,10 +173,10 @@ def _over_rounds(run: Run) -> list[Section]:
     ]
     for metric, title in shown:
         history = run.history(metric)
-        known = [index for index, row in enumerate(history) if any(value == value for value in row)]
+        known = {r: row for r, row in zip(run.round_numbers, history) if any(value == value for value in row)}
         if known:
-            table = [[history[index][client] for client in order] for index in known]
-            blocks += [Text(f"{title}:"), Lines(names, table, known)]
+            table = [[row[client] for client in order] for row in known.values()]
+            blocks += [Text(f"{title}:"), Lines(names, table, tuple(known))]
     return [Section("Over the rounds", [*_left_out(run, order), *blocks])] if blocks else []
 
 
@@ -215,7 +215,7 @@ def _gains(run: Run) -> list[Section]:
     order = ends_of(order_of(run))
     cells = [gain_cells(rows[client]) for client in order]
     names = [client_label(run, client) for client in order]
-    gains = [float(rows[c]["accuracy_received"]) - float(rows[c]["accuracy_alone"]) if rows[c] else NAN for c in order]
+    gains = [rows[c]["accuracy_received"] - rows[c]["accuracy_alone"] if rows[c] else NAN for c in order]
     tests = next(row for row in rows if row).get("tests", "shared")
     where = "on the test set" if tests == "shared" else "on each client's own test samples"
     table = Table(["client", *GAIN_HEAD], [[name, *row] for name, row in zip(names, cells)])
@@ -229,7 +229,7 @@ def _settled(run: Run) -> list[Section]:
         return []
     order = [client for client in ends_of(order_of(run)) if rows[client]]
     names = [client_label(run, client) for client in order]
-    values, low, high = ([float(rows[client][name]) for client in order] for name in ("value", "low", "high"))
+    values, low, high = ([rows[client][name] for client in order] for name in ("value", "low", "high"))
     table = Table(SETTLED_HEAD, [[name, *settled_cells(rows[client])] for name, client in zip(names, order)])
     text = (
         "The same federation was trained again with some of its clients only (flsv settle), and a Shapley value fitted "
@@ -241,20 +241,20 @@ def _settled(run: Run) -> list[Section]:
 SETTLED_HEAD = ("client", "value", "90 % interval", "share")
 
 
-def settled_cells(row: dict[str, str]) -> list[str]:
+def settled_cells(row: Mapping[str, float]) -> list[str]:
     """A client's value, interval and share, in ``SETTLED_HEAD``'s order."""
-    value, low, high = (number(float(row[name])) for name in ("value", "low", "high"))
-    return [value, f"{low} to {high}", percent(float(row["share"]))]
+    value, low, high = (number(row[name]) for name in ("value", "low", "high"))
+    return [value, f"{low} to {high}", percent(row["share"])]
 
 
 GAIN_HEAD = ("alone", "received", "gain", "trained last")
 
 
-def gain_cells(row: dict[str, str]) -> list[str]:
+def gain_cells(row: Mapping[str, float]) -> list[str]:
     """A client's accuracies in ``GAIN_HEAD``'s order."""
     if not row:
         return [number(NAN)] * len(GAIN_HEAD)
-    alone, received, trained = (float(row[f"accuracy_{what}"]) for what in ("alone", "received", "trained"))
+    alone, received, trained = (row[f"accuracy_{what}"] for what in ("alone", "received", "trained"))
     return [percent(alone), percent(received), f"{100 * (received - alone):+.1f} points", percent(trained)]
 
 
@@ -284,7 +284,7 @@ def _valuation(run: Run) -> list[Section]:
     if not rows:
         return []
     text = "Distances of the clients' data from the server's validation set, or from their barycentre (flsv value):"
-    cells = [[client_label(run, client), *map(or_none, row.values())] for client, row in enumerate(rows)]
+    cells = [[client_label(run, client), *map(number, row.values())] for client, row in enumerate(rows)]
     table = Table(["client", *rows[0]], [cells[client] for client in ends_of(order_of(run))])
     return [Section("Value of the data before training", [Text(text), table])]
 

@@ -156,7 +156,7 @@ def _gains(run: Run, client: int) -> list[Section]:
     if not rows or not rows[client]:
         return []
     where = "the test set" if rows[client].get("tests", "shared") == "shared" else "your own test samples"
-    gains = [float(row["accuracy_received"]) - float(row["accuracy_alone"]) if row else NAN for row in rows]
+    gains = [row["accuracy_received"] - row["accuracy_alone"] if row else NAN for row in rows]
     average = mean_of(gains)
     said = f" The mean gain of all clients is {100 * average:+.1f} points." if average == average else ""
     text = f"Accuracy on {where}: of a model that you train alone for as many rounds, and of what you receive.{said}"
@@ -170,8 +170,7 @@ def _valuation(run: Run, client: int) -> list[Section]:
         return []
     table = []
     for name, cell in rows[client].items():
-        column = [float(row[name]) if row[name] else NAN for row in rows]
-        table.append([name.replace("_", " "), or_none(cell), number(mean_of(column))])
+        table.append([name.replace("_", " "), number(cell), number(mean_of([row[name] for row in rows]))])
     text = "Your data against the server's validation set, or the clients' barycentre, before training (flsv value):"
     return [Section("Value of your data before training", [Text(text), Table(["", "yours", OTHERS], table)])]
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from flsv.csv_files import NAN, Cell, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
+from flsv.reporting.contributions_csv import Measurement, read_measurements
 from flsv.reporting.names import CONTRIBUTIONS, RECORD, SETTLED, VERSION
+from flsv.reporting.record_schema import fault_of
 
 #: Rows of ``contributions.csv`` that belong to one round and are no metric's.
 OF_A_ROUND = ("weight", "accuracy", "update_norm")
@@ -19,21 +21,6 @@ OF_A_ROUND = ("weight", "accuracy", "update_norm")
 GAINS = "gains.csv"
 FLAGGED = "flagged.csv"
 VALUATION = "valuation.csv"
-NAN = float("nan")
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of ``contributions.csv``. ``column`` is the class's number, the column's name, or ``""``; ``low`` and
-    ``high`` are NaN where no interval is known."""
-
-    round: int
-    metric: str
-    client: int
-    column: str
-    value: float
-    low: float = NAN
-    high: float = NAN
 
 
 @dataclass(frozen=True)
@@ -44,14 +31,12 @@ class Run:
         folder: where.
         record: ``run.json``; empty in a folder written by an earlier version.
         rows: of ``contributions.csv``, in its order.
-        named: names of clients and of classes that the CSV itself tells, by number.
         valuation: a folder of ``flsv value`` on the same data.
     """
 
     folder: Path
     record: Mapping[str, Any]
-    rows: Sequence[Row]
-    named: tuple[Mapping[int, str], Mapping[int, str]] = field(default_factory=lambda: ({}, {}))
+    rows: Sequence[Measurement]
     valuation: Path | None = None
 
     @cached_property
@@ -62,8 +47,8 @@ class Run:
     @cached_property
     def client_names(self) -> tuple[str, ...]:
         """As they are; numbers where the data have no names."""
-        names = self.record.get("clients") or [self.named[0].get(i, str(i)) for i in range(self.num_clients)]
-        return tuple(map(str, names))
+        told = {row.client: row.client_name for row in self.rows if row.client_name}
+        return tuple(self.record.get("clients") or [told.get(i, str(i)) for i in range(self.num_clients)])
 
     @cached_property
     def folders(self) -> tuple[str, ...]:
@@ -74,6 +59,11 @@ class Run:
     def rounds(self) -> int:
         """Rounds that are there."""
         return 1 + max((row.round for row in self.rows), default=-1)
+
+    @cached_property
+    def round_numbers(self) -> tuple[int, ...]:
+        """Those of which something is known, ascending."""
+        return tuple(sorted({row.round for row in self.rows}))
 
     @property
     def ended(self) -> bool | None:
@@ -103,7 +93,7 @@ class Run:
         for them."""
         if self.about(metric):
             return bool(self.about(metric).get("per_class"))
-        return bool(self.named[1])
+        return bool(self._told_classes)
 
     def column_name(self, metric: str, column: str) -> str:
         """As it is shown."""
@@ -111,15 +101,21 @@ class Run:
             return column
         names = self.record.get("classes") or []
         number = int(column)
-        return str(names[number]) if number < len(names) else self.named[1].get(number, column)
+        return names[number] if number < len(names) else self._told_classes.get(number, column)
+
+    @cached_property
+    def _told_classes(self) -> dict[int, str]:
+        """Names of classes that the CSV itself tells."""
+        return {int(row.column): row.class_name for row in self.rows if row.class_name and row.column.isdigit()}
 
     def history(self, metric: str, column: str = "") -> list[list[float]]:
-        """``[rounds][n]``: a client's value, once measured, stays until it is measured again. What belongs to one
-        round (weights, accuracies, norms) is NaN in the others."""
+        """``[r][n]`` of the :attr:`round_numbers`: a client's value, once measured, stays until it is measured again.
+        What belongs to one round (weights, accuracies, norms) is NaN in the others."""
         carried = metric not in OF_A_ROUND
-        table = [[NAN] * self.num_clients for _ in range(self.rounds)]
+        table = [[NAN] * self.num_clients for _ in self.round_numbers]
+        place = {number: index for index, number in enumerate(self.round_numbers)}
         for row in self._of(metric, column):
-            table[row.round][row.client] = row.value
+            table[place[row.round]][row.client] = row.value
         for before, now in zip(table, table[1:] if carried else ()):
             now[:] = [old if new != new else new for old, new in zip(before, now)]
         return table
@@ -128,7 +124,7 @@ class Run:
     def unpaid(self) -> tuple[int, ...]:
         """Whom nobody is to pay: clients who were found to be another one under a second name, in a run that leaves
         copies out (``exclude_copies``)."""
-        return tuple(map(int, self.record.get("unpaid", ())))
+        return tuple(self.record.get("unpaid", ()))
 
     def final(self, metric: str, column: str = "") -> list[float]:
         """``[n]``: the last value of each client, NaN where there is none; of a contribution metric that by which it
@@ -163,20 +159,19 @@ class Run:
             for client in range(self.num_clients):
                 path = folder / "clients" / self.folders[client] / FLAGGED
                 if path.is_file():
-                    found[client] = _table(path)
+                    found[client] = [row for _, row in read_csv(path, {})]
         return found
 
-    def gains(self) -> list[dict[str, str]]:
+    def gains(self) -> list[dict[str, Any]]:
         """``[n]``, what each client has alone and in the federation, where ``flsv compare`` has measured it."""
-        path = self.folder / GAINS
-        return self._by_client(path) if path.is_file() else []
+        accuracies = [f"accuracy_{models}" for models in ("alone", "received", "trained")]
+        return self._by_client(self.folder / GAINS, dict.fromkeys(accuracies, number_or_nan))
 
-    def settled(self) -> list[dict[str, str]]:
+    def settled(self) -> list[dict[str, Any]]:
         """``[n]``, what each client is worth by training with some of the clients only, where ``flsv settle`` has."""
-        path = self.folder / SETTLED
-        return self._by_client(path) if path.is_file() else []
+        return self._by_client(self.folder / SETTLED, dict.fromkeys(("value", "low", "high", "share"), number_or_nan))
 
-    def valued(self) -> list[dict[str, str]]:
+    def valued(self) -> list[dict[str, float]]:
         """``[n]``, what ``flsv value`` has found of each client, without its name; empty without a valuation.
 
         Raises:
@@ -189,24 +184,36 @@ class Run:
             raise ConfigurationError(
                 f"{self.valuation} holds no {VALUATION}: name a folder that flsv value has written."
             )
-        rows = self._by_client(path)
-        if len(_table(path)) != self.num_clients or not all(rows):
+        rows = self._by_client(path, {"client_name": str}, number_or_nan)
+        known = sum(map(bool, rows))
+        if known < self.num_clients:
             raise ConfigurationError(
-                f"{path} is of {len(_table(path))} clients and the run of {self.num_clients}: not of the same data."
+                f"{path} is of {known} clients and the run of {self.num_clients}: not of the same data."
             )
-        shown = ("client", "client_name")
-        return [{name: cell for name, cell in row.items() if name not in shown} for row in rows]
+        return [{name: cell for name, cell in row.items() if name not in ("client", "client_name")} for row in rows]
 
-    def _by_client(self, path: Path) -> list[dict[str, str]]:
-        rows = {int(row["client"]): row for row in _table(path)}
-        return [rows.get(client, {}) for client in range(self.num_clients)]
+    def _by_client(
+        self, path: Path, needed: Mapping[str, Cell], others: Mapping[str, Cell] | Cell = str
+    ) -> list[dict[str, Any]]:
+        """``[n]``, the file's row of each client, empty where it has none; nothing without a file."""
+        if not path.is_file():
+            return []
+        rows: list[dict[str, Any]] = [{} for _ in range(self.num_clients)]
+        for line, row in read_csv(path, {"client": whole, **needed}, others):
+            client = row["client"]
+            if client >= self.num_clients or rows[client]:
+                raise ConfigurationError(
+                    f"{path}, line {line}: client is {client}, expected 0 to {self.num_clients - 1}, each once."
+                )
+            rows[client] = row
+        return rows
 
-    def _of(self, metric: str, column: str) -> list[Row]:
+    def _of(self, metric: str, column: str) -> list[Measurement]:
         return self._by_key.get((metric, column), [])
 
     @cached_property
-    def _by_key(self) -> dict[tuple[str, str], list[Row]]:
-        found: dict[tuple[str, str], list[Row]] = {}
+    def _by_key(self) -> dict[tuple[str, str], list[Measurement]]:
+        found: dict[tuple[str, str], list[Measurement]] = {}
         for row in self.rows:
             found.setdefault((row.metric, row.column), []).append(row)
         return found
@@ -221,7 +228,7 @@ def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
 
     Raises:
         ConfigurationError: there is no such folder or nothing of a run in it, naming runs below it if there are any; a
-            file that is no run's.
+            file that is no run's, naming the line.
     """
     folder = Path(path)
     if folder.name == CONTRIBUTIONS:
@@ -229,20 +236,30 @@ def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
     file = folder / CONTRIBUTIONS
     if not file.is_file():
         raise ConfigurationError(_nothing_there(folder))
-    rows, named = _read_rows(file)
-    run = Run(folder, read_record(folder / RECORD), rows, named, None if valuation is None else Path(valuation))
-    beyond = [row.client for row in rows if row.client >= run.num_clients]
-    if beyond:
+    record = read_record(folder / RECORD)
+    rounds = record.get("rounds", -1)
+    rows = read_measurements(file, record.get("clients"), None if rounds in (None, -1) else rounds)
+    run = Run(folder, record, rows, None if valuation is None else Path(valuation))
+    strange = _strange(run) if record else None
+    if strange:
         raise ConfigurationError(
-            f"{file} has a client {max(beyond)}, and {RECORD} beside it names {run.num_clients}: they are not of "
-            "the same run. Give each run a folder of its own."
+            f"{file} has {strange}, which {RECORD} beside it does not name: they are not of the same run. Give each "
+            "run a folder of its own."
         )
     return run
 
 
-def _table(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+def _strange(run: Run) -> str | None:
+    """What is measured and is nothing that the record tells of."""
+    for metric in dict.fromkeys(row.metric.partition("/")[0] for row in run.rows):
+        if metric not in run.record["metrics"] and metric not in OF_A_ROUND:
+            return f"a metric {metric!r}"
+        if run.record.get("classes") and run.about(metric).get("per_class"):
+            numbers = set(map(str, range(len(run.record["classes"]))))
+            strange = next((column for column in run.columns(metric) if column not in numbers), None)
+            if strange is not None:
+                return f"a class {strange!r}"
+    return None
 
 
 def _nothing_there(folder: Path) -> str:
@@ -261,43 +278,25 @@ def read_record(path: Path) -> dict[str, Any]:
     """``run.json``; empty where there is none.
 
     Raises:
-        ConfigurationError: it is none of this version's.
+        ConfigurationError: it is none of this version's, or says what no run does.
     """
     if not path.is_file():
         return {}
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{path} cannot be read ({error}). Move it away to go on without it.") from error
+        record = json.loads(path.read_bytes().decode(), parse_constant=_no_number)
+        json.dumps(record, ensure_ascii=False).encode()  # half a character can be told in JSON, and not be written
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"{path} cannot be read ({error}). {_AWAY}") from error
     if not isinstance(record, dict) or record.get("version") != VERSION:
-        raise ConfigurationError(f"{path} was not written by this version of flsv. Move it away to go on without it.")
+        raise ConfigurationError(f"{path} was not written by this version of flsv. {_AWAY}")
+    fault = fault_of(record)
+    if fault:
+        raise ConfigurationError(f"{path}: {fault}. {_AWAY}")
     return record
 
 
-def _read_rows(path: Path) -> tuple[list[Row], tuple[dict[int, str], dict[int, str]]]:
-    """The complete rows, by the names in the head; a last line that a kill cut short is left out."""
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(_whole_lines(file))
-        missing = {"round", "metric", "client", "class", "value"} - set(reader.fieldnames or ())
-        if missing:
-            raise ConfigurationError(f"{path} has no column {sorted(missing)}: it is no run's {CONTRIBUTIONS}.")
-        rows: list[Row] = []
-        clients: dict[int, str] = {}
-        classes: dict[int, str] = {}
-        for line in reader:
-            try:
-                numbers = [float(end) if (end := line.get(name)) else NAN for name in ("low", "high")]
-                where = int(line["round"]), line["metric"], int(line["client"]), line["class"]
-                row = Row(*where, float(line["value"]), *numbers)
-            except (TypeError, ValueError) as error:
-                raise ConfigurationError(f"{path}, line {reader.line_num}: {error}.") from error
-            rows.append(row)
-            if line.get("client_name"):
-                clients[row.client] = line["client_name"]
-            if line.get("class_name") and row.column.isdigit():
-                classes[int(row.column)] = line["class_name"]
-    return rows, (clients, classes)
+_AWAY = "Move it away to go on without it."
 
 
-def _whole_lines(file: Any) -> Iterator[str]:
-    return (line for line in file if line.endswith("\n"))
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")

@@ -2,22 +2,82 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from flsv._lightning.durable import append, replacing
+from flsv.csv_files import NAN, Cell, csv_text, number, number_or_nan, read_csv, save_csv, whole
 from flsv.errors import ConfigurationError
 
 HEADER = ("round", "metric", "client", "class", "value", "client_name", "class_name", "low", "high")
-#: Before clients had names, and before there were intervals.
-_EARLIER_HEADERS = (HEADER[:5], HEADER[:7])
+#: Clients that a file may have where nobody says how many there are, and rounds.
+MOST_CLIENTS, MOST_ROUNDS = 10**5, 10**6
 Row = tuple[int, str, int, "int | str", float]
 #: Low and high ends, by metric and client.
 Intervals = Mapping[tuple[str, int], tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One line, in the order of the columns. ``column`` is the class's number, the column's name, or ``""``; ``low``
+    and ``high`` are NaN where no interval is known."""
+
+    round: int
+    metric: str
+    client: int
+    column: str
+    value: float
+    client_name: str = ""
+    class_name: str = ""
+    low: float = NAN
+    high: float = NAN
+
+
+def read_measurements(
+    path: Path, client_names: Sequence[str] | None = None, rounds: int | None = None
+) -> list[Measurement]:
+    """All that a run has measured; a last line that a kill cut short is left out.
+
+    Args:
+        path: of ``contributions.csv``; files of earlier versions have no names or no intervals.
+        client_names: of the run; None: nobody knows them.
+        rounds: of the run, likewise.
+
+    Raises:
+        ConfigurationError: naming the line, for what no run writes: a client or a round that there is not, another name
+            of a client, rounds in another order, a value that is there twice, what is no number.
+    """
+    clients = MOST_CLIENTS if client_names is None else len(client_names)
+    names = None if client_names is None else [" ".join(str(name).split()) for name in client_names]
+    rounds = MOST_ROUNDS if rounds is None else rounds
+    found: dict[tuple[int, str, int, str], Measurement] = {}
+    latest = 0
+    for line, cells in read_csv(path, _NEEDED, _OTHERS):
+        row = Measurement(**{_FIELDS.get(name, name): cells[name] for name in HEADER if name in cells})
+        key = (row.round, row.metric, row.client, row.column)
+        fault = ""
+        if not latest <= row.round < rounds:
+            fault = f"round is {row.round}, expected {latest} to {rounds - 1}"
+        elif row.client >= clients:
+            fault = f"client is {row.client}, expected 0 to {clients - 1}"
+        elif names and row.client_name and row.client_name != names[row.client]:
+            fault = f"client {row.client} is called {row.client_name!r}, expected {names[row.client]!r}"
+        elif not row.metric:
+            fault = "there is no metric, expected its name"
+        elif key in found:
+            fault = f"{row.metric} of client {row.client} in round {row.round} is there already, expected once"
+        if fault:
+            raise ConfigurationError(f"{path}, line {line}: {fault}.")
+        found[key], latest = row, row.round
+    return list(found.values())
+
+
+_NEEDED: Mapping[str, Cell] = {"round": whole, "metric": str, "client": whole, "class": str, "value": number}
+_OTHERS: Mapping[str, Cell] = {"low": number_or_nan, "high": number_or_nan}
+_FIELDS = {"class": "column"}
 
 
 class ContributionsFile:
@@ -59,19 +119,24 @@ class ContributionsFile:
             earlier: the file of the run that is resumed, where that is another one.
 
         Raises:
-            ConfigurationError: the file to go on with has other columns.
+            ConfigurationError: the file to go on with is none that a run writes, see :func:`read_measurements`.
         """
         source = self.path if earlier is None else earlier
-        kept: Sequence[Sequence[str]] = []
+        rows: Sequence[Measurement] = []
         if first_round > 0:
             if source.is_file():
-                kept = [row for row in self._complete(source) if int(row[0]) < first_round]
+                rows = self._to_go_on_with(source)
             else:
                 warnings.warn(f"{source} is gone: {self.path} starts at round {first_round}.", stacklevel=2)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._set_aside(first_round if source == self.path else 0)
-        with replacing(self.path) as file:
-            file.write(_lines([HEADER, *kept]))
+        if first_round == 0 or source != self.path:
+            lost = self.path.is_file() and self.path.read_bytes() not in (b"", csv_text([HEADER]))
+        else:
+            # One round that was written and then lost with the process that ran it is run again alike: it is no loss.
+            lost = len({row.round for row in rows if row.round >= first_round}) > 1
+        if lost:
+            self._set_aside()
+        save_csv(self.path, [HEADER, *(self._cells(row) for row in rows if row.round < first_round)])
 
     def append(
         self, rows: Iterable[Row], intervals: Mapping[tuple[str, int], tuple[float, float]] | None = None
@@ -90,70 +155,37 @@ class ContributionsFile:
         for row in rows:
             ends = known.get((row[1], row[2]), ("", "")) if row[3] == "" else ("", "")
             lines.append((*row, self._client(row[2]), self._class(row[3]), *ends))
-        append(self.path, _lines(lines))
+        append(self.path, csv_text(lines))
 
     def values(self) -> Iterator[tuple[str, float]]:
         """Every value written so far, with its metric."""
-        for row in _rows(self.path):
-            yield row[1], float(row[4])
+        return ((row.metric, row.value) for row in read_measurements(self.path, self._client_names))
 
     def _client(self, client: int) -> str:
-        return _line(client if self._client_names is None else self._client_names[client])
+        return str(client if self._client_names is None else self._client_names[client])
 
     def _class(self, label: int | str) -> str:
-        return _line(label if isinstance(label, str) or self._class_names is None else self._class_names[label])
+        return str(label if isinstance(label, str) or self._class_names is None else self._class_names[label])
 
-    def _complete(self, source: Path) -> list[list[str]]:
-        """The rows of a file to go on with, with names."""
-        columns = _columns(source)
-        if columns not in (HEADER, *_EARLIER_HEADERS):
+    def _to_go_on_with(self, source: Path) -> list[Measurement]:
+        try:
+            return read_measurements(source, self._client_names)
+        except ConfigurationError as error:
             raise ConfigurationError(
-                f"{source} has the columns {', '.join(columns)}: expected {', '.join(HEADER)}. Move it away; the run "
-                "then goes on with a new file, which begins where it is resumed."
-            )
-        # Whether a number in "class" was a class or the other client, nobody can tell any more.
-        rows = (row if len(row) > 5 else [*row, self._client(int(row[2])), ""] for row in _rows(source))
-        return [row if len(row) == len(HEADER) else [*row, "", ""] for row in rows]
+                f"{error} Move the file away; the run then goes on with a new one, which begins where it is resumed."
+            ) from error
 
-    def _set_aside(self, first_round: int) -> None:
-        """Keep a copy of a file whose rounds will not all be written again as they are.
+    def _cells(self, row: Measurement) -> list[object]:
+        """In the order of the columns. Whether a number in "class" was a class or the other client, nobody can tell in
+        a file without names."""
+        cells = astuple(replace(row, client_name=row.client_name or self._client(row.client)))
+        return ["" if cell != cell else cell for cell in cells]
 
-        One round that was written and then lost with the process that ran it is run again alike: it is no loss.
-        """
-        if not self.path.is_file():
-            return
-        if first_round == 0:
-            lost = self.path.read_bytes() not in (b"", _lines([HEADER]))
-        else:
-            lost = len({row[0] for row in _rows(self.path) if int(row[0]) >= first_round}) > 1
-        if lost:
-            stem, suffix = self.path.stem, self.path.suffix
-            numbered = (self.path.with_name(f"{stem}_{number}{suffix}") for number in itertools.count(1))
-            copy = next(path for path in numbered if not path.exists())
-            with replacing(copy) as file:
-                file.write(self.path.read_bytes())
-            warnings.warn(f"{self.path} holds rounds of an earlier run: they are kept in {copy}.", stacklevel=3)
-
-
-def _lines(rows: Iterable[Sequence[object]]) -> bytes:
-    text = io.StringIO(newline="")
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode()
-
-
-def _line(name: object) -> str:
-    # On one line, so that a row that a crash cut short can be told by its missing end.
-    return " ".join(str(name).split())
-
-
-def _columns(path: Path) -> tuple[str, ...]:
-    with path.open(newline="") as file:
-        return tuple(next(csv.reader(file), ()))
-
-
-def _rows(path: Path) -> list[list[str]]:
-    """The complete rows of the file; a last line that a crash cut short is left out."""
-    width = len(_columns(path))
-    with path.open(newline="") as file:
-        lines = [line for line in file if line.endswith("\n")]
-    return [row for row in csv.reader(lines[1:]) if len(row) == width and row[0].isdigit()]
+    def _set_aside(self) -> None:
+        """Keep a copy of a file whose rounds will not all be written again as they are."""
+        stem, suffix = self.path.stem, self.path.suffix
+        numbered = (self.path.with_name(f"{stem}_{number}{suffix}") for number in itertools.count(1))
+        copy = next(path for path in numbered if not path.exists())
+        with replacing(copy) as file:
+            file.write(self.path.read_bytes())
+        warnings.warn(f"{self.path} holds rounds of an earlier run: they are kept in {copy}.", stacklevel=3)

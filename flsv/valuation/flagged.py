@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from flsv._lightning.durable import replacing
+from flsv.csv_files import save_csv
 from flsv.participants import LocalData
 from flsv.participants.cache import memory
 from flsv.valuation.questions import SampleValues
@@ -35,15 +33,12 @@ def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: 
     if found is None or len(found.why) != len(found.gradients):
         return
     y = local.samples()[1].tolist()
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["index", "label", "score", "why"])
+    rows: list[tuple[object, ...]] = [("index", "label", "score", "why")]
     for place in found.gradients.argsort(descending=True, stable=True).tolist():
         if found.flagged[place]:
             score = found.gradients[place].item()
             label = y[place] if class_names is None else class_names[y[place]]
             known = f"{score:.6g}" if score < float("inf") else ""
-            writer.writerow([int(indices[place]), label, known, found.why[place]])
+            rows.append((int(indices[place]), label, known, found.why[place]))
     folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / FLAGGED) as file:
-        file.write(text.getvalue().encode())
+    save_csv(folder / FLAGGED, rows)

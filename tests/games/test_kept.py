@@ -65,8 +65,16 @@ def test_a_coalition_that_is_named_twice_is_asked_for_once(tmp_path: Path) -> No
     ("before", "words"),
     [
         (b'{"settings": {"a": 2, "b": 0}}\n{"members": [], "utility": 1}\n', "of other settings .a, b."),
-        (b'{"members": [], "utility": 1}\n', "of other settings"),
-        (b"client,value\n", "holds no trainings"),
+        (b'{"members": [], "utility": 1}\n', "line 1 is .* expected such as .*settings"),
+        (b"client,value\n", "line 1: Expecting value.* Move the file away"),
+        (
+            b'{"settings": {"a": 1}}\n{"members": [0], "utility": NaN}\n',
+            'line 2 is .*NaN.* expected such as .*"utility"',
+        ),
+        (b'{"settings": {"a": 1}}\n{"members": [-1], "utility": 0.5}\n', "line 2 is"),
+        (b'{"settings": {"a": 1}}\n{"members": "02", "utility": 0.5}\n', "line 2 is"),
+        (b'{"settings": {"a": 1}}\n[]\n', "line 2 is"),
+        (b'{"settings": {"a": 1}}\n\xff\n', "line 2: .* expected text in UTF-8"),
     ],
 )
 def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path, before: bytes, words: str) -> None:
@@ -76,3 +84,22 @@ def test_a_file_of_something_else_is_refused_and_stays(tmp_path: Path, before: b
     with pytest.raises(ConfigurationError, match=words):
         KeptUtility(Game(), path, settings)
     assert path.read_bytes() == before
+
+
+def test_a_training_of_players_that_there_are_not_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "game.jsonl"
+    path.write_bytes(b'{"settings": {}}\n{"members": [1, 7], "utility": 0.5}\n')
+    with pytest.raises(ConfigurationError, match=r"a training of \[1, 7\], expected players 0 to 2"):
+        KeptUtility(Game(), path, {})(MASKS)
+
+
+def test_a_line_that_was_cut_within_a_character_is_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "game.jsonl"
+    path.write_bytes('{"settings": {}}\n{"members": [1], "utility": 0.5}\n{"members": "é'.encode()[:-1])
+    assert KeptUtility(Game(), path, {}).known == {(1,): 0.5}
+
+
+def test_what_is_not_finite_is_not_kept(tmp_path: Path) -> None:
+    path = tmp_path / "game.jsonl"
+    assert KeptUtility(lambda masks: masks.sum(1) / 0, path, {})(MASKS[1:]).isinf().all()
+    assert KeptUtility(Game(), path, {}).known == {}

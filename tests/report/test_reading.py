@@ -63,7 +63,7 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"runs below it.*version_0"):
         open_run(tmp_path)
     (tmp_path / "contributions.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigurationError, match="has no column"):
+    with pytest.raises(ConfigurationError, match="has the columns .a., .b.: expected round"):
         open_run(tmp_path)
     (tmp_path / "contributions.csv").write_text("round,metric,client,class,value\n0,sv,zero,,1\n")
     with pytest.raises(ConfigurationError, match="line 2"):
@@ -79,6 +79,8 @@ def test_a_record_that_is_broken_or_of_another_run_is_said(tmp_path: Path) -> No
     (folder / "run.json").write_text(json.dumps({**record, "version": 99}))
     with pytest.raises(ConfigurationError, match="not written by this version"):
         open_run(folder)
-    (folder / "run.json").write_text(json.dumps({**record, "clients": ["a"]}))
-    with pytest.raises(ConfigurationError, match="not of the same run"):
+    short = {name: record[name][:1] for name in ("clients", "folders", "samples", "class_counts")}
+    hashes = {"server": "feed", "0": "00"}
+    (folder / "run.json").write_text(json.dumps({**record, **short, "hashes": hashes}))
+    with pytest.raises(ConfigurationError, match="line 8: client is 1, expected 0 to 0"):
         open_run(folder)

@@ -117,7 +117,7 @@ def test_a_file_with_other_columns_is_refused_and_left_alone(tmp_path: Path) -> 
     path = tmp_path / "c.csv"
     path.write_text("round,metric,value\n0,cssv,0.5\n")
     with pytest.raises(
-        ConfigurationError, match=r"has the columns round, metric, value: expected round, .*Move it away"
+        ConfigurationError, match=r"has the columns 'round', 'metric', 'value': expected round, .*Move the file away"
     ):
         ContributionsFile(path).begin(1)
     assert path.read_text() == "round,metric,value\n0,cssv,0.5\n"

@@ -1,0 +1,107 @@
+"""What stands in ``run.json``, so that whoever reads it need not ask again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flsv.csv_files import LARGEST
+
+Is = Callable[[Any], bool]
+#: Of whole numbers: what 64 bits hold.
+_MOST = 2**63
+
+
+def fault_of(record: Mapping[str, Any]) -> str | None:
+    """What is wrong with a record, in words; None where it is as :func:`flsv.reporting.record.record_of` makes it.
+    Entries that nobody here knows are let be.
+
+    Example:
+        >>> fault_of({"clients": ["Boston"], "folders": ["../x"], "metrics": {}})
+        "folders is ['../x'], expected names of folders, one per client"
+    """
+    for name in ("clients", "folders", "metrics"):
+        if name not in record:
+            return f"there is no {name}, which every run has"
+    number = len(record["clients"]) if isinstance(record["clients"], list) else 0
+    classes = len(record["classes"]) if isinstance(record.get("classes"), list) else None
+    for name, (fits, expected) in _entries(number, classes).items():
+        if name in record and not fits(record[name]):
+            return f"{name} is {repr(record[name])[:80]}, expected {expected}"
+    return None
+
+
+def _entries(clients: int, classes: int | None) -> dict[str, tuple[Is, str]]:
+    def each(of: Is) -> Is:
+        return lambda value: _list(of)(value) and len(value) == clients
+
+    def counts(value: Any) -> bool:
+        return _list(_whole)(value) and classes in (None, len(value))
+
+    def client(value: Any) -> bool:
+        return _whole(value) and value < clients
+
+    def hashes(value: Any) -> bool:
+        return _map(_text)(value) and value.keys() <= {"server", *map(str, range(clients))}
+
+    texts = _map(_text), "texts by name"
+    return {
+        "clients": (lambda value: each(_text)(value) and clients > 0, "the clients' names"),
+        "folders": (each(_folder), "names of folders, one per client"),
+        "metrics": (_map(_metric), "what metrics are, by name"),
+        "started": (_text, "a time"),
+        "ended": (_text, "a time"),
+        "first_round": (_whole, "a round"),
+        "rounds": (lambda value: value is None or value == -1 or _whole(value), "a number of rounds"),
+        "rounds_done": (_whole, "a number of rounds"),
+        "packages": texts,
+        "module": (_text, "a class"),
+        "algorithm": texts,
+        "classes": (_or_none(_list(_text)), "names of classes"),
+        "samples": (each(_whole), "a number of samples per client"),
+        "class_counts": (_or_none(each(counts)), "a number of samples per client and class"),
+        "settings": (_map(lambda value: True), "settings by name"),
+        "hashes": (hashes, 'hashes by client, and by "server"'),
+        "unpaid": (_list(client), f"clients, 0 to {clients - 1}"),
+        "logged": (_map(_or_none(_number)), "numbers by name"),
+    }
+
+
+def _metric(value: Any) -> bool:
+    kinds: dict[str, Is] = {
+        "class": _text,
+        "about": _text,
+        "guide": _map(_text),
+        "per_class": lambda value: isinstance(value, bool),
+        "columns": _or_none(_list(_text)),
+    }
+    return isinstance(value, dict) and all(fits(value[name]) for name, fits in kinds.items() if name in value)
+
+
+def _folder(value: Any) -> bool:
+    """One folder below another: nothing that leads out of it."""
+    return _text(value) and value not in ("", ".", "..") and not {"/", "\\", "\0"} & set(value)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MOST
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= LARGEST
+
+
+def _list(of: Is) -> Is:
+    return lambda value: isinstance(value, list) and all(map(of, value))
+
+
+def _map(of: Is) -> Is:
+    return lambda value: isinstance(value, dict) and all(map(of, value.values()))
+
+
+def _or_none(of: Is) -> Is:
+    return lambda value: value is None or of(value)

@@ -1,0 +1,296 @@
+"""Files that were damaged, cut short or made up: they are read as what they say, or one line says what is wrong."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made_runs import make_run
+
+from flsv.csv_files import as_text
+from flsv.errors import ConfigurationError
+from flsv.games.kept import KeptUtility
+from flsv.report import Run, open_run
+from flsv.report.for_all import page_for_all
+from flsv.report.for_one import page_for_one
+from flsv.report.html import to_html
+from flsv.report.markdown import to_markdown
+from flsv.reporting.contributions_csv import ContributionsFile
+
+NAMES = ("Málaga", "=1+1", "'-x")
+ROUNDS = 3
+NASTY = [
+    "",
+    "-1",
+    "3",
+    "nan",
+    "inf",
+    "1e999",
+    "1e300",
+    "-1e-320",
+    "99999999999999999999",
+    "1_0",
+    "٣",
+    '"',
+    "'",
+    "=1",
+    "\0",
+]
+JSONS = [None, True, -1, 3, 10**400, 1e308, float("nan"), "", "../..", "\ud800", [], [[]], {}, {"a": {}}, "x" * 300]
+
+
+def valid(folder: Path) -> Path:
+    """All that is read back of a run, its valuation and its retraining, small."""
+    make_run(folder, clients=3, classes=2, rounds=ROUNDS, names=NAMES)
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(
+        json.dumps({**record, "folders": ["a", "b", "c"], "unpaid": [1]}, ensure_ascii=False)
+    )
+    (folder / "contributions.csv").unlink()
+    file = ContributionsFile(folder / "contributions.csv", NAMES, ["class 0", "class 1"])
+    file.begin(0)
+    for r in range(ROUNDS):
+        file.append(rows_of(r), {("cssv", i): (-0.25 * i, 0.5 + r) for i in range(3)})
+    (folder / "gains.csv").write_text(
+        "client,client_name,tests,accuracy_alone,accuracy_received,accuracy_trained\r\n"
+        + "".join(f"{i},n,shared,0.5,0.625,nan\r\n" for i in range(3))
+    )
+    (folder / "settled.csv").write_text(
+        "client,client_name,value,low,high,share\n" + "".join(f"{i},n,{0.1 + i},-0.5,3.5,0.25\n" for i in range(3))
+    )
+    (folder / "valuation.csv").write_text(
+        "client,samples,distance,client_name\n" + "".join(f"{i},{100 + i},{0.5 + i},x\n" for i in range(3))
+    )
+    (folder / "clients" / "b").mkdir(parents=True)
+    (folder / "clients" / "b" / "flagged.csv").write_text("index,label,score,why\n7,Hündin,0.5,far\n9,class 1,,far\n")
+    return folder
+
+
+FILES = ("contributions.csv", "run.json", "gains.csv", "settled.csv", "valuation.csv", "clients/b/flagged.csv")
+
+
+def rows_of(r: int) -> list[tuple[int, str, int, int | str, float]]:
+    return [
+        (r, metric, i, label, 0.5**r + 0.125 * i - 0.25 * bool(label))
+        for metric, i, label in [
+            *itertools.product(("cssv",), range(3), ("", 0, 1)),
+            ("weight", 0, ""),
+            ("weight", 2, ""),
+        ]
+    ]
+
+
+def reported(run: Run) -> str:
+    """Every page, as it is handed out."""
+    pages = [page_for_all(run), *(page_for_one(run, client) for client in range(min(run.num_clients, 4)))]
+    return "".join(writer(page) for page in pages for writer in (to_html, to_markdown))
+
+
+def outcome(read: Callable[[], Any]) -> Any:
+    """What is read, or None where one line says what is wrong; nothing else comes of it."""
+    try:
+        return read()
+    except ConfigurationError as error:
+        said = str(error)
+    assert len(said.splitlines()) == 1, said
+    return None
+
+
+@st.composite
+def damages(draw: st.DrawFn, whole: bytes) -> bytes:
+    """Bytes that were changed, lost, doubled or put somewhere else; lines likewise; cells that are something else."""
+    data = whole
+    for _ in range(draw(st.integers(1, 3))):
+        at, length = draw(st.integers(0, len(data))), draw(st.integers(0, 12))
+        lines = data.split(b"\n")
+        here, there = (draw(st.integers(0, len(lines) - 1)) for _ in range(2))
+        kind = draw(st.sampled_from(["cut", "change", "lose", "double", "swap", "cell"]))
+        if kind == "cut":
+            data = data[:at]
+        elif kind == "change":
+            data = data[:at] + draw(st.binary(max_size=4)) + data[at + length :]
+        elif kind == "lose":
+            data = data[:at] + data[at + length :]
+        elif kind == "double":
+            data = b"\n".join([*lines[:here], lines[here], *lines[here:]])
+        elif kind == "swap":
+            lines[here], lines[there] = lines[there], lines[here]
+            data = b"\n".join(lines)
+        else:
+            cells = lines[here].split(b",")
+            cells[draw(st.integers(0, len(cells) - 1))] = draw(st.sampled_from(NASTY)).encode()
+            data = b"\n".join([*lines[:here], b",".join(cells), *lines[here + 1 :]])
+    return data
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_a_damaged_folder_is_read_as_it_stands_or_refused_in_one_line(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = valid(Path(place))
+        for name in data.draw(st.lists(st.sampled_from(FILES), min_size=1, max_size=2, unique=True)):
+            (folder / name).write_bytes(data.draw(damages((folder / name).read_bytes())))
+        run = outcome(lambda: open_run(folder, valuation=folder))
+        if run is None:
+            return
+        text = (folder / "contributions.csv").read_bytes()
+        rows = list(csv.DictReader(io.StringIO(text[: text.rfind(b"\n") + 1].decode(), newline="")))
+        assert len(rows) == len(run.rows)
+        for row, found in zip(rows, run.rows):
+            assert [row["round"], row["metric"], row["client"], row["class"]] == [
+                *map(str, (found.round, found.metric, found.client, found.column))
+            ]
+            assert float(row["value"]) == found.value
+            assert found.client < len(run.record["clients"])
+            assert found.round < run.record.get("rounds", ROUNDS)
+            assert row["client_name"] in ("", as_text(run.client_names[found.client]))
+        outcome(lambda: reported(run))
+
+
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_whatever_a_record_says_it_is_shown_or_refused_in_one_line(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = valid(Path(place))
+        record = json.loads((folder / "run.json").read_text())
+        for _ in range(data.draw(st.integers(1, 2))):
+            into: Any = record
+            while True:
+                key = data.draw(st.sampled_from(list(into) if isinstance(into, dict) else range(len(into))))
+                if not isinstance(into[key], dict | list) or not into[key] or data.draw(st.booleans()):
+                    break
+                into = into[key]
+            into[key] = data.draw(st.sampled_from(JSONS))
+        (folder / "run.json").write_text(json.dumps(record))
+        run = outcome(lambda: open_run(folder, valuation=folder))
+        if run is not None:
+            assert run.client_names == tuple(record["clients"])
+            outcome(lambda: reported(run))
+
+
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_a_run_goes_on_with_a_damaged_file_or_refuses_it_in_one_line(data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        path = valid(Path(place)) / "contributions.csv"
+        whole = path.read_text().splitlines(keepends=True)
+        damaged = data.draw(damages(path.read_bytes()))
+        path.write_bytes(damaged)
+        file = ContributionsFile(path, NAMES, ["class 0", "class 1"])
+        if outcome(lambda: file.begin(2) or True) is None:
+            assert path.read_bytes() == damaged
+            return
+        assert {line.split(",")[0] for line in path.read_text().splitlines()[1:]} <= {"0", "1"}
+        file.append(rows_of(2))
+        assert [line for line in path.read_text().splitlines(keepends=True) if line.startswith("2,")] == [
+            line.rsplit(",", 2)[0] + ",,\n" for line in whole if line.startswith("2,")
+        ]
+
+
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_damaged_trainings_are_used_as_they_stand_or_refused_in_one_line(data: st.DataObject) -> None:
+    masks = torch.tensor([[False, False, True], [True, True, False], [True, True, True]])
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place, "settled_0.jsonl")
+        KeptUtility(lambda masks: masks.sum(1) / 8, path, {"seed": 0})(masks)
+        path.write_bytes(data.draw(damages(path.read_bytes())))
+        values = outcome(lambda: KeptUtility(lambda masks: masks.sum(1) / 8, path, {"seed": 0})(masks))
+        if values is not None:
+            assert values.isfinite().all()
+            kept = {
+                tuple(line["members"]): line["utility"] for line in map(json.loads, path.read_text().splitlines()[1:])
+            }
+            assert values.tolist() == [kept[tuple(mask.nonzero().flatten().tolist())] for mask in masks]
+
+
+@pytest.mark.parametrize("name", ["contributions.csv", "settled.csv"])
+def test_wherever_a_file_was_cut_its_whole_lines_are_read(tmp_path: Path, name: str) -> None:
+    folder = valid(tmp_path)
+    run, whole = open_run(folder), (folder / name).read_bytes()
+    head = whole.index(b"\n") + 1
+    for end in range(head, len(whole)):
+        (folder / name).write_bytes(whole[:end])
+        count = whole[:end].count(b"\n") - 1
+        found = open_run(folder)
+        assert [repr(row) for row in found.rows] == [repr(row) for row in run.rows][
+            : count if "contr" in name else None
+        ]
+        if name == "settled.csv":
+            assert sum(map(bool, found.settled())) == count
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("3,cssv,-1,,0.5,,,,", "client is '-1', expected a whole number"),
+        ("2,cssv,3,,0.5,,,,", "client is 3, expected 0 to 2"),
+        ("1000000000,cssv,1,,0.5,,,,", "round is 1000000000, expected 2 to 2"),
+        ("1,cssv,1,,0.5,,,,", "round is 1, expected 2 to 2"),
+        ("2,cssv,1,,0.5,,,,", "cssv of client 1 in round 2 is there already"),
+        ("2,cssv/stderr,1,,nan,,,,", "value is 'nan', expected a number"),
+        ("2,cssv/stderr,1,,1e999,,,,", "value is '1e999', expected a number"),
+        ("2,cssv/stderr,1,,0.5,Málaga,,,", "client 1 is called 'Málaga', expected '=1\\+1'"),
+        ("2,cssv/stderr,1,,0.5", "5 cells, expected 9"),
+        ('2,cssv/stderr,1,"",0.5,,,,"', "unexpected end of data; expected cells"),
+        ("2,,1,,0.5,,,,", "there is no metric"),
+    ],
+)
+def test_what_no_run_writes_is_said_with_its_line(tmp_path: Path, line: str, words: str) -> None:
+    path = valid(tmp_path) / "contributions.csv"
+    number = len(path.read_bytes().splitlines()) + 1
+    with path.open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(ConfigurationError, match=rf"contributions.csv, line {number}: {words}"):
+        open_run(tmp_path)
+
+
+def test_a_byte_that_is_no_text_is_said_with_its_line_but_for_a_last_line_that_was_cut(tmp_path: Path) -> None:
+    path = valid(tmp_path) / "contributions.csv"
+    rows, whole = open_run(tmp_path).rows, path.read_bytes()
+    path.write_bytes(whole + b"2,weight,1,,0.5,=1\xc3")
+    assert [repr(row) for row in open_run(tmp_path).rows] == [repr(row) for row in rows]
+    path.write_bytes(whole.replace(b",weight,", b",w\xffight,", 1))
+    with pytest.raises(ConfigurationError, match="line 11: .* expected text in UTF-8"):
+        open_run(tmp_path)
+
+
+def test_a_client_or_a_round_without_a_record_is_bounded(tmp_path: Path) -> None:
+    path = valid(tmp_path) / "contributions.csv"
+    (tmp_path / "run.json").unlink()
+    whole = path.read_bytes()
+    for line, words in (
+        (b"2,cssv,999999999,,1,,,,\n", "client is 999999999"),
+        (b"9" * 9 + b",cssv,1,,1,,,,\n", "round is 9"),
+    ):
+        path.write_bytes(whole + line)
+        with pytest.raises(ConfigurationError, match=words):
+            open_run(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("unpaid", [3], r"unpaid is \[3\], expected clients, 0 to 2"),
+        ("folders", ["a", "b", "../../c"], "folders is .*expected names of folders"),
+        ("samples", [1, 2], "samples is .*expected a number of samples per client"),
+        ("hashes", {"7": "ff"}, "hashes is"),
+        ("metrics", {"other": {}}, "a metric 'cssv', which run.json beside it does not name"),
+        ("classes", ["only one"], "class_counts is"),
+    ],
+)
+def test_a_record_that_contradicts_itself_is_said(tmp_path: Path, name: str, value: Any, words: str) -> None:
+    path = valid(tmp_path) / "run.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+    with pytest.raises(ConfigurationError, match=words):
+        open_run(tmp_path)

@@ -1,0 +1,68 @@
+"""What a spreadsheet opens runs nothing, and what is read back is what was written."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flsv.cli.compare import Outcome, write_csv, write_gains
+from flsv.cli.own_models import MEASURES
+from flsv.cli.rows import write_rows
+from flsv.cli.value import write_csv as write_valuation
+from flsv.csv_files import csv_text, read_csv
+from flsv.reporting.contributions_csv import ContributionsFile, read_measurements
+
+NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
+
+
+def cells(path: Path) -> set[str]:
+    """As a spreadsheet gets them."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return set(itertools.chain(*csv.reader(file)))
+
+
+def runs(cell: str) -> bool:
+    """Whether a spreadsheet takes it for a formula; what is a number alone is one."""
+    try:
+        float(cell)
+    except ValueError:
+        return cell[:1] in ("=", "+", "-", "@")
+    return False
+
+
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@given(st.lists(st.text(st.sampled_from("=+-@'\"1a, e\n\té"), max_size=8), min_size=1, max_size=4))
+def test_any_text_comes_back_on_one_line_and_is_no_formula(
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "texts.csv"
+    path.write_bytes(csv_text([("number", *map(str, range(len(texts)))), (-1, *texts)]))
+    assert not any(map(runs, cells(path)))
+    assert [list(row.values())[1:] for _, row in read_csv(path, {})] == [[" ".join(text.split()) for text in texts]]
+
+
+def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
+    values = torch.linspace(-1, 1, len(NAMES)).double()
+    file = ContributionsFile(tmp_path / "contributions.csv", NAMES, ["=class", "-"])
+    file.begin(0)
+    file.append([(0, "=sv", i, 0, -0.5) for i in range(len(NAMES))])
+    write_rows(tmp_path / "settled.csv", ("client_name", "value"), [{"client_name": n, "value": -0.5} for n in NAMES])
+    write_valuation(tmp_path / "valuation.csv", {"distance": values}, NAMES)
+    scores = {models: dict.fromkeys(MEASURES, values) for models in ("received", "trained")}
+    outcome = Outcome("=algorithm", scores, 1.0, 3, "shared", None, NAMES)
+    write_csv(tmp_path / "compare.csv", [outcome])
+    write_gains(tmp_path / "gains.csv", outcome, outcome)
+    for path in tmp_path.glob("*.csv"):
+        assert not any(map(runs, cells(path))), path
+        named = [row["client_name"] for _, row in read_csv(path, {}) if "client_name" in row]
+        assert named == list(NAMES) or path.name == "compare.csv"
+    found = read_measurements(tmp_path / "contributions.csv", NAMES)
+    assert [(row.metric, row.client_name, row.class_name, row.value) for row in found] == [
+        ("=sv", name, "=class", -0.5) for name in NAMES
+    ]
