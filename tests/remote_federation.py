@@ -119,6 +119,7 @@ class Decaying(ClassifierClient):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
         total = self.trainer.estimated_stepping_batches
+        assert self.trainer.num_training_batches == len(self.trainer.train_dataloader) <= total
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / total))
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 

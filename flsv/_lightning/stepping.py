@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import Any
 
 import lightning as L
@@ -11,7 +11,10 @@ from torch.optim import Optimizer
 
 
 def stepping(
-    trainer: L.Trainer, steps: Callable[[], float], is_last: Callable[[], bool | None]
+    trainer: L.Trainer,
+    steps: Callable[[], float],
+    is_last: Callable[[], bool | None],
+    length: Callable[[], Sized | None],
 ) -> list[tuple[Any, str, Any]]:
     """The attributes to patch, see :class:`flsv._lightning.patches.PatchedAttributes`.
 
@@ -19,19 +22,34 @@ def stepping(
         trainer: whose; others keep what they have.
         steps: gives ``trainer.estimated_stepping_batches``.
         is_last: gives ``trainer.is_last_batch``; None: what Lightning says.
+        length: gives ``trainer.train_dataloader``, whose length is ``trainer.num_training_batches``, as long as no
+            loader is there to be set up; None: what Lightning says.
     """
-    estimated, last = L.Trainer.estimated_stepping_batches, L.Trainer.is_last_batch
+    setup_data = trainer.fit_loop.setup_data
 
-    def estimated_stepping_batches(self: L.Trainer) -> float:
-        return steps() if self is trainer else estimated.fget(self)  # type: ignore[attr-defined]
+    def answering(name: str, answer: Callable[[], Any]) -> tuple[Any, str, Any]:
+        lightnings: Any = getattr(L.Trainer, name)
 
-    def is_last_batch(self: L.Trainer) -> bool:
-        own = is_last() if self is trainer else None
-        return last.fget(self) if own is None else own  # type: ignore[attr-defined]
+        def get(self: L.Trainer) -> Any:
+            own = answer() if self is trainer else None
+            return lightnings.fget(self) if own is None else own
+
+        return L.Trainer, name, property(get)
+
+    def batches() -> int | None:
+        loader = length()
+        return None if loader is None else len(loader)
+
+    def set_up_unless_counted() -> None:
+        if length() is None:
+            setup_data()
 
     return [
-        (L.Trainer, "estimated_stepping_batches", property(estimated_stepping_batches)),
-        (L.Trainer, "is_last_batch", property(is_last_batch)),
+        answering("estimated_stepping_batches", steps),
+        answering("is_last_batch", is_last),
+        answering("train_dataloader", length),
+        answering("num_training_batches", batches),
+        (trainer.fit_loop, "setup_data", set_up_unless_counted),
     ]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -89,30 +89,30 @@ class LocalSteps:
         """Whether ``configure_optimizers`` runs."""
         return self._trainer.lightning_module._current_fx_name == _CONFIGURE
 
-    def batches(self) -> int:
-        """What ``len(trainer.datamodule.train_dataloader())`` is in ``configure_optimizers``: one client's batches in a
-        round; the largest number where no client trains."""
-        self.asked = self.asked or self.configuring
-        clients = range(self._data.num_clients) if self._client is None else [self._client]
-        return max(map(self._batches, clients))
+    def length(self) -> TrainLength:
+        """What stands for the train dataloader in ``configure_optimizers``: one client's batches in a round; the
+        largest number where no client trains."""
+        return TrainLength(int(self._answer(self._batches, "the number of training batches")))
 
     def answer(self) -> float:
         """What ``trainer.estimated_stepping_batches`` is."""
-        steps = self.most() if self._client is None else self.of(self._client)
+        return self._answer(self.of, "estimated_stepping_batches")
+
+    def _answer(self, count: Callable[[int], float], name: str) -> float:
+        self.asked = self.asked or self.configuring
+        if self._client is not None:
+            return count(self._client)
+        counts = list(map(count, range(self._data.num_clients)))
         hook = self._trainer.lightning_module._current_fx_name
-        if hook == _CONFIGURE:
-            self.asked = True
-        elif self._client is None and hook in ("setup", "configure_model") and not self._warned:
+        if hook in ("setup", "configure_model") and min(counts) != max(counts) and not self._warned:
             self._warned = True
-            least = min(self.of(client) for client in range(self._data.num_clients))
-            if least != steps:
-                warnings.warn(
-                    f"estimated_stepping_batches was read in {hook}, where no client trains: it is that of the client "
-                    f"with the most steps, {steps:g}, and others take as few as {least:g}. A schedule that is to end "
-                    f"with every client's last step must read it in {_CONFIGURE}.",
-                    stacklevel=2,
-                )
-        return steps
+            warnings.warn(
+                f"{name} was read in {hook}, where no client trains: it is that of the client with the most, "
+                f"{max(counts):g}, and others have as few as {min(counts):g}. A schedule that is to end with every "
+                f"client's last step must read it in {_CONFIGURE}.",
+                stacklevel=2,
+            )
+        return max(counts)
 
     def _count(self, client: int) -> float:
         trainer = self._trainer

@@ -177,7 +177,7 @@ class _Family:
         kinds = [type(config.scheduler) for config in trainer.lr_scheduler_configs]
         if [type(scheduler) for scheduler in schedulers] != kinds or len(self._optimizers) != len(self._used):
             raise ConfigurationError(
-                "configure_optimizers reads trainer.estimated_stepping_batches, and gives other optimizers or "
+                "configure_optimizers asks the trainer how long the training is, and gives other optimizers or "
                 "schedulers for a client with fewer steps: it must give the same ones, of another length."
             )
         self._groups = [

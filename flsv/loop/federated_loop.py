@@ -298,18 +298,20 @@ class FederatedLoop(ToldLoop):
                     (data, "round_loader", self._round_loader),
                     round_axis(trainer),
                     *no_placeholder(trainer),
-                    *stepping(trainer, self._steps.answer, self._is_last_batch),
+                    *stepping(trainer, self._steps.answer, self._is_last_batch, self._length),
                     *lean(trainer),
                 ]
             )
         ]
 
     def _round_loader(self) -> CohortLoader | TrainLength:
-        """The train dataloader of the coming round. For schedules, which are a client's, and before anybody is drawn, a
-        client's number of batches."""
-        if self._fit is None or self._steps.configuring:
-            return TrainLength(self._steps.batches())
-        return self._fit.loader(self._limit)
+        """The train dataloader of the coming round, once it can be had."""
+        length = self._length()
+        return self._running.loader(self._limit) if length is None else length
+
+    def _length(self) -> TrainLength | None:
+        """For schedules, which are a client's, and before anybody is drawn: a client's number of batches."""
+        return self._steps.length() if self._fit is None or self._steps.configuring else None
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data

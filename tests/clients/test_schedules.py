@@ -240,6 +240,65 @@ def test_the_number_read_elsewhere_is_the_largest_and_is_warned_of(tmp_path: Pat
     assert module.steps == max(len(rates) for rates in module.rates.values())
 
 
+def asks_for_steps(trainer: Any) -> float:
+    return trainer.estimated_stepping_batches / trainer.max_epochs
+
+
+def asks_for_batches(trainer: Any) -> float:
+    return trainer.num_training_batches
+
+
+def asks_for_the_loader(trainer: Any) -> float:
+    return len(trainer.train_dataloader)
+
+
+def sets_the_loader_up(trainer: Any) -> float:
+    trainer.fit_loop.setup_data()
+    return trainer.num_training_batches
+
+
+def asks_the_data_module(trainer: Any) -> float:
+    return len(trainer.datamodule.train_dataloader())
+
+
+WAYS = [asks_for_steps, asks_for_batches, asks_for_the_loader, sets_the_loader_up, asks_the_data_module]
+
+
+class Asking(Scheduled):
+    """Its schedule follows from the batches of a round, however it learns of them."""
+
+    def __init__(self, ways: list[Callable[[Any], float]]) -> None:
+        super().__init__(linear)
+        self.ways = ways
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        (length,) = {way(self.trainer) for way in self.ways}
+        return [optimizer], [{"scheduler": linear(optimizer, length * self.trainer.max_epochs), "interval": "step"}]
+
+
+@pytest.mark.parametrize("ways", [*([way] for way in WAYS), WAYS, WAYS[::-1]])
+def test_every_length_is_one_clients(tmp_path: Path, ways: list[Callable[[Any], float]]) -> None:
+    names = ("estimated_stepping_batches", "num_training_batches", "train_dataloader")
+    before = [getattr(L.Trainer, name) for name in names]
+    module = fit(FederatedLoop(seed=SEED), tmp_path, Asking(ways), rounds=2)
+    for rates in module.rates.values():
+        assert [rate for rate, _ in rates] == pytest.approx([0.1 * (1 - i / len(rates)) for i in range(len(rates))])
+    assert len({len(rates) for rates in module.rates.values()}) > 1
+    assert [getattr(L.Trainer, name) for name in names] == before
+
+
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_lengths_in_setup_are_the_largest_and_are_warned_of(tmp_path: Path, way: Callable[[Any], float]) -> None:
+    class AsksInSetup(Scheduled):
+        def setup(self, stage: str) -> None:
+            self.length = way(self.trainer)
+
+    with pytest.warns(UserWarning, match="the number of training batches was read in setup, where no client trains"):
+        module = fit(FederatedLoop(seed=SEED), tmp_path, AsksInSetup(linear), rounds=2)
+    assert 2 * module.length == max(len(rates) for rates in module.rates.values())
+
+
 class CountsInItsGroups(torch.optim.SGD):
     """Keeps its number of steps where schedule-free optimizers keep theirs."""
 

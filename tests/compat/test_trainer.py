@@ -44,6 +44,24 @@ def steps(trainer: L.Trainer) -> int:
     return int(trainer.estimated_stepping_batches)
 
 
+def batches_by_the_steps(trainer: L.Trainer) -> int:
+    """As chemprop asks."""
+    if trainer.train_dataloader is None:
+        assert trainer.estimated_stepping_batches
+    return int(trainer.num_training_batches)
+
+
+def batches_of_a_loader_that_is_set_up(trainer: L.Trainer) -> int:
+    trainer.fit_loop.setup_data()
+    loader: Any = trainer.train_dataloader
+    assert len(loader) == trainer.num_training_batches
+    return len(loader)
+
+
+def by_batches(batches: Callable[[L.Trainer], int]) -> Kind:
+    return scheduled(lambda o, t: lr_scheduler.PolynomialLR(o, batches(t) * t.max_epochs))
+
+
 AS_BY_HAND: dict[str, Kind] = {
     # Averages are rounded to what the module's entries are: half a unit in their last place is to be expected.
     "precision-64-true": small(),
@@ -70,6 +88,8 @@ AS_BY_HAND: dict[str, Kind] = {
     "length-of-the-train-loader": scheduled(
         lambda o, t: lr_scheduler.PolynomialLR(o, len(t.datamodule.train_dataloader()) * t.max_epochs)
     ),
+    "batches-by-the-steps": by_batches(batches_by_the_steps),
+    "batches-of-a-loader-that-is-set-up": by_batches(batches_of_a_loader_that_is_set_up),
     "schedules-in-sequence": scheduled(
         lambda o, t: lr_scheduler.SequentialLR(
             o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 3), lr_scheduler.ExponentialLR(o, 0.9)], [3]

@@ -114,7 +114,14 @@ class SiteVisit(L.Callback):
             trainer, data, self._strategies["sampler"], state, self._arguments["local_epochs"], self._limit
         )
         self._steps.enter(client)
-        self._patches = PatchedAttributes(stepping(trainer, self._steps.answer, lambda: None))
+        self._patches = PatchedAttributes(
+            stepping(
+                trainer,
+                self._steps.answer,
+                lambda: None,
+                lambda: self._steps.length() if self._steps.configuring else None,
+            )
+        )
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._patches.give_back()
