@@ -56,9 +56,14 @@ def _next(client: int, clients: int) -> list[int]:
     return [(client + 1) % clients]
 
 
-def _pooled(federation: Federation, client: int) -> Federation:
-    (partner,) = _next(client, len(federation.num_samples))
-    return _dealt("flsv.data.Colluding", partner=partner)(federation, client)
+def _with_next(class_path: str) -> Callable[[Federation, int], Federation]:
+    """Another partition of the samples of a client and the next one."""
+
+    def applied(federation: Federation, client: int) -> Federation:
+        (partner,) = _next(client, len(federation.num_samples))
+        return _dealt(class_path, partner=partner)(federation, client)
+
+    return applied
 
 
 CHEATS: dict[str, Cheat] = {
@@ -78,11 +83,16 @@ CHEATS: dict[str, Cheat] = {
         "tells no loss, and that the others' model is of no use to it",
         _update("flsv.attacks.FalseReports", loss=0.0, score=0.0, gain=-1.0),
     ),
-    "collusion": Cheat("pools its samples with the next client, who does the same", _pooled, _next),
+    "collusion": Cheat(
+        "pools its samples with the next client, who does the same", _with_next("flsv.data.Colluding"), _next
+    ),
+    "framing": Cheat(
+        "trains on the next client's samples instead of its own, to look like it", _with_next("flsv.data.Framing")
+    ),
 }
 """By the name that ``--attacks`` takes."""
 
-_COPIES = {"exclude_copies": True, "copy_threshold": THRESHOLD, "copy_gap": GAP}
+_COPIES = {"copy_threshold": THRESHOLD, "copy_gap": GAP}
 _CLAIMS = {"norm_cap": 1.25, "sample_cap": 1.25}
 SAFEGUARDS: dict[str, Mapping[str, Any]] = {
     "none": {},
@@ -93,5 +103,5 @@ SAFEGUARDS: dict[str, Mapping[str, Any]] = {
     "both": {**_COPIES, "aggregator": FedAvg(weighting="uniform")},
 }
 """Arguments of :class:`flsv.FederatedLoop`, by the name that ``--safeguard`` takes."""
-WATCHING: Mapping[str, Any] = {"outlier_threshold": 3.5, "copy_threshold": THRESHOLD, "copy_gap": GAP}
-"""What the loop watches for in every run, whether it acts on it or not."""
+WATCHING: Mapping[str, Any] = {"outlier_threshold": 3.5}
+"""What the loop watches for in every run."""

@@ -175,7 +175,7 @@ def _fit(
     for (name, metric), key in zip(metrics.items(), inside):
         value = loop.contributions[key].detach().cpu()
         each = metric.per_client(value) if isinstance(metric, ContributionMetric) else _one_number(value)
-        values[name] = _without(each, loop.unpaid)
+        values[name] = _without(each, loop.held)
         evaluations[name] = int(getattr(metric, "evaluations", 0))
         ends = metric.intervals(value=values[name]) if isinstance(metric, ContributionMetric) else None
         if ends is not None:
@@ -202,7 +202,7 @@ class _Clock:
 
 
 def _without(values: Tensor, clients: Sequence[int]) -> Tensor:
-    """``values [n]``, NaN for clients who are left out, with what they had before that."""
+    """``values [n]``, NaN for clients whose payment is held back."""
     result = values.clone()
     result[list(clients)] = float("nan")
     return result

@@ -7,9 +7,9 @@
 One run's contributions swing with its seed, and with the aggregator. This runs the federation N times, on the same
 clients with the same data, and writes repeat.csv: of every metric and client the mean over the runs, their standard
 deviation, and an interval of the mean. Averaging over runs that differ at random is FedRandom's idea (arXiv
-2602.05693); with several aggregators they are taken in turn, one a run. A client that was found in any of the runs to
-be another one under a second name, and was left out (exclude_copies), is not averaged, and gets no share. A run that
-is done is kept: start again what was stopped.
+2602.05693); with several aggregators they are taken in turn, one a run. A client whose payment is held back in any of
+the runs (flsv report RUN --pay ends that, run by run) is not averaged, and gets no share. A run that is done is kept:
+start again what was stopped.
 """
 
 from __future__ import annotations
@@ -105,13 +105,13 @@ def repeat(
 
 
 def summary(runs: Sequence[Run], level: float = LEVEL) -> list[dict[str, Any]]:
-    """A row per metric and client, by the names in :data:`HEADER`; what is not known is NaN. Who is unpaid in one run
+    """A row per metric and client, by the names in :data:`HEADER`; what is not known is NaN. Who is held in one run
     is in all: the clients are the same, with the same data."""
     rows: list[dict[str, Any]] = []
-    unpaid = {client for run in runs for client in run.unpaid}
+    held = {client for run in runs for client in run.held}
     for metric in runs[0].metrics:
         finals = [run.final(metric) for run in runs]
-        known = [[v for v in values if v == v and i not in unpaid] for i, values in enumerate(zip(*finals))]
+        known = [[v for v in values if v == v and i not in held] for i, values in enumerate(zip(*finals))]
         means = [statistics.fmean(values) if values else math.nan for values in known]
         total = sum(max(mean, 0.0) for mean in means if mean == mean)
         for client, (values, mean) in enumerate(zip(known, means)):

@@ -2,10 +2,13 @@
 
     flsv report runs/lightning_logs/version_0
     flsv report runs/lightning_logs/version_0 --client 3 --out boston.html
+    flsv report runs/lightning_logs/version_0 --pay Boston Lyon
 
 One HTML file that needs no network, and the same as Markdown: who took part, what each contributed and how certain that
 is, per class and over the rounds, what it gave compared with training alone, suspicious samples, settings, hashes. With
---client, the page that this participant may see: of the others it has nothing but means over all.
+--client, the page that this participant may see: of the others it has nothing but means over all. With --pay, somebody
+has looked at clients whose payment is held back, for sending one another's updates: these are to be paid. It is kept in
+the run's folder, also for flsv settle and flsv repeat.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from pathlib import Path
 
 from flsv.cli.help import command_parser
 from flsv.cli.paths import shown
-from flsv.report import write_report
+from flsv.report import pay, write_report
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
@@ -25,7 +28,12 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument("--client", help="number or name of the client whose page it shall be")
     parser.add_argument("--out", type=Path, help="one file, .html or .md; by default both, in the run's folder")
     parser.add_argument("--valuation", type=Path, metavar="DIR", help="a folder of flsv value, to be added")
+    parser.add_argument(
+        "--pay", nargs="+", metavar="CLIENT", help="numbers or names of clients who are held, to be paid"
+    )
     options = parser.parse_args(list(args))
+    if options.pay:
+        pay(options.run, options.pay)
     files = write_report(options.run, options.client, options.out, options.valuation)
     if not quiet:
         print(f"Report: {', '.join(map(shown, files))}")

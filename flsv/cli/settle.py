@@ -7,9 +7,9 @@
 What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
 only: each alone, all but one, all (2 n + 1 trainings), and fits what these come to; the values of the fitted game are
 what is settled by. They are written to settled.csv in the run's folder with intervals, and shown by flsv report. A
-client that the run found to be another one under a second name, and left out (exclude_copies), takes part in none of
-the trainings and gets nothing. Data that are not the run's are refused. A training that is done is kept: start again
-what was stopped.
+client whose payment is held back (see flsv report --pay) takes part, and has no value until somebody has looked at it;
+then settle again. Data that are not the run's are refused. A training that is done is kept: start again what was
+stopped.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from flsv.games.kept import KeptUtility
 from flsv.games.retraining import RetrainedUtility
 from flsv.report.blocks import NONE
 from flsv.report.reading import open_run, read_record
-from flsv.reporting.names import RECORD, SETTLED
+from flsv.reporting.names import CONTRIBUTIONS, RECORD, SETTLED
 from flsv.reporting.table import make_console, print_table
 from flsv.sampling import FixedCohort
 from flsv.server.identity import Identity
@@ -91,8 +91,8 @@ def settle(
         told: called with how many coalitions are trained and how many there are, after each.
 
     Returns:
-        A row per client, by the names in :data:`HEADER`, and the file that they were written to. Clients that the run
-        names in ``unpaid`` take part in no training: they have no value, and the share 0.
+        A row per client, by the names in :data:`HEADER`, and the file that they were written to. Clients whose
+        payment the run holds back have no value, and the share 0.
 
     Raises:
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
@@ -105,7 +105,6 @@ def settle(
         raise ConfigurationError(f"seeds={seeds}: expected 1 or more.")
     config = {name: value for name, value in yaml.safe_load(file.read_text()).items() if name in SECTIONS}
     record = read_record(run / RECORD)
-    unpaid = record.get("unpaid", ())
     ranks = ranks_of_environment()
     with tempfile.TemporaryDirectory() as folder:
         federation = Path(folder, "federation.yaml")
@@ -130,31 +129,32 @@ def settle(
                 mode=mode,  # type: ignore[arg-type]
                 ranks=ranks,
             )
-            players = [i for i in range(utility.num_players) if i not in unpaid]
             identity = cli.identity()
             _check_data(run, record, identity, cli.datamodule.client_names)
             settings = {**identity.flat(), "metric": metric, "mode": mode, "seed": seed}
             name = f"settled_{seed}.jsonl"
-            masks = few_coalitions(len(players), which)
-            everybody = torch.zeros(len(masks), utility.num_players, dtype=torch.bool)
-            everybody[:, players] = masks
-            utilities.append(KeptUtility(utility, run / name, settings, ranks, told)(everybody))
+            masks = few_coalitions(utility.num_players, which)
+            utilities.append(KeptUtility(utility, run / name, settings, ranks, told)(masks))
         names = cli.datamodule.client_names
     table = torch.stack(utilities)
     noise = float(table.var(0).mean().sqrt()) / seeds**0.5 if seeds > 1 else None
-    told_before = None if hint is None else _last_values(run, hint, players)
+    told_before = None if hint is None else _last_values(run, hint)
     found = few_coalitions_shapley(masks, table.mean(0), noise, told_before)
-    values, errors = torch.full((2, len(names)), torch.nan, dtype=torch.float64)
-    values[players], errors[players] = found.values.double(), found.stderr.double()
-    rows = _rows(names, values, errors, level)
+    values = found.values.double()
+    values[_held(run)] = torch.nan
+    rows = _rows(names, values, found.stderr.double(), level)
     path = run / SETTLED
     if ranks.rank == 0:
         write_rows(path, HEADER, rows)
     return rows, path
 
 
-def _last_values(run: Path, metric: str, players: Sequence[int]) -> Tensor:
-    """``[p]``, a metric's last values of these clients, overall or mean over classes.
+def _held(run: Path) -> list[int]:
+    return list(open_run(run).held) if (run / CONTRIBUTIONS).is_file() else []
+
+
+def _last_values(run: Path, metric: str) -> Tensor:
+    """``[n]``, a metric's last values, overall or mean over classes; also of those whose payment is held back.
 
     Raises:
         ConfigurationError: the run has no such metric, or some client has no value.
@@ -163,11 +163,11 @@ def _last_values(run: Path, metric: str, players: Sequence[int]) -> Tensor:
     if metric not in told.metrics:
         raise ConfigurationError(f"hint={metric!r}: the run has the metrics {', '.join(told.metrics) or 'none'}.")
     columns = told.columns(metric) or ("",)
-    values = torch.tensor([told.final(metric, column) for column in columns], dtype=torch.float64).nanmean(0)
-    missing = [client for client in players if not values[client].isfinite()]
+    values = torch.tensor([told.history(metric, column)[-1] for column in columns], dtype=torch.float64).nanmean(0)
+    missing = (~values.isfinite()).nonzero().flatten().tolist()
     if missing:
         raise ConfigurationError(f"hint={metric!r}: clients {missing} have no value.")
-    return values[list(players)]
+    return values
 
 
 def _loop(trainer: L.Trainer) -> FederatedLoop:

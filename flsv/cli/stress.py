@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=list(SAFEGUARDS),
         metavar="SAFEGUARD",
         default=["copies"],
-        help="beside none: copies (FederatedLoop(exclude_copies=True, copy_threshold=0.7, copy_gap=0.45)), claims "
+        help="beside none: copies (FederatedLoop(copy_threshold=0.7, copy_gap=0.45): nothing for who is held), claims "
         "(norm_cap=1.25, sample_cap=1.25), all (these two), uniform (equal weights), both (copies and uniform). "
         "Default: copies",
     )

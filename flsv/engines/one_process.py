@@ -98,7 +98,6 @@ class OneProcess:
             arguments["exclude_outliers"],
             data.client_names,
             arguments["copy_threshold"],
-            arguments["exclude_copies"],
             data.num_clients,
             state.likeness,
             arguments["copy_gap"],

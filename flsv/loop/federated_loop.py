@@ -40,7 +40,6 @@ from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.errors import ConfigurationError
-from flsv.functional.update_copies import THRESHOLD as COPIES
 from flsv.functional.update_outliers import THRESHOLD
 from flsv.loop.told import ToldLoop
 from flsv.metrics import ContributionMetric, PrivacyLoss
@@ -112,17 +111,14 @@ class FederatedLoop(ToldLoop):
         outlier_threshold: an update far larger than the cohort's is warned of; the modified z-score from which on it is
             one, see :func:`flsv.functional.update_outliers.large_updates`. None: not judged. Norms are logged anyway.
         exclude_outliers: leave such an update out of its round, like one that is not finite.
-        copy_threshold: clients whose updates are alike beyond what the cohort has in common, as those of one client
-            under two names are, are warned of; the similarity from which on they are, in (0, 1], such as 0.7, see
-            :mod:`flsv.functional.update_copies`. None, the default: nobody is compared. The server keeps 32 bytes for
-            every pair of clients.
+        copy_threshold: clients whose updates are alike beyond what the cohort has in common, over three rounds or more,
+            as those of one client under two names are, are warned of; the similarity from which on they are, in (0, 1],
+            such as 0.7, see :mod:`flsv.functional.update_copies`. They stay in the model and in the metrics, and the
+            payment of all of them is held back until somebody has looked at it: see ``loop.held``. None, the default:
+            nobody is compared. The server keeps 32 bytes for every pair of clients.
         copy_gap: the same for clients who are by so much more alike than any of them is to others, in (0, 2], such as
             0.45, in the first three rounds that they spend together; of cohorts of six or more. None, the default: not
             judged.
-        exclude_copies: of such clients only the one of the lowest number stays in a round, from the round on in which
-            they were found; by a ``copy_threshold`` of 0.7 where neither rule is given. ``loop.copies`` names the
-            others, who keep in the metrics what they had before; ``loop.payable``, reports and ``flsv settle`` have
-            nothing for them.
         norm_cap: no client's update is longer, for metrics and aggregator, than so many times the median of its cohort,
             such as 1.25, see :mod:`flsv.functional.update_claims`: longer ones are made shorter, in their direction. So
             there is little to gain by sending a multiple of one's update. For federations without a personaliser, and
@@ -194,7 +190,6 @@ class FederatedLoop(ToldLoop):
         exclude_outliers: bool = False,
         copy_threshold: float | None = None,
         copy_gap: float | None = None,
-        exclude_copies: bool = False,
         norm_cap: float | None = None,
         sample_cap: float | None = None,
         head: str | None = None,
@@ -234,9 +229,7 @@ class FederatedLoop(ToldLoop):
         check_norm_cap(norm_cap, self.board)
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
         self.outlier_threshold, self.exclude_outliers = outlier_threshold, exclude_outliers
-        default = exclude_copies and copy_threshold is None and copy_gap is None
-        self.copy_threshold, self.copy_gap = COPIES if default else copy_threshold, copy_gap
-        self.exclude_copies = exclude_copies
+        self.copy_threshold, self.copy_gap = copy_threshold, copy_gap
         self.norm_cap, self.sample_cap = norm_cap, sample_cap
         self.share = share
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models

@@ -100,30 +100,31 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
         return result
 
     @property
-    def copies(self) -> list[int]:
-        """The clients that were found to be another one under a second name, ascending; of a group, all but the one of
-        the lowest number. What they had before they were found stays in the metrics: see :attr:`payable`."""
+    def copies(self) -> list[list[int]]:
+        """The groups of clients who were found to send one another's updates, as one client under several names does:
+        all members of each, ascending. Which of them copies which, if any does, nobody can tell from updates."""
         likeness = self.state.likeness
-        groups = [] if likeness is None else groups_of(likeness[2] > 0)
-        return sorted(client for group in groups for client in group[1:])
+        return [] if likeness is None else groups_of(likeness[3] > 0)
 
     @property
-    def unpaid(self) -> list[int]:
-        """Whom nobody is to pay, ascending: the :attr:`copies`, where the loop leaves copies out."""
-        return self.copies if vars(self).get("exclude_copies") else []
+    def held(self) -> list[int]:
+        """Whose payment is held back until somebody has looked at it, ascending: all members of all :attr:`copies`. Who
+        is to be paid after all is named with ``flsv report RUN --pay``; what the metrics say of them is in
+        :attr:`contributions`."""
+        return sorted(client for group in self.copies for client in group)
 
     @property
     def payable(self) -> dict[str, Tensor]:
         """Metric to what each client may be paid by, ``[n]``: one number per client, as the report has it, NaN for
-        those who were never measured and for the :attr:`unpaid`, whatever they had before they were found."""
+        those who were never measured and for the :attr:`held`."""
         known = self._payable_rows().items()
         return {name: self._overall(name, value).detach().cpu().double() for name, value in known}
 
     def _payable_rows(self) -> dict[str, Tensor]:
-        """The contributions, NaN for the unpaid."""
+        """The contributions, NaN for those who are held."""
         found = {name: value.clone() for name, value in self.contributions.items()}
         for value in found.values():
-            value[self.unpaid] = float("nan")
+            value[self.held] = float("nan")
         return found
 
     def _overall(self, name: str, value: Tensor) -> Tensor:

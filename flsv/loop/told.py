@@ -70,7 +70,7 @@ class ToldLoop(SavedLoop):
         """What turns out while a run runs, for its record."""
         state = self.state
         elsewhere = {"run": state.run, "incidents": copy.deepcopy(state.incidents)} if state.run else {}
-        return {"unpaid": self.unpaid, **elsewhere}
+        return {"copies": self.copies, **elsewhere}
 
     def _record_found(self) -> None:
         """At once: a killed run's folder has to say it, too."""

@@ -80,7 +80,7 @@ def _in_short(run: Run) -> list[Block]:
                 f"By {metric}, {client_label(run, first)} has the highest value ({number(values[first])}) and "
                 f"{client_label(run, last)} the lowest ({number(values[last])})."
             )
-        missing = run.num_clients - len({*order, *run.unpaid})
+        missing = run.num_clients - len({*order, *run.held})
         if missing:
             items.append(
                 f"{missing} clients were never drawn or could not be measured: they have no value, which is not 0."
@@ -91,11 +91,16 @@ def _in_short(run: Run) -> list[Block]:
             f"Nobody has a value by {', '.join(without)}: its rounds have not come yet (OneRoundShapley plays after as "
             "many as it was told to collect), or it could not be measured."
         )
-    if run.unpaid:
-        names = ", ".join(client_label(run, client) for client in run.unpaid)
+    for group in run.copies:
+        names = ", ".join(client_label(run, client) for client in group)
+        held = ", ".join(client_label(run, client) for client in group if client in run.held)
+        state = (
+            f"The payment is held back of: {held}" if held else "Somebody has looked at it, and all of them are paid"
+        )
         items.append(
-            f"Found to send another client's updates under a second name, and left out: {names}. They have no value to "
-            "be paid by, whatever they had before they were found; the curves over the rounds still show that."
+            f"These sent one another's updates but for little, as one client under several names does, or one who "
+            f"wants to bring another into disrepute: {names}. Which of them copies which, updates do not tell. {state}."
+            " Who is to be paid is named with flsv report --pay."
         )
     if not run.metrics:
         items.append("No contribution was measured: the run had no metric.")

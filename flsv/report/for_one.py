@@ -68,11 +68,11 @@ def _part(run: Run, client: int) -> list[Block]:
             rows.append(["of all training samples", percent(share(samples[client], sum(samples)))])
     counts, classes = run.record.get("class_counts"), run.record.get("classes")
     blocks: list[Block] = [Table(["", ""], rows, texts=True)]
-    if client in run.unpaid:
+    if client in run.held:
         blocks.append(
             Text(
-                "Your updates were found to be those of another participant but for little, as of one participant "
-                "under two names. You were left out from then on, and have no value to be paid by."
+                "Your updates and another participant's were found to be the same but for little. Your payment is held "
+                "back, as the other's is, until whoever runs the federation has looked at it."
             )
         )
     if counts and classes and len(classes) > 1:
@@ -98,7 +98,7 @@ def _contributions(run: Run, client: int) -> list[Block]:
     missing = any(run.final(metric)[client] != run.final(metric)[client] for metric in run.metrics)
     note = (
         [Text("A dash is no value, which is not 0: you were not drawn, or nothing could be measured.")]
-        if missing and client not in run.unpaid
+        if missing and client not in run.held
         else []
     )
     return [*blocks, table, *note, Text("The spread is the standard deviation over the clients.")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from flsv._lightning.durable import replacing
@@ -11,6 +12,7 @@ from flsv.report.for_one import page_for_one
 from flsv.report.html import to_html
 from flsv.report.markdown import to_markdown
 from flsv.report.reading import Run, open_run
+from flsv.reporting.record import write_record
 
 WRITERS = {".html": to_html, ".md": to_markdown}
 
@@ -51,6 +53,30 @@ def write_report(
         with replacing(file) as draft:
             draft.write(WRITERS[file.suffix](page).encode())
     return files
+
+
+def pay(path: str | Path, clients: Sequence[int | str]) -> Run:
+    """Somebody has looked at clients whose payment is held back: these are to be paid. It is kept in the run's record,
+    for all who read it.
+
+    Args:
+        path: the run's folder.
+        clients: numbers or names.
+
+    Returns:
+        The run as it is now.
+
+    Raises:
+        ConfigurationError: no run there, no such client, or one whose payment is not held back.
+    """
+    run = open_run(path)
+    numbers = [find_client(run, client) for client in clients]
+    for number, client in zip(numbers, clients):
+        if number not in run.held:
+            held = ", ".join(run.client_names[each] for each in run.held) or "nobody"
+            raise ConfigurationError(f"client={client!r}: its payment is not held back. Held: {held}.")
+    write_record(run.folder, {**run.record, "paid": sorted({*run.record.get("paid", ()), *numbers})})
+    return open_run(path)
 
 
 def find_client(run: Run, client: int | str) -> int:

@@ -120,19 +120,24 @@ class Run:
             now[:] = [old if new != new else new for old, new in zip(before, now)]
         return table
 
+    @property
+    def copies(self) -> list[list[int]]:
+        """The groups of clients who were found to send one another's updates, all members of each."""
+        return self.record.get("copies", [])
+
     @cached_property
-    def unpaid(self) -> tuple[int, ...]:
-        """Whom nobody is to pay: clients who were found to be another one under a second name, in a run that leaves
-        copies out (``exclude_copies``)."""
-        return tuple(self.record.get("unpaid", ()))
+    def held(self) -> tuple[int, ...]:
+        """Whose payment is held back: the members of :attr:`copies`, but for those of whom somebody has said that they
+        are to be paid, see :func:`flsv.report.pay`."""
+        return tuple(sorted({client for group in self.copies for client in group} - {*self.record.get("paid", ())}))
 
     def final(self, metric: str, column: str = "") -> list[float]:
         """``[n]``: the last value of each client, NaN where there is none; of a contribution metric that by which it
-        may be paid, so NaN for the :attr:`unpaid`, whatever they had before they were found."""
+        may be paid, so NaN for those who are :attr:`held`."""
         last = [NAN] * self.num_clients
         for row in self._of(metric, column):
             last[row.client] = row.value
-        for client in () if metric in OF_A_ROUND else self.unpaid:
+        for client in () if metric in OF_A_ROUND else self.held:
             last[client] = NAN
         return last
 
@@ -141,7 +146,7 @@ class Run:
         where there is none at all."""
         low, high = [NAN] * self.num_clients, [NAN] * self.num_clients
         for row in self._of(metric, ""):
-            if row.client not in self.unpaid:
+            if row.client not in self.held:
                 low[row.client], high[row.client] = row.low, row.high
         return (low, high) if any(end == end for end in low) else None
 

@@ -62,7 +62,8 @@ def _entries(clients: int, classes: int | None) -> dict[str, tuple[Is, str]]:
         "class_counts": (_or_none(each(counts)), "a number of samples per client and class"),
         "settings": (_map(lambda value: True), "settings by name"),
         "hashes": (hashes, 'hashes by client, and by "server"'),
-        "unpaid": (_list(client), f"clients, 0 to {clients - 1}"),
+        "copies": (_list(_list(client)), f"groups of clients, 0 to {clients - 1}"),
+        "paid": (_list(client), f"clients, 0 to {clients - 1}"),
         "logged": (_map(_or_none(_number)), "numbers by name"),
     }
 

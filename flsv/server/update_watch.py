@@ -10,19 +10,12 @@ import torch
 from torch import Tensor
 
 from flsv.data.names import client_called
-from flsv.functional.update_copies import (
-    FIRST_ROUNDS,
-    groups_of,
-    likeness_after,
-    products_without_mean,
-    similarities,
-    standing_apart,
-)
+from flsv.functional.update_copies import ROUNDS, SPEAKING, alike, groups_of, similarities, standing_apart
 from flsv.functional.update_outliers import large_updates
 
 NOT_FINITE = "returned a model with NaN or infinite entries"
 LARGE = "sent an update far larger than the cohort's"
-ALIKE = "sent updates that are one another's but for little"
+ALIKE = "sent updates that are one another's but for little, in several rounds"
 
 
 class UpdateWatch:
@@ -37,11 +30,10 @@ class UpdateWatch:
         names: of the clients.
         copy_threshold: the similarity from which on two clients count as one, see
             :mod:`flsv.functional.update_copies`; None: similarities by themselves are not judged.
-        exclude_copies: of a group of copies, only the client of the lowest number in the cohort stays in the round.
         num_clients: n; needed for comparisons.
-        likeness: float64 ``[4, n, n]``, what was found in earlier rounds: the sums of
-            :func:`flsv.functional.update_copies.likeness_after`, the pairs that were found to be copies, who stay it,
-            and the rounds that each pair spent together. None: nothing.
+        likeness: float64 ``[4, n, n]``, what was found in earlier rounds: the sum of each pair's similarities, the
+            rounds that it spent together, those that spoke for it, and whether it was found to be alike, which stays.
+            None: nothing.
         copy_gap: how far a group has to stand apart to count as one client, likewise; None: that is not judged.
 
     Attributes:
@@ -56,14 +48,13 @@ class UpdateWatch:
         exclude: bool,
         names: Sequence[str] = (),
         copy_threshold: float | None = None,
-        exclude_copies: bool = False,
         num_clients: int = 0,
         likeness: Tensor | None = None,
         copy_gap: float | None = None,
     ) -> None:
         self._names = names
         self._threshold, self._exclude = threshold, exclude
-        self._copy_threshold, self._copy_gap, self._exclude_copies = copy_threshold, copy_gap, exclude_copies
+        self._copy_threshold, self._copy_gap = copy_threshold, copy_gap
         self._num_clients, self.likeness = num_clients, likeness
         self.norms: dict[int, float] = {}
         self.times: Counter[tuple[str, int]] = Counter()
@@ -120,54 +111,38 @@ class UpdateWatch:
                 warning.append(f"{what}: {rest}")
         keep = ~large if self._exclude else torch.ones_like(large)
         if gram is not None and self.compares:
-            copies = self._copies(round_index, clients, gram.cpu(), keep, warning)
-            keep = keep & ~copies if self._exclude_copies else keep
+            self._compare(round_index, torch.tensor(clients)[keep], gram.cpu()[keep][:, keep], warning)
         if warning:
             warnings.warn(" ".join(warning), stacklevel=2)
         return keep
 
-    def _copies(
-        self, round_index: int, clients: Sequence[int], gram: Tensor, keep: Tensor, warning: list[str]
-    ) -> Tensor:
-        """Bool ``[k]``: who is not the first of its group of copies; what there is to say goes to ``warning``."""
-        later = torch.zeros(len(clients), dtype=torch.bool)
-        rows = keep.nonzero().flatten()  # an update that is left out anyway does not shift the mean
-        ids = torch.tensor(clients)
-        before = self.likeness
-        if before is None:
-            before = torch.zeros(4, self._num_clients, self._num_clients, dtype=torch.float64)
-        if len(before) == 3:  # of a checkpoint that has not counted: who met long ago is not judged by first rounds
-            before = torch.cat([before, torch.full_like(before[:1], float("inf"))])
-        sums, found, together = before[:2], before[2] > 0, before[3].clone()
-        here = ids[rows]
-        if len(rows) > 2:  # of two, nobody can say what they have in common
-            sums = likeness_after(sums, here, products_without_mean(gram[rows][:, rows]))
-            together[here[:, None], here] += 1
-        similar = similarities(sums)
-        now = torch.zeros_like(found)
+    def _compare(self, round_index: int, here: Tensor, gram: Tensor, warning: list[str]) -> None:
+        """Look for copies among the clients ``here [k]``; what there is to say goes to ``warning``."""
+        n = self._num_clients
+        total, together, speaking, found = torch.zeros(4, n, n).double() if self.likeness is None else self.likeness
+        pairs = here[:, None], here
+        similar = torch.zeros_like(total)
+        if len(here) > 2:  # of two, nobody can say what they have in common
+            now = similarities(gram)
+            total, together = total.index_put(pairs, now, True), together.index_put(pairs, torch.ones_like(now), True)
+            speaking = speaking.index_put(pairs, (now >= SPEAKING).double(), True)
+            similar[pairs] = (total / together.clamp_min(1))[pairs]
+        named = torch.zeros(n, n, dtype=torch.bool)
         if self._copy_threshold is not None:
-            now = similar >= self._copy_threshold
-        if self._copy_gap is not None and len(rows) > 2:
-            apart = standing_apart(similar[here][:, here], self._copy_gap)
-            now[here[:, None], here] |= apart & (together[here][:, here] <= FIRST_ROUNDS)
-        found = (found | now.fill_diagonal_(False)).fill_diagonal_(False)
-        self.likeness = torch.cat([sums, found.double()[None], together[None]])
-        order = ids.argsort()
-        for group in groups_of(found[ids[order]][:, ids[order]]):
-            places = order[group]
-            later[places[1:]] = True
-            members = ids[places].tolist()
-            if self._due(ALIKE, members):
+            named |= alike(similar, self._copy_threshold)
+        if self._copy_gap is not None:
+            named[pairs] |= standing_apart(similar[pairs], self._copy_gap) & (together[pairs] == ROUNDS)
+        found = found.where(~named | (speaking < ROUNDS), 1.0)
+        self.likeness = torch.stack([total, together, speaking, found])
+        for group in groups_of(found > 0):
+            members = [client for client in group if client in here.tolist()]
+            if len(members) > 1 and self._due(ALIKE, members):
                 most = similar[members][:, members].fill_diagonal_(-1).max().item()
-                rest = (
-                    f"only {client_called(members[0], self._names)} stays in the round."
-                    if self._exclude_copies
-                    else "aggregated, and measured, as several, for want of exclude_copies=True."
+                warning.append(
+                    f"{self._name(ALIKE, members)} {ALIKE}, up to round {round_index} (similarity {most:.2f}): they "
+                    "are aggregated and measured all the same, and the payment of each of them is held back until "
+                    "somebody has looked at it (flsv report --pay)."
                 )
-                when = f"(similarity {most:.2f})" if now[members][:, members].any() else "or before"
-                what = f"{self._name(ALIKE, members)} {ALIKE} in round {round_index} {when}"
-                warning.append(f"{what}: {rest}")
-        return later
 
     def hint(self) -> str:
         """What may be behind a model that is not finite."""

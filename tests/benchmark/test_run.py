@@ -293,17 +293,16 @@ def test_half_a_line_is_forgotten(tmp_path: Path) -> None:
     assert list(read.values) == [("small", "base", 0, "mine")]
 
 
-def test_a_copy_is_not_paid_for_what_it_was_before_it_was_found() -> None:
+def test_a_copy_and_the_one_that_it_is_a_copy_of_are_held() -> None:
     federation = small()
     partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2, 4], "seed": 1}}
     cheated = {"partitioner": partitioner, "client": 1}
     data = {**federation.data, "partitioner": {"class_path": "flsv.data.Sybils", "init_args": cheated}}
-    federation = replace(federation, data=data, attacks=[], rounds=3)
-    watching: dict[str, Any] = {"copy_threshold": 0.6}
+    federation = replace(federation, data=data, attacks=[], rounds=4)
     entries = dict([entry("size"), entry("cgsv")])
-    paid = run(federation, entries, 0, options=watching)
-    guarded = run(federation, entries, 0, options={**watching, "exclude_copies": True})
-    assert paid.noticed["copy"].nonzero().flatten().tolist() == [1, 4]
+    paid = run(federation, entries, 0)
+    guarded = run(federation, entries, 0, options={"copy_threshold": 0.5})
+    assert guarded.noticed["copy"].nonzero().flatten().tolist() == [1, 4]
     for name in entries:
         assert paid.values[name].isfinite().all()
-        assert guarded.values[name].isnan().nonzero().flatten().tolist() == [4]
+        assert guarded.values[name].isnan().nonzero().flatten().tolist() == [1, 4]

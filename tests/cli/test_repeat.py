@@ -92,14 +92,14 @@ def test_other_clients_are_refused(config: Path, tmp_path: Path, monkeypatch: py
         repeat.repeat(2, ["--config", str(config)], tmp_path)
 
 
-def test_who_is_a_copy_in_one_run_is_paid_in_none() -> None:
-    def made(values: list[float], unpaid: list[int]) -> Run:
-        record = {"metrics": {"m": {}}, "clients": ["a", "b", "c"], "unpaid": unpaid}
+def test_who_is_held_in_one_run_is_paid_in_none() -> None:
+    def made(values: list[float], copies: list[list[int]]) -> Run:
+        record = {"metrics": {"m": {}}, "clients": ["a", "b", "c", "d"], "copies": copies}
         return Run(Path(), record, [Measurement(0, "m", i, "", value) for i, value in enumerate(values)])
 
-    found = repeat.summary([made([1.0, 3.0, 4.0], []), made([2.0, 5.0, 4.0], [2])])
-    assert [row["share"] for row in found] == pytest.approx([1.5 / 5.5, 4 / 5.5, float("nan")], nan_ok=True)
-    assert [row["runs"] for row in found] == [2, 2, 0]
+    found = repeat.summary([made([1.0, 3.0, 4.0, 1.0], []), made([2.0, 5.0, 4.0, 1.0], [[2, 3]])])
+    assert [row["share"] for row in found] == pytest.approx([1.5 / 5.5, 4 / 5.5, *[float("nan")] * 2], nan_ok=True)
+    assert [row["runs"] for row in found] == [2, 2, 0, 0]
 
 
 def test_one_run_has_no_spread(tmp_path: Path) -> None:

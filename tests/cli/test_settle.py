@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from flsv.data import SizePartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility
-from flsv.report import open_run
 
 CONFIG = {
     "seed_everything": 3,
@@ -143,35 +143,25 @@ def test_a_metric_of_the_run_joins_the_fit(run: Path) -> None:
         file.unlink()
 
 
-def test_a_copy_takes_part_in_no_training_and_gets_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dealt = {"proportions": [3, 5, 2, 4], "seed": 1}
-    inner = {"class_path": "flsv.data.SizePartitioner", "init_args": dealt}
-    sybils = {"class_path": "flsv.data.Sybils", "init_args": {"partitioner": inner, "client": 1}}
-    federation = {
-        "metrics": CONFIG["federation"]["metrics"],  # type: ignore[index]
-        "exclude_copies": True,
-        "copy_threshold": 0.6,
-        "print_table": False,
-        "figures_every": 0,
-    }
-    data = {**CONFIG["data"], "partitioner": sybils}  # type: ignore[dict-item]
-    (tmp_path / "federation.yaml").write_text(yaml.safe_dump({**CONFIG, "data": data, "federation": federation}))
-    command = ["fit", "--config", str(tmp_path / "federation.yaml"), f"--trainer.default_root_dir={tmp_path}"]
-    assert main(command) == 0
-    run = next(tmp_path.glob("lightning_logs/*"))
-    assert open_run(run).unpaid == (4,)
-    capsys.readouterr()
-    assert main(["settle", str(run), "--trainings", "singles", "--rounds", "1", "--hint", "cssv"]) == 0
+def test_who_is_held_takes_part_and_has_no_value_until_somebody_has_looked(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = Path(shutil.copytree(run, tmp_path / "held"))
+    record = json.loads((held / "run.json").read_text())
+    (held / "run.json").write_text(json.dumps({**record, "copies": [[0, 2]]}))
+    settling = ["settle", str(held), "--trainings", "singles", "--rounds", "1", "--hint", "cssv"]
+    assert main(settling) == 0
     assert "nan" not in capsys.readouterr().out
-    found = rows(run / "settled.csv")
-    assert float(found[4]["share"]) == 0
-    assert found[4]["value"] == "nan"
-    assert sum(float(row["share"]) for row in found) == pytest.approx(1)
-    trained = [json.loads(line) for line in (run / "settled_3.jsonl").read_text().splitlines()][1:]
-    assert [line["members"] for line in trained] == [[], [0, 1, 2, 3], [0], [1], [2], [3]]
-    page = run / "all.md"
-    assert main(["report", str(run), "--out", str(page)]) == 0
-    assert "left out: client 4." in page.read_text()
+    found = rows(held / "settled.csv")
+    assert [row["value"] == "nan" for row in found] == [True, False, True]
+    assert [float(row["share"]) for row in found] == [0, 1, 0]
+    trained = (held / "settled_3.jsonl").read_text()
+    assert [json.loads(line)["members"] for line in trained.splitlines()[1:4]] == [[], [0, 1, 2], [0]]
+    assert main(["report", str(held), "--pay", "0"]) == 0
+    assert "held back of: client 2." in (held / "report.md").read_text()
+    assert main(settling) == 0
+    assert (held / "settled_3.jsonl").read_text() == trained  # nobody was trained again
+    assert [row["value"] == "nan" for row in rows(held / "settled.csv")] == [False, False, True]
 
 
 def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,32 +7,20 @@ import pytest
 import torch
 
 from flsv.functional.update_copies import (
+    alike,
     groups_of,
-    likeness_after,
-    products_without_mean,
     similarities,
     standing_apart,
 )
 
 
 def test_equal_to_the_formula_written_out() -> None:
-    generator = torch.Generator().manual_seed(0)
-    rounds = [(torch.tensor([0, 2, 3]), torch.randn(3, 7, generator=generator)) for _ in range(2)]
-    rounds.append((torch.tensor([3, 1, 0, 2]), torch.randn(4, 7, generator=generator)))
-    likeness = torch.zeros(2, 5, 5, dtype=torch.float64)
-    top, mine = np.zeros((5, 5)), np.zeros((5, 5))
-    for clients, updates in rounds:
-        likeness = likeness_after(likeness, clients, products_without_mean(updates @ updates.T))
-        e = updates.double().numpy()
-        e /= np.linalg.norm(e, axis=1, keepdims=True)
-        e -= e.mean(0)
-        for row, i in enumerate(clients.tolist()):
-            for column, j in enumerate(clients.tolist()):
-                top[i, j] += e[row] @ e[column]
-                mine[i, j] += e[row] @ e[row]
-    expected = np.divide(top, np.sqrt(mine * mine.T), out=np.zeros((5, 5)), where=mine * mine.T > 0)
-    np.testing.assert_allclose(similarities(likeness).numpy(), expected, atol=1e-6)
-    assert not similarities(likeness)[4].any()
+    updates = torch.randn(4, 7, generator=torch.Generator().manual_seed(0))
+    e = updates.double().numpy()
+    e /= np.linalg.norm(e, axis=1, keepdims=True)
+    e -= e.mean(0)
+    expected = (e @ e.T) / np.outer(np.linalg.norm(e, axis=1), np.linalg.norm(e, axis=1))
+    np.testing.assert_allclose(similarities(updates @ updates.T).numpy(), expected, atol=1e-6)
 
 
 def test_what_all_have_in_common_does_not_count_and_a_copy_does() -> None:
@@ -41,8 +29,7 @@ def test_what_all_have_in_common_does_not_count_and_a_copy_does() -> None:
     updates = common + torch.randn(6, 500, generator=generator)
     updates[4] = 3 * updates[1] + 0.3 * torch.randn(500, generator=generator)
     plain = torch.nn.functional.cosine_similarity(updates[0], updates[2], dim=0)
-    products = products_without_mean(updates @ updates.T)
-    found = similarities(likeness_after(torch.zeros(2, 6, 6).double(), torch.arange(6), products))
+    found = similarities(updates @ updates.T)
     assert plain > 0.95
     assert found[0, 2] < 0.2
     assert found[1, 4] > 0.9
@@ -52,11 +39,21 @@ def test_what_all_have_in_common_does_not_count_and_a_copy_does() -> None:
 def test_updates_without_a_direction_are_no_part_of_it(bad: float) -> None:
     generator = torch.Generator().manual_seed(2)
     updates = torch.randn(5, 50, generator=generator)
-    alone = products_without_mean(updates[:4] @ updates[:4].T)
+    alone = similarities(updates[:4] @ updates[:4].T)
     updates[4] = bad
-    with_bad = products_without_mean(updates @ updates.T)
+    with_bad = similarities(updates @ updates.T)
     torch.testing.assert_close(with_bad[:4, :4], alone)
     assert not with_bad[4].any()
+
+
+def test_a_sum_of_two_updates_is_a_copy_of_neither() -> None:
+    updates = torch.randn(80, 2000, generator=torch.Generator().manual_seed(3))
+    updates[1] += 0.3 * updates[0]
+    updates[2] = updates[0] + updates[1]
+    updates[4] = updates[3] + 0.1 * updates[4]
+    similar = similarities(updates @ updates.T)
+    assert similar[2, :2].min() > 0.7
+    assert groups_of(alike(similar)) == [[3, 4]]
 
 
 def test_groups_hang_together_and_nobody_is_one_alone() -> None:

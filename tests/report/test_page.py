@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from made_runs import NAMES, made_value, make_run
 
+from flsv.cli import main
 from flsv.errors import ConfigurationError
 from flsv.report import open_run, write_report
 from flsv.report.blocks import NONE, number
@@ -238,24 +239,27 @@ def test_never_drawn_is_a_dash_and_not_0(tmp_path: Path) -> None:
     assert "1 clients were never drawn" in markdown
 
 
-def test_a_copy_has_no_value_on_any_page(tmp_path: Path) -> None:
+def test_who_is_held_has_no_value_on_any_page_until_somebody_has_looked(tmp_path: Path) -> None:
     folder = make_run(tmp_path, clients=5)
     before = open_run(folder).final("cssv")
     record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps({**record, "unpaid": [2]}))
+    (folder / "run.json").write_text(json.dumps({**record, "copies": [[1, 2]]}))
     run = open_run(folder)
-    assert [value != value for value in run.final("cssv")] == [False, False, True, False, False]
+    assert [value != value for value in run.final("cssv")] == [False, True, True, False, False]
     assert values_of(run, "cssv").shown([2])[0] == NONE
-    assert values_of(run, "cssv").shown([1])[0].startswith(number(before[1])[:5])
+    assert values_of(run, "cssv").shown([0])[0].startswith(number(before[0])[:5])
     _, page = texts(folder)
-    assert "second name, and left out: Graz." in page
+    assert "into disrepute: Lyon, Graz." in page
+    assert "The payment is held back of: Lyon, Graz." in page
     assert "never drawn" not in page
     _, own = texts(folder, client="Graz")
-    assert "no value to be paid by" in own
+    assert "Your payment is held back" in own
     assert "Lyon" not in own
-    _, other = texts(folder, client="Lyon")
-    assert "second name" not in other
-    assert "two names" not in other
+    assert main(["report", str(folder), "--pay", "Lyon"]) == 0
+    assert "The payment is held back of: Graz." in (folder / "report.md").read_text()
+    assert open_run(folder).final("cssv")[1] == before[1]
+    _, own = texts(folder, client="Lyon")
+    assert "held back" not in own
 
 
 def test_which_file_and_which_client(tmp_path: Path) -> None:

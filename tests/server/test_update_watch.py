@@ -18,8 +18,8 @@ from flsv.attacks import Attack
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley
-from flsv.report import open_run
-from flsv.server.update_watch import UpdateWatch
+from flsv.report import open_run, pay
+from flsv.server.update_watch import ALIKE, UpdateWatch
 
 
 class Huge(Attack):
@@ -134,102 +134,114 @@ def test_arguments(wrong: dict[str, Any]) -> None:
 
 
 class Sybil(Attack):
-    """What its clients send differs by little, from the second round on."""
+    """What its clients send differs by little, in these rounds."""
+
+    def __init__(self, clients: list[int], rounds: range = range(1, 99)) -> None:
+        super().__init__(clients)
+        self.rounds = rounds
 
     def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
-        if round_index == 0:
+        if round_index not in self.rounds:
             return update
         common = torch.randn(len(update), generator=torch.Generator().manual_seed(round_index))
         return update.norm() * (common + 0.1 * torch.randn(len(update), generator=generator)) / len(update) ** 0.5
 
 
-def of_copies(folder: Path, loop: FederatedLoop, rounds: int = 3, **kwargs: Any) -> list[str]:
+def of_copies(folder: Path, loop: FederatedLoop, rounds: int = 5, **kwargs: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(loop, folder, data=toy_data((4, 3, 4, 3, 4)), rounds=rounds, **kwargs)
+        fit(loop, folder, data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=rounds, **kwargs)
     return [str(w.message) for w in caught if "one another's" in str(w.message)]
 
 
-def test_copies_are_named_and_only_the_first_stays(tmp_path: Path) -> None:
-    loop = FederatedLoop(
-        attacks=[Sybil([3, 1])], metrics={"cgsv": CosineGradientShapley()}, exclude_copies=True, seed=1
+def test_copies_are_named_together_held_together_and_stay_in_the_model(tmp_path: Path) -> None:
+    metrics = {"cgsv": CosineGradientShapley()}
+    loop = FederatedLoop(attacks=[Sybil([3, 1], range(99))], metrics=metrics, copy_threshold=0.7, seed=1)
+    said = of_copies(tmp_path / "run", loop)
+    assert said[0].startswith(
+        "clients 1, 3 sent updates that are one another's but for little, in several rounds, up to"
     )
-    said = of_copies(tmp_path, loop)
-    assert said[0].startswith("clients 1, 3 sent updates that are one another's but for little in round 1 (similarity")
-    assert "only client 1 stays in the round" in said[0]
-    assert loop.participations.tolist() == [3, 3, 3, 1, 3]
-    assert loop.noticed == {"not_finite": {}, "large": {}, "copy": {1: 2, 3: 2}}
-    assert loop.copies == [3]
-    assert len(said) == 2  # in its round, and at the end
+    assert "round 2 (similarity 0.9" in said[0]
+    assert "the payment of each of them is held back" in said[0]
+    assert len(said) == 2  # when it was found, and at the end
+    assert loop.participations.tolist() == [5] * 7
+    assert loop.noticed == {"not_finite": {}, "large": {}, "copy": {1: 3, 3: 3}}
+    assert (loop.copies, loop.held) == ([[1, 3]], [1, 3])
+    assert loop.contributions["cgsv"].isfinite().all()
+    assert loop.payable["cgsv"].isnan().tolist() == [False, True, False, True, False, False, False]
 
-
-def test_copies_are_said_only_and_nobody_is_compared_unasked(tmp_path: Path) -> None:
-    loop = FederatedLoop(attacks=[Sybil([3, 1])], copy_threshold=0.7, seed=1)
-    said = of_copies(tmp_path / "said", loop)
-    assert "for want of exclude_copies=True" in said[0]
-    assert loop.participations.tolist() == [3] * 5
-    silent = FederatedLoop(attacks=[Sybil([3, 1])], seed=1)
+    silent = FederatedLoop(attacks=[Sybil([3, 1], range(99))], seed=1)
     assert of_copies(tmp_path / "silent", silent) == []
-    assert silent.state.likeness is None
-    assert silent.copies == []
+    assert (silent.state.likeness, silent.copies, silent.held) == (None, [], [])
+    assert torch.equal(loop.state.model(), silent.state.model())
 
 
-def test_a_copy_has_nothing_to_be_paid_by_in_the_loop_and_in_the_folder(tmp_path: Path) -> None:
-    loop = FederatedLoop(attacks=[Sybil([3, 1])], metrics={"cgsv": CosineGradientShapley()}, copy_threshold=0.7, seed=1)
-    of_copies(tmp_path / "said", loop)
-    assert (loop.copies, loop.unpaid) == ([3], [])  # nobody is left out
-    assert loop.payable["cgsv"].isfinite().all()
-    assert torch.equal(loop.payable["cgsv"], loop.contributions["cgsv"].double())
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_one_coincidence_proves_nothing_and_neither_do_two(tmp_path: Path, rounds: int) -> None:
+    loop = FederatedLoop(attacks=[Sybil([3, 1], range(rounds))], copy_threshold=0.7, seed=1)
+    assert of_copies(tmp_path, loop) == []
+    assert loop.held == []
 
-    left_out = loop.replace(metrics={"cgsv": CosineGradientShapley()}, exclude_copies=True)
-    of_copies(tmp_path / "left_out", left_out)
-    assert left_out.unpaid == [3]
-    assert left_out.contributions["cgsv"].isfinite().all()
-    assert left_out.payable["cgsv"].isnan().tolist() == [False, False, False, True, False]
-    (folder,) = (path.parent for path in (tmp_path / "left_out").rglob("contributions.csv"))
+
+def test_the_folder_says_who_is_held_and_somebody_who_has_looked_says_whom_to_pay(tmp_path: Path) -> None:
+    metrics = {"cgsv": CosineGradientShapley()}
+    loop = FederatedLoop(attacks=[Sybil([3, 1], range(99))], metrics=metrics, copy_threshold=0.7, seed=1)
+    of_copies(tmp_path, loop)
+    (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
     run = open_run(folder)
-    assert run.unpaid == (3,)
-    assert any(row.client == 3 and row.metric == "cgsv" for row in run.rows)
-    assert [value != value for value in run.final("cgsv")] == [False, False, False, True, False]
+    assert (run.copies, run.held) == ([[1, 3]], (1, 3))
+    assert [value != value for value in run.final("cgsv")] == [False, True, False, True, False, False, False]
     assert run.final("update_norm")[3] == run.final("update_norm")[3]  # what it sent is no pay
+    with pytest.raises(ConfigurationError, match=r"client=0: its payment is not held back\. Held: 1, 3"):
+        pay(folder, [1, 0])
+    assert pay(folder, ["1"]).held == (3,)
+    assert [value != value for value in open_run(folder).final("cgsv")] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
+    assert open_run(folder).final("cgsv")[1] == pytest.approx(loop.contributions["cgsv"][1].item(), rel=1e-5)
+    assert pay(folder, [3]).held == ()
 
 
-def test_the_folder_of_a_killed_run_says_who_is_a_copy(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_run_says_who_is_held(tmp_path: Path) -> None:
     class Killed(L.Callback):
         def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            if trainer.current_epoch == 2:
+            if trainer.current_epoch == 3:
                 raise OSError("the power is gone")
 
-    loop = FederatedLoop(attacks=[Sybil([3, 1])], exclude_copies=True, seed=1)
+    loop = FederatedLoop(attacks=[Sybil([3, 1], range(99))], copy_threshold=0.7, seed=1)
     with pytest.raises(OSError, match="the power"):
         of_copies(tmp_path, loop, callbacks=[Killed()])
     (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
     run = open_run(folder)
-    assert (run.ended, run.unpaid) == (False, (3,))
+    assert (run.ended, run.held) == (False, (1, 3))
 
 
 def test_honest_clients_are_no_copies(tmp_path: Path) -> None:
-    loop = FederatedLoop(exclude_copies=True, seed=1)
-    assert of_copies(tmp_path, loop, rounds=4) == []
-    assert loop.participations.tolist() == [4] * 5
+    loop = FederatedLoop(copy_threshold=0.7, seed=1)
+    assert of_copies(tmp_path, loop) == []
+    assert loop.held == []
 
 
 def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
-    class Once(Sybil):
-        def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
-            return super().attack(update, round_index, generator) if round_index == 1 else update
-
     def loop() -> FederatedLoop:
-        return FederatedLoop(attacks=[Once([3, 1])], exclude_copies=True, seed=1)
+        return FederatedLoop(attacks=[Sybil([3, 1], range(3))], copy_threshold=0.7, seed=1)
 
-    whole = fit(first := loop(), tmp_path / "whole", data=toy_data((4, 3, 4, 3, 4)), rounds=4)
-    assert first.participations.tolist() == [4, 4, 4, 1, 4]
-    trainer = trainer_for(loop(), tmp_path / "part", 2)
-    trainer.fit(Plain(), toy_data((4, 3, 4, 3, 4)))
-    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    whole = fit(first := loop(), tmp_path / "whole", data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=6)
+    assert first.held == [1, 3]
+    trainer = trainer_for(loop(), tmp_path / "part", 4)
+    trainer.fit(Plain(), toy_data((4, 3, 4, 3, 4, 3, 4)))
+    trainer.save_checkpoint(tmp_path / "four.ckpt")
     later = loop()
-    resumed = fit(later, tmp_path / "rest", data=toy_data((4, 3, 4, 3, 4)), rounds=4, ckpt_path=tmp_path / "two.ckpt")
-    assert later.participations.tolist() == [4, 4, 4, 1, 4]
+    resumed = fit(
+        later, tmp_path / "rest", data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=6, ckpt_path=tmp_path / "four.ckpt"
+    )
+    assert later.held == [1, 3]
     assert torch.equal(vector(resumed), vector(whole))
     assert first.state.likeness is not None
     assert later.state.likeness is not None
@@ -243,8 +255,8 @@ def grams(similar: float, k: int = 6) -> Tensor:
     return gram
 
 
-def gapped(rounds: list[Tensor], **kwargs: Any) -> UpdateWatch:
-    watch = UpdateWatch(None, False, exclude_copies=True, copy_gap=0.45, num_clients=6, **kwargs)
+def compared(rounds: list[Tensor], **rules: float) -> UpdateWatch:
+    watch = UpdateWatch(None, False, num_clients=6, **rules)  # type: ignore[arg-type]
     for index, gram in enumerate(rounds):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -252,44 +264,36 @@ def gapped(rounds: list[Tensor], **kwargs: Any) -> UpdateWatch:
     return watch
 
 
-def test_who_stands_apart_in_the_first_rounds_is_a_copy_below_the_threshold() -> None:
-    apart, near = grams(0.6), grams(0.2)
-    assert gapped([apart]).times["sent updates that are one another's but for little", 1] == 1
-    assert not gapped([near]).times
-    # Found in the first round, it stays found; after the third nobody is found any more.
-    assert gapped([apart, near, near, near]).times["sent updates that are one another's but for little", 1] == 4
-    assert not gapped([near, near, near, *[apart] * 6]).times
-    assert (
-        not UpdateWatch(None, False, copy_threshold=0.7, num_clients=6)
-        .judge(0, [], list(range(6)), torch.ones(6), apart)
-        .logical_not()
-        .any()
-    )
+def test_who_stands_apart_in_the_first_three_rounds_is_a_copy_below_the_threshold() -> None:
+    apart, near = grams(0.65), grams(0.2)
+    assert not compared([apart] * 2, copy_gap=0.45).times
+    assert compared([apart] * 3, copy_gap=0.45).times == {(ALIKE, 0): 1, (ALIKE, 1): 1}
+    # Once found, it stays found; after the third round nobody is found any more.
+    assert compared([apart] * 3 + [near] * 2, copy_gap=0.45).times[ALIKE, 1] == 3
+    assert not compared([near] * 3 + [apart] * 6, copy_gap=0.45).times
+    assert not compared([grams(1.0), near, near], copy_gap=0.45).times  # a single round of a copy
+    assert not compared([apart] * 6, copy_threshold=0.7).times
+
+
+def test_who_sends_the_sum_of_two_others_updates_holds_nobody() -> None:
+    updates = torch.randn(3, 6, 4000, generator=torch.Generator().manual_seed(0))
+    updates[:, 2] = updates[:, 0] + updates[:, 1]
+    rounds = [each @ each.T for each in updates]
+    assert not compared(rounds, copy_threshold=0.7, copy_gap=0.45).times
+    updates[:, 2] = updates[:, 0]
+    assert compared([each @ each.T for each in updates], copy_threshold=0.7).times == {(ALIKE, 0): 1, (ALIKE, 2): 1}
 
 
 def test_an_outlier_stays_out_of_a_round_with_copies() -> None:
-    watch = UpdateWatch(3.5, True, copy_threshold=0.7, exclude_copies=True, num_clients=6)
+    watch = UpdateWatch(3.5, True, copy_threshold=0.7, num_clients=6)
     norms = torch.ones(6, dtype=torch.float64)
     norms[5] = 1e6
-    with pytest.warns(UserWarning, match=r"client 5 .* far larger .*clients 0, 1 .* only client 0 stays"):
-        keep = watch.judge(0, [], list(range(6)), norms, grams(0.99))
-    assert keep.tolist() == [True, False, True, True, True, False]
-
-
-def test_what_an_older_checkpoint_has_not_counted_is_not_judged_by_the_gap() -> None:
-    older = gapped([grams(0.2)]).likeness
-    assert older is not None
-    assert older.shape == (4, 6, 6)
-    assert not gapped([grams(0.9)], likeness=older[:3]).times
-    assert gapped([grams(0.99)] * 2, likeness=older).times
-
-
-def test_the_gap_is_judged_only_where_it_is_asked_for() -> None:
-    loop = FederatedLoop(exclude_copies=True)
-    assert (loop.copy_threshold, loop.copy_gap) == (0.7, None)
-    loop = FederatedLoop(exclude_copies=True, copy_gap=0.6)
-    assert (loop.copy_threshold, loop.copy_gap) == (None, 0.6)
-    assert (FederatedLoop().copy_threshold, FederatedLoop().copy_gap) == (None, None)
+    with pytest.warns(UserWarning, match=r"client 5 .* far larger"):
+        watch.judge(0, [], list(range(6)), norms, grams(0.99))
+    watch.judge(1, [], list(range(6)), norms, grams(0.99))
+    with pytest.warns(UserWarning, match=r"clients 0, 1 .* held back"):
+        keep = watch.judge(2, [], list(range(6)), norms, grams(0.99))
+    assert keep.tolist() == [True] * 5 + [False]
 
 
 @pytest.mark.parametrize("threshold", [0, 1.1, float("nan")])

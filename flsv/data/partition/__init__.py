@@ -1,7 +1,7 @@
 """Partitioners: which client gets which samples."""
 
 from flsv.data.partition.base import Partitioner, partition_counts
-from flsv.data.partition.cheating import Colluding, Duplicated, Sybils
+from flsv.data.partition.cheating import Colluding, Duplicated, Framing, Sybils
 from flsv.data.partition.dirichlet import DirichletPartitioner
 from flsv.data.partition.groups import GroupPartitioner
 from flsv.data.partition.one_client import OneClient
@@ -15,6 +15,7 @@ __all__ = [
     "Colluding",
     "DirichletPartitioner",
     "Duplicated",
+    "Framing",
     "GroupPartitioner",
     "IIDPartitioner",
     "OneClient",

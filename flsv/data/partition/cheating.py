@@ -1,5 +1,5 @@
-"""Clients that cheat when the data are dealt: one that is several, one that counts its samples several times, and two
-that pool theirs.
+"""Clients that cheat when the data are dealt: one that is several, one that counts its samples several times, two that
+pool theirs, and one that wants to look like another.
 
 The first is the Sybil attack (Douceur, "The Sybil Attack", IPTPS 2002). Copies of data inflate Shapley values of data
 as well: Han et al., "Replication-Robust Payoff-Allocation for Machine Learning Data Markets", arXiv:2006.14583.
@@ -68,14 +68,18 @@ class Colluding(_Cheating):
     def partition(
         self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
     ) -> Sequence[Tensor]:
+        parts = self._of_two(labels, num_classes, groups)
+        pool = torch.cat([parts[self.client], parts[self.partner]])
+        parts[self.client], parts[self.partner] = pool, pool.clone()
+        return parts
+
+    def _of_two(self, labels: Tensor, num_classes: int, groups: Tensor | None) -> list[Tensor]:
         parts = self._honest(labels, num_classes, groups)
         if self.partner >= len(parts):
             raise ConfigurationError(
                 f"{type(self).__name__}(partner={self.partner}): there is no such client; they are "
                 f"0 .. {len(parts) - 1}."
             )
-        pool = torch.cat([parts[self.client], parts[self.partner]])
-        parts[self.client], parts[self.partner] = pool, pool.clone()
         return parts
 
 
@@ -111,6 +115,35 @@ class Duplicated(_Cheating):
     ) -> Sequence[Tensor]:
         parts = self._honest(labels, num_classes, groups)
         parts[self.client] = parts[self.client].repeat(self.times)
+        return parts
+
+
+class Framing(Colluding):
+    """One client trains on another one's samples instead of its own, so that the two look like one under two names.
+
+    Args:
+        partitioner: deals the samples.
+        client: who cheats; its own samples are nobody's.
+        partner: the other one, who knows nothing of it.
+        seed: taken for uniformity; nothing here is random.
+
+    Raises:
+        ConfigurationError: one client twice, or a client that there is not.
+
+    Example:
+        >>> from flsv.data import IIDPartitioner
+        >>> parts = Framing(IIDPartitioner(3), client=0, partner=2)(torch.zeros(6, dtype=torch.long), num_classes=1)
+        >>> [len(part) for part in parts], bool((parts[0] == parts[2]).all())
+        ([2, 2, 2], True)
+    """
+
+    deals_copies = True
+
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
+    ) -> Sequence[Tensor]:
+        parts = self._of_two(labels, num_classes, groups)
+        parts[self.client] = parts[self.partner].clone()
         return parts
 
 

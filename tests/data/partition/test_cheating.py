@@ -9,6 +9,7 @@ from flsv.data import (
     Colluding,
     Duplicated,
     FederatedDataModule,
+    Framing,
     GroupPartitioner,
     IIDPartitioner,
     SizePartitioner,
@@ -48,6 +49,17 @@ def test_two_that_collude_have_the_samples_of_both() -> None:
     both = torch.cat([HONEST[0], HONEST[2]]).sort().values
     assert torch.equal(parts[0], both)
     assert torch.equal(parts[2], both)
+
+
+def test_who_frames_another_has_its_samples_and_changes_nobody_elses() -> None:
+    cheat = Framing(INNER, client=2, partner=0)
+    parts = cheat(LABELS, 3)
+    assert cheat.num_clients == len(parts) == 3
+    assert torch.equal(parts[0], HONEST[0])
+    assert torch.equal(parts[1], HONEST[1])
+    assert torch.equal(parts[2], HONEST[0])
+    with pytest.raises(ConfigurationError, match=r"Framing\(partner=3\): there is no such client"):
+        Framing(INNER, client=1, partner=3)(LABELS, 3)
 
 
 def test_duplicates_count_in_the_data_module_and_are_trained_on() -> None:
