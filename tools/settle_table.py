@@ -4,16 +4,20 @@
 
 Of each federation of ``flsv.benchmark`` every coalition has been trained with several seeds. ``flsv settle`` is given
 the coalitions that it would have trained, of one seed (or of two, averaged), and its values are compared with the mean
-Shapley values of the other seeds. ``--values`` is what ``flsv bench`` has written: then the metric ``--hint`` of a run
-joins the fit. Takes seconds: nothing is trained.
+Shapley values of the other seeds; and its shares with those by all coalitions of the same seed, as are those of
+KernelSHAP and of the fit without a bound on the noise. ``--values`` is what ``flsv bench`` has written: then the metric
+``--hint`` of a run joins the fit. Takes seconds: nothing is trained.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Iterator, Sequence
+import importlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from common import grid
@@ -21,9 +25,11 @@ from scipy import stats
 from torch import Tensor
 
 from flsv.benchmark import federation, names, truth_table
+from flsv.benchmark.scores import share_error
 from flsv.benchmark.true_values import ExactTruth
 from flsv.errors import ConfigurationError
-from flsv.functional import few_coalitions, few_coalitions_shapley
+from flsv.functional import ShapleyEstimate, few_coalitions, few_coalitions_shapley, kernel_shap
+from flsv.functional.shapley.exact import shapley_of_table
 from flsv.functional.shapley.few_coalitions import Which
 
 #: Title, coalitions, seeds of each, and whether a run's metric joins the fit.
@@ -42,9 +48,29 @@ Hints = dict[str, dict[str, dict[int, float]]]  # federation, seed, client
 LEVEL = 0.9
 
 
-def of_truth(truth: ExactTruth, masks: Tensor) -> Tensor:
-    """``[s, K]``, the utilities of these coalitions."""
-    return truth.utilities[:, (masks * 2 ** torch.arange(truth.num_clients)).sum(1)]
+def unbounded(masks: Tensor, utilities: Tensor, noise: float | None) -> ShapleyEstimate:
+    """The fit of version 0.2.0, which may take everything for noise."""
+    with patch.object(importlib.import_module("flsv.functional.shapley.few_coalitions"), "MOST_NOISE", math.inf):
+        return few_coalitions_shapley(masks, utilities, noise)
+
+
+def by_kernel_shap(masks: Tensor, utilities: Tensor, noise: float | None) -> ShapleyEstimate:
+    """It has no standard error."""
+    values = kernel_shap(masks, utilities)
+    return ShapleyEstimate(values, torch.full_like(values, torch.nan), len(masks))
+
+
+#: What makes values of a few coalitions' utilities, given the noise where seeds tell it.
+FITS: dict[str, Callable[[Tensor, Tensor, float | None], ShapleyEstimate]] = {
+    "noise without a bound (0.2.0)": unbounded,
+    "the fit": few_coalitions_shapley,
+    "KernelSHAP": by_kernel_shap,
+}
+
+
+def of_table(table: Tensor, masks: Tensor) -> Tensor:
+    """``[s, K]``, the utilities of these coalitions, of ``[s, 2^n]``."""
+    return table[:, (masks * 2 ** torch.arange(masks.shape[1])).sum(1)]
 
 
 def read_hints(path: Path | None, metric: str) -> Hints:
@@ -59,22 +85,65 @@ def read_hints(path: Path | None, metric: str) -> Hints:
     return hints
 
 
+def noise_of(table: Tensor) -> float | None:
+    """Standard deviation of the seeds' mean ``[seeds, K]``; None of one seed, which does not tell it."""
+    return float(table.var(0).mean().sqrt()) / len(table) ** 0.5 if len(table) > 1 else None
+
+
+def holds(found: ShapleyEstimate, right: Tensor) -> float:
+    """The share of clients whose interval holds their value; NaN without intervals."""
+    half = float(stats.norm.ppf((1 + LEVEL) / 2)) * found.stderr
+    held = ((found.values - right).abs() <= half + 1e-9).double()
+    return float(torch.where(half.isnan(), half, held).mean())
+
+
 def trials(
     truth: ExactTruth, which: Which, count: int, hints: Sequence[Tensor] | None
 ) -> Iterator[tuple[float, float, float]]:
     """Rank and linear correlation with the other seeds, and the share of clients whose interval holds their value."""
     masks = few_coalitions(truth.num_clients, which)
-    utilities, seeds = of_truth(truth, masks), len(truth.seeds)
+    for first, given, others in splits(len(truth.seeds), count):
+        table, hint = of_table(truth.utilities[given], masks), None if hints is None else hints[first % len(hints)]
+        found = few_coalitions_shapley(masks, table.mean(0), noise_of(table), hint)
+        right = truth.values[others].mean(0)
+        rank, linear = (float(of(found.values, right).statistic) for of in (stats.spearmanr, stats.pearsonr))
+        yield rank, linear, holds(found, right)
+
+
+def splits(seeds: int, count: int) -> Iterator[tuple[int, list[int], list[int]]]:
+    """The first, those that are given, and the others: every seed comes first once."""
     for first in range(seeds):
         given = [(first + more) % seeds for more in range(count)]
-        others = [seed for seed in range(seeds) if seed not in given]
-        table = utilities[given]
-        noise = float(table.var(0).mean().sqrt()) / count**0.5 if count > 1 else None
-        hint = None if hints is None else hints[first % len(hints)]
-        found, right = few_coalitions_shapley(masks, table.mean(0), noise, hint), truth.values[others].mean(0)
-        half = float(stats.norm.ppf((1 + LEVEL) / 2)) * found.stderr
-        rank, linear = (float(of(found.values, right).statistic) for of in (stats.spearmanr, stats.pearsonr))
-        yield rank, linear, float(((found.values - right).abs() <= half).double().mean())
+        yield first, given, [seed for seed in range(seeds) if seed not in given]
+
+
+def errors(tables: Mapping[str, Tensor]) -> str:
+    """What every fit's shares and intervals miss, of federations' tables ``[s, 2^n]`` of all coalitions."""
+    head = [
+        "", "trainings", "share error, same seeds", "largest of a federation", "other seeds",
+        f"held by {LEVEL:.0%} intervals, same seeds", "other seeds",
+    ]  # fmt: skip
+    rows = [head]
+    for title, which, count, hinted in DESIGNS:
+        if hinted or which == "all":
+            continue
+        for name, fit in FITS.items():
+            found = []
+            for table in tables.values():
+                masks = few_coalitions(int(math.log2(table.shape[1])), which)
+                exact = shapley_of_table(table.T.contiguous()).T
+                cases = []
+                for _, given, others in splits(len(table), count):
+                    some = of_table(table[given], masks)
+                    values = fit(masks, some.mean(0), noise_of(some))
+                    same, other = exact[given].mean(0), exact[others].mean(0)
+                    missed = (share_error(values.values, same), share_error(values.values, other))
+                    cases.append((*missed, holds(values, same), holds(values, other)))
+                found.append(torch.tensor(cases, dtype=torch.float64).mean(0))
+            mean, most = torch.stack(found).mean(0).tolist(), float(torch.stack(found)[:, 0].max())
+            numbers = [f"{each:.3f}" if each == each else "-" for each in (mean[0], most, *mean[1:])]
+            rows.append([name, title, *numbers])
+    return grid(rows)
 
 
 def main() -> None:
@@ -85,9 +154,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a Markdown file to write, besides printing")
     options = parser.parse_args()
     text, hints = [], read_hints(options.values, options.hint)
+    designs = [design for design in DESIGNS if hints or not design[3]]
     for chosen in options.sets:
-        rows = [["", "clients", "seeds", *(title for title, *_ in DESIGNS)]]
-        found: list[list[tuple[float, float, float]]] = [[] for _ in DESIGNS]
+        rows = [["", "clients", "seeds", *(title for title, *_ in designs)]]
+        found: list[list[tuple[float, float, float]]] = [[] for _ in designs]
+        tables = {}
         for name in names():
             each = federation(name)
             if each.set != chosen:
@@ -100,12 +171,13 @@ def main() -> None:
             if not isinstance(truth, ExactTruth):
                 print(f"{name} is left out: not all of its coalitions are trained")
                 continue
+            tables[name] = truth.utilities
             cells = []
             told = [
                 torch.tensor([said[i] for i in range(truth.num_clients)], dtype=torch.float64)
                 for _, said in sorted(hints.get(name, {}).items())
             ]
-            for place, (_, which, count, hinted) in enumerate(DESIGNS):
+            for place, (_, which, count, hinted) in enumerate(designs):
                 if len(truth.seeds) <= count or (hinted and not told):
                     cells.append("-")
                     continue
@@ -121,9 +193,11 @@ def main() -> None:
         ):
             cells = [f"{float(summary(torch.tensor(column)[:, place])):.3f}" if column else "-" for column in found]
             rows.append([f"**{title}**", "", "", *cells])
-        text.append(
-            f"**{chosen.replace('_', ' ')}**, Spearman's correlation with the other seeds' values\n\n{grid(rows)}"
-        )
+        title = f"**{chosen.replace('_', ' ')}**"
+        text += [
+            f"{title}, Spearman's correlation with the other seeds' values\n\n{grid(rows)}",
+            f"{title}, shares and intervals\n\n{errors(tables)}",
+        ]
     page = "\n\n".join(text)
     print(page)
     if options.out:

@@ -31,6 +31,7 @@ from flsv.functional.shapley.few_coalitions import few_coalitions, few_coalition
 from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.gtg import gtg_shapley
 from flsv.functional.shapley.importance import importance_probabilities
+from flsv.functional.shapley.kernel_shap import kernel_shap
 from flsv.functional.shapley.leave_one_out import leave_one_out
 from flsv.functional.shapley.leverage import leverage_shapley
 from flsv.functional.shapley.normalize import normalize_differences, normalize_shapley
@@ -72,6 +73,7 @@ __all__ = [
     "few_coalitions_shapley",
     "gtg_shapley",
     "importance_probabilities",
+    "kernel_shap",
     "leave_one_out",
     "leverage_shapley",
     "normalize_differences",
