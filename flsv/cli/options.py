@@ -24,8 +24,8 @@ from flsv.errors import ConfigurationError
 #: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.
 BY_NAME = ("federation.metrics",)
 CONFIG_HELP = (
-    "A YAML file, or the name of one that comes with flsv (quickstart); give several: a later one overrides, and adds "
-    "to federation.metrics by name."
+    "A YAML file, or the name of one that comes with flsv (quickstart); give several: a later one overrides, which is "
+    "said, and adds to federation.metrics by name."
 )
 
 

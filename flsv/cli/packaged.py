@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from os import PathLike
 from pathlib import Path
 
 from flsv.errors import ConfigurationError
@@ -22,6 +23,18 @@ def packaged_names() -> list[str]:
     """
     names = [path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")]
     return sorted(names, key=lambda name: ("/" in name, name))
+
+
+def config_name(path: str | PathLike[str]) -> str:
+    """What a configuration file is called: by its name where it comes with flsv, else as it was given.
+
+    Example:
+        >>> config_name(FOLDER / "topk.yaml"), config_name("mine.yaml")
+        ('topk', 'mine.yaml')
+    """
+    whole = Path(path).absolute()
+    inside = whole.is_relative_to(FOLDER.absolute())
+    return whole.relative_to(FOLDER.absolute()).with_suffix("").as_posix() if inside else str(path)
 
 
 def find_config(given: str) -> Path:

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 # ClassifierClient, so that it is found by its bare name: jsonargparse looks among the classes that are there.
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv.cli.checkpoints import check_there, default_checkpoints, find_checkpoint
 from flsv.cli.closing import say_where
+from flsv.cli.composed import overridden
 from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
+from flsv.cli.packaged import config_name
 from flsv.cli.predictions import WritePredictions
 from flsv.server.fingerprint import dealt
 from flsv.server.identity import Identity, configured
@@ -58,6 +62,15 @@ class FederatedCLI(LightningCLI):
                 action._enable_path = False  # type: ignore[attr-defined]
         ready_made = f"flsv.{ClassifierClient.__name__}"
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
+
+    def before_instantiate_classes(self) -> None:
+        """A line for every part of a configuration file that a later one takes the place of."""
+        if self.subcommand is not None and not self.quiet:
+            config = self.config[self.subcommand]
+            paths = [path for path in config.config or () if path is not None]  # None: YAML itself was given
+            files = [(config_name(path), yaml.safe_load(Path(path).read_text(encoding="utf-8"))) for path in paths]
+            for line in overridden(files, config.as_dict()):
+                rank_zero_only(print)(f"flsv: {line}", file=sys.stderr)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """``last.ckpt`` and ``best.ckpt`` are saved, unless callbacks of the configuration save checkpoints."""

@@ -62,13 +62,13 @@ def names(cell: str) -> list[str]:
 
 @pytest.fixture
 def crossed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """Three rounds of an algorithm on the quick start's digits, with these metrics beside its own."""
+    """Three rounds of an algorithm on the quick start's digits, with these options before its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["flsv"])
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
 
-    def run(algorithm: str, *metrics: str) -> Crossed:
-        options = ["--config", str(CONFIGS / "quickstart.yaml"), *metrics]
+    def run(algorithm: str, *before: str) -> Crossed:
+        options = ["--config", str(CONFIGS / "quickstart.yaml"), *before]
         options += ["--config", str(CONFIGS / f"{algorithm}.yaml"), *(f"--{key}={QUICK[key]}" for key in QUICK)]
         cli = make_cli(options, run=False)
         (loop,) = (each for each in cli.trainer.callbacks if isinstance(each, FederatedLoop))
@@ -92,7 +92,8 @@ def installed(algorithm: str) -> Any:
 
 @pytest.mark.parametrize("algorithm", map(installed, ALGORITHMS))
 def test_what_crosses_is_what_the_table_says(crossed, algorithm: str) -> None:
-    assert crossed(algorithm, "--federation.metrics=null") == dict(documented())[algorithm]
+    plain = ("--federation.metrics=null", "--federation.aggregator=FedAvg")
+    assert crossed(algorithm, *plain) == dict(documented())[algorithm]
 
 
 @pytest.mark.parametrize("algorithm", ["fedfomo", "pfedsv"])
