@@ -10,9 +10,9 @@ Euclidean distance and the dual is entropic, less the dual towards the client's 
 2019).
 
 Departures: the duals are solved to tolerance, or there is a warning, where GeomLoss makes one pass of annealing; the
-inner distance is exact by the network simplex, where GeomLoss's is entropic. The port in opendataval, which is the code that was compared,
-halves the inner distance twice, so that its weight of 1 is ``label_weight=0.5`` here, and leaves the self-term out when
-it asks for the dual (``debiased=False`` here).
+inner distance is exact by the network simplex, where GeomLoss's is entropic. The port in opendataval, which is the code
+that was compared, halves the inner distance twice, so that its weight of 1 is ``label_weight=0.5`` here, and leaves the
+self-term out when it asks for the dual (``debiased=False`` here).
 
 :func:`direct_values` is our own estimator with the same access, and another method.
 """
