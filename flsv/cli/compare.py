@@ -4,7 +4,8 @@
 
 Every ``--config`` is one algorithm; a ``--base`` comes before each. A run in which every client is alone comes first
 (``Standalone``): gains and collaborative fairness (Tastan et al., IJCAI 2024, section 4.3, tables 1-2) are relative to
-it. On NaN fairness see :func:`flsv.functional.collaborative_fairness`.
+it. On NaN fairness see :func:`flsv.functional.collaborative_fairness`. A run that is done is kept: start again what was
+stopped. What was changed, configuration or data, is run anew.
 """
 
 from __future__ import annotations
@@ -13,63 +14,34 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import lightning as L
 import torch
 from torch import Tensor
 
 from flsv.cli.help import command_parser
+from flsv.cli.outcome import Models, Outcome
 from flsv.cli.own_models import MEASURES, OwnModels, Tests
 from flsv.cli.packaged import find_config
 from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.cli.paths import shown
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
+from flsv.data.contents import loader_hash
 from flsv.errors import ConfigurationError
-from flsv.functional import collaborative_fairness
 from flsv.loop import FederatedLoop
 from flsv.personalization import Standalone
 from flsv.reporting.folder import run_folder
 from flsv.reporting.table import chosen as chosen_clients
 from flsv.reporting.table import make_console, print_table
+from flsv.server.identity import Identity
 
 STANDALONE = "standalone"
-Models = Literal["received", "trained"]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one algorithm came to.
-
-    Args:
-        name: of the algorithm.
-        scores: as :attr:`OwnModels.scores`.
-        seconds: of the whole fit, without the evaluation of the models.
-        evaluations: coalitions that were evaluated for the algorithm's metrics; one that two of them asked for is one.
-        tests: what the models were tested on, see :class:`OwnModels`.
-        folder: of the run; None where there is none.
-        client_names: None: their numbers.
-    """
-
-    name: str
-    scores: Mapping[str, Mapping[str, Tensor]]
-    seconds: float
-    evaluations: int
-    tests: Tests = "shared"
-    folder: Path | None = None
-    client_names: tuple[str, ...] | None = None
-
-    def gains(self, alone: Outcome, measure: str, models: Models = "received") -> Tensor:
-        """``[n]``: each client's score minus what it has alone."""
-        return self.scores[models][measure] - alone.scores[models][measure]
-
-    def fairness(self, alone: Outcome, measure: str, models: Models = "received") -> float:
-        """Collaborative fairness; NaN where all clients end up with equally good models."""
-        return float(collaborative_fairness(alone.scores[models][measure], self.scores[models][measure]))
+#: What a run came to, in its folder.
+KEPT = "outcome.json"
 
 
 def run(
@@ -118,12 +90,9 @@ def compare(
     names = [STANDALONE, *_names(configs)]
     outcomes: list[Outcome] = []
     dealt: list[Tensor] | None = None
-    begun = time.perf_counter()
-    _warm_up(base, configs[0], arguments, out)
+    ran: list[float] = []
     for name, config in zip(names, [configs[0], *configs]):
-        done, spent = len(outcomes), time.perf_counter() - begun
-        left = f", about {in_words(spent / done * (len(names) - done))} left" if done else ""
-        say(f"Run {done + 1} of {len(names)}: {name}{left}")
+        done = len(outcomes)
         cli = _built(base, config, arguments, out / name, alone=name == STANDALONE)
         cli.datamodule.prepare_data()
         cli.datamodule.setup("fit")
@@ -134,8 +103,29 @@ def compare(
                 "compare. Say the data once, in a --base, and only the federation in each --config."
             )
         dealt = mine
-        outcomes.append(run(name, cli.trainer, cli.model, cli.datamodule, tests))
+        identity, path = _identity(cli, name == STANDALONE, tests), out / name / KEPT
+        kept = Outcome.kept(path, identity)
+        left = f", about {in_words(sum(ran) / len(ran) * (len(names) - done))} left" if ran else ""
+        say(f"Run {done + 1} of {len(names)}: {name}{', done before' if kept else left}")
+        if kept is None:
+            if not ran:
+                _warm_up(base, configs[0], arguments, out)
+            begun = time.perf_counter()
+            run(name, cli.trainer, cli.model, cli.datamodule, tests).keep(path, identity)
+            ran.append(time.perf_counter() - begun)
+            kept = Outcome.kept(path, identity)
+        assert kept is not None
+        outcomes.append(kept)
     return outcomes
+
+
+def _identity(cli: FederatedCLI, alone: bool, tests: Tests) -> Identity:
+    found = cli.identity()
+    seeds = {"seed_everything": os.environ.get("PL_GLOBAL_SEED"), "federation.seed": cli.config.federation.seed}
+    beside = {**seeds, STANDALONE: alone, "tests": tests}
+    test = loader_hash(cli.datamodule.test_dataloader()) if tests == "shared" else ""
+    told = {name: str(value) for name, value in beside.items()}
+    return Identity({**found.settings, **told}, {**found.samples, "test": test})
 
 
 def _built(

@@ -35,10 +35,11 @@ from flsv.metrics.intervals import LEVEL
 from flsv.report import Run, open_run
 from flsv.reporting.names import CONTRIBUTIONS
 from flsv.reporting.table import make_console, print_table
+from flsv.server.identity import Identity
 
 HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
 SUMMARY = "repeat.csv"
-#: What the runs of a folder were made with.
+#: The identity of a folder's runs.
 ASKED = "repeat.json"
 QUIET = (
     "--trainer.enable_progress_bar=false",
@@ -73,14 +74,14 @@ def repeat(
         are those in which the client has a value; ``share`` is that of the means above 0.
 
     Raises:
-        ConfigurationError: fewer than 2 runs; a folder with runs of other arguments; runs that do not deal out the same
-            data; a run without metrics, or under ``torchrun``.
+        ConfigurationError: fewer than 2 runs; a folder with runs of another configuration or other data; runs that do
+            not deal out the same data; a run without metrics, or under ``torchrun``.
     """
     if runs < 2:
         raise ConfigurationError(f"flsv repeat {runs}: expected 2 or more runs, whose spread is the result.")
     if ranks_of_environment().size > 1:
         raise ConfigurationError("flsv repeat runs in one process. Start it without torchrun.")
-    _check_folder(out, list(arguments), list(aggregators))
+    _check_folder(out, _identity(arguments, aggregators, first_seed))
     made: list[Run] = []
     for index in range(runs):
         seed = first_seed + index
@@ -143,16 +144,32 @@ def _done(folder: Path) -> Run | None:
     return None
 
 
-def _check_folder(out: Path, arguments: list[str], aggregators: list[str]) -> None:
-    asked = {"arguments": arguments, "aggregators": aggregators}
-    path = out / ASKED
-    if path.is_file() and json.loads(path.read_text(encoding="utf-8")) != asked:
+def _identity(arguments: Sequence[str], aggregators: Sequence[str], seed: int) -> Identity:
+    """What all runs have in common: all but the seed, and whose turn it is of the aggregators."""
+    cli = make_cli([*arguments, f"--seed_everything={seed}", *QUIET], run=False, quiet=True)
+    cli.datamodule.prepare_data()
+    cli.datamodule.setup("fit")
+    found = cli.identity()
+    return Identity({**found.settings, "--aggregator": ", ".join(aggregators)}, found.samples)
+
+
+def _check_folder(out: Path, identity: Identity) -> None:
+    """Keep the identity of a folder's runs beside them.
+
+    Raises:
+        ConfigurationError: they are of another.
+    """
+    path, before = out / ASKED, identity
+    if path.is_file() or any(out.glob("seed_*")):  # without it, nobody knows what the runs are of
+        before = Identity.read(path)
+    if differ := identity.differences(before):
         raise ConfigurationError(
-            f"{out} holds runs of other arguments ({path}). Name another folder by --out, or move it away."
+            f"{out} holds runs of another experiment: {'; '.join(differ)}. Name another folder by --out, or move it "
+            "away."
         )
     out.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
-        file.write(json.dumps(asked, indent=1).encode())
+        file.write(json.dumps(identity.plain(), indent=1).encode())
 
 
 def _runs(text: str) -> int:

@@ -46,10 +46,13 @@ class Identity:
     samples: Mapping[str, str]
 
     @classmethod
-    def read(cls, kept: Any) -> Identity:
-        """Of what :meth:`plain` gave; of anything else, an experiment without settings and samples."""
-        parts = [kept.get(name) if isinstance(kept, Mapping) else None for name in ("settings", "samples")]
-        return cls(*(part if isinstance(part, Mapping) else {} for part in parts))
+    def read(cls, path: Path) -> Identity:
+        """What :meth:`plain` gave, from a JSON file; of anything else, an experiment without settings and samples."""
+        try:
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            return cls(dict(kept["settings"]), dict(kept["samples"]))
+        except (FileNotFoundError, LookupError, TypeError, ValueError):
+            return cls({}, {})
 
     def plain(self) -> dict[str, dict[str, str]]:
         """As JSON can hold it."""
@@ -67,6 +70,8 @@ class Identity:
     def differences(self, before: Identity) -> list[str]:
         """Every setting that is another, and whose samples are others, in words."""
         mine, theirs = self.settings, before.settings
+        if not theirs:
+            return ["nothing tells which"]
         differ = [
             f"{name} is {mine.get(name, 'None')} and was {theirs.get(name, 'None')}"
             for name in {**theirs, **mine}

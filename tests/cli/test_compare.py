@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
+import yaml
 from toys import Plain, fit, toy_data
 
 import flsv
 from flsv.aggregation import FedAvg
+from flsv.cli import compare as compare_module
 from flsv.cli import main
 from flsv.cli.compare import Outcome, markdown, rows, write_csv
 from flsv.cli.own_models import MEASURES, OwnModels
@@ -207,6 +210,57 @@ def test_the_first_run_does_not_pay_for_the_process(
     assert capsys.readouterr().out == ""
     assert order == [("out", True), ("standalone", False), ("fedavg", False)]
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["compare.csv", "compare.md", "fedavg", "standalone"]
+
+
+def test_what_is_done_is_kept_for_the_same_experiment_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rng, file = np.random.default_rng(0), tmp_path / "data.npz"
+    labels = {"train_labels": np.arange(90) % 3, "test_labels": np.arange(30) % 3}
+    pixels = {"train_images": rng.random((90, 6, 6)), "test_images": rng.random((30, 6, 6))}
+    np.savez(file, **labels, **pixels)
+    config = tmp_path / "data.yaml"
+    config.write_text(yaml.safe_dump({"data": {"source": str(file), "partitioner": {"class_path": "IIDPartitioner"}}}))
+    base = [
+        "compare",
+        "--base",
+        str(CONFIGS / "quickstart.yaml"),
+        "--base",
+        str(config),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    command = [*base, *configs("fedavg", "cgsv"), *QUICK, "--trainer.max_epochs", "1"]
+    ran: list[str] = []
+    dying = ["cgsv"]
+    before = compare_module.run
+
+    def dies(name: str, *rest: Any) -> Outcome:
+        ran.append(name)
+        if name in dying:
+            raise KeyboardInterrupt(dying.pop())
+        return before(name, *rest)
+
+    monkeypatch.setattr(compare_module, "run", dies)
+    with pytest.raises(KeyboardInterrupt):
+        main(command)
+    assert main(command) == 0
+    assert ran == ["standalone", "fedavg", "cgsv", "cgsv"]
+    assert "Run 2 of 3: fedavg, done before" in capsys.readouterr().out
+    tables = {path: path.read_bytes() for path in (tmp_path / "out").glob("compare.*")}
+    tables |= {path: path.read_bytes() for path in (tmp_path / "out").rglob("gains.csv")}
+    assert main(command) == 0
+    assert len(ran) == 4
+    assert tables == {path: path.read_bytes() for path in tables}
+    # Another option, other inputs of clients, other inputs of the test set: all of it is run anew.
+    assert main([*command, "--federation.server_lr", "0.5"]) == 0
+    assert len(ran) == 7
+    for name in ("train_images", "test_images"):
+        pixels[name][0, 0, 0] += 0.1
+        np.savez(file, **labels, **pixels)
+        ran.clear()
+        assert main(command) == 0
+        assert ran == ["standalone", "fedavg", "cgsv"]
 
 
 def test_a_run_that_was_stopped(tmp_path: Path) -> None:

@@ -78,7 +78,40 @@ def test_means_of_runs_of_other_seeds_and_aggregators(
     assert capsys.readouterr().out == ""
     assert rows(out / "repeat.csv") == found
     assert main([*command, "--trainer.max_epochs=2"]) == 2
-    assert "holds runs of other arguments" in capsys.readouterr().err
+    assert "holds runs of another experiment: trainer.max_epochs is 2 and was 1. Name" in capsys.readouterr().err
+    # What changes no number is no other experiment.
+    assert main([*command, "--trainer.log_every_n_steps=7", "-q"]) == 0
+    (out / "repeat.json").unlink()
+    assert main(command) == 2
+    assert "holds runs of another experiment: nothing tells which" in capsys.readouterr().err
+
+
+def test_what_changed_between_two_calls_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The arguments are the same each time: only what the file says and what it names are others."""
+    table = [["clinic", "age", "ill"], *([c, str(20 + i * 7 % 31), "ny"[i % 2]] for c in "AB" for i in range(20))]
+    data, config, out = tmp_path / "data.csv", tmp_path / "federation.yaml", tmp_path / "out"
+
+    def write(rows: list[list[str]], lr: float) -> None:
+        data.write_text("".join(",".join(row) + "\n" for row in rows))
+        model = {**CONFIG["model"], "init_args": {**CONFIG["model"]["init_args"]}}
+        model["init_args"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": lr}}
+        section = {"source": str(data), "label": "ill", "groups": "clinic"}
+        config.write_text(yaml.safe_dump({**CONFIG, "model": model, "data": section}))
+
+    write(table, 0.1)
+    assert main(["repeat", "2", "--config", str(config), "--out", str(out), "-q"]) == 0
+    before = (out / "repeat.csv").read_bytes()
+    other = [*table[:-1], ["B", "99", table[-1][2]]]
+    for rows_, lr, said in (
+        (table, 0.2, "optimizer.init_args.lr is 0.2 and was 0.1"),
+        (other, 0.1, "other samples or labels for"),
+    ):
+        write(rows_, lr)
+        capsys.readouterr()
+        assert main(["repeat", "3", "--config", str(config), "--out", str(out)]) == 2
+        assert said in capsys.readouterr().err
+        assert (out / "repeat.csv").read_bytes() == before
+        assert not (out / "seed_2").exists()
 
 
 def test_other_clients_are_refused(config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
