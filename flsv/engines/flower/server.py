@@ -63,7 +63,9 @@ def server_app(
         where = Path(folder)
         where.mkdir(parents=True, exist_ok=True)
         module, loop = make_module(), make_loop()
-        book = where / "sites.json"
+        book, last = where / "sites.json", where / "checkpoints" / "last.ckpt"
+        if not last.is_file():
+            book.unlink(missing_ok=True)  # of another run
         directory = Directory(GridTransport(grid), sites, agreement(module, loop), book, timeout, wait)
         directory.gather()
         sizes = [directory.sizes[i] for i in range(len(sites))]
@@ -73,7 +75,6 @@ def server_app(
         callbacks = [*options.pop("callbacks", []), saving, loop.replace(engine=partial(RemoteFederation, directory))]
         # One folder for all starts of a run, so that its logs go on, too.
         logger = options.pop("logger", TensorBoardLogger(where, name="", version=""))
-        last = where / "checkpoints" / "last.ckpt"
         L.Trainer(**{"num_sanity_val_steps": 0, **options}, logger=logger, callbacks=callbacks, max_epochs=rounds).fit(
             module, data, ckpt_path=last if last.is_file() else None
         )

@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from flsv.engines.remote.messages import BadReply, check_done, instruction_packet, read_update
+from flsv.engines.remote.messages import BadReply, OtherData, check_done, instruction_packet, read_update
 from flsv.engines.remote.transport import Directory
 from flsv.engines.remote.wire import Packet, pack, unpack
 from flsv.errors import ConfigurationError
@@ -35,10 +35,14 @@ class Remote:
         state: of the federation; the run's name in it, what counts of the sites, and what went wrong there.
         rounds: of the run.
         sends_global: whether uploads refer to the global model, so that sites need it beside their start point.
+        steps_per_sample: the most optimizer steps that a site can take in a round, for each of its samples.
     """
 
-    def __init__(self, directory: Directory, state: FederationState, rounds: int, sends_global: bool) -> None:
+    def __init__(
+        self, directory: Directory, state: FederationState, rounds: int, sends_global: bool, steps_per_sample: int
+    ) -> None:
         self.directory, self._state, self._rounds, self._sends_global = directory, state, rounds, sends_global
+        self._steps_per_sample = steps_per_sample
         self._trained: dict[int, str] = {}
         self._answered: dict[int, tuple[dict[int, str], str | None]] = {}
         self.discard()
@@ -74,13 +78,17 @@ class Remote:
         wrong: dict[int, str] = {}
         for site, reply in replies.items():
             try:
-                update = read_update(check_done(reply), site, space, global_vector.device)
+                samples = self.directory.sizes[site]["train"]
+                most = samples * self._steps_per_sample
+                update = read_update(check_done(reply), site, space, global_vector.device, samples, most)
                 if update is None:
                     broken.append(site)
                 else:
                     updates.append(update)
             except BadReply as why:
                 wrong[site] = str(why)
+                if isinstance(why, OtherData):
+                    self.directory.greet_again(site)
         # What most of them report is what there is to report: of one that is first nobody knows whether it is right.
         found = {update.client_id: _reported(update) for update in updates}
         usual = next((words for words, _ in Counter(found.values()).most_common(1)), "")
@@ -121,9 +129,11 @@ class Remote:
             raise NoAnswer(self._told(site, f"did not answer {name}", why)) from why
         try:
             answer = unpack(reply.plain["answer"], reply.tensors)
-        except (KeyError, TypeError, ValueError) as error:
-            what = f"answered {name} with a {reply.kind!r} that lacks or garbles {error}"
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            what = f"answered {name} with a {reply.kind!r:.40} that lacks or garbles {error!s:.200}"
             raise NoAnswer(self._told(site, what)) from error
+        if not all(tensor.isfinite().all() for tensor in reply.tensors.values()):
+            raise NoAnswer(self._told(site, f"answered {name} with numbers that are not finite"))
         stands[site] = visit
         self._answered[site] = stands, before
         return answer
@@ -150,8 +160,8 @@ class Remote:
                 if accuracy < 0 or accuracy > 1:  # NaN: it has no test samples
                     raise BadReply(f"its accuracy is {accuracy}")
                 found[site] = accuracy
-            except (BadReply, KeyError, TypeError, ValueError) as why:
-                said = why if isinstance(why, BadReply) else f"its reply lacks or garbles {why}"
+            except (BadReply, KeyError, TypeError, ValueError, OverflowError) as why:
+                said = why if isinstance(why, BadReply) else f"its reply lacks or garbles {why!s:.200}"
                 self._warn(site, "has not tested its model", said)
         return found
 
@@ -171,8 +181,9 @@ class Remote:
 
 
 def _reported(update: ClientUpdate) -> str:
-    """Names and shapes, in words."""
-    return ", ".join(f"{name} {list(value.shape)}" for name, value in sorted(update.reports.items())) or "nothing"
+    """Names, shapes and types, in words."""
+    reports = sorted(update.reports.items())
+    return ", ".join(f"{name:.40} {list(value.shape)} of {value.dtype}" for name, value in reports) or "nothing"
 
 
 class RemoteClient(Client):

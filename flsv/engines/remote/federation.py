@@ -24,6 +24,9 @@ from flsv.errors import ConfigurationError
 from flsv.participants import LocalData
 from flsv.round import ClientUpdate, Instruction, Round
 
+#: How often a module without automatic optimization may step for one sample, before its site is not believed.
+STEPS_BY_HAND = 1000
+
 
 class RemoteCohort(CohortTraining):
     """Has the sites train, all within the idle batch of a round.
@@ -103,7 +106,9 @@ class RemoteFederation(OneProcess):
             )
         reference = any(upload.reference == "global" for upload in uploads)
         state.run = state.run or secrets.token_hex(8)
-        self._remote = Remote(directory, state, trainer.max_epochs or 1, reference)
+        # A batch has a sample at least; who steps by hand may do so several times a batch.
+        steps = arguments["local_epochs"] * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)
+        self._remote = Remote(directory, state, trainer.max_epochs or 1, reference, steps)
         super().__init__(*options)
         for role, strategy in self._strategies.items():
             if strategy.needs_classes:

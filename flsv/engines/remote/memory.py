@@ -40,6 +40,11 @@ def own_secret(folder: Path) -> str:
     return path.read_text()
 
 
+def site_key(secret: str) -> str:
+    """By which a server knows this site again; it does not tell the secret."""
+    return hashlib.sha256(f"{secret} key".encode()).hexdigest()
+
+
 def noise_seed(secret: str, packet: Packet) -> int:
     """What the uploads of a round draw from, 63 bits that nobody knows but the site.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,10 @@ START, GLOBAL, TOLD, REPORT = "start", "global", "told/", "report/"
 
 class BadReply(ValueError):
     """A site replied with something that is no update of this federation."""
+
+
+class OtherData(BadReply):
+    """A site has not trained on as many samples as it had announced."""
 
 
 def instruction_packet(instruction: Instruction, facts: dict[str, Any], global_vector: Tensor | None) -> Packet:
@@ -88,27 +93,64 @@ def check_done(reply: Packet | str) -> Packet:
     return reply
 
 
-def read_update(packet: Packet, client: int, space: ParameterSpace, device: torch.device) -> ClientUpdate | None:
+def read_update(
+    packet: Packet, client: int, space: ParameterSpace, device: torch.device, samples: int, most_steps: int
+) -> ClientUpdate | None:
     """A client's update, of what its site sent; None where its model is not finite.
+
+    Args:
+        packet: what it sent.
+        client: its number.
+        space: of the federation.
+        device: where the update is to be.
+        samples: how many it has announced.
+        most_steps: that it can have taken.
 
     Raises:
         BadReply: what is wrong with it.
     """
     if packet.kind == "broken":
         return None
+    plain, numbers_sent = packet.plain, 2 * space.size + 64
     try:
-        plain, vector = packet.plain, packet.tensors["vector"]
-        samples, steps = int(plain["samples"]), int(plain["steps"])
+        vector = packet.tensors["vector"]
+        sent = whole(plain, "samples", most=float("inf"))
+        steps = whole(plain, "steps", most_steps)
         loss, norm = float(plain["loss"]), float(plain["norm"])
-        traffic = Traffic(int(plain["traffic"][0]), float(plain["traffic"][1]))
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise BadReply(f"its {packet.kind!r} reply lacks or garbles {error}") from error
+        numbers, size = plain["traffic"]
+        traffic = Traffic(whole({"traffic": numbers}, "traffic", numbers_sent), float(size))
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise BadReply(f"its {packet.kind!r:.40} reply lacks or garbles {error!s:.200}") from error
+    if sent != samples:
+        raise OtherData(f"it has trained on {sent} samples and had announced {samples}")
+    if math.isinf(loss) or not 0 <= norm < math.inf or not 0 <= traffic.bytes <= 16 * numbers_sent:
+        raise BadReply(f"its numbers cannot be: loss {loss}, norm {norm}, {traffic}")
     if vector.shape != (space.size,) or not vector.is_floating_point():
         raise BadReply(f"its model is {list(vector.shape)} of {vector.dtype}, and the federation's has [{space.size}]")
-    if samples < 1 or steps < 0 or not 0 <= traffic.numbers <= 2 * space.size + 64 or math.isinf(norm) or norm < 0:
-        raise BadReply(f"its numbers cannot be: {samples} samples, {steps} steps, norm {norm}, {traffic}")
+    # Only then: what is finite in float64 need not be so here.
+    vector = vector.to(device, space.dtype)
     reports = {n[len(REPORT) :]: t.to(device) for n, t in packet.tensors.items() if n.startswith(REPORT)}
     if not vector.isfinite().all() or not all(t.isfinite().all() for t in reports.values()):
         return None
-    vector = vector.to(device, space.dtype)
-    return ClientUpdate(client, samples, vector, loss, steps, norm, reports, traffic)
+    return ClientUpdate(client, sent, vector, loss, steps, norm, reports, traffic)
+
+
+def whole(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> int:
+    """A whole number within bounds.
+
+    Raises:
+        KeyError: there is nothing of this name.
+        ValueError: it is something else.
+
+    Example:
+        >>> whole({"steps": 3}, "steps", most=3)
+        3
+        >>> whole({"steps": 4}, "steps", most=3)
+        Traceback (most recent call last):
+            ...
+        ValueError: 'steps': 4 (expected a whole number from 0 to 3)
+    """
+    value = plain[name]
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name!r}: {value!r:.40} (expected a whole number from {least} to {most})")
+    return value

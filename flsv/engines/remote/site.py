@@ -17,7 +17,7 @@ from flsv._lightning.evaluation import accuracy
 from flsv.clients.roster import Roster
 from flsv.data import FederatedDataModule, OneClient
 from flsv.engines.remote.agreement import agreement
-from flsv.engines.remote.memory import Kept, SiteMemory, StillBusy, noise_seed, own_secret
+from flsv.engines.remote.memory import Kept, SiteMemory, StillBusy, noise_seed, own_secret, site_key
 from flsv.engines.remote.messages import GLOBAL, failure_packet, read_instruction, update_packet
 from flsv.engines.remote.visit import SiteVisit
 from flsv.engines.remote.wire import Packet, pack, unpack
@@ -121,7 +121,8 @@ class Site:
     def _hello(self, packet: Packet) -> Packet:
         module, data = self._make_module(), self._data
         sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}  # type: ignore[arg-type]
-        return Packet("hello", {"name": self.name, "sizes": sizes, **agreement(module, self._settings)})
+        said = {"name": self.name, "key": site_key(self._secret), "sizes": sizes, **agreement(module, self._settings)}
+        return Packet("hello", said)
 
     def _train(self, packet: Packet) -> Packet:
         instruction, plain = read_instruction(packet), packet.plain

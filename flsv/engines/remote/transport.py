@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from flsv._lightning.durable import replacing
 from flsv.engines.remote.agreement import check_agreement
+from flsv.engines.remote.messages import BadReply, check_done, whole
 from flsv.engines.remote.wire import Packet
 from flsv.errors import ConfigurationError
 
@@ -29,21 +30,27 @@ class Transport(Protocol):
         """Replies to packets; who has not replied within ``timeout`` seconds is missing."""
 
 
+#: What a site can have of a split: the server counts them one by one.
+MOST_SAMPLES = 10**8
+_SPLITS = {"train": 1, "val": 0, "test": 0}
+
+
 class Directory:
     """The sites of a federation by name, and where they are now.
 
-    A site is known by its name, not by its address, so one that was restarted is the same site.
+    A site is known by its name, not by its address, so one that was restarted is the same site. The name is that of
+    whoever says it first in a run: another one that says it is left alone, be the first one there or away. It is told
+    from the first one by its address (on Flower that of the SuperNode's key, if it has one), and by a key that follows
+    from what lies in the site's folder.
 
     Args:
         transport: carries the packets.
         names: of all sites; a site's number is its place here.
         ours: what the server has, see :func:`flsv.engines.remote.agreement.agreement`.
-        book: the file in which the sites' sizes are kept, so that a server goes on while some are away.
+        book: the file in which it is kept how many samples the sites have and who they are, so that a server goes on
+            while some are away.
         timeout: seconds that a site has for a reply.
         wait: seconds to wait for all sites before the first round, and for any site within a run.
-
-    Attributes:
-        sizes: number of a site to its samples by split.
     """
 
     def __init__(
@@ -59,14 +66,18 @@ class Directory:
             raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
         self.names, self.timeout, self.wait = list(names), timeout, wait
         self._transport, self._ours, self._book = transport, ours, book
-        self.sizes: dict[int, dict[str, int]] = {}
+        self._entries: dict[int, dict[str, Any]] = {}
         book.parent.mkdir(parents=True, exist_ok=True)
         if book.is_file():
             known = json.loads(book.read_text())
-            self.sizes = {i: known[name] for i, name in enumerate(self.names) if name in known}
+            self._entries = {i: known[name] for i, name in enumerate(self.names) if name in known}
         self._known: dict[Address, int | None] = {}
         self._silent: set[Address] = set()
-        self._here: dict[int, Address] = {}
+
+    @property
+    def sizes(self) -> dict[int, dict[str, int]]:
+        """Number of a site to its samples by split."""
+        return {site: entry["sizes"] for site, entry in self._entries.items()}
 
     def gather(self) -> None:
         """Wait until every site has said how many samples it has, now or in an earlier run.
@@ -77,9 +88,9 @@ class Directory:
         """
         deadline = time.monotonic() + self.wait
         while True:
-            self.refresh()
-            missing = [name for i, name in enumerate(self.names) if i not in self.sizes]
-            if not missing and self._here:
+            here = self.refresh(strict=True)
+            missing = [name for i, name in enumerate(self.names) if i not in self._entries]
+            if not missing and here:
                 return
             if time.monotonic() > deadline:
                 raise RuntimeError(
@@ -88,34 +99,29 @@ class Directory:
                 )
             time.sleep(min(0.5, self.wait))
 
-    def refresh(self) -> dict[int, Address]:
-        """Numbers of the sites that are there to their addresses; who is new is greeted first."""
+    def refresh(self, strict: bool = False) -> dict[int, Address]:
+        """Numbers of the sites that are there to their addresses; who is new, or back, is greeted first.
+
+        Args:
+            strict: whether a site with other settings is an error. Else it is left alone: a run goes on without it.
+        """
         present = list(self._transport.present())
+        # Who was left alone may come back as it should be.
+        self._known = {a: site for a, site in self._known.items() if a in present or site is not None}
         new = [address for address in present if address not in self._known]
         replies = self._transport.exchange({a: Packet("hello") for a in new}, self.timeout) if new else {}
         for address, reply in replies.items():
-            if isinstance(reply, str):  # perhaps it will: it is greeted again when somebody is asked for next
+            try:
+                site = self._greeted(address, check_done(reply), present, strict)
+            except BadReply as why:  # perhaps it will: it is greeted again when somebody is asked for next
                 if address not in self._silent:
-                    warnings.warn(f"a node has not said who it is: {reply}.", stacklevel=2)
+                    warnings.warn(f"a node has not said who it is: {why}.", stacklevel=2)
                 self._silent.add(address)
                 continue
-            if reply.plain.get("name") not in self.names:
-                who = f"its name is {reply.plain.get('name')!r}"
-                warnings.warn(f"a node that is no site of this federation is left alone: {who}.", stacklevel=2)
-                self._known[address] = None
-                continue
-            name = reply.plain["name"]
-            check_agreement(name, reply.plain, self._ours)
-            site = self.names.index(name)
-            if self._here.get(site) in present:
-                warnings.warn(f"a second node calls itself site {name!r}: it is left alone.", stacklevel=2)
-                self._known[address] = None
-                continue
+            # In the place of where the site was before.
+            self._known = {a: known for a, known in self._known.items() if known is None or known != site}
             self._known[address] = site
-            self._here[site] = address
-            self._note(site, reply.plain["sizes"])
-        self._here = {s: a for a in present if (s := self._known.get(a)) is not None}
-        return self._here
+        return {site: a for a, site in self._known.items() if site is not None and a in present}
 
     def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Replies of sites, by their numbers; who is away, late or fails replies with words. If none is there at all,
@@ -128,13 +134,59 @@ class Directory:
         late = f"no reply within {self.timeout:g} s"
         return {s: replies.get(here[s], late) if s in here else "it is away" for s in packets}
 
-    def _note(self, site: int, sizes: Any) -> None:
-        if self.sizes.get(site, sizes) != sizes:
+    def greet_again(self, site: int) -> None:
+        """Ask a site who it is before it is asked for anything else."""
+        self._known = {address: known for address, known in self._known.items() if known != site}
+
+    def _greeted(self, address: Address, reply: Packet, present: Sequence[Address], strict: bool) -> int | None:
+        """The number of the site that has said who it is; None where it is to be left alone.
+
+        Raises:
+            BadReply: it has not.
+        """
+        said = reply.plain
+        try:
+            name, key = said["name"], str(said["key"])[:64]
+            sizes = {split: whole(said["sizes"], split, MOST_SAMPLES, least) for split, least in _SPLITS.items()}
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadReply(f"its {reply.kind!r:.40} lacks or garbles {error!s:.200}") from error
+        why = f"a node is no site of this federation: its name is {name!r:.80}."
+        if name in self.names:
+            site = self.names.index(name)
+            why = self._stranger(site, address, key, present) or self._disagrees(name, said, strict)
+        if why:
+            warnings.warn(f"{why} It is left alone.", stacklevel=3)
+            return None
+        before = self._entries.get(site)
+        if before and before["sizes"] != sizes:
             warnings.warn(
-                f"site {self.names[site]!r} has {sizes} samples now and had {self.sizes[site]}: values from here on "
-                "are of its new data.",
-                stacklevel=2,
+                f"site {name!r} has {sizes} samples now and had {before['sizes']}: values from here on are of its new "
+                "data.",
+                stacklevel=3,
             )
-        self.sizes[site] = sizes
+        self._entries[site] = {"sizes": sizes, "key": key, "address": address}
         with replacing(self._book) as file:
-            file.write(json.dumps({self.names[i]: s for i, s in sorted(self.sizes.items())}, indent=1).encode())
+            file.write(json.dumps({self.names[i]: e for i, e in sorted(self._entries.items())}, indent=1).encode())
+        return site
+
+    def _stranger(self, site: int, address: Address, key: str, present: Sequence[Address]) -> str:
+        """Why a node is not the site that it says it is, in words; empty where it is."""
+        name, first = self.names[site], self._entries.get(site)
+        if any(known == site and other in present for other, known in self._known.items()):
+            return f"a second node calls itself site {name!r}."
+        if first is not None and address != first["address"] and key != first["key"]:
+            return (
+                f"a node calls itself site {name!r} and is not the one that did so first in this run. (If it is, and "
+                f"has lost its folder: take {name!r} out of {self._book} and start this server again.)"
+            )
+        return ""
+
+    def _disagrees(self, name: str, said: Mapping[str, Any], strict: bool) -> str:
+        """What a site has otherwise than the server, in words; empty if it is nothing."""
+        try:
+            check_agreement(name, said, self._ours)
+        except ConfigurationError as error:
+            if strict:
+                raise
+            return str(error)
+        return ""

@@ -21,12 +21,24 @@ class Packet:
     Args:
         kind: what it is about.
         plain: what JSON can say.
-        tensors: by name.
+        tensors: by name; dense ones.
+
+    Raises:
+        ValueError: it is none, whatever was said to be one.
     """
 
     kind: str
     plain: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or not isinstance(self.plain, Mapping):
+            raise ValueError(
+                f"a packet has a kind and named values, and this one {self.kind!r:.40}, {self.plain!r:.40}."
+            )
+        for name, tensor in self.tensors.items():
+            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
+                raise ValueError(f"{name!r:.40} is no dense tensor.")
 
 
 def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:
@@ -52,7 +64,7 @@ def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     """The inverse of :func:`pack`.
 
     Raises:
-        ValueError: this is nothing that :func:`pack` makes.
+        ValueError, TypeError, RuntimeError: this is nothing that :func:`pack` makes.
     """
     if isinstance(plain, _PLAIN):
         return plain

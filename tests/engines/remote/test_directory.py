@@ -17,6 +17,8 @@ from flsv.engines.remote import Directory, Packet, agreement
 from flsv.errors import ConfigurationError
 from flsv.uploads import TopK
 
+SIZES = {"train": 3, "val": 0, "test": 0}
+
 
 class Slow:
     """Sites that cannot be reached at first, or do not say who they are when they are first asked."""
@@ -33,7 +35,7 @@ class Slow:
             self.mute -= 1
             if self.mute >= 0:
                 return dict.fromkeys(packets, "the node is not available")
-            said = {**agreement(module(), shapfed()), "name": NAMES[0], "sizes": {"train": 3}}
+            said = {**agreement(module(), shapfed()), "name": NAMES[0], "key": "", "sizes": SIZES}
             return {address: Packet("here", said) for address in packets}
         return {address: Packet("answer", {"of": address}) for address in packets}
 
@@ -95,6 +97,51 @@ def test_a_second_node_of_one_name_is_left_alone(tmp_path: Path) -> None:
         loop = remote.fit(2)
     assert asked.count(200) == 1  # it was greeted
     assert loop.participations.tolist() == [2, 2, 2]
+
+
+def test_nobody_takes_the_name_of_a_site_that_is_away(tmp_path: Path) -> None:
+    """A participant of its own, with its own key, calls itself as another who has gone; that one comes back later, at
+    another address."""
+    remote = Remotely(tmp_path, shapfed)
+    own = remote.transport.sites[101]
+    asked: list[int] = []
+
+    def come_and_go(address: int, packet: Packet, reply: Packet) -> Packet:
+        asked.append(address)
+        if packet.plain.get("round") == 0 and address == 102:
+            del remote.transport.sites[101]
+            remote.transport.sites[200] = site(tmp_path / "elsewhere", 1, shapfed)
+        if packet.plain.get("round") == 1 and address == 102:
+            remote.transport.sites[300] = own
+        return reply
+
+    remote.transport.spoil = come_and_go
+    with pytest.warns(
+        UserWarning, match="a node calls itself site 'Lyon' and is not the one that did so first in this"
+    ):
+        loop = remote.fit(3)
+    assert (asked.count(200), asked.count(300)) == (1, 2)  # greeted; greeted and asked to train
+    assert loop.participations.tolist() == [3, 2, 3]
+
+
+def test_other_settings_within_a_run_leave_the_site_out(tmp_path: Path) -> None:
+    """Not the others: they go on without it, until it comes back as it should be."""
+    remote = Remotely(tmp_path, shapfed)
+    own = remote.transport.sites[101]
+
+    def come_and_go(address: int, packet: Packet, reply: Packet) -> Packet:
+        if packet.plain.get("round") == 0 and address == 102:
+            del remote.transport.sites[101]
+            remote.transport.sites[300] = site(tmp_path, 1, partial(shapfed, local_epochs=2))
+        if packet.plain.get("round") == 1 and address == 102:
+            del remote.transport.sites[300]
+            remote.transport.sites[101] = own
+        return reply
+
+    remote.transport.spoil = come_and_go
+    with pytest.warns(UserWarning, match="site 'Lyon' and the server differ in training: .* It is left alone"):
+        loop = remote.fit(3)
+    assert loop.participations.tolist() == [3, 2, 3]
 
 
 @pytest.mark.parametrize(

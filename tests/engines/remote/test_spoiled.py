@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,7 @@ GARBAGE: dict[str, tuple[Any, str]] = {
     "words": (lambda reply: Packet("hm", {"a": "b"}), "lacks or garbles 'vector'"),
     "no samples": (
         lambda reply: Packet("update", {**reply.plain, "samples": 0}, reply.tensors),
-        "its numbers cannot be: 0 samples",
+        "it has trained on 0 samples and had announced 436",
     ),
     "another type": (
         lambda reply: Packet("update", reply.plain, {"vector": reply.tensors["vector"].long()}),
@@ -255,8 +256,9 @@ def test_absence_is_not_a_zero(tmp_path: Path) -> None:
             seen[trainer.current_epoch] = trainer.callbacks[0].contributions["cssv"].clone()  # type: ignore[attr-defined]
             remote.transport.sites[102] = away
 
-    book = '{"Boston": {"train": 1, "val": 0, "test": 0}, "Lyon": {"train": 1, "val": 0, "test": 0}, '
-    (tmp_path / "book.json").write_text(book + '"Osaka": {"train": 1, "val": 0, "test": 0}}')
+    sizes = {"train": 425, "val": 0, "test": 0}
+    entry = {"sizes": sizes, "key": away.answer(Packet("hello")).plain["key"], "address": 102}
+    (tmp_path / "book.json").write_text(json.dumps({"Osaka": entry}))
     with pytest.warns(UserWarning, match=r"site 'Osaka' \(client 2\) is left out of round 0: it is away"):
         loop = remote.fit(callbacks=[Comes()])
     assert loop.participations.tolist() == [3, 3, 2]
