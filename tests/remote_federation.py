@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,34 +146,10 @@ SPLITS = {"client_val_fraction": 0.3, "client_test_fraction": 0.2}
 
 
 def with_splits(tmp_path: Path, make: Make) -> Remotely:
-    """Sites with validation and test samples."""
-    remote = Remotely(tmp_path / "b", make)
-    for address, client in zip(remote.sites, range(3)):
-        remote.transport.sites[address] = Site(
-            NAMES[client], module, partial(InSplits, client, SPLITS), make, tmp_path / "sites"
-        )
-    return remote
+    """Sites with validation and test samples of their own."""
+    return Remotely(tmp_path / "b", make, **SPLITS)
 
 
 def both_with_splits(tmp_path: Path, make: Make) -> tuple[FederatedLoop, FederatedLoop]:
-    """Sites and one process, with the same splits on both sides: a site's are its own to choose."""
-    local = one_process(tmp_path / "a", make, **SPLITS)
-    return with_splits(tmp_path, make).fit(), local
-
-
-class InSplits(FederatedDataModule):
-    """One client of :func:`whole`, split as there."""
-
-    def __init__(self, client: int, splits: dict[str, float]) -> None:
-        super().__init__("digits", OneClient(), batch_size=16)
-        self.whole = whole(**splits)
-        self.client = client
-
-    def setup(self, stage: str | None = None) -> None:
-        self.whole.setup(stage)
-        super().setup(stage)
-        assert self._dealt is not None
-        clients = [self.whole._data.splits.clients[self.client]]
-        counts = self.whole.class_counts[self.client : self.client + 1]
-        splits = replace(self.whole._data.splits, clients=clients)
-        self._dealt = replace(self.whole._data, splits=splits, class_counts=counts)
+    """Sites and one process, which draw the same splits."""
+    return with_splits(tmp_path, make).fit(), one_process(tmp_path / "a", make, **SPLITS)

@@ -308,6 +308,12 @@ class FederatedDataModule(FederationView):
                 self._dealt = without_flagged(self, self._dealt, self.detector)
                 self._dropped = held - int(self.num_samples.sum())
 
+    def deal_from(self, first_client: int) -> None:
+        """Set up, as one participant's part of a federation, in which its first client has this number."""
+        self._stale |= self.partitioner.first_client != first_client
+        self.partitioner.first_client = first_client
+        self.setup("fit")
+
     def teardown(self, stage: str) -> None:
         """Tear the wrapped data module down; if that means anything to it, the next ``setup`` starts anew."""
         if self._module is not None and is_overridden("teardown", self._module):

@@ -115,7 +115,8 @@ def split_federation(
     names: tuple[str, ...] = ()
     if partitioner.keeps_groups and groups is not None and group_names:
         names = names_of_parts([rest[part] for part in parts], groups, group_names)
-    clients = [_split_client(client, rest[part], options, names) for client, part in enumerate(parts)]
+    numbered = enumerate(parts, partitioner.first_client)
+    clients = [_split_client(client, rest[part], options, names) for client, part in numbered]
     return FederatedSplits(server_val, tuple(clients), names)
 
 

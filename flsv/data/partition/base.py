@@ -45,6 +45,9 @@ class Partitioner(ABC):
     keeps_groups: bool = False
     """Whether every natural group is dealt to one client as a whole, whose name is the group's then."""
 
+    first_client: int = 0
+    """The number, in the federation, of the first client that is dealt to."""
+
     deals_copies: bool = False
     """Whether a sample may be dealt more than once, as only cheating clients have it."""
 

@@ -16,6 +16,10 @@ class OneClient(Partitioner):
     Args:
         seed: taken for uniformity; nothing here is random.
 
+    Attributes:
+        first_client: which client of the federation this participant is: its validation and test samples are drawn as
+            they would be drawn for that client in one process. A site is told by its server.
+
     Example:
         >>> OneClient()(torch.tensor([0, 1, 0]), num_classes=2)
         [tensor([0, 1, 2])]

@@ -111,12 +111,20 @@ class Site:
         site's own log: what an error says may be of the samples."""
         replies = {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}
         try:
+            number = self._number(packet)
+            if number is not None:
+                self._data.deal_from(number)
             return replies[packet.kind](packet)
         except StillBusy as error:
             return Packet("busy", {"round": str(error)})
         except Exception as error:
             _log.exception("site %r could not answer %r", self.name, packet.kind)
             return failure_packet(error)
+
+    def _number(self, packet: Packet) -> int | None:
+        """Which client this is, in the server's count; None where the server does not know it."""
+        sites = packet.plain.get("sites", [])
+        return packet.plain.get("client", sites.index(self.name) if self.name in sites else None)
 
     def _hello(self, packet: Packet) -> Packet:
         module, data = self._make_module(), self._data

@@ -109,7 +109,8 @@ class Directory:
         # Who was left alone may come back as it should be.
         self._known = {a: site for a, site in self._known.items() if a in present or site is not None}
         new = [address for address in present if address not in self._known]
-        replies = self._transport.exchange({a: Packet("hello") for a in new}, self.timeout) if new else {}
+        hello = Packet("hello", {"sites": self.names})
+        replies = self._transport.exchange(dict.fromkeys(new, hello), self.timeout) if new else {}
         for address, reply in replies.items():
             try:
                 site = self._greeted(address, check_done(reply), present, strict)

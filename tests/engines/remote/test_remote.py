@@ -10,15 +10,17 @@ import pytest
 import torch
 from remote_federation import (
     CASES,
+    SPLITS,
     Remotely,
     ServerData,
     assert_same,
     both_with_splits,
     one_process,
     shapfed,
+    site,
     with_splits,
 )
-from remote_sites import NAMES, SiteData, module
+from remote_sites import NAMES, SiteData, groups, module, whole
 
 from flsv import FederatedLoop
 from flsv.aggregation import DivergenceWeighted, FedAvg, FedCE
@@ -65,6 +67,22 @@ def test_sites_answer_what_they_find_others_worth(tmp_path: Path, personalizer: 
     assert loop.client_accuracy is not None
     torch.testing.assert_close(loop.client_accuracy, local.client_accuracy, rtol=0, atol=0)
     assert local.contributions["relevance"].isfinite().any()
+
+
+def test_a_site_draws_its_splits_as_one_process_does(tmp_path: Path) -> None:
+    """Whoever it is, and whichever message is the first that it gets in its process."""
+    data = whole(**SPLITS)
+    data.setup("fit")
+    everywhere = groups()
+    for client, name in enumerate(NAMES):
+        own = torch.tensor([index for index in range(len(everywhere)) if everywhere[index] == client])
+        own = own[~torch.isin(own, data.server_val_indices)]
+        for told in ({"sites": NAMES}, {"client": client}):
+            at_site = site(tmp_path, client, shapfed, **SPLITS)
+            at_site.answer(Packet("hello", told))
+            for split in ("train", "val", "test"):
+                drawn = own[at_site._data.client_indices(0, split)]
+                assert drawn.tolist() == data.client_indices(client, split).tolist(), (name, split)
 
 
 def test_sites_say_what_the_others_model_is_worth(tmp_path: Path) -> None:
