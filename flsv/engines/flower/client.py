@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,11 @@ from flwr.clientapp import ClientApp
 
 from flsv.engines.flower.records import from_record, to_record
 from flsv.engines.remote import Site
+from flsv.engines.remote.messages import failure_packet
 from flsv.engines.remote.site import Settings
 from flsv.errors import ConfigurationError
+
+_log = logging.getLogger(__name__)
 
 
 def client_app(
@@ -57,13 +61,20 @@ def client_app(
     app = ClientApp(mods=list(mods))
     sites: dict[str, Site] = {}
 
-    def reply(message: Message, context: Context) -> Message:
-        name = site_name(context.node_config)
+    def site(node_config: Mapping[str, Any]) -> Site:
+        name = site_name(node_config)
         if name not in sites:
-            folder = Path(str(context.node_config.get("folder", "flsv-sites")))
-            data = make_datamodule(context.node_config)
+            folder = Path(str(node_config.get("folder", "flsv-sites")))
+            data = make_datamodule(node_config)
             sites[name] = Site(name, make_module, lambda: data, make_loop, folder, trainer, questions)
-        answer = sites[name].answer(from_record(message.content))
+        return sites[name]
+
+    def reply(message: Message, context: Context) -> Message:
+        try:
+            answer = site(context.node_config).answer(from_record(message.content))
+        except Exception as error:  # else Flower would send what it says, which may be of the samples
+            _log.exception("this site could not be made")
+            answer = failure_packet(error)
         return Message(content=to_record(answer), reply_to=message)
 
     for register in (app.train(), app.query(), app.evaluate()):

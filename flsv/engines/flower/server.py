@@ -15,6 +15,8 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.engines.flower.records import GridTransport
 from flsv.engines.remote import Directory, RemoteData, RemoteFederation, agreement
+from flsv.engines.remote.rehearsal import PLENTY, rehearse
+from flsv.engines.remote.status import told_status
 
 
 def server_app(
@@ -39,6 +41,8 @@ def server_app(
     A site that is away, late, or sends garbage or a model that is not finite is named and left out of the round. Its
     contributions stay what they were.
 
+    How a run stands is in ``status.json`` of the folder: ``flwr run`` ends with status 0 whatever becomes of the run.
+
     Args:
         make_module: makes the LightningModule.
         make_loop: makes the loop.
@@ -53,8 +57,8 @@ def server_app(
         wait: seconds to wait for all sites before the first round.
 
     Raises:
-        ConfigurationError: before the first round, a site with another version, module or settings; a metric that
-            needs what a deployment does not give.
+        ConfigurationError: before any site is asked, a metric or strategy that needs what a deployment does not give;
+            before the first round, a site with another version, module or settings.
     """
     app = ServerApp()
 
@@ -62,20 +66,26 @@ def server_app(
     def main(grid: Grid, context: Context) -> None:
         where = Path(folder)
         where.mkdir(parents=True, exist_ok=True)
+        with told_status(where):
+            serve(GridTransport(grid), where)
+
+    def serve(transport: GridTransport, where: Path) -> None:
         module, loop = make_module(), make_loop()
         book, last = where / "sites.json", where / "checkpoints" / "last.ckpt"
         if not last.is_file():
             book.unlink(missing_ok=True)  # of another run
-        directory = Directory(GridTransport(grid), sites, agreement(module, loop), book, timeout, wait)
+        directory = Directory(transport, sites, agreement(module, loop), book, timeout, wait)
+        own = None if datamodule is None else datamodule()
+        options = {"max_epochs": rounds, "num_sanity_val_steps": 0, **(trainer or {})}
+        willing = RemoteData(sites, [PLENTY] * len(sites), num_classes, class_names, own)
+        rehearse(make_module(), make_loop(), directory, willing, options)
         directory.gather()
-        sizes = [directory.sizes[i] for i in range(len(sites))]
-        data = RemoteData(sites, sizes, num_classes, class_names, None if datamodule is None else datamodule())
-        options = dict(trainer or {})
+        data = RemoteData(sites, [directory.sizes[i] for i in range(len(sites))], num_classes, class_names, own)
         saving = ModelCheckpoint(where / "checkpoints", save_last=True)
         callbacks = [*options.pop("callbacks", []), saving, loop.replace(engine=partial(RemoteFederation, directory))]
         # One folder for all starts of a run, so that its logs go on, too.
         logger = options.pop("logger", TensorBoardLogger(where, name="", version=""))
-        L.Trainer(**{"num_sanity_val_steps": 0, **options}, logger=logger, callbacks=callbacks, max_epochs=rounds).fit(
+        L.Trainer(**{**options, "logger": logger, "callbacks": callbacks}).fit(
             module, data, ckpt_path=last if last.is_file() else None
         )
 

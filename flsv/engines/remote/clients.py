@@ -172,7 +172,10 @@ class Remote:
 
     def _told(self, site: int, what: str, why: object = "", when: str = "") -> str:
         """Something went wrong at a site: it is kept for the run's record, and said."""
-        why = f": {why}" if why else ""
+        # What a site says may be anything: a line break, half a character.
+        what, why = (
+            "".join(c if c.isprintable() else "?" for c in words) for words in (what, f": {why}" if why else "")
+        )
         self._state.note(site, f"{what}{why}")
         return f"site {self.directory.names[site]!r} (client {site}) {what}{when}{why}."
 

@@ -88,6 +88,8 @@ def check_done(reply: Packet | str) -> Packet:
         raise BadReply(reply)
     if reply.kind == "failed":
         raise BadReply(f"it failed with {reply.plain.get('error')!s:.200}, its own log says more")
+    if reply.kind == "late":
+        raise BadReply(f"it has stopped, not ready after {reply.plain.get('seconds')!s:.10} s")
     if reply.kind == "busy":
         raise BadReply(f"it is still at round {reply.plain.get('round')!s:.20}")
     return reply

@@ -19,7 +19,7 @@ from flsv.data import FederatedDataModule, OneClient
 from flsv.engines.remote.agreement import agreement
 from flsv.engines.remote.memory import Kept, SiteMemory, StillBusy, noise_seed, own_secret, site_key
 from flsv.engines.remote.messages import GLOBAL, failure_packet, read_instruction, update_packet
-from flsv.engines.remote.visit import SiteVisit
+from flsv.engines.remote.visit import OutOfTime, SiteVisit
 from flsv.engines.remote.wire import Packet, pack, unpack
 from flsv.engines.vectors import shared_space
 from flsv.errors import ConfigurationError
@@ -117,6 +117,8 @@ class Site:
             return replies[packet.kind](packet)
         except StillBusy as error:
             return Packet("busy", {"round": str(error)})
+        except OutOfTime:
+            return Packet("late", {"seconds": packet.plain["seconds"]})
         except Exception as error:
             _log.exception("site %r could not answer %r", self.name, packet.kind)
             return failure_packet(error)
@@ -147,6 +149,7 @@ class Site:
                 noise_seed(self._secret, packet) if self._upload_seed is None else self._upload_seed,
                 self._limit,
                 packet.tensors.get(GLOBAL),
+                plain.get("seconds"),
             )
             trainer = self._trainer(instruction.round_index, plain["rounds"], visit)
             trainer.fit(self._make_module(), visit.loader())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,6 +29,10 @@ from flsv.round import ClientUpdate, FederationState, Instruction
 from flsv.seeding import seed_global_rngs
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
+
+
+class OutOfTime(RuntimeError):
+    """What a site is at is of no use any more."""
 
 
 class NumberedData:
@@ -69,10 +74,14 @@ class SiteVisit(L.Callback):
         upload_seed: what uploads draw from; None: the run's seed.
         limit: Lightning's ``limit_train_batches``, per local epoch.
         global_vector: ``[P]``, where uploads refer to it and the start point is another.
+        seconds: after which the update would come too late; None: never.
 
     Attributes:
         update: what the site sends; None where its model is not finite.
         kept: what it keeps.
+
+    Raises:
+        OutOfTime: in the fit, at the first batch that ends after the time is over.
     """
 
     def __init__(
@@ -87,7 +96,9 @@ class SiteVisit(L.Callback):
         upload_seed: int | None = None,
         limit: float = 1.0,
         global_vector: Tensor | None = None,
+        seconds: float | None = None,
     ) -> None:
+        self._deadline = None if seconds is None else time.monotonic() + seconds
         self._instruction, self._num_clients, self._data = instruction, num_clients, data
         self._strategies: dict[str, Any] = dict(strategies)
         self._uploads, self._arguments, self._global = list(uploads), arguments, global_vector
@@ -181,6 +192,8 @@ class SiteVisit(L.Callback):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise OutOfTime
         self._hooks.end_batch(outputs, batch)
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if not isinstance(loss, Tensor):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping
@@ -70,8 +71,9 @@ def spoiled_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def spoiled(packet: Packet) -> Iterator[Packet]:
     """All that can be made of a packet; what is none is refused when it is made."""
-    for kind in ("", "failed", "busy", "broken", "hm"):
+    for kind in ("", "failed", "busy", "late", "broken", "hm"):
         yield Packet(kind, {"error": HUGE, "round": ["x"]}, packet.tensors)
+        yield Packet(kind, {"error": "\ud800\n", "round": "\ud800", "seconds": "\n"}, packet.tensors)
     for plain in spoiled_values(dict(packet.plain)):
         try:
             yield Packet(packet.kind, plain, packet.tensors)
@@ -121,6 +123,7 @@ def test_no_update_ends_a_round(sites: tuple[Replay, Directory]) -> None:
         assert {update.client_id for update in updates} >= {0, 2}
         assert len(taken) + (broken == [1]) + any(named) == 1
         assert any(named) == (here._state.incidents != [] and "left out" in here._state.incidents[0]["what"])
+        assert json.dumps(here._state.incidents, ensure_ascii=False).encode().isascii()  # as the run's record has it
         outcomes["taken" if taken else "not finite" if broken else "left out"] += 1
         for update in taken:
             assert update.vector.isfinite().all()

@@ -233,6 +233,24 @@ def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, why: str
     torch.testing.assert_close(variate, own.mean(0), rtol=1e-5, atol=1e-6)
 
 
+def test_who_is_not_ready_in_time_stops_and_can_do_the_next_round(tmp_path: Path) -> None:
+    """It keeps nothing of what it has stopped."""
+
+    class Hurried:
+        def answer(self, packet: Packet) -> Packet:
+            seconds = {"seconds": 0.0} if packet.kind == "train" and packet.plain["round"] == 1 else {}
+            return own.answer(Packet(packet.kind, {**packet.plain, **seconds}, packet.tensors))
+
+    remote = Remotely(tmp_path, shapfed)
+    own = remote.transport.sites[101]
+    remote.transport.sites[101] = Hurried()  # type: ignore[assignment]
+    words = r"site 'Lyon' \(client 1\) is left out of round 1: it has stopped, not ready after 0.0 s"
+    with pytest.warns(UserWarning, match=words):
+        loop = remote.fit()
+    assert loop.participations.tolist() == [3, 2, 3]
+    assert [visit["who"][-1] for visit in kept_at(tmp_path, "Lyon")] == [0, 2]
+
+
 def test_a_model_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
     def poison(reply: Packet) -> Packet:
         return Packet("update", reply.plain, {**reply.tensors, "vector": reply.tensors["vector"] * float("nan")})

@@ -1,0 +1,118 @@
+"""Messages over a Flower Grid, without processes: what a late site is sent, and when."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from flsv import ClassifierClient, FederatedLoop
+from flsv.clients.algorithms import InRunValues
+from flsv.engines.flower import client_app, records, server_app
+from flsv.engines.flower.records import GridTransport, from_record, to_record
+from flsv.engines.remote import Packet
+from flsv.errors import ConfigurationError
+
+pytestmark = pytest.mark.flower
+
+
+@pytest.fixture(autouse=True)
+def _as_a_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower numbers messages by the task that makes them; there are no tasks here."""
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
+    monkeypatch.setattr(records, "POLL", 0.02)
+
+
+class Grid:
+    """Two SuperNodes; what the second is asked first, it answers at the ``patience``-th look of the server's."""
+
+    def __init__(self, patience: float, error: bool = False) -> None:
+        self.sent: list[Message] = []
+        self._patience, self._error = patience, error
+
+    def made(self, messages: Sequence[Message]) -> Sequence[Message]:
+        for message in messages:
+            message.metadata.__dict__.update(_message_id=f"m{len(self.sent)}", _src_node_id=1, _run_id=1)
+            self.sent.append(message)
+        return messages
+
+    def push_messages(self, messages: Sequence[Message]) -> list[str]:
+        return [message.metadata.message_id for message in self.made(messages)]
+
+    def pull_messages(self, message_ids: Sequence[str]) -> list[Message]:
+        replies = []
+        for name in message_ids:
+            message = self.sent[int(name[1:])]
+            first = min(self.sent, key=lambda each: (each.metadata.dst_node_id != 2, int(each.metadata.message_id[1:])))
+            if message is first:
+                self._patience -= 1
+                if self._patience > 0:
+                    continue
+                if self._error:
+                    replies.append(Message(Error(code=5, reason="gone"), reply_to=message))
+                    continue
+            asked = from_record(message.content).plain
+            replies.append(Message(to_record(Packet("update", {"of": asked["round"]})), reply_to=message))
+        return replies
+
+
+def train(index: int) -> dict[int, Packet]:
+    return {node: Packet("train", {"round": index}) for node in (1, 2)}
+
+
+def test_nothing_waits_behind_what_a_late_site_is_still_at() -> None:
+    grid = Grid(patience=float("inf"))
+    transport = GridTransport(grid)  # type: ignore[arg-type]
+    assert transport.exchange(train(0), 0.2).keys() == {1}
+    replies = transport.exchange(train(1), 0.2)
+    assert replies[2] == "it is still at round 0"
+    assert replies[1].plain == {"of": 1}  # type: ignore[union-attr]
+    assert [message.metadata.dst_node_id for message in grid.sent] == [1, 2, 1]
+    grid._patience = 5
+    replies = transport.exchange(train(2), 5.0)
+    assert [replies[node].plain for node in (1, 2)] == [{"of": 2}] * 2  # type: ignore[union-attr]
+    told = [from_record(message.content).plain["seconds"] for message in grid.sent[3:]]
+    assert told[1] < told[0] <= 5.0
+
+
+def test_an_error_of_the_links_is_said_of_the_site() -> None:
+    transport = GridTransport(Grid(patience=1, error=True))  # type: ignore[arg-type]
+    replies = transport.exchange(train(0), 5.0)
+    assert replies[2] == "gone (code 5)"
+    assert replies[1].plain == {"of": 0}  # type: ignore[union-attr]
+
+
+def test_an_error_of_a_sites_data_is_told_without_its_text(caplog: pytest.LogCaptureFixture) -> None:
+    def no_data(node: Any) -> Any:
+        raise ValueError("could not convert string to float: 'John Smith'")
+
+    app = client_app(ClassifierClient, no_data, FederatedLoop)
+    (message,) = Grid(0).made([Message(to_record(Packet("hello")), 1, "query")])
+    context = Context(run_id=1, node_id=1, node_config={"site": "Lyon"}, state=RecordDict(), run_config={})
+    told = from_record(app(message, context).content)
+    assert (told.kind, told.plain["error"][:27]) == ("failed", "ValueError at test_grid.py:")
+    assert "John Smith" not in str(told)
+    assert "John Smith" in caplog.text
+
+
+def test_a_run_that_cannot_be_asks_nobody_and_says_how_it_ended(tmp_path: Path) -> None:
+    def make_module() -> Any:
+        return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8))
+
+    def make_loop() -> FederatedLoop:
+        return FederatedLoop(client_algorithm=InRunValues())
+
+    app = server_app(make_module, make_loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
+    with pytest.raises(ConfigurationError, match="works with the clients' class counts"):
+        app(grid=None, context=None)  # type: ignore[arg-type]
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["status"], status["why"][:18]) == ("failed", "ConfigurationError")
