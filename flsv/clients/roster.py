@@ -122,7 +122,7 @@ class Roster:
         """
         trainer, loader = self._trainer, self._data.client_loader(client, split, shuffle=False)
         if performance not in self._any_task:
-            found = validated_models(trainer, self._space, loader, {"the personalizer": performance})
+            found = validated_models(trainer, self._space, loader, {"what clients are asked for": performance})
             self._any_task[performance] = found[performance.evaluator]
         private = partial(self._private, client) if self._space.private_names else None
         return self._any_task[performance].on(keep_batches(trainer, loader), private)

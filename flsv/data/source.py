@@ -73,6 +73,8 @@ def open_source(source: Source, root: str, download: bool, image_size: int, own:
         return _named_source(source, download, held, reading, own)
     if isinstance(source, Mapping):
         return own_source(*_by_split(source, held), reading)
+    if isinstance(source, DataLoader):
+        return own_source({"source": source}, held, reading)  # which refuses it, as in any other place
     pair = isinstance(source, list | tuple) and len(source) == 2 and not is_pair_of_arrays(source)
     if pair and not all(isinstance(part, Dataset) for part in source):
         return own_source({"source": source[0]}, _filled(held, {"test": source[1]}), reading)

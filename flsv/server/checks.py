@@ -138,9 +138,12 @@ def check_setup(
     """
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
+        got, wrapped = type(data).__name__, "my_datamodule"
+        if data is None:
+            got, wrapped = "dataloaders", "loader.dataset, val=val_loader.dataset, batch_size=32"
         raise ConfigurationError(
-            f"FederatedLoop trains on a FederatedDataModule, and got {type(data).__name__}. Wrap what you have: "
-            "trainer.fit(module, FederatedDataModule(my_datamodule, partitioner=IIDPartitioner(5)))."
+            f"FederatedLoop trains on a FederatedDataModule, and got {got}. Wrap what you have: "
+            f"trainer.fit(module, FederatedDataModule({wrapped}, partitioner=IIDPartitioner(5)))."
         )
     for finder in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(finder, BatchSizeFinder | LearningRateFinder):
@@ -215,19 +218,7 @@ def check_setup(
             f"metrics {games} evaluate models on the server's validation set, which is empty. Set "
             "FederatedDataModule(server_val_fraction=0.1), or leave those metrics out."
         )
-    logged = [name for name, measure in board.performances.items() if is_logged(measure)]
-    if logged and not is_overridden("validation_step", module, L.LightningModule):
-        raise ConfigurationError(
-            f"metrics {logged} ask for what {type(module).__name__} logs in validation_step, which is not defined. "
-            "Define it, or measure by one of the others: performance='accuracy', or a torchmetrics metric."
-        )
-    called = [name for name in games if name not in logged]
-    if called and not is_overridden("forward", module, L.LightningModule):
-        raise ConfigurationError(
-            f"metrics {called} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
-            "[B, M], measure by what validation_step logs (performance='val_loss', mode='min'), or leave those metrics "
-            "out."
-        )
+    _check_steps(module, board)
     if evaluate_clients_every:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
         if empty:
@@ -241,6 +232,28 @@ def check_setup(
                 "is not defined. Let it return the logits [B, M], or set evaluate_clients_every=0."
             )
     return data
+
+
+def _check_steps(module: L.LightningModule, board: ContributionBoard) -> None:
+    """Check that the module has what metrics evaluate models by, at the server and at clients."""
+    asked = {name: getattr(metric, "performance", "accuracy") for name, metric in board.evaluating.items()}
+    logged = [name for name, measure in {**board.performances, **asked}.items() if is_logged(measure)]
+    called = [name for name in {**board.performances, **asked} if name not in logged]
+    validates = is_overridden("validation_step", module, L.LightningModule)
+    calls = is_overridden("forward", module, L.LightningModule)
+    other = "ClassSpecificShapley and CosineGradientShapley look at the updates alone and need neither."
+    if logged and not validates:
+        instead = ", or measure by forward(x): performance='accuracy', or a torchmetrics metric" if calls else ""
+        raise ConfigurationError(
+            f"metrics {logged} ask for what {type(module).__name__} logs in validation_step, which is not defined. "
+            f"Define it{instead}. {other}"
+        )
+    if called and not calls:
+        instead = ", or measure by what validation_step logs (performance='val_loss', mode='min')" if validates else ""
+        raise ConfigurationError(
+            f"metrics {called} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
+            f"[B, M]{instead}. {other}"
+        )
 
 
 def check_packages(trainer: L.Trainer, module: L.LightningModule) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from frames import Frame
 from own_data import HERE, WORDS, Rows, X, Y, patients, ready
-from torch.utils.data import Subset, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from flsv.data import (
     Columns,
@@ -186,3 +186,17 @@ def test_it_can_be_sent_to_another_process(tmp_path):
     again = pickle.loads(pickle.dumps(data))
     assert again.client_names == ("a", "b")
     assert torch.equal(again._data.train.tensors[0], data._data.train.tensors[0])
+
+
+@pytest.mark.parametrize("where", ["source", "pair", "clients", "val"])
+def test_a_dataloader_is_refused_with_what_to_give_instead(where):
+    samples = TensorDataset(torch.rand(8, 3), torch.arange(8) % 2)
+    loader = DataLoader(samples, batch_size=4)
+    given = {
+        "source": {"source": loader},
+        "pair": {"source": (loader, loader)},
+        "clients": {"clients": {"a": loader, "b": loader}},
+        "val": {"source": samples, "val": loader},
+    }[where]
+    with pytest.raises(ConfigurationError, match=r"give its data set, loader\.dataset.*batch_size=4.*collate_fn"):
+        FederatedDataModule(**given).setup("fit")

@@ -17,7 +17,13 @@ from flsv import ConfigurationError
 from flsv.aggregation import CGSV, ShapFedWA, ShapleyWeighted
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, DomainRelevance
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CosineGradientShapley,
+    DomainRelevance,
+    EverybodyElse,
+    PartialFederatedShapley,
+)
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer, SparsifiedReward
 from flsv.sampling import ShapleyImportanceSampler, SoftmaxSampler, UniformSampler
 
@@ -119,8 +125,63 @@ def test_more_than_one_process(tmp_path: Path) -> None:
 
 def test_data_that_are_not_federated(tmp_path: Path) -> None:
     trainer = trainer_for(FederatedLoop(), tmp_path)
-    with pytest.raises(ConfigurationError, match="trains on a FederatedDataModule, and got NoneType. Wrap"):
+    said = r"trains on a FederatedDataModule, and got dataloaders. Wrap .*FederatedDataModule\(loader\.dataset, val="
+    with pytest.raises(ConfigurationError, match=said):
         trainer.fit(NeverTrained(), DataLoader(toy_sets()[0], batch_size=8))
+
+
+class Bare(L.LightningModule):
+    """Neither ``forward`` nor ``validation_step``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = network(batch_norm=False)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Calls(Bare):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+LOGGED: dict[str, Any] = {"performance": "val_loss", "mode": "min"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "metric", "said"),
+    [
+        (Bare, PartialFederatedShapley(**LOGGED), r"validation_step, which is not defined\. Define it\. Class"),
+        (
+            Bare,
+            PartialFederatedShapley(),
+            r"forward\(x\), which is not defined\. Let it return the logits \[B, M\]\. C",
+        ),
+        (Bare, EverybodyElse(), r"metrics \['mine'\] call Bare\.forward"),
+        (
+            Calls,
+            EverybodyElse(**LOGGED),
+            r"metrics \['mine'\] ask .* Define it, or measure by forward\(x\): .*need neither",
+        ),
+    ],
+)
+def test_a_module_that_metrics_cannot_evaluate_is_told_of_those_that_need_not(
+    tmp_path: Path, kind: Any, metric: Any, said: str
+) -> None:
+    data = toy_data(client_val_fraction=0.2)
+    with pytest.raises(ConfigurationError, match=said):
+        fit(FederatedLoop(metrics={"mine": metric}), tmp_path, kind(), data, rounds=1)
+
+
+def test_those_work_with_it(tmp_path: Path) -> None:
+    neither = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
+    loop = FederatedLoop(metrics=neither, seed=1, print_table=False)
+    fit(loop, tmp_path, Bare(), rounds=2)
+    assert all(value.isfinite().all() for value in loop.contributions.values())
 
 
 def test_empty_client_too_many_clients_and_empty_validation_set(tmp_path: Path) -> None:

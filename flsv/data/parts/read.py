@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flsv.data.parts.arrays import array_set, is_array, is_pair_of_arrays
 from flsv.data.parts.column_samples import ColumnSamples, is_plain
@@ -101,6 +101,12 @@ def _read(given: Any, reading: Reading) -> Dataset | CSVFile:
         raise ConfigurationError(
             f"a {type(given).__name__} has training, validation and test data of its own: give it as source, or the "
             "data set in it here."
+        )
+    if isinstance(given, DataLoader):
+        raise ConfigurationError(
+            f"a DataLoader has batches, and samples are dealt out: give its data set, loader.dataset, and say "
+            f"FederatedDataModule(..., batch_size={given.batch_size}). One with a collate_fn goes into a "
+            "LightningDataModule's train_dataloader, which is then given as source."
         )
     streams = isinstance(given, IterableDataset) or not hasattr(given, "__len__")
     if streams or isinstance(given, Mapping | list | tuple) or not hasattr(given, "__getitem__"):
