@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -17,6 +18,7 @@ from flsv.data.corruption.corrupted_data import CorruptedData, corrupt_clients
 from flsv.data.corruption.open_set import known_samples, leave_out_unknown, unknown_classes
 from flsv.data.finite import check_inputs
 from flsv.data.groups import named_groups
+from flsv.data.held_generators import can_be_seeded, held_generators
 from flsv.data.loaders import TensorBatches, make_loader
 from flsv.data.names import client_called
 from flsv.data.partition import Partitioner, partition_counts
@@ -223,6 +225,7 @@ def deal(
     eval_options["batch_size"] = eval_batch_size or eval_options.get("batch_size", usual)
     check_full_batches(splits, train_options)
     _try_own_loaders(train, splits, train_options, eval_options)
+    _warn_of_unseeded(train, val, train_options, eval_options, source.val_loaders)
 
     own = (train, splits.server_val) if len(splits.server_val) else None
     val_data: tuple[Dataset, Tensor | None] | None = own if val is None else (val, None)
@@ -267,6 +270,24 @@ def _try_own_loaders(
         part = next((part for part in parts if len(part)), None)
         if "make" in options and part is not None:
             options["make"].attempt(make_loader(train, part, **options))
+
+
+def _warn_of_unseeded(
+    train: Dataset, val: Any, train_options: dict[str, Any], eval_options: dict[str, Any], val_loaders: Any
+) -> None:
+    """Say which random generators nobody can put anywhere."""
+    unseeded: dict[str, Any] = {}
+    for dataset, options in ((train, train_options), (val, eval_options)):
+        held = held_generators(dataset, options.get("collate_fn"))
+        unseeded |= {place: g for place, g in held.items() if "make" in options or not can_be_seeded(g)}
+    unseeded |= held_generators(val_loaders)
+    if unseeded:
+        rank_zero_warn(
+            f"{', '.join(unseeded)}: random generators that cannot be seeded for every client and round, because they "
+            "have no seed, or because a loader of your own reads them. A resumed run will not be equal to the bit, and "
+            "what a client draws depends on who was read before. Draw from torch's, NumPy's or Python's global "
+            "generators, or hold a numpy.random.Generator in the data set and read it by torch's DataLoader."
+        )
 
 
 def check_full_batches(splits: FederatedSplits, options: dict[str, Any]) -> None:

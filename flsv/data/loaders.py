@@ -21,6 +21,7 @@ from torch.utils.data import (
     default_collate,
 )
 
+from flsv.data.held_generators import SeededLoader, held_generators, seed_held
 from flsv.errors import ConfigurationError
 
 
@@ -81,6 +82,8 @@ class TensorBatches:
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
         tensors, transform = self.tensors, self.transform
+        if transform is not None:
+            seed_held(held_generators(transform), 0 if self.generator is None else self.generator.initial_seed())
         for rows in self.rows():
             batch = [tensor.index_select(0, rows) for tensor in tensors]
             if transform is not None:
@@ -147,6 +150,8 @@ def make_loader(
     # A DataLoader draws its workers' seeds before its first order, and from the global generator if it is given none:
     # with a generator of its own it does neither.
     own = torch.Generator().manual_seed(generator.initial_seed() if generator is not None else 0)
+    if make is DataLoader and held_generators(dataset, collate_fn):
+        make = SeededLoader
     in_order = SequentialSampler(subset)  # type: ignore[arg-type]
     return make(
         subset,

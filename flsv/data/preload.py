@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, TensorDataset, default_collate
 
+from flsv.data.held_generators import SeededLoader
 from flsv.errors import ConfigurationError
 
 
@@ -42,7 +43,7 @@ def preload(
     if type(dataset) is TensorDataset and collate_fn in (None, default_collate):
         return dataset
     length = len(dataset)  # type: ignore[arg-type]
-    loader = DataLoader(
+    loader = SeededLoader(
         dataset,
         batch_size=256,
         collate_fn=collate_fn or default_collate,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
 import torchmetrics
@@ -21,7 +22,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCh
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import Dataset, TensorDataset
 from toys import CLASSES, Plain, adam, network, toy_data, toy_sets
 
 from flsv.aggregation import FedAvg, ShapFedWA, ShapleyWeighted
@@ -291,6 +292,27 @@ def by_a_logged_value() -> Case:
     return loop, Validating(), five(client_val_fraction=0.2), {"rounds": 2}
 
 
+class Jittered(Dataset[Any]):
+    """Draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        (self.x, self.targets), self.rng = toy_sets()[0].tensors, np.random.RandomState(1)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.x[index] + float(self.rng.normal()), int(self.targets[index])
+
+
+def held_generator() -> Case:
+    data = FederatedDataModule(
+        Jittered(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8, client_test_fraction=0.2, server_val_fraction=0.2
+    )
+    loop = FederatedLoop(metrics={"loo": LeaveOneOut()}, sampler=UniformSampler(3), evaluate_clients_every=1, seed=3)
+    return loop, Plain(network(batch_norm=False)), data, {}
+
+
 def broken_rank() -> Case:
     # Of four clients of one size, the second and the fourth are on rank 1 of two, the second alone on rank 1 of three.
     return FederatedLoop(attacks=[Broken(clients=[1, 3])], seed=3), Logging(), toy_data((1, 1, 1, 1)), {}
@@ -313,6 +335,7 @@ CASES: dict[str, Callable[[], Case]] = {
         one_broken,
         one_excluded,
         by_a_logged_value,
+        held_generator,
         broken_rank,
     )
 }

@@ -1,0 +1,163 @@
+"""Random generators that a data set, its transforms or a collate_fn hold: where they stand depends on all that was read
+before, which a resumed run has not read.
+
+So every pass over a loader begins by seeding them, by what the pass is for: in training a client's local epoch of a
+round; in evaluation always alike. Workers each get a stream of their own.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import islice
+from types import FunctionType, MethodType
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, get_worker_info
+
+from flsv.seeding import derive_seed
+
+_KINDS = (np.random.RandomState, np.random.Generator, random.Random, torch.Generator)
+#: The global ones, which are seeded anyway.
+_GLOBAL = (np.random.mtrand._rand, random._inst, torch.default_generator)  # type: ignore[attr-defined]
+#: What is not looked into: data, and whoever may hold everything.
+_CLOSED = (
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    Tensor,
+    np.ndarray,
+    type,
+    L.Trainer,
+    L.LightningModule,
+    L.LightningDataModule,
+)
+#: Where a sample is made.
+_CALLED = ("__getitem__", "__getitems__", "__call__")
+#: How deep, and how far into a collection: file names go by the million.
+_DEPTH, _LOOKED_AT = 8, 1000
+
+
+def held_generators(*holders: Any) -> dict[str, Any]:
+    """The generators that objects hold, by their places in them; each once, however often it is held.
+
+    Looked at are attributes, of classes too (MONAI's ``R``), what is in collections and bound to functions, and
+    globals that a function which makes samples names.
+
+    Example:
+        >>> class Cropped(torch.utils.data.Dataset):
+        ...     def __init__(self):
+        ...         self.transforms = [np.random.RandomState(3)]
+        >>> list(held_generators(Cropped()))
+        ['Cropped.transforms.0']
+    """
+    found: dict[int, tuple[str, Any]] = {}
+    seen: set[int] = set()
+    for holder in holders:
+        _look(holder, type(holder).__name__, _DEPTH, found, seen)
+    return dict(found.values())
+
+
+def can_be_seeded(generator: Any) -> bool:
+    """Whether it begins anew where it is told to."""
+    return not isinstance(generator, random.SystemRandom)
+
+
+def seed_held(generators: Mapping[str, Any], seed: int, *path: int | str) -> None:
+    """Put every one of them at the start of a stream of its own.
+
+    Example:
+        >>> held = {"a": np.random.default_rng(), "b": random.Random()}
+        >>> seed_held(held, 0)
+        >>> first = held["a"].random(), held["b"].random()
+        >>> seed_held(held, 0)
+        >>> (held["a"].random(), held["b"].random()) == first
+        True
+    """
+    for place, generator in enumerate(generators.values()):
+        derived = derive_seed(seed, "held generator", place, *path)
+        if isinstance(generator, np.random.RandomState):
+            generator.seed(derived % 2**32)
+        elif isinstance(generator, np.random.Generator):
+            generator.bit_generator.state = type(generator.bit_generator)(derived).state
+        elif isinstance(generator, torch.Generator):
+            generator.manual_seed(derived)
+        else:
+            generator.seed(derived)
+
+
+class SeededLoader(DataLoader):
+    """A ``DataLoader`` whose passes begin with the held generators seeded by the initial seed of ``generator``."""
+
+    def _get_iterator(self) -> Any:
+        holders = (self.dataset, self.collate_fn)
+        seed = self.generator.initial_seed()
+        seed_held(held_generators(*holders), seed)
+        if self.num_workers:
+            init = self.worker_init_fn
+            init = init.init if isinstance(init, _InWorker) else init
+            self.worker_init_fn = _InWorker(holders, seed, init)
+        return super()._get_iterator()
+
+
+class _InWorker:
+    """A ``worker_init_fn``: copies of one generator in several workers would draw the same. A class, because it may
+    have to be pickled."""
+
+    def __init__(self, holders: tuple[Any, ...], seed: int, init: Callable[[int], None] | None) -> None:
+        self.holders, self.seed, self.init = holders, seed, init
+
+    def __call__(self, worker: int) -> None:
+        assert get_worker_info() is not None
+        seed_held(held_generators(*self.holders), self.seed, worker)
+        if self.init is not None:
+            self.init(worker)
+
+
+def _look(value: Any, place: str, depth: int, found: dict[int, tuple[str, Any]], seen: set[int]) -> None:
+    if isinstance(value, _KINDS):
+        if not any(value is each for each in _GLOBAL):
+            found.setdefault(id(value), (place, value))
+        return
+    if value is None or isinstance(value, _CLOSED) or not depth or id(value) in seen:
+        return
+    seen.add(id(value))
+    for name, part in _parts(value):
+        _look(part, f"{place}.{name}", depth - 1, found, seen)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        yield from ((str(key), part) for key, part in islice(value.items(), _LOOKED_AT))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from ((str(place), part) for place, part in enumerate(islice(value, _LOOKED_AT)))
+    elif isinstance(value, FunctionType):
+        yield from _bound(value)
+    elif isinstance(value, MethodType):
+        yield from (("__self__", value.__self__), ("__func__", value.__func__))
+    elif isinstance(value, partial):
+        yield from (("func", value.func), ("args", value.args), ("keywords", value.keywords))
+    yield from getattr(value, "__dict__", {}).items()
+    for kind in type(value).__mro__:
+        for name, part in vars(kind).items():
+            if isinstance(part, _KINDS):
+                yield name, part
+            elif name in _CALLED and isinstance(part, FunctionType):
+                yield from _bound(part)
+
+
+def _bound(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    cells = zip(function.__code__.co_freevars, function.__closure__ or ())
+    # A cell may not be filled yet.
+    yield from ((name, cell.cell_contents) for name, cell in cells if cell != type(cell)())
+    yield from ((f"default {place}", part) for place, part in enumerate(function.__defaults__ or ()))
+    yield from (function.__kwdefaults__ or {}).items()
+    named = ((name, function.__globals__.get(name)) for name in function.__code__.co_names)
+    yield from ((name, part) for name, part in named if isinstance(part, _KINDS))

@@ -1,0 +1,170 @@
+"""Random generators that data hold: a pass over them draws what its seed says, wherever they stood."""
+
+import random
+from functools import partial
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from resuming import assert_resumes
+from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
+from toys import CLASSES, FEATURES, Plain, network
+
+from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data.held_generators import held_generators, seed_held
+from flsv.data.loaders import make_loader
+from flsv.loop import FederatedLoop
+
+GENERATORS = {
+    "RandomState": lambda: np.random.RandomState(1),
+    "Generator": lambda: np.random.default_rng(1),
+    "Philox": lambda: np.random.Generator(np.random.Philox(1)),
+    "Random": lambda: random.Random(1),
+    "torch": lambda: torch.Generator().manual_seed(1),
+}
+
+
+def draw(generator: Any) -> float:
+    if isinstance(generator, torch.Generator):
+        return float(torch.rand((), generator=generator, dtype=torch.float64))
+    return float(generator.random() if hasattr(generator, "random") else generator.random_sample())
+
+
+class Held(Dataset[Any]):
+    """Every sample is a draw."""
+
+    def __init__(self, generator: Any, length: int = 90) -> None:
+        self.generator, self.length = generator, length
+        self.targets = torch.arange(length) % CLASSES
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        x = torch.full((FEATURES,), draw(self.generator))
+        x[0] += int(self.targets[index])
+        return x, int(self.targets[index])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", GENERATORS)
+def test_a_pass_draws_what_its_seed_says(kind: str, workers: int) -> None:
+    held = Held(GENERATORS[kind](), 6)
+
+    def batches(seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        loader = make_loader(held, batch_size=2, shuffle=True, generator=generator, num_workers=workers)
+        return torch.cat([x for x, _ in loader])[:, 1]
+
+    first = batches(0)
+    assert torch.equal(batches(0), first)
+    assert len(first.unique()) == 6  # nor do two workers draw the same
+    assert not torch.equal(batches(1), first)
+
+
+def test_a_workers_own_init_is_called_once() -> None:
+    told: Any = torch.zeros(2, dtype=torch.long).share_memory_()
+    loader = make_loader(Held(random.Random(), 4), batch_size=2, num_workers=2, worker_init_fn=partial(_count, told))
+    for passes in (1, 2):
+        assert len(list(loader)) == 2
+        assert told.tolist() == [passes, passes]
+
+
+def _count(told: torch.Tensor, worker: int) -> None:
+    told[worker] += 1
+
+
+RNG = np.random.default_rng(2)
+
+
+class ByAGlobal(Dataset[Any]):
+    def __getitem__(self, index: int) -> float:
+        return RNG.random()
+
+
+class Randomizable:
+    """As MONAI's: of the class, until somebody seeds it."""
+
+    R = np.random.RandomState()
+
+    def __call__(self, x: Any) -> Any:
+        return x
+
+
+def test_where_generators_are_found() -> None:
+    rng, other = np.random.default_rng(), random.Random()
+
+    def add(x: Any) -> Any:
+        return x + rng.random()
+
+    dataset = Held({"transforms": [Randomizable(), Randomizable(), partial(add, 2), lambda x, r=other: x]})
+    dataset.again, dataset.itself = rng, dataset  # type: ignore[attr-defined]
+    assert list(held_generators(dataset)) == [
+        "Held.generator.transforms.0.R",
+        "Held.generator.transforms.2.func.rng",
+        "Held.generator.transforms.3.default 0",
+    ]
+    assert list(held_generators(ByAGlobal())) == ["ByAGlobal.RNG"]
+
+
+def test_what_is_no_generator_of_the_datas() -> None:
+    # Global ones are seeded anyway; a fit holds much, and none of it is the data's.
+    held = Held([np.random.mtrand._rand, torch.default_generator, random._inst])  # type: ignore[attr-defined]
+    assert held_generators(held, Held(L.Trainer), Held(None), default_collate) == {}
+    assert type(make_loader(held, batch_size=2)) is DataLoader
+
+
+def test_generators_draw_apart() -> None:
+    held = {"a": random.Random(), "b": random.Random()}
+    seed_held(held, 3)
+    assert held["a"].random() != held["b"].random()
+
+
+class Noise:
+    """A transform of batches that holds its own."""
+
+    def __init__(self) -> None:
+        self.rng = torch.Generator().manual_seed(7)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand(x.shape, generator=self.rng)
+
+
+def sample_by_sample(workers: int = 0) -> FederatedDataModule:
+    data = Held(np.random.RandomState(4))
+    return FederatedDataModule(data, SizePartitioner([2, 1]), batch_size=8, num_workers=workers)
+
+
+def with_a_transform() -> FederatedDataModule:
+    x, y = torch.randn(90, FEATURES, generator=torch.Generator().manual_seed(0)), torch.arange(90) % CLASSES
+    return FederatedDataModule(TensorDataset(x, y), SizePartitioner([2, 1]), batch_size=8, train_transform=Noise())
+
+
+@pytest.mark.parametrize("make", [sample_by_sample, partial(sample_by_sample, 2), with_a_transform])
+def test_a_resumed_run_draws_what_the_whole_one_drew(make: Any, tmp_path: Any) -> None:
+    assert_resumes(lambda: FederatedLoop(seed=3), tmp_path, lambda: Plain(network(batch_norm=False)), make)
+
+
+class Somebodys(L.LightningDataModule):
+    """Its loaders are of a class of their own."""
+
+    def train_dataloader(self) -> Any:
+        return type("Own", (DataLoader,), {"__iter__": DataLoader.__iter__})(Held(random.Random()), 8)
+
+
+@pytest.mark.parametrize("source", [Held(random.SystemRandom()), Somebodys()])
+def test_what_cannot_be_seeded_is_said(source: Any) -> None:
+    with pytest.warns(UserWarning, match=r"Held\.generator: random generators that cannot be seeded"):
+        FederatedDataModule(source, SizePartitioner([2, 1])).setup("fit")
+
+
+def test_data_are_preloaded_alike() -> None:
+    held = Held(np.random.default_rng())
+    seen = []
+    for _ in range(2):
+        data = FederatedDataModule(held, SizePartitioner([2, 1]), preload=True)
+        data.setup("fit")
+        seen.append(next(iter(data.client_loader(0, shuffle=False)))[0])
+    assert torch.equal(*seen)
