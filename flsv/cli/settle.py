@@ -8,8 +8,9 @@ What a metric says during a run is cheap and approximate. This trains the same f
 only: each alone, all but one, all (2 n + 1 trainings), and fits what these come to; the values of the fitted game are
 what is settled by. They are written to settled.csv in the run's folder with intervals, and shown by flsv report. A
 client whose payment is held back (see flsv report --pay) takes part, and has no value until somebody has looked at it;
-then settle again. Data that are not the run's are refused. A training that is done is kept: start again what was
-stopped.
+then settle again. Rounds in which a client's update was at fault (not finite, or far larger than all others) are taken
+off its value, by their share of all its rounds. Data that are not the run's are refused. A training that is done is
+kept: start again what was stopped.
 """
 
 from __future__ import annotations
@@ -92,7 +93,8 @@ def settle(
 
     Returns:
         A row per client, by the names in :data:`HEADER`, and the file that they were written to. Clients whose
-        payment the run holds back have no value, and the share 0.
+        payment the run holds back have no value, and the share 0; of the value of those in whose updates it found
+        fault, the share of those rounds is taken off.
 
     Raises:
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
@@ -140,17 +142,24 @@ def settle(
     noise = float(table.var(0).mean().sqrt()) / seeds**0.5 if seeds > 1 else None
     told_before = None if hint is None else _last_values(run, hint)
     found = few_coalitions_shapley(masks, table.mean(0), noise, told_before)
-    values = found.values.double()
-    values[_held(run)] = torch.nan
-    rows = _rows(names, values, found.stderr.double(), level)
+    rows = _rows(names, *_payable(run, found.values.double(), found.stderr.double()), level)
     path = run / SETTLED
     if ranks.rank == 0:
         write_rows(path, HEADER, rows)
     return rows, path
 
 
-def _held(run: Path) -> list[int]:
-    return list(open_run(run).held) if (run / CONTRIBUTIONS).is_file() else []
+def _payable(run: Path, values: Tensor, stderr: Tensor) -> tuple[Tensor, Tensor]:
+    """What of values ``[n]`` above 0 is of the rounds in which nobody found fault with the client, and its standard
+    errors; NaN for clients whose payment is held back."""
+    if not (run / CONTRIBUTIONS).is_file():
+        return values, stderr
+    told = open_run(run)
+    counted = torch.ones_like(values)
+    for client, (times, of) in told.named.items():
+        counted[client] = 1 - times / of if values[client] > 0 else 1.0
+    counted[list(told.held)] = torch.nan
+    return values * counted, stderr * counted
 
 
 def _last_values(run: Path, metric: str) -> Tensor:

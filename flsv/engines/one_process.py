@@ -95,12 +95,14 @@ class OneProcess:
         self.roster.chunk = state.chunk
         self.watch = UpdateWatch(
             arguments["outlier_threshold"],
-            arguments["exclude_outliers"],
+            # An aggregator that weighs by what a metric says has nothing to weigh what is not measured by.
+            arguments["exclude_outliers"] or self._strategies["aggregator"].metric is not None,
             data.client_names,
             arguments["copy_threshold"],
             data.num_clients,
             state.likeness,
             arguments["copy_gap"],
+            state.noticed,
         )
         self.server = RoundServer(
             board,
@@ -291,6 +293,8 @@ class OneProcess:
             state.trained.update({client: model.clone() for client, model in training.trained().items()})
         state.global_vector = round.server_vector
         state.likeness = self.watch.likeness
+        state.noticed = {fault: dict(found) for fault, found in self.watch.noticed.items()}
+        state.heard[[*training.broken, *(update.client_id for update in training.updates)]] += 1
         self.evaluated = evaluate()
         if self.evaluated:
             state.client_accuracy = self._own_accuracy()

@@ -54,3 +54,28 @@ def large_updates(norms: Tensor, threshold: float = THRESHOLD, factor: float = F
     above = logs - median
     mad = above[known].abs().quantile(0.5)
     return overflowing | ((0.6745 * above > threshold * mad) & (above > math.log(factor)))
+
+
+def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
+    """Which norms are so large that a sum in float32 would have next to nothing of anything else.
+
+    Those of 1 / eps = 8.4e6 times the model's norm and the median update's, and those above 1.8e19: a sum with one of
+    them has lost what the others sent, and models that start from it overflow.
+
+    Args:
+        norms: ``[k]``, not negative.
+        model_norm: of the model that the updates start from.
+
+    Returns:
+        bool ``[k]``.
+
+    Example:
+        >>> drowning_updates(torch.tensor([1.0, 1.3, 1e6, 1e9, 0.0]), model_norm=2.0)
+        tensor([False, False, False,  True, False])
+    """
+    norms = norms.double()
+    moved = norms[(norms > 0) & norms.isfinite()]
+    median = moved.log().quantile(0.5).exp().item() if len(moved) else 0.0
+    scale = max(median, model_norm)
+    most = min(LARGEST, scale / torch.finfo(torch.float32).eps) if scale > 0 else LARGEST
+    return ~(norms <= most)

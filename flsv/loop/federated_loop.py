@@ -110,7 +110,11 @@ class FederatedLoop(ToldLoop):
             client the one it left.
         outlier_threshold: an update far larger than the cohort's is warned of; the modified z-score from which on it is
             one, see :func:`flsv.functional.update_outliers.large_updates`. None: not judged. Norms are logged anyway.
-        exclude_outliers: leave such an update out of its round, like one that is not finite.
+            What such a client sends in that round is aggregated and not measured: the round counts for it as one that
+            it took no part in, and who is named in every round has 0 in ``loop.payable``, see ``loop.named``.
+        exclude_outliers: leave such an update out of its round, like one that is not finite. So it is anyway where the
+            aggregator weighs by a metric, and where nothing of the others would be left beside it, see
+            :func:`flsv.functional.update_outliers.drowning_updates`.
         copy_threshold: clients whose updates are alike beyond what the cohort has in common, over three rounds or more,
             as those of one client under two names are, are warned of; the similarity from which on they are, in (0, 1],
             such as 0.7, see :mod:`flsv.functional.update_copies`. They stay in the model and in the metrics, and the
@@ -278,7 +282,7 @@ class FederatedLoop(ToldLoop):
         self.state.seed = agree(trainer, self._fingerprint, own, self.engine)
         self.state.num_clients = data.num_clients
         if len(self.participations) != data.num_clients:
-            self.state.participations = torch.zeros(data.num_clients, dtype=torch.long)
+            self.state.participations, self.state.heard = torch.zeros(2, data.num_clients, dtype=torch.long)
         # limit_train_batches holds per client here, and a fast_dev_run's max_steps would cut the cohort short.
         self._limit = trainer.limit_train_batches
         self._steps = LocalSteps(trainer, data, self.sampler, self.state, self.local_epochs, self._limit)

@@ -20,7 +20,7 @@ from flsv.participants import Channel, Client
 from flsv.report import current_frame
 from flsv.round import FederationState
 from flsv.server import ContributionBoard
-from flsv.server.update_watch import ALIKE, LARGE, NOT_FINITE
+from flsv.server.update_watch import FAULTS
 from flsv.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -91,13 +91,16 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def noticed(self) -> dict[str, dict[int, int]]:
-        """What was warned of in this fit so far: fault to client id to in how many rounds. Faults are ``"not_finite"``,
-        ``"large"`` and, with ``copy_threshold``, ``"copy"``."""
-        words = {NOT_FINITE: "not_finite", LARGE: "large", ALIKE: "copy"}
-        result: dict[str, dict[int, int]] = {word: {} for word in words.values()}
-        for (fault, client), times in () if self._fit is None else self._fit.watch.times.items():
-            result[words[fault]][client] = times
-        return result
+        """What was found: fault to client id to in how many rounds. Faults are ``"not_finite"``, ``"large"`` and, with
+        ``copy_threshold`` or ``copy_gap``, ``"copy"``."""
+        return {fault: dict(self.state.noticed.get(fault, {})) for fault in FAULTS}
+
+    @property
+    def named(self) -> dict[int, tuple[int, int]]:
+        """Client id to in how many rounds its update was at fault (not finite, or far too large), of how many that it
+        sent; without those in order. A round in which a client was named counts nothing for it: no metric has measured
+        what it sent, and ``flsv settle`` takes the round's share off its value."""
+        return self.state.named
 
     @property
     def copies(self) -> list[list[int]]:
@@ -116,9 +119,13 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
     @property
     def payable(self) -> dict[str, Tensor]:
         """Metric to what each client may be paid by, ``[n]``: one number per client, as the report has it, NaN for
-        those who were never measured and for the :attr:`held`."""
-        known = self._payable_rows().items()
-        return {name: self._overall(name, value).detach().cpu().double() for name, value in known}
+        those who were never measured and for the :attr:`held`, 0 for who was :attr:`named` in all of its rounds."""
+        found = {name: self._overall(name, value).cpu().double() for name, value in self.contributions.items()}
+        for name, value in found.items():
+            for client in self.named if self.metrics[name].higher_is_better is not False else ():
+                value[client].nan_to_num_(0)
+            value[self.held] = float("nan")
+        return found
 
     def _payable_rows(self) -> dict[str, Tensor]:
         """The contributions, NaN for those who are held."""

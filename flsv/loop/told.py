@@ -70,7 +70,11 @@ class ToldLoop(SavedLoop):
         """What turns out while a run runs, for its record."""
         state = self.state
         elsewhere = {"run": state.run, "incidents": copy.deepcopy(state.incidents)} if state.run else {}
-        return {"copies": self.copies, **elsewhere}
+        return {
+            "copies": self.copies,
+            "named": {str(who): list(rounds) for who, rounds in self.named.items()},
+            **elsewhere,
+        }
 
     def _record_found(self) -> None:
         """At once: a killed run's folder has to say it, too."""

@@ -91,6 +91,12 @@ def _in_short(run: Run) -> list[Block]:
             f"Nobody has a value by {', '.join(without)}: its rounds have not come yet (OneRoundShapley plays after as "
             "many as it was told to collect), or it could not be measured."
         )
+    if run.named:
+        names = ", ".join(f"{client_label(run, who)} ({n} of {of} rounds)" for who, (n, of) in run.named.items())
+        items.append(
+            f"Sent an update that was not finite, or far larger than all others: {names}. Those rounds count nothing "
+            "for them: what they sent was not measured, and flsv settle takes the rounds' share off their values."
+        )
     for group in run.copies:
         names = ", ".join(client_label(run, client) for client in group)
         held = ", ".join(client_label(run, client) for client in group if client in run.held)

@@ -68,6 +68,14 @@ def _part(run: Run, client: int) -> list[Block]:
             rows.append(["of all training samples", percent(share(samples[client], sum(samples)))])
     counts, classes = run.record.get("class_counts"), run.record.get("classes")
     blocks: list[Block] = [Table(["", ""], rows, texts=True)]
+    if client in run.named:
+        times, of = run.named[client]
+        blocks.append(
+            Text(
+                f"In {times} of the {of} rounds in which you sent an update it was not finite, or far larger than all "
+                "others. Those rounds count nothing for you: what you sent in them was not measured."
+            )
+        )
     if client in run.held:
         blocks.append(
             Text(

@@ -131,13 +131,24 @@ class Run:
         are to be paid, see :func:`flsv.report.pay`."""
         return tuple(sorted({client for group in self.copies for client in group} - {*self.record.get("paid", ())}))
 
+    @cached_property
+    def named(self) -> dict[int, tuple[int, int]]:
+        """Client to in how many rounds its update was at fault (not finite, or far too large), of how many that it
+        sent; without those in order. Those rounds count nothing for it: no metric has measured them."""
+        return {int(client): (times, of) for client, (times, of) in self.record.get("named", {}).items()}
+
     def final(self, metric: str, column: str = "") -> list[float]:
         """``[n]``: the last value of each client, NaN where there is none; of a contribution metric that by which it
-        may be paid, so NaN for those who are :attr:`held`."""
+        may be paid, so NaN for those who are :attr:`held`, and 0 for who was :attr:`named` whenever it could be
+        measured."""
         last = [NAN] * self.num_clients
         for row in self._of(metric, column):
             last[row.client] = row.value
-        for client in () if metric in OF_A_ROUND else self.held:
+        if metric in OF_A_ROUND:
+            return last
+        for client in self.named if self.about(metric).get("higher_is_better") is not False else ():
+            last[client] = 0.0 if last[client] != last[client] else last[client]
+        for client in self.held:
             last[client] = NAN
         return last
 

@@ -44,6 +44,10 @@ def _entries(clients: int, classes: int | None) -> dict[str, tuple[Is, str]]:
     def hashes(value: Any) -> bool:
         return _map(_text)(value) and value.keys() <= {"server", *map(str, range(clients))}
 
+    def rounds_of(value: Any) -> bool:
+        pairs = _map(lambda pair: _list(_whole)(pair) and len(pair) == 2 and 0 < pair[0] <= pair[1])(value)
+        return pairs and value.keys() <= {*map(str, range(clients))}
+
     texts = _map(_text), "texts by name"
     return {
         "clients": (lambda value: each(_text)(value) and clients > 0, "the clients' names"),
@@ -63,6 +67,7 @@ def _entries(clients: int, classes: int | None) -> dict[str, tuple[Is, str]]:
         "settings": (_map(lambda value: True), "settings by name"),
         "hashes": (hashes, 'hashes by client, and by "server"'),
         "copies": (_list(_list(client)), f"groups of clients, 0 to {clients - 1}"),
+        "named": (rounds_of, "two numbers of rounds by client, the first not above the second"),
         "paid": (_list(client), f"clients, 0 to {clients - 1}"),
         "logged": (_map(_or_none(_number)), "numbers by name"),
     }

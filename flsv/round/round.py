@@ -77,6 +77,7 @@ class Round:
         server_vector: ``[P]``, the next global model; None before aggregation.
         aggregation_weights: ``[k]``, the clients' weights in it; None before aggregation.
         left_out: ids of the clients that have sent an update, too, and were excluded.
+        unmeasured: ids of clients of the cohort whose updates are far too large: they are aggregated, and not measured.
         peer_values: ``[k, n]``, what every client of the cohort found every client's model to be worth to it, NaN for
             those it did not look at; None where clients do not judge each other.
     """
@@ -101,6 +102,7 @@ class Round:
     aggregation_weights: Tensor | None = None
     peer_values: Tensor | None = None
     left_out: Sequence[int] = ()
+    unmeasured: Sequence[int] = ()
 
     def __len__(self) -> int:
         """k, the size of the cohort."""
@@ -234,6 +236,25 @@ class Round:
         """This round after personalisation. What has been derived so far is kept."""
         return self._with(peer_values=peer_values)
 
+    def measured(self) -> Round:
+        """This round as metrics see it: without the :attr:`unmeasured`, who count as if they had been left out."""
+        if not self.unmeasured:
+            return self
+        rows = [row for row, client in enumerate(self.client_ids.tolist()) if client not in self.unmeasured]
+
+        def of(values: Any) -> Any:
+            return None if values is None else values[rows]
+
+        return replace(
+            self,
+            **{name: of(getattr(self, name)) for name in _PER_CLIENT},
+            starts=None if self.starts is None else [self.starts[row] for row in rows],
+            clients=None if self.clients is None else tuple(self.clients[row] for row in rows),
+            reports={name: of(values) for name, values in self.reports.items()},
+            left_out=[*self.left_out, *self.unmeasured],
+            unmeasured=(),
+        )
+
     @cached_property
     @after("exchange")
     def uploaded(self) -> Tensor:
@@ -311,7 +332,17 @@ def started_from(local: LocalData) -> Tensor:
 known_after(("server_vector", "aggregation_weights"), "aggregation")
 known_after(("peer_values",), "personalization")
 _DERIVED = derived(Round)
-_INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports", "left_out"}
+#: Fields of one row per client of the cohort, in tensors.
+_PER_CLIENT = (
+    "client_ids",
+    "num_samples",
+    "client_vectors",
+    "losses",
+    "num_steps",
+    "aggregation_weights",
+    "peer_values",
+)
+_INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports", "left_out", "unmeasured"}
 #: What a metric's ``update`` may name.
 VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - _INTERNAL)
 HEAD_FIELDS = {name for name in _DERIVED if "_head" in name}

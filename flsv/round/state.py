@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,6 +47,8 @@ class FederationState:
     participations: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     chunk: int | None = None
     likeness: Tensor | None = None
+    heard: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
+    noticed: dict[str, dict[int, int]] = field(default_factory=dict)
     run: str = ""
     counted: dict[int, str] = field(default_factory=dict)
     incidents: list[dict[str, Any]] = field(default_factory=list)
@@ -77,6 +80,13 @@ class FederationState:
         index = self.round_index
         self.incidents.append({"client": client, "what": what, "first": index, "last": index, "times": 1})
 
+    @property
+    def named(self) -> dict[int, tuple[int, int]]:
+        """Client id to in how many rounds its update was at fault (not finite, or far too large), of how many in which
+        it has sent one; without those in order. A round in which a client was named counts nothing for it."""
+        rounds = Counter(self.noticed.get("not_finite", {})) + Counter(self.noticed.get("large", {}))
+        return {client: (times, int(self.heard[client])) for client, times in sorted(rounds.items())}
+
     def to(self, device: torch.device) -> None:
         """Move the models."""
         self.starts = {client: model.to(device) for client, model in self.starts.items()}
@@ -94,6 +104,8 @@ class FederationState:
             "participations": self.participations.clone(),
             "cohort": list(self.cohort),
             "chunk": self.chunk,
+            "heard": self.heard.clone(),
+            "noticed": copy.deepcopy(self.noticed),
             **({} if self.likeness is None else {"likeness": self.likeness}),
             **({} if not self.run else {"run": self.run, "counted": dict(self.counted)}),
             **({} if not self.incidents else {"incidents": copy.deepcopy(self.incidents)}),
@@ -105,6 +117,7 @@ class FederationState:
         self.weights, self.client_accuracy = state["weights"], state["client_accuracy"]
         self.participations, self.cohort = state["participations"].clone(), list(state["cohort"])
         self.chunk = state.get("chunk")
+        self.heard, self.noticed = state["heard"].clone(), copy.deepcopy(state["noticed"])
         self.run, self.counted = state.get("run", ""), dict(state.get("counted", {}))
         self.incidents = copy.deepcopy(state.get("incidents", []))
         likeness = state.get("likeness")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 import torch
@@ -122,7 +123,7 @@ class RoundServer:
             self.channel.send(update.client_id, "up", "update", update.vector, update.traffic)
             for name, value in update.reports.items():
                 self.channel.send(update.client_id, "up", name, value)
-        keep = self._judged(updates, matrix, broken, instructions, state.round_index)
+        keep = self._judged(updates, matrix, broken, instructions, state)
         left_out = [update.client_id for update, kept in zip(updates, keep.tolist()) if not kept]
         if left_out:
             updates, matrix = [update for update, kept in zip(updates, keep.tolist()) if kept], matrix[keep]
@@ -167,6 +168,7 @@ class RoundServer:
             games=self.games,
             channel=self.channel,
             left_out=left_out,
+            unmeasured=self.watch.unmeasured,
         )
 
     def _judged(
@@ -175,7 +177,7 @@ class RoundServer:
         matrix: Tensor,
         broken: Sequence[int],
         instructions: Mapping[int, Instruction],
-        round_index: int,
+        state: FederationState,
     ) -> Tensor:
         """Whom to keep, bool ``[k]``: norms are worked out here where the start point is known, else believed."""
         cut = self.space.num_parameters
@@ -194,7 +196,8 @@ class RoundServer:
         if self.watch.compares and updates and all(start is not None for start in known):
             starts = [start for start in known if start is not None]
             gram = ClientMatrix(matrix, starts).until(cut).gram()
-        return self.watch.judge(round_index, broken, [update.client_id for update in updates], norms, gram)
+        ids, length = [update.client_id for update in updates], state.model()[:cut].double().norm().item()
+        return self.watch.judge(state.round_index, broken, ids, norms, gram, length)
 
     def _shortened(
         self, updates: Sequence[ClientUpdate], matrix: Tensor, instructions: Mapping[int, Instruction]
@@ -213,24 +216,31 @@ class RoundServer:
     def finish(self, round: Round, state: FederationState) -> Round:
         """The round with its next global model; metrics are updated before and after, start points at the end.
 
+        Where the aggregate is not finite, the model stays that of the round before, nobody has a weight, and nothing is
+        measured that needs the aggregate.
+
         Raises:
-            RuntimeError: the next global model is not finite.
+            RuntimeError: the aggregate is not finite for the second time running.
         """
         if self.games is not None:
-            self.games.begin(round)
-        self.board.update(round, "training")
+            self.games.begin(round.measured())
+        self.board.update(round.measured(), "training")
         vector, weights = self.aggregator.aggregate(round, self.board.with_priors())
         if self.server_lr != 1:
             cut = self.space.num_parameters
             # Not in place: an aggregator may give a client's model as it lies in the matrix.
             moved = torch.lerp(round.global_vector[:cut], vector[:cut], self.server_lr)
             vector = torch.cat([moved, vector[cut:]])
-        if not vector.isfinite().all():
-            raise RuntimeError(
-                f"round {round.round_index}: {self.aggregator!r} gave a global model that is not finite."
-            )
+        finite = bool(vector.isfinite().all())
+        if not finite:
+            what = f"round {round.round_index}: {self.aggregator!r} gave a global model that is not finite"
+            if state.weights is not None and not state.weights.nan_to_num().any():
+                raise RuntimeError(f"{what}, for the second time running.")
+            warnings.warn(f"{what}. The model stays that of the round before.", stacklevel=2)
+            vector, weights = round.global_vector.clone(), torch.zeros_like(weights)
         round = round.aggregated(vector, weights)
-        self.board.update(round, "aggregation")
+        if finite:
+            self.board.update(round.measured(), "aggregation")
         if self.personalizer is not None:
             own = self.personalizer.personalize(round, self.board.with_priors(), state.starts)
             own = own if isinstance(own, Personalized) else Personalized(own)
@@ -239,10 +249,10 @@ class RoundServer:
                 {i: model.detach().clone() if model._is_view() else model.detach() for i, model in own.starts.items()}
             )
             round = round.personalized(own.peer_values)
-        self.board.update(round, "personalization")
+        self.board.update(round.measured(), "personalization")
         for strategy in self.strategies:
             strategy.end_round(round)
-        self.board.update(round, "exchange")
+        self.board.update(round.measured(), "exchange")
         if self.games is not None:
             self.games.end()
         return round

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from flsv.data.names import client_called
 from flsv.functional.update_copies import ROUNDS, SPEAKING, alike, groups_of, similarities, standing_apart
-from flsv.functional.update_outliers import large_updates
+from flsv.functional.update_outliers import drowning_updates, large_updates
 
-NOT_FINITE = "returned a model with NaN or infinite entries"
-LARGE = "sent an update far larger than the cohort's"
-ALIKE = "sent updates that are one another's but for little, in several rounds"
+NOT_FINITE, LARGE, ALIKE = FAULTS = ("not_finite", "large", "copy")
+_WORDS = {
+    NOT_FINITE: "returned a model with NaN or infinite entries",
+    LARGE: "sent an update far larger than the cohort's",
+    ALIKE: "sent updates that are one another's but for little, in several rounds",
+}
 
 
 class UpdateWatch:
@@ -26,7 +29,8 @@ class UpdateWatch:
 
     Args:
         threshold: of :func:`flsv.functional.update_outliers.large_updates`; None: norms are not judged.
-        exclude: leave outliers out of their rounds.
+        exclude: leave outliers out of their rounds; else only those that :func:`drowning_updates
+            <flsv.functional.update_outliers.drowning_updates>` names.
         names: of the clients.
         copy_threshold: the similarity from which on two clients count as one, see
             :mod:`flsv.functional.update_copies`; None: similarities by themselves are not judged.
@@ -35,10 +39,13 @@ class UpdateWatch:
             rounds that it spent together, those that spoke for it, and whether it was found to be alike, which stays.
             None: nothing.
         copy_gap: how far a group has to stand apart to count as one client, likewise; None: that is not judged.
+        noticed: what was found in earlier rounds: fault to client to the number of rounds.
 
     Attributes:
         likeness: after the last round.
-        times: fault and client to the number of rounds in which the client was found to have it.
+        noticed: likewise.
+        unmeasured: the clients of the last round that are kept in it, and whose updates are at fault: what they have
+            sent is not to be measured.
         norms: client id to the norm of its update in the last round; without those that are not finite.
     """
 
@@ -51,13 +58,15 @@ class UpdateWatch:
         num_clients: int = 0,
         likeness: Tensor | None = None,
         copy_gap: float | None = None,
+        noticed: Mapping[str, Mapping[int, int]] | None = None,
     ) -> None:
         self._names = names
         self._threshold, self._exclude = threshold, exclude
         self._copy_threshold, self._copy_gap = copy_threshold, copy_gap
         self._num_clients, self.likeness = num_clients, likeness
         self.norms: dict[int, float] = {}
-        self.times: Counter[tuple[str, int]] = Counter()
+        self.noticed = {fault: Counter((noticed or {}).get(fault, {})) for fault in FAULTS}
+        self.unmeasured: list[int] = []
         self._told: dict[tuple[str, int], int] = {}
         self._aggregated_outlier = ""
 
@@ -73,8 +82,12 @@ class UpdateWatch:
         clients: Sequence[int],
         norms: Tensor,
         gram: Tensor | None = None,
+        model_norm: float = 0.0,
     ) -> Tensor:
         """Look at a round.
+
+        Where more than half of the cohort returned what is not finite, nobody is named for it: it is the model that
+        they were sent.
 
         Args:
             round_index: its number.
@@ -83,38 +96,54 @@ class UpdateWatch:
             norms: ``[k]``, of their updates.
             gram: ``[k, k]``, their updates' products; None where the server does not know what all started from, or
                 nobody is compared.
+            model_norm: of the model at the start of the round.
 
         Returns:
             bool ``[k]``, on the CPU: whom to keep.
         """
         norms = norms.cpu()
         self.norms = dict(zip(clients, norms.tolist()))
-        large = torch.zeros(len(norms), dtype=torch.bool)
-        if self._threshold is not None:
-            large = large_updates(norms, self._threshold)
-        outliers = [client for client, far in zip(clients, large.tolist()) if far]
-        warning = []
-        if self._due(NOT_FINITE, broken):
-            who = f"{self._name(NOT_FINITE, broken)} {NOT_FINITE} in round {round_index}"
-            warning.append(f"{who}: left out of the round. {self.hint()}")
-        if outliers:
-            due = self._due(LARGE, outliers)
-            sizes = ", ".join(f"{self.norms[client]:.3g}" for client in outliers)
-            what = (
-                f"{self._name(LARGE, outliers)} {LARGE} in round {round_index} "
-                f"(norm {sizes}; median {norms[norms > 0].quantile(0.5).item():.3g})"
-            )
-            if not self._exclude:
-                self._aggregated_outlier = what
-            if due:
-                rest = "left out of the round." if self._exclude else "aggregated, for want of exclude_outliers=True."
-                warning.append(f"{what}: {rest}")
-        keep = ~large if self._exclude else torch.ones_like(large)
+        drowning = drowning_updates(norms, model_norm)
+        large = drowning if self._threshold is None else drowning | large_updates(norms, self._threshold)
+        out = large if self._exclude else drowning
+        warning: list[str] = []
+        self._judge_broken(round_index, broken, len(clients), warning)
+        ids = torch.tensor(clients, dtype=torch.long)
+        self._judge_large(round_index, ids[large & out].tolist(), norms, "left out of the round.", warning)
+        rest = "aggregated, for want of exclude_outliers=True, and not measured: the round counts nothing for it."
+        self.unmeasured = ids[large & ~out].tolist()
+        said = self._judge_large(round_index, self.unmeasured, norms, rest, warning)
+        self._aggregated_outlier = said or self._aggregated_outlier
+        keep = ~out
         if gram is not None and self.compares:
-            self._compare(round_index, torch.tensor(clients)[keep], gram.cpu()[keep][:, keep], warning)
+            self._compare(round_index, ids[keep], gram.cpu()[keep][:, keep], warning)
         if warning:
             warnings.warn(" ".join(warning), stacklevel=2)
         return keep
+
+    def _judge_broken(self, round_index: int, broken: Sequence[int], others: int, warning: list[str]) -> None:
+        if len(broken) > others:
+            warning.append(
+                f"in round {round_index} {len(broken)} of {len(broken) + others} clients {_WORDS[NOT_FINITE]}: left "
+                f"out of the round. So many are not at fault, but what they were sent. {self.hint()}"
+            )
+        elif self._due(NOT_FINITE, broken):
+            who = f"{self._name(NOT_FINITE, broken)} {_WORDS[NOT_FINITE]} in round {round_index}"
+            warning.append(f"{who}: left out of the round. {self.hint()}")
+
+    def _judge_large(self, round_index: int, outliers: list[int], norms: Tensor, rest: str, warning: list[str]) -> str:
+        """What is said of them; empty for nobody."""
+        if not outliers:
+            return ""
+        due = self._due(LARGE, outliers)
+        sizes = ", ".join(f"{self.norms[client]:.3g}" for client in outliers)
+        what = (
+            f"{self._name(LARGE, outliers)} {_WORDS[LARGE]} in round {round_index} "
+            f"(norm {sizes}; median {norms[norms > 0].quantile(0.5).item():.3g})"
+        )
+        if due:
+            warning.append(f"{what}: {rest}")
+        return what
 
     def _compare(self, round_index: int, here: Tensor, gram: Tensor, warning: list[str]) -> None:
         """Look for copies among the clients ``here [k]``; what there is to say goes to ``warning``."""
@@ -139,8 +168,8 @@ class UpdateWatch:
             if len(members) > 1 and self._due(ALIKE, members):
                 most = similar[members][:, members].fill_diagonal_(-1).max().item()
                 warning.append(
-                    f"{self._name(ALIKE, members)} {ALIKE}, up to round {round_index} (similarity {most:.2f}): they "
-                    "are aggregated and measured all the same, and the payment of each of them is held back until "
+                    f"{self._name(ALIKE, members)} {_WORDS[ALIKE]}, up to round {round_index} (similarity {most:.2f}): "
+                    "they are aggregated and measured all the same, and the payment of each of them is held back until "
                     "somebody has looked at it (flsv report --pay)."
                 )
 
@@ -153,25 +182,25 @@ class UpdateWatch:
     def finish(self) -> None:
         """At the end of a run: name those who have failed more often than the warnings have said."""
         said = []
-        for fault in (NOT_FINITE, LARGE, ALIKE):
-            more = [c for (f, c), times in self.times.items() if f == fault and times > self._told.get((f, c), 0)]
+        for fault, found in self.noticed.items():
+            more = [client for client, times in found.items() if times > self._told.get((fault, client), 0)]
             if more:
-                said.append(f"{self._name(fault, sorted(more))} {fault}")
+                said.append(f"{self._name(fault, sorted(more))} {_WORDS[fault]}")
         if said:
             warnings.warn(f"in the whole run, {'; '.join(said)}.", stacklevel=2)
 
     def _due(self, fault: str, clients: Sequence[int]) -> bool:
         """Count one more time for these clients; whether it is time to speak of one of them."""
-        keys = [(fault, client) for client in clients]
-        self.times.update(keys)
-        due = any(_power_of_ten(self.times[key]) for key in keys)
+        times = self.noticed[fault]
+        times.update(clients)
+        due = any(_power_of_ten(times[client]) for client in clients)
         if due:
-            self._told.update({key: self.times[key] for key in keys})
+            self._told.update({(fault, client): times[client] for client in clients})
         return due
 
     def _name(self, fault: str, clients: Sequence[int]) -> str:
         called = {client: client_called(client, self._names).removeprefix("client ") for client in clients}
-        times = {client: self.times[fault, client] for client in clients}
+        times = {client: self.noticed[fault][client] for client in clients}
         named = [called[client] + (f" ({count} times)" if count > 1 else "") for client, count in times.items()]
         return f"client{'s' if len(named) > 1 else ''} {', '.join(named)}"
 

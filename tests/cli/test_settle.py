@@ -210,6 +210,20 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
     assert (run / "settled_3.jsonl").read_bytes() == kept
 
 
+def test_rounds_in_which_a_client_was_named_are_taken_off_its_value(run: Path, tmp_path: Path) -> None:
+    named = Path(shutil.copytree(run, tmp_path / "named"))
+    options: dict[str, Any] = {"which": "singles", "rounds": 1, "metric": "negative_loss"}
+    before, _ = settle(named, **options)
+    record = json.loads((named / "run.json").read_text())
+    (named / "run.json").write_text(json.dumps({**record, "named": {"1": [1, 4], "2": [2, 2]}}))
+    after, _ = settle(named, **options)
+    assert after[0]["value"] == before[0]["value"]
+    assert before[1]["value"] > 0
+    assert after[1]["value"] == pytest.approx(0.75 * before[1]["value"])
+    assert after[1]["high"] - after[1]["low"] == pytest.approx(0.75 * (before[1]["high"] - before[1]["low"]))
+    assert (after[2]["value"], after[2]["share"]) == (0, 0)
+
+
 def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["settle", str(tmp_path)]) == 2
     assert "holds no config.yaml: name the folder of a run of flsv fit" in capsys.readouterr().err

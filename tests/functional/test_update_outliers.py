@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.update_outliers import LARGEST, large_updates
+from flsv.functional.update_outliers import LARGEST, drowning_updates, large_updates
 
 
 def test_the_score_is_that_of_iglewicz_and_hoaglin():
@@ -56,3 +56,25 @@ def test_nearly_half_of_the_cohort_may_be_wrong():
 def test_the_largest_is_what_float32_can_square():
     assert torch.tensor(LARGEST * 0.999).square().isfinite()
     assert torch.tensor(LARGEST * 1.001).square().isinf()
+
+
+@pytest.mark.parametrize("model_norm", [0.0, 1.0, 1e4])
+def test_what_drowns_is_what_a_sum_in_float32_has_nothing_else_beside(model_norm):
+    rest = torch.tensor([1.0, 2.0, 0.5, 0.0])
+    scale = max(1.0, model_norm)
+    for size, drowns in ((4e6 * scale, False), (2e7 * scale, True)):
+        norms = torch.cat([rest, torch.tensor([size])])
+        assert drowning_updates(norms, model_norm).tolist() == [False] * 4 + [drowns]
+        if drowns:
+            sum_of_two = torch.tensor(size) + scale / 2
+            assert sum_of_two == torch.tensor(size)
+
+
+@pytest.mark.parametrize("norms", [[], [0.0, 0.0], [5.0], [1.0, 1e6]])
+def test_nothing_drowns_by_itself(norms):
+    assert not drowning_updates(torch.tensor(norms)).any()
+
+
+@pytest.mark.parametrize("size", [1e20, float("inf"), float("nan")])
+def test_what_overflows_drowns_whoever_else_there_is(size):
+    assert drowning_updates(torch.tensor([size]), model_norm=1e30).tolist() == [True]

@@ -54,7 +54,10 @@ def valid(folder: Path) -> Path:
     make_run(folder, clients=3, classes=2, rounds=ROUNDS, names=NAMES)
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(
-        json.dumps({**record, "folders": ["a", "b", "c"], "copies": [[1, 2]], "paid": [1]}, ensure_ascii=False)
+        json.dumps(
+            {**record, "folders": ["a", "b", "c"], "copies": [[1, 2]], "paid": [1], "named": {"1": [1, 2]}},
+            ensure_ascii=False,
+        )
     )
     (folder / "contributions.csv").unlink()
     file = ContributionsFile(folder / "contributions.csv", NAMES, ["class 0", "class 1"])
@@ -282,6 +285,7 @@ def test_a_client_or_a_round_without_a_record_is_bounded(tmp_path: Path) -> None
     ("name", "value", "words"),
     [
         ("copies", [[0, 3]], r"copies is \[\[0, 3\]\], expected groups of clients, 0 to 2"),
+        ("named", {"1": [3, 2]}, "named is .* expected two numbers of rounds by client"),
         ("paid", [3], r"paid is \[3\], expected clients, 0 to 2"),
         ("folders", ["a", "b", "../../c"], "folders is .*expected names of folders"),
         ("samples", [1, 2], "samples is .*expected a number of samples per client"),

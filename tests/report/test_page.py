@@ -293,3 +293,19 @@ def test_a_valuation_is_added(tmp_path: Path) -> None:
     (other / "valuation.csv").write_text("\n".join(lines[:-1]) + "\n")
     with pytest.raises(ConfigurationError, match="of 3 clients and the run of 4"):
         write_report(folder, valuation=other)
+
+
+def test_who_was_named_has_nothing_for_those_rounds_and_is_told(tmp_path: Path) -> None:
+    folder = make_run(tmp_path, clients=5)
+    kept = [x for x in (folder / "contributions.csv").read_text().splitlines() if x.split(",")[2] != "1"]
+    (folder / "contributions.csv").write_text("\n".join(kept) + "\n")
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps({**record, "named": {"1": [2, 2], "2": [1, 2]}}))
+    run = open_run(folder)
+    assert run.final("cssv")[1] == 0
+    assert run.final("cssv")[2] not in (0, float("nan"))
+    _, page = texts(folder)
+    assert "far larger than all others: Lyon (2 of 2 rounds), Graz (1 of 2 rounds)." in page
+    _, own = texts(folder, client="Graz")
+    assert "In 1 of the 2 rounds" in own
+    assert "Lyon" not in own
