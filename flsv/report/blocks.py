@@ -144,12 +144,3 @@ def mean(values: Sequence[float]) -> float:
     """Of the known ones; NaN without any."""
     known = [value for value in values if value == value]
     return math.fsum(known) / len(known) if known else math.nan
-
-
-def deviation(values: Sequence[float]) -> float:
-    """The standard deviation of the known ones, as of a sample; NaN below two."""
-    known = [value for value in values if value == value]
-    if len(known) < 2:
-        return math.nan
-    centre = mean(known)
-    return math.sqrt(math.fsum((value - centre) ** 2 for value in known) / (len(known) - 1))

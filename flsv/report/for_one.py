@@ -1,11 +1,16 @@
-"""The page that one participant may see: what is its own, and of the others nothing but means over all.
+"""The page that one participant may see: what is its own, and of the others nothing that tells what a single one has.
 
-What stands on it is chosen, not filtered: names, values, settings and hashes of others are never looked up. A mean is
-given only where at least three clients are in it, since of two the other's value would follow; that is no privacy
-guarantee, and who needs one publishes no means.
+What stands on it is chosen, not filtered: names, values, settings and hashes of others are never looked up. What is
+worked out from all together (a mean, a share of a sum, what the model of all is worth, to which values of a game sum)
+is on it from :data:`FEWEST` clients on, means in two digits, once, and of a run that has ended: of two means of one run
+the difference may be of one client. From such a number the sum of the others' values follows, so that any participants
+who put their pages together learn of no single other one as long as two others do not. Spreads, ranks, extremes and
+means per class or round would be further equations, and are not on it.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from flsv.report.blocks import (
     NONE,
@@ -17,7 +22,6 @@ from flsv.report.blocks import (
     Section,
     Table,
     Text,
-    deviation,
     mean,
     number,
     percent,
@@ -27,11 +31,10 @@ from flsv.report.figures import algorithm, client_label, guides, logged, or_none
 from flsv.report.for_all import GAIN_HEAD, SETTLED_HEAD, gain_cells, settled_cells
 from flsv.report.reading import NAN, Run
 
-#: Clients below which no mean is given.
-FEWEST = 3
+#: Clients below which nothing is told that is worked out from all of them.
+FEWEST = 5
 #: Flagged samples that are listed; the file has all.
 LISTED = 50
-OTHERS = "mean of all"
 
 
 def page_for_one(run: Run, client: int) -> Page:
@@ -54,9 +57,14 @@ def page_for_one(run: Run, client: int) -> Page:
     return Page(f"Contribution of {own}", subtitle, sections)
 
 
-def mean_of(values: list[float]) -> float:
-    """Over all clients; NaN where it is of too few."""
-    return mean(values) if sum(value == value for value in values) >= FEWEST else NAN
+def _told(run: Run, values: Sequence[float]) -> bool:
+    """Whether what is worked out from these values of the clients may be shown to one of them."""
+    return bool(run.ended) and sum(value == value for value in values) >= FEWEST
+
+
+def _mean(run: Run, values: Sequence[float]) -> str:
+    """Over all clients, in two digits."""
+    return number(float(f"{mean(values):.1e}")) if _told(run, values) else NONE
 
 
 def _part(run: Run, client: int) -> list[Block]:
@@ -64,8 +72,8 @@ def _part(run: Run, client: int) -> list[Block]:
     rows = [["rounds with your update", f"{taken} of {run.rounds} ({percent(share(taken, run.rounds))})"]]
     if samples:
         rows.append(["your training samples", str(samples[client])])
-        if len(samples) >= FEWEST:
-            rows.append(["of all training samples", percent(share(samples[client], sum(samples)))])
+        if _told(run, samples):
+            rows.append(["of all training samples", f"{100 * share(samples[client], sum(samples)):.0f} %"])
     counts, classes = run.record.get("class_counts"), run.record.get("classes")
     blocks: list[Block] = [Table(["", ""], rows, texts=True)]
     if client in run.named:
@@ -95,40 +103,27 @@ def _contributions(run: Run, client: int) -> list[Block]:
     rows, blocks = [], []
     for metric in run.metrics:
         values = values_of(run, metric)
-        known = [value for value in values.values if value == value]
-        shown = [number(mean_of(known)), number(deviation(known)) if len(known) >= FEWEST else NONE]
-        rows.append([metric, values.shown([client])[0], *shown, _rank(known, values.values[client])])
+        rows.append([metric, values.shown([client])[0], _mean(run, values.values)])
         about = str(run.about(metric).get("about", ""))
         interval = f" In brackets: {values.kind}." if values.kind else ""
         if about or interval:
             blocks.append(Text(f"{metric}: {about}{interval}"))
-    table = Table(["", "your value", OTHERS, "spread of all", "your place"], rows)
+    table = Table(["", "your value", "mean of all"], rows)
     missing = any(run.final(metric)[client] != run.final(metric)[client] for metric in run.metrics)
     note = (
         [Text("A dash is no value, which is not 0: you were not drawn, or nothing could be measured.")]
         if missing and client not in run.held
         else []
     )
-    return [*blocks, table, *note, Text("The spread is the standard deviation over the clients.")]
-
-
-def _rank(known: list[float], own: float) -> str:
-    """Of the own value among all, the highest first."""
-    if own != own or len(known) < FEWEST:
-        return NONE
-    return f"{1 + sum(value > own for value in known)} of {len(known)}"
+    return [*blocks, table, *note]
 
 
 def _over_rounds(run: Run, client: int) -> list[Section]:
     blocks: list[Block] = []
     for metric in run.metrics if run.rounds > 1 else ():
-        history = run.history(metric)
-        if any(row[client] == row[client] for row in history):
-            table = [[row[client], mean_of(row)] for row in history]
-            names = ["you", OTHERS]
-            if all(line[1] != line[1] for line in table):
-                names, table = names[:1], [line[:1] for line in table]
-            blocks += [Text(f"{metric}:"), Lines(names, table)]
+        history = [[row[client]] for row in run.history(metric)]
+        if any(value == value for [value] in history):
+            blocks += [Text(f"{metric}:"), Lines(["you"], history, run.round_numbers)]
     return [Section("Over the rounds", blocks)] if blocks else []
 
 
@@ -138,13 +133,9 @@ def _per_class(run: Run, client: int) -> list[Section]:
         columns = run.columns(metric)
         if len(columns) < 2 or not run.columns_are_classes(metric):
             continue  # columns that are no classes may be the other clients
-        table = [run.final(metric, column) for column in columns]
-        rows = [[column[client] for column in table], [mean_of(column) for column in table]]
-        names = ["you", OTHERS]
-        if all(value != value for value in rows[1]):
-            names, rows = names[:1], rows[:1]
         titles = [run.column_name(metric, column) for column in columns]
-        blocks += [Text(f"{metric} by class; blue is above 0, orange below:"), Heat(names, titles, rows, "")]
+        own = [run.final(metric, column)[client] for column in columns]
+        blocks += [Text(f"{metric} by class; blue is above 0, orange below:"), Heat(["you"], titles, [own], "")]
     return [Section("Class by class", blocks)] if blocks else []
 
 
@@ -156,7 +147,11 @@ def _settled(run: Run, client: int) -> list[Section]:
         "The same federation was trained again with some of its clients only (flsv settle), and a Shapley value fitted "
         "to what came of it. The interval, 90 %, says what these trainings leave open."
     )
-    return [Section("Settled by training again", [Text(text), Table(SETTLED_HEAD[1:], [settled_cells(rows[client])])])]
+    # Of how many that is the share, is not told either.
+    told = _told(run, [row.get("value", NAN) for row in rows])
+    shown = slice(None if told else -1)
+    table = Table(SETTLED_HEAD[1:][shown], [settled_cells(rows[client])[shown]])
+    return [Section("Settled by training again", [Text(text), table])]
 
 
 def _gains(run: Run, client: int) -> list[Section]:
@@ -164,23 +159,20 @@ def _gains(run: Run, client: int) -> list[Section]:
     if not rows or not rows[client]:
         return []
     where = "the test set" if rows[client].get("tests", "shared") == "shared" else "your own test samples"
-    gains = [row["accuracy_received"] - row["accuracy_alone"] if row else NAN for row in rows]
-    average = mean_of(gains)
-    said = f" The mean gain of all clients is {100 * average:+.1f} points." if average == average else ""
-    text = f"Accuracy on {where}: of a model that you train alone for as many rounds, and of what you receive.{said}"
+    text = f"Accuracy on {where}: of a model that you train alone for as many rounds, and of what you receive."
     return [Section("Compared with training alone", [Text(text), Table(GAIN_HEAD, [gain_cells(rows[client])])])]
 
 
 def _valuation(run: Run, client: int) -> list[Section]:
-    """Its own row of the valuation, and the means of what is no count."""
+    """Its own row of the valuation."""
     rows = run.valued()
     if not rows:
         return []
-    table = []
-    for name, cell in rows[client].items():
-        table.append([name.replace("_", " "), number(cell), number(mean_of([row[name] for row in rows]))])
+    # From a distance and its share the others' distances follow.
+    told = _told(run, [row.get("share", NAN) for row in rows])
+    own = [[name.replace("_", " "), number(cell)] for name, cell in rows[client].items() if told or name != "share"]
     text = "Your data against the server's validation set, or the clients' barycentre, before training (flsv value):"
-    return [Section("Value of your data before training", [Text(text), Table(["", "yours", OTHERS], table)])]
+    return [Section("Value of your data before training", [Text(text), Table(["", "yours"], own)])]
 
 
 def _suspicious(run: Run, client: int) -> list[Section]:
@@ -202,10 +194,28 @@ def _caveats(run: Run) -> list[Block]:
         for metric in run.metrics
         for text in caveats(run.about(metric), values_of(run, metric).kind != "")
     ]
-    return [
-        *guides(run),
-        Bullets([*items, ONE_RUN, "Other participants appear on this page in means over all clients only."]),
-    ]
+    return [*guides(run), Bullets([*items, ONE_RUN, *_disclosure(run)])]
+
+
+def _disclosure(run: Run) -> list[str]:
+    """What this page tells of the others, for those who are on it and for those who read it."""
+    if run.num_clients < FEWEST or not run.ended:
+        why = f"the run has {run.num_clients} participants" if run.ended else "the run has not come to its end"
+        rule = (
+            "This page has nothing of the other participants, nor what is worked out from all (means, shares, what the "
+            f"model is worth): that is told of {FEWEST} or more, at the end of a run, and {why}."
+        )
+    else:
+        rule = (
+            "Of the other participants this page has nothing but what is worked out from all of them: means, in two "
+            "digits, shares, and what the model is worth. The sum of the others' values follows from that; whoever "
+            "puts several of these pages together learns what a single other one has only if all but that one join in."
+        )
+    whole = (
+        "Where values are shares of a whole, your own says what the others have together: of two participants, what "
+        "the other one has. Pages of several runs in which others take part tell more than the page of one."
+    )
+    return [rule, whole]
 
 
 def _facts(run: Run, client: int) -> list[Block]:
@@ -215,7 +225,8 @@ def _facts(run: Run, client: int) -> list[Block]:
     rows += [[f"metric {name}", str(run.about(name).get("class", NONE))] for name in run.metrics]
     named = [name for name in run.client_names if not name.isdigit()]
     # What a model logs may be called after a client.
-    rows += [[f"last {key}", value] for key, value in logged(run) if not any(name in key for name in named)]
+    if _told(run, [0.0] * run.num_clients):
+        rows += [[f"last {key}", value] for key, value in logged(run) if not any(name in key for name in named)]
     rows += [[f"package {name}", str(version)] for name, version in run.record.get("packages", {}).items()]
     own = run.record.get("hashes", {}).get(str(client))
     rows += [["hash of your samples and labels", own]] if own else []

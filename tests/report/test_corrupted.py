@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import io
 import itertools
@@ -173,7 +174,7 @@ def test_whatever_a_record_says_it_is_shown_or_refused_in_one_line(data: st.Data
                 if not isinstance(into[key], dict | list) or not into[key] or data.draw(st.booleans()):
                     break
                 into = into[key]
-            into[key] = data.draw(st.sampled_from(JSONS))
+            into[key] = copy.deepcopy(data.draw(st.sampled_from(JSONS)))
         (folder / "run.json").write_text(json.dumps(record))
         run = outcome(lambda: open_run(folder, valuation=folder))
         if run is not None:

@@ -1,0 +1,199 @@
+"""What one participant's page has, and what nobody can work out from it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from made_runs import make_run
+
+from flsv.csv_files import save_csv
+from flsv.report import write_report
+from flsv.report.blocks import NONE
+from flsv.reporting.contributions_csv import ContributionsFile
+
+ROUNDS, CLASSES = 4, 3
+METRICS = ("cssv", "sv")
+DASH = "A dash is no value"
+
+
+def drawn(seed: int, who: list[int], total: float) -> dict[int, float]:
+    """A number for each of these clients, with this sum."""
+    generator = random.Random(seed)
+    numbers = [generator.uniform(0.2, 0.9) for _ in who]
+    return {client: number + (total - sum(numbers)) / len(who) for client, number in zip(who, numbers)}
+
+
+def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float) -> tuple[Path, dict[int, float]]:
+    """A run, with all that is reported of it. What the ``known`` clients have is always the same; what the others
+    have hangs on the seed, but for the sums of their last values and of their samples.
+
+    Returns:
+        The folder, and the last values of the others.
+    """
+    others = [client for client in range(clients) if client not in known]
+    random_ = random.Random(seed)
+    names = tuple(str(i) for i in range(clients))
+    make_run(folder, clients=clients, classes=CLASSES, rounds=ROUNDS, names=names)
+    last = {client: 0.3123 + 0.0717 * client for client in known} | drawn(seed, others, total)
+    samples = {client: 100 + client for client in known} | dict.fromkeys(others, 150)
+    shift = random_.randint(1, 40)
+    samples[others[0]] += shift
+    samples[others[-1]] -= shift if len(others) > 1 else 0
+
+    def own(client: int, *what: object) -> float:
+        return random.Random(repr((client, *what, *([] if client in known else [seed])))).uniform(0.1, 1.0)
+
+    file = ContributionsFile(folder / "contributions.csv", names)
+    (folder / "contributions.csv").unlink()
+    file.begin(0)
+    for r in range(ROUNDS):
+        rows: list[tuple[int, str, int, int | str, float]] = []
+        for client in range(clients):
+            end = r + 1 == ROUNDS
+            rows += [(r, metric, client, "", last[client] if end else own(client, r, metric)) for metric in METRICS]
+            rows += [(r, "cssv", client, j, own(client, r, j)) for j in range(CLASSES)]
+            rows += [(r, what, client, "", own(client, r, what)) for what in ("weight", "accuracy", "update_norm")]
+        file.append(
+            rows, {("cssv", i): (last[i] - own(i, r, "low"), last[i] + own(i, r, "high")) for i in range(clients)}
+        )
+    record = json.loads((folder / "run.json").read_text())
+    record["samples"] = [samples[i] for i in range(clients)]
+    record["class_counts"] = [[int(1000 * own(i, "count", j)) for j in range(CLASSES)] for i in range(clients)]
+    record["hashes"] = {str(i): f"{own(i, 'hash'):.16f}" for i in range(clients)}
+    record["metrics"]["sv"] = {**record["metrics"]["cssv"], "class": "FederatedShapley", "per_class": False}
+    record["logged"] = {"val_accuracy": 0.1 + sum(last.values())}
+    (folder / "run.json").write_text(json.dumps(record))
+    settled = [
+        (i, names[i], x, x - own(i, "a"), x + own(i, "b"), x / sum(last.values())) for i, x in sorted(last.items())
+    ]
+    save_csv(folder / "settled.csv", [("client", "client_name", "value", "low", "high", "share"), *settled])
+    accuracies = [[own(i, "alone"), own(i, "received"), own(i, "trained")] for i in range(clients)]
+    head = ["client", *(f"accuracy_{what}" for what in ("alone", "received", "trained"))]
+    save_csv(folder / "gains.csv", [head, *([i, *row] for i, row in enumerate(accuracies))])
+    valued = [(i, samples[i], 1 / x, x / sum(last.values()), names[i]) for i, x in sorted(last.items())]
+    save_csv(folder / "valuation.csv", [("client", "samples", "distance", "share", "client_name"), *valued])
+    return folder, {client: last[client] for client in others}
+
+
+def pages(folder: Path, readers: list[int]) -> list[str]:
+    """What these participants have between them, when they put their pages together."""
+    files = itertools.chain(
+        *(
+            write_report(folder, client, valuation=folder if (folder / "valuation.csv").is_file() else None)
+            for client in readers
+        )
+    )
+    return [file.read_text(encoding="utf-8") for file in files]
+
+
+@pytest.mark.parametrize("clients", [3, 4, 5, 10])
+@pytest.mark.parametrize("joined", ["one", "all but two"])
+def test_pages_are_the_same_whatever_the_others_have(tmp_path: Path, clients: int, joined: str) -> None:
+    """Others with other values, the same in sum: the same pages to the byte, so that nothing works them out."""
+    readers = [clients - 1] if joined == "one" else list(range(2, clients))
+    total = 0.5 * (clients - len(readers))
+    first, second = (a_run(tmp_path / str(seed), clients, readers, seed, total) for seed in (1, 2))
+    assert all(abs(first[1][i] - second[1][i]) > 0.01 for i in first[1])
+    assert pages(first[0], readers) == pages(second[0], readers)
+
+
+@pytest.mark.parametrize("clients", [2, 3, 4])
+def test_of_few_the_page_is_the_same_whatever_the_others_have_together(tmp_path: Path, clients: int) -> None:
+    first, second = (a_run(tmp_path / str(total), clients, [0], 1, total) for total in (0.7, 1.1))
+    assert pages(first[0], [0]) == pages(second[0], [0])
+
+
+def numbers_of(text: str) -> list[float]:
+    """All of them, in texts, attributes and charts."""
+    return [float(found) for found in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", text)]
+
+
+def worked_out(text: str, clients: int, own: float) -> Iterator[tuple[object, list[float]]]:
+    """What the others would have if a row of the page, or a chart, held the mean or the share of all, or mean and
+    deviation; and where on the page."""
+    for row, found in enumerate(re.findall(r"<tr>.*?</tr>|<svg.*?</svg>|^\|.*\|$", text, re.MULTILINE)):
+        cells = list(enumerate(numbers_of(found)))
+        for i, cell in cells:
+            yield (row, i, "mean"), [clients * cell - own]
+            for scale in (1, 100) if cell else ():
+                yield (row, i, "share", scale), [own * (scale / cell - 1)]
+        for (i, mean), (j, deviation) in itertools.permutations(cells, 2) if len(cells) < 30 else ():
+            both, squares = clients * mean - own, (clients - 1) * deviation**2 + clients * mean**2 - own**2
+            apart = math.sqrt(max(2 * squares - both**2, 0.0))
+            if clients == 3:
+                yield (row, i, j), [(both + apart) / 2, (both - apart) / 2]
+
+
+def hits(text: str, clients: int, others: dict[int, float]) -> set[object]:
+    """Where the guess is another client's value, or those of all."""
+    exact = sorted(others.values())
+    targets = [exact, *([value] for value in exact)]
+    return {
+        place
+        for place, guess in worked_out(text, clients, 0.3123)
+        for target in targets
+        if len(guess) == len(target) and max(abs(a - b) for a, b in zip(sorted(guess), target)) < 0.03
+    }
+
+
+@pytest.mark.parametrize("clients", [2, 3, 4, 5, 10])
+def test_no_row_of_a_page_gives_the_others_away(tmp_path: Path, clients: int) -> None:
+    """A guess that is right in six runs is no coincidence."""
+    runs = [a_run(tmp_path / str(seed), clients, [0], seed, 0.1 * seed * (clients - 1)) for seed in range(3, 9)]
+    found = [[hits(text, clients, others) for text in pages(folder, [0])] for folder, others in runs]
+    for of_a_page in zip(*found):
+        assert not set.intersection(*of_a_page)
+
+
+def test_from_five_on_a_mean_in_two_digits_is_told_once_and_at_the_end_of_the_run(tmp_path: Path) -> None:
+    folder, _ = a_run(tmp_path, 5, [0], 1, 1.7654321)
+    for text in pages(folder, [0]):
+        assert "mean of all" in text
+        assert "0.42" in text  # (0.3123 + 1.7654321) / 5 = 0.41554...
+        assert "0.416" not in text
+        assert "14 %" in text  # of the samples
+        assert "2.18" in text  # what the model has logged
+        assert "only if all but that one join in" in text
+    record = json.loads((folder / "run.json").read_text())
+    del record["ended"]
+    (folder / "run.json").write_text(json.dumps(record))
+    for text in pages(folder, [0]):
+        assert "0.42 " not in text
+        assert "has not come to its end" in text
+        assert "2.18" not in text
+        assert "of all training samples" not in text
+
+
+@pytest.mark.parametrize("clients", [3, 5])
+def test_the_page_says_what_it_tells_of_the_others(tmp_path: Path, clients: int) -> None:
+    folder, _ = a_run(tmp_path, clients, [0], 1, 1.0)
+    for text in pages(folder, [0]):
+        assert ("the run has 3 participants" in text) == (clients == 3)
+        assert "Where values are shares of a whole" in text
+        assert "spread of all" not in text
+        assert "your place" not in text
+
+
+def test_a_dash_is_explained_where_there_is_one_and_only_there(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "all")
+    assert DASH not in pages(folder, [1])[0].replace(NONE, "")
+    folder = make_run(tmp_path / "missing")
+    path = folder / "contributions.csv"
+    path.write_text(
+        "".join(line for line in path.read_text().splitlines(True) if line.split(",")[1:3] != ["cssv", "1"])
+    )
+    assert DASH in pages(folder, [1])[0]
+    assert DASH not in pages(folder, [2])[0]
+
+
+@pytest.mark.parametrize(("classes", "there"), [(1, False), (2, True), (3, True)])
+def test_two_classes_are_two_columns(tmp_path: Path, classes: int, there: bool) -> None:
+    folder = make_run(tmp_path, classes=classes)
+    assert ("Class by class" in pages(folder, [1])[0]) == there
