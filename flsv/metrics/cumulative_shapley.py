@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional.shapley import ShapleyEstimate, Utility
-from flsv.metrics.federated_shapley import PartialFederatedShapley
+from flsv.metrics.federated_shapley import PartialFederatedShapley, freedom_of
 from flsv.metrics.guide import Guide
 from flsv.metrics.intervals import OverRounds
 
@@ -35,6 +35,7 @@ class CumulativeShapley(PartialFederatedShapley):
     over_rounds: OverRounds = "sum"
     total: Tensor
     variance: Tensor
+    variance_squares: Tensor
     seen: Tensor
 
     def guide(self) -> Guide:
@@ -43,7 +44,8 @@ class CumulativeShapley(PartialFederatedShapley):
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
         width = num_classes if self.per_class and num_classes is not None else 1
         self.add_state("total", torch.zeros(num_clients, width), dist_reduce_fx="sum")
-        self.add_state("variance", torch.zeros(num_clients, width), dist_reduce_fx="sum")
+        for name in ("variance", "variance_squares"):
+            self.add_state(name, torch.zeros(num_clients, width), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
 
@@ -55,7 +57,9 @@ class CumulativeShapley(PartialFederatedShapley):
         values = estimate.values.to(self.total).reshape(shape)
         self._add(client_ids, values)
         self._note(client_ids, values.mean(-1))
-        self.variance[client_ids] += estimate.stderr.to(self.variance).reshape(shape) ** 2
+        variance = estimate.stderr.to(self.variance).reshape(shape) ** 2
+        self.variance[client_ids] += variance
+        self.variance_squares[client_ids] += variance**2 / freedom_of(estimate).to(variance).reshape(shape)
         self.seen[client_ids] += 1
         self.evaluations += estimate.evaluations
         self.rounds += 1
@@ -75,3 +79,7 @@ class CumulativeShapley(PartialFederatedShapley):
         if self.per_class:
             return result
         return {**result, "stderr": self.variance.sqrt().squeeze(-1).masked_fill(self.seen == 0, float("nan"))}
+
+    def error_freedom(self) -> Tensor:
+        # Satterthwaite: of a sum of variances, each of which is estimated.
+        return torch.where(self.variance_squares > 0, self.variance**2 / self.variance_squares, torch.inf).squeeze(-1)

@@ -88,6 +88,7 @@ class PartialFederatedShapley(ContributionMetric):
     init: float | Literal["uniform"] | None = None
     history: Tensor
     stderr: Tensor
+    freedom: Tensor
     evaluations: Tensor
 
     def __init__(
@@ -156,7 +157,8 @@ class PartialFederatedShapley(ContributionMetric):
         width = num_classes if self.per_class and num_classes is not None else 1
         reduction = partial(momentum_merge, momentum=self.momentum)
         self.add_state("history", torch.zeros(num_clients, 2 * width + 1), dist_reduce_fx=reduction)
-        self.add_state("stderr", torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
+        for name in ("stderr", "freedom"):
+            self.add_state(name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
         if self.init is not None:
             self.prior = 1 / num_clients if self.init == "uniform" else self.init
@@ -170,6 +172,9 @@ class PartialFederatedShapley(ContributionMetric):
         now[client_ids], now_stderr[client_ids] = momentum_row(values, self.momentum), stderr
         self.history = momentum_merge(torch.stack([self.history, now]), self.momentum)
         self.stderr = latest(torch.stack([self.stderr, now_stderr]))
+        now_freedom = torch.full_like(self.freedom, float("nan"))
+        now_freedom[client_ids] = freedom_of(estimate).to(self.freedom).reshape(len(client_ids), -1)
+        self.freedom = latest(torch.stack([self.freedom, now_freedom]))
         self._note(client_ids, values.mean(-1))
         self.evaluations += estimate.evaluations
         self.rounds += 1
@@ -188,6 +193,9 @@ class PartialFederatedShapley(ContributionMetric):
         result = {"evaluations": self.evaluations.clone()}
         return result if self.per_class else {**result, "stderr": self.stderr.squeeze(-1)}
 
+    def error_freedom(self) -> Tensor:
+        return self.freedom.squeeze(-1)
+
     def _value(self, estimate: ShapleyEstimate) -> tuple[Tensor, Tensor]:
         """What a round contributes to the running value, and its standard error."""
         return estimate.values, estimate.stderr
@@ -199,6 +207,11 @@ class PartialFederatedShapley(ContributionMetric):
         if name == "auto":
             name, arguments = ("exact", {}) if players <= 10 else ("surrogate", {"budget": 20 * players, **arguments})
         return ESTIMATORS[name](utility, players, generator=generator, **arguments)
+
+
+def freedom_of(estimate: ShapleyEstimate) -> Tensor:
+    """Of the standard error's shape."""
+    return torch.as_tensor(estimate.freedom, dtype=torch.float64).expand(estimate.stderr.shape)
 
 
 def _coalition_weights(weighting: Weighting, players: int) -> Literal["uniform", "samples"] | Tensor:

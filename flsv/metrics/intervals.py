@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -16,6 +17,7 @@ from flsv.functional.round_spread import (
     spread_merge,
     spread_variance,
 )
+from flsv.functional.shapley.estimate import t_quantile
 
 #: Of the intervals in the reports.
 LEVEL = 0.9
@@ -47,7 +49,7 @@ class WithIntervals(Metric):
 
         It is of the value that the same training would have given with other rounds of its kind: half its width is
         Student's t quantile times the standard error that a block bootstrap of the client's round values has (in closed
-        form, see :mod:`flsv.functional.round_spread`), or the normal quantile times the estimator's standard error
+        form, see :mod:`flsv.functional.round_spread`), or Student's t quantile times the estimator's standard error
         where that is known and larger. Round values that fall or rise in the course of training count as spread, so it
         is rather too wide for a sum. Of a metric that keeps the last round's value alone it is the spread of single
         rounds. **Not** in it: what another seed, other participants or another validation set would give (for seeds
@@ -83,9 +85,13 @@ class WithIntervals(Metric):
         error = self.diagnostics().get("stderr")  # type: ignore[operator]
         if error is not None and error.shape == half.shape:
             # Of an exact estimate it is 0, and says nothing of the rounds.
-            quantile = torch.special.ndtri(half.new_tensor((1 + level) / 2))
+            quantile = t_quantile(level, self.error_freedom()).to(half)
             half = half.fmax(quantile * error.to(half).where(error.to(half) > 0, half.new_tensor(float("nan"))))
         return self._bounded(value - half), self._bounded(value + half)
+
+    def error_freedom(self) -> Tensor | float:
+        """Degrees of freedom of the standard errors in ``diagnostics``, ``[num_clients]`` or one number for all."""
+        return math.inf
 
     def _bounded(self, end: Tensor) -> Tensor:
         return end.clamp(self.plot_lower_bound, self.plot_upper_bound) if self._limits else end

@@ -106,12 +106,17 @@ def test_the_estimators_error_is_there_from_the_first_round() -> None:
     def noisy(masks: torch.Tensor) -> torch.Tensor:
         return (masks.float() @ torch.arange(1.0, 9.0)) ** 3 / 1000
 
-    metric = CumulativeShapley(8, estimator="permutation", estimator_args={"budget": 40})
+    metric = CumulativeShapley(8, estimator="permutation", estimator_args={"num_permutations": 6})
     metric.update(torch.arange(8), noisy, torch.Generator().manual_seed(0))
     error = metric.diagnostics()["stderr"]
     assert (error > 0).any()
     low, high = metric.intervals()
-    torch.testing.assert_close((high - low)[error > 0] / 2, 1.6449 * error[error > 0], rtol=1e-3, atol=1e-3)
+    three_pairs = stats.t.ppf(0.95, 2)
+    torch.testing.assert_close((high - low)[error > 0] / 2, three_pairs * error[error > 0], rtol=1e-3, atol=1e-3)
+    metric.update(torch.arange(8), noisy, torch.Generator().manual_seed(1))
+    first, both = error**2, metric.diagnostics()["stderr"] ** 2
+    satterthwaite = both**2 / ((first**2 + (both - first) ** 2) / 2)
+    torch.testing.assert_close(metric.error_freedom(), satterthwaite, rtol=1e-3, atol=0)
     exact = played(CumulativeShapley(3), worths(1))
     assert exact.diagnostics()["stderr"].tolist() == [0, 0, 0]
     assert exact.intervals()[0].isnan().all()  # an exact round says nothing of the next

@@ -28,6 +28,7 @@ Departures:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -124,7 +125,7 @@ def difference_shapley(
             break
     if buys_exact(num_players, budget) and not reached(strata.stderr(), target_stderr):
         return _enumerate(game, base)
-    return _wrap(game, base, strata.values(), strata.stderr(), strata.differences())
+    return _wrap(game, base, strata.values(), strata.stderr(), strata.differences(), strata.freedom())
 
 
 class _Strata:
@@ -152,6 +153,15 @@ class _Strata:
         if any(moments.count < 1 for moments in self.sizes) or any(moments.count < 2 for moments in inner):
             return torch.full_like(self.values(), torch.nan)
         return torch.stack([m.stderr.square() for m in inner]).sum(dim=0).sqrt() / len(self.sizes)
+
+    def freedom(self) -> Tensor:
+        """Of ``stderr`` (Satterthwaite 1946): (sum of variances)^2 / (sum of variance^2 / (count - 1)), over sizes."""
+        inner = [(m.stderr.square(), m.count - 1) for m in self.sizes[1:-1] if m.count > 1]
+        if not inner:
+            return torch.full_like(self.values(), torch.inf)
+        total = torch.stack([variance for variance, _ in inner]).sum(0).square()
+        parts = torch.stack([variance.square() / count for variance, count in inner]).sum(0)
+        return torch.where(parts > 0, total / parts, torch.inf)
 
 
 def _pattern(size: int, others: int) -> Tensor:
@@ -199,7 +209,14 @@ def _enumerate(game: MemoizedGame, base: int) -> DifferenceEstimate:
     return _wrap(game, base, values, torch.zeros_like(values), values[base] - values)
 
 
-def _wrap(game: MemoizedGame, base: int, values: Tensor, stderr: Tensor, differences: Tensor) -> DifferenceEstimate:
-    plain = game.estimate(values, stderr)
+def _wrap(
+    game: MemoizedGame,
+    base: int,
+    values: Tensor,
+    stderr: Tensor,
+    differences: Tensor,
+    freedom: Tensor | float = math.inf,
+) -> DifferenceEstimate:
+    plain = game.estimate(values, stderr, freedom)
     shaped = game.estimate(differences, stderr).values
-    return DifferenceEstimate(plain.values, plain.stderr, plain.evaluations, shaped, base)
+    return DifferenceEstimate(plain.values, plain.stderr, plain.evaluations, shaped, base, freedom=plain.freedom)

@@ -13,9 +13,12 @@ float32 otherwise.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
+from scipy import stats
 from torch import Tensor
 
 Utility = Callable[[Tensor], Tensor]
@@ -36,8 +39,27 @@ class ShapleyEstimate:
             of truncation or of a fitted surrogate; the estimators that have one say so.
         evaluations: number of distinct coalitions that this call asked the utility for, the empty one and the grand
             one included.
+        freedom: of how many degrees of freedom ``stderr`` is, for intervals by Student's t; inf, for normal ones, where
+            the estimator does not tell. A tensor of the shape of ``stderr``, or one number for all.
+
+    Example:
+        Three pairs of orders, and so an interval half as wide again as a normal one.
+
+        >>> import torch
+        >>> from flsv.functional import permutation_shapley
+        >>> airport = lambda masks: -(masks * torch.arange(6.0)).amax(dim=1)
+        >>> found = permutation_shapley(airport, 6, num_permutations=6, generator=torch.Generator().manual_seed(0))
+        >>> found.freedom, t_quantile(0.9, found.freedom) / t_quantile(0.9)
+        (2, tensor(1.7752, dtype=torch.float64))
     """
 
     values: Tensor
     stderr: Tensor
     evaluations: int
+    freedom: Tensor | float = field(default=math.inf, kw_only=True)
+
+
+def t_quantile(level: float, freedom: Tensor | float = math.inf) -> Tensor:
+    """Half the width of an interval at this level, in standard errors of that many degrees of freedom: float64."""
+    told = torch.as_tensor(freedom, dtype=torch.float64, device="cpu")
+    return torch.as_tensor(stats.t.ppf((1 + level) / 2, told.numpy()), dtype=torch.float64)

@@ -7,6 +7,8 @@ beyond, so that cohorts of hundreds work too.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -125,10 +127,14 @@ class MemoizedGame:
         ends = self(torch.arange(2)[:, None].expand(2, self.num_players).bool())
         return ends[0], ends[1]
 
-    def estimate(self, values: Tensor, stderr: Tensor) -> ShapleyEstimate:
+    def estimate(self, values: Tensor, stderr: Tensor, freedom: Tensor | float = math.inf) -> ShapleyEstimate:
         """Wrap float64 ``[n, M]`` results in the shape and dtype that the utility's own answers have."""
-        values, stderr = (x.to(self._dtype) if self._vector else x[:, 0].to(self._dtype) for x in (values, stderr))
-        return ShapleyEstimate(values, stderr, self.evaluations)
+
+        def shaped(x: Tensor) -> Tensor:
+            return (x if self._vector else x[:, 0]).to(self._dtype)
+
+        told = shaped(freedom) if isinstance(freedom, Tensor) else freedom
+        return ShapleyEstimate(shaped(values), shaped(stderr), self.evaluations, freedom=told)
 
     def _evaluate_new(self, masks: Tensor, keys: list[int | bytes]) -> None:
         rows = self._rows

@@ -3,7 +3,8 @@
 The Shapley value is the mean over all n! orders of the player's marginal contribution to those before it. An order and
 its reverse form an antithetic pair: a player that comes early in one comes late in the other, so that what it gains
 from few or many predecessors cancels within the pair. The mean over pairs is unbiased, satisfies efficiency exactly,
-and has the pairs as independent samples for its standard error.
+and has the pairs as independent samples for its standard error, whose degrees of freedom are one less than there are
+different pairs: of two or three, two standard errors are no interval.
 
 ``truncation`` makes it the truncated Monte Carlo (TMC) of Ghorbani and Zou (2019), a baseline of ShapleyFL's table 3
 and of Guo's paper: once the coalition along an order is within ``truncation`` of the grand coalition's utility, the
@@ -109,6 +110,7 @@ def permutation_shapley(
     game = MemoizedGame(utility, num_players)
     game.empty_and_grand()
     moments = Moments()
+    different: set[tuple[int, ...]] = set()
     affordable = 0
     while moments.count < max_groups:
         left = budget - game.evaluations
@@ -126,6 +128,7 @@ def permutation_shapley(
         if affordable:
             samples = marginals_along(game, orders[: affordable * group], truncation)
             moments.add(samples.view(affordable, group, *samples.shape[1:]).mean(dim=1))
+            different.update(map(tuple, _representatives(orders[: affordable * group], group).tolist()))
         # Without truncation the price was exact and the first pair that does not fit ends the sampling.
         if affordable == 0 or (truncation is None and affordable < batch):
             break
@@ -135,7 +138,12 @@ def permutation_shapley(
         values = shapley_of_table(game(all_coalitions(num_players)))
         return game.estimate(values, torch.zeros_like(values))
     stderr = moments.stderr
-    if truncation is None and game.evaluations <= min(2 + per_group, 2**num_players - 1):
-        # The budget let nothing pass but repeats of the first pair: one sample, however often.
+    if len(different) < 2 and num_players > 2:  # repeats of the first pair are one sample, however often
         stderr = torch.full_like(stderr, torch.nan)
-    return game.estimate(moments.mean, stderr)
+    return game.estimate(moments.mean, stderr, max(len(different) - 1, 1))
+
+
+def _representatives(orders: Tensor, group: int) -> Tensor:
+    """One order of each group, the same for an order and its reverse where they are a pair: ``[P, n]``."""
+    first = orders[::group]
+    return torch.where(first[:, :1] <= first[:, -1:], first, first.flip(1)) if group == 2 else first

@@ -8,6 +8,7 @@ from functional.shapley.games import Watched, accuracy_table, random_table, rng,
 
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import MemoizedGame, exact_shapley, permutation_shapley
+from flsv.functional.shapley.estimate import t_quantile
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.sampling import random_permutations
 
@@ -84,3 +85,19 @@ def test_wrong_arguments() -> None:
         permutation_shapley(table_game(random_table(3)), 3, truncation=-1)
     with pytest.raises(ConfigurationError, match="num_permutations=0"):
         permutation_shapley(table_game(random_table(3)), 3, num_permutations=0)
+
+
+def test_intervals_of_few_pairs_hold_the_value_by_students_t() -> None:
+    """Three pairs: 90 % intervals by the normal quantile hold two thirds, by two degrees of freedom nine tenths."""
+    held, normal = [], []
+    for seed in range(60):
+        table = torch.randn(2**8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        found = permutation_shapley(
+            table_game(table), 8, num_permutations=6, generator=torch.Generator().manual_seed(seed)
+        )
+        assert found.freedom == 2
+        missed = (found.values - exact_shapley(table_game(table), 8).values).abs()
+        held.append((missed <= t_quantile(0.9, found.freedom) * found.stderr).double())
+        normal.append((missed <= t_quantile(0.9) * found.stderr).double())
+    assert 0.85 < float(torch.cat(held).mean()) < 0.95
+    assert float(torch.cat(normal).mean()) < 0.78
