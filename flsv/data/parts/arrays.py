@@ -99,8 +99,8 @@ def _inputs(x: Any) -> Tensor:
     found = x.detach().cpu() if isinstance(x, Tensor) else None
     if found is None:
         array = np.asarray(x)
-        # A tensor shares an array's memory, which has to lie in order and be writable for that.
-        array = np.require(array, requirements=["C", "W"]) if array.ndim else array
+        # A tensor shares an array's memory, which has to lie in order, be writable and in native byte order.
+        array = np.require(array, array.dtype.newbyteorder("="), ["C", "W"]) if array.ndim else array
         if array.dtype.kind not in "biuf":
             raise ConfigurationError(
                 f"(X, y): X is {array.dtype} {list(array.shape)}; numbers are needed. A table with words in it is read "

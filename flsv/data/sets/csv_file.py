@@ -106,6 +106,8 @@ def read_csv(path: Path, delimiter: str = ",") -> CSVFile:
             reader = csv.reader(file, delimiter=delimiter, strict=True)
             header = next(reader, None)
             for row in reader:
+                if "\0" in "".join(row):
+                    raise csv.Error(f"line {reader.line_num} has a zero byte, as a damaged file or UTF-16 has")
                 if row:  # a blank line is none
                     rows.append(row)
                     lines.append(reader.line_num)

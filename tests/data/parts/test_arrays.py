@@ -14,6 +14,7 @@ def test_types():
     assert array_set(np.ones((3, 2), np.int32)).tensors[0].dtype == torch.int64
     assert array_set(torch.ones(3, 2, dtype=torch.float64), [0.5, 1, 2]).tensors[1].tolist() == [0.5, 1, 2]
     assert array_set(torch.ones(2, 2), torch.ones(2, 3)).tensors[1].shape == (2, 3)
+    assert array_set(np.arange(4.0).reshape(2, 2).astype(">f4")).tensors[0].tolist() == [[0, 1], [2, 3]]
     assert array_set(np.ones((4, 2))[::-1], [True, False] * 2).tensors[1].tolist() == [1, 0, 1, 0]
 
 

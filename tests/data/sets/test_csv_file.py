@@ -46,6 +46,7 @@ def test_long_values_and_the_csv_modules_limit_afterwards(tmp_path):
         ("a;b\n1;2\n", "give delimiter=';'"),
         ('a,b\n"x" y,2\n', "cannot be read as comma-separated"),
         ('a,b\n"x,2\n', "cannot be read as comma-separated"),
+        ("a,b\n1,2\n3,w\0ell\n", "line 3 has a zero byte"),
     ],
 )
 def test_what_is_no_table_is_refused(tmp_path, text, message):
