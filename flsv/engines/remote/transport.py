@@ -66,11 +66,14 @@ class Directory:
             raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
         self.names, self.timeout, self.wait = list(names), timeout, wait
         self._transport, self._ours, self._book = transport, ours, book
-        self._entries: dict[int, dict[str, Any]] = {}
         book.parent.mkdir(parents=True, exist_ok=True)
-        if book.is_file():
-            known = json.loads(book.read_text())
-            self._entries = {i: known[name] for i, name in enumerate(self.names) if name in known}
+        try:
+            known = json.loads(book.read_bytes()) if book.is_file() else {}
+            self._entries = {i: _entry(known[n], int(known[n]["address"])) for i, n in enumerate(names) if n in known}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigurationError(
+                f"{book} cannot be read: it lacks or garbles {error}. Delete it and start again with all sites."
+            ) from error
         self._known: dict[Address, int | None] = {}
         self._silent: set[Address] = set()
 
@@ -147,35 +150,34 @@ class Directory:
         """
         said = reply.plain
         try:
-            name, key = said["name"], str(said["key"])[:64]
-            sizes = {split: whole(said["sizes"], split, MOST_SAMPLES, least) for split, least in _SPLITS.items()}
+            name, entry = said["name"], _entry(said, address)
         except (KeyError, TypeError, ValueError) as error:
             raise BadReply(f"its {reply.kind!r:.40} lacks or garbles {error!s:.200}") from error
         why = f"a node is no site of this federation: its name is {name!r:.80}."
         if name in self.names:
             site = self.names.index(name)
-            why = self._stranger(site, address, key, present) or self._disagrees(name, said, strict)
+            why = self._stranger(site, entry, present) or self._disagrees(name, said, strict)
         if why:
             warnings.warn(f"{why} It is left alone.", stacklevel=3)
             return None
-        before = self._entries.get(site)
-        if before and before["sizes"] != sizes:
+        before = self._entries.get(site, entry)
+        if before["sizes"] != entry["sizes"]:
             warnings.warn(
-                f"site {name!r} has {sizes} samples now and had {before['sizes']}: values from here on are of its new "
-                "data.",
+                f"site {name!r} has {entry['sizes']} samples now and had {before['sizes']}: values from here on are of "
+                "its new data.",
                 stacklevel=3,
             )
-        self._entries[site] = {"sizes": sizes, "key": key, "address": address}
+        self._entries[site] = entry
         with replacing(self._book) as file:
             file.write(json.dumps({self.names[i]: e for i, e in sorted(self._entries.items())}, indent=1).encode())
         return site
 
-    def _stranger(self, site: int, address: Address, key: str, present: Sequence[Address]) -> str:
+    def _stranger(self, site: int, entry: Mapping[str, Any], present: Sequence[Address]) -> str:
         """Why a node is not the site that it says it is, in words; empty where it is."""
-        name, first = self.names[site], self._entries.get(site)
+        name, first = self.names[site], self._entries.get(site, entry)
         if any(known == site and other in present for other, known in self._known.items()):
             return f"a second node calls itself site {name!r}."
-        if first is not None and address != first["address"] and key != first["key"]:
+        if entry["address"] != first["address"] and entry["key"] != first["key"]:
             return (
                 f"a node calls itself site {name!r} and is not the one that did so first in this run. (If it is, and "
                 f"has lost its folder: take {name!r} out of {self._book} and start this server again.)"
@@ -191,3 +193,13 @@ class Directory:
                 raise
             return str(error)
         return ""
+
+
+def _entry(said: Mapping[str, Any], address: Address) -> dict[str, Any]:
+    """What the book holds of a site.
+
+    Raises:
+        KeyError, TypeError, ValueError: the site, or the book, does not say it.
+    """
+    sizes = {split: whole(said["sizes"], split, MOST_SAMPLES, least) for split, least in _SPLITS.items()}
+    return {"sizes": sizes, "key": str(said["key"])[:64], "address": address}

@@ -100,6 +100,15 @@ def test_a_second_node_of_one_name_is_left_alone(tmp_path: Path) -> None:
     assert loop.participations.tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize(
+    "text", ["", "[]]", "3", '{"Lyon": 3}', '{"Lyon": {"sizes": {}, "key": "", "address": 1}}', "\xff"]
+)
+def test_a_book_that_cannot_be_read_says_so(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sites.json").write_bytes(text.encode("latin1"))
+    with pytest.raises(ConfigurationError, match="sites.json cannot be read: it lacks or garbles .* Delete it"):
+        Directory(Slow(0, 0), NAMES, {}, tmp_path / "sites.json")
+
+
 def test_nobody_takes_the_name_of_a_site_that_is_away(tmp_path: Path) -> None:
     """A participant of its own, with its own key, calls itself as another who has gone; that one comes back later, at
     another address."""
