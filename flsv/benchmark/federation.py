@@ -9,9 +9,10 @@ A file of one's own will do as well, wherever it lies.
 from __future__ import annotations
 
 import copy
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -26,12 +27,18 @@ from flsv.attacks import Attack
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games.performance import Mode
+from flsv.server.fingerprint import dealt
+from flsv.server.identity import Identity
 
 FOLDER = Path(__file__).parent / "federations"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 SETS = ("tuning", "held_out")
 #: What clients keep back of their samples where a metric is asked of them.
 CLIENT_VAL_FRACTION = 0.2
+
+
+#: What of a federation changes no value.
+ELSEWHERE = ("name", "title", "set", "bad", "circles", "needs", "root")
 
 
 @dataclass(frozen=True)
@@ -114,6 +121,13 @@ class Federation:
     def num_samples(self) -> torch.Tensor:
         """int64 ``[n]``: every client's training samples; once known, its data are not needed for it."""
         return self.datamodule().num_samples
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What its numbers hang on; once known, its data are not needed for it."""
+        said = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ELSEWHERE}
+        told = {name: json.dumps(value, sort_keys=True) for name, value in said.items()}
+        return Identity(told, dealt(self.datamodule()))
 
     @cached_property
     def _datamodule(self) -> FederatedDataModule:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from flsv._lightning.evaluation import all_on_device
 from flsv.attacks import Attack
 from flsv.benchmark.federation import Federation
+from flsv.benchmark.lattice_schedules import LatticeSchedules
 from flsv.benchmark.quiet import quiet
 from flsv.clients.batched import BatchedTraining
 from flsv.clients.batched_step import State
@@ -30,9 +31,13 @@ from flsv.errors import ConfigurationError
 from flsv.games.evaluation.any_task import validated_models
 from flsv.games.evaluation.evaluator import ModelEvaluator
 from flsv.games.performance import Performance, performance_of
+from flsv.loop import FederatedLoop
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
 from flsv.uploads import Departure
+
+#: How far the models may be apart for rounding alone, relative to how far they went.
+TOLERANCE = 0.01
 
 
 def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> dict[str, Tensor]:
@@ -51,11 +56,45 @@ def train_coalitions(federation: Federation, masks: Tensor, seed: int) -> dict[s
         ConfigurationError: a module that cannot be trained as rows of a batched one.
     """
     trained = _Lattice(federation, masks, seed)
+    _fit(federation, trained, seed)
+    return trained.scores
+
+
+def check_lattice(federation: Federation, seed: int) -> None:
+    """Train the coalition of all clients, and compare it with the run that it stands for.
+
+    Raises:
+        ConfigurationError: they come to different models; the module does something that coalitions which are trained
+            side by side do not.
+    """
+    everybody = torch.ones(1, len(federation.num_samples), dtype=torch.bool)
+    mine = _Lattice(federation, torch.cat([everybody, ~everybody]), seed)
+    _fit(federation, mine, seed)
+    loop = FederatedLoop(
+        attacks=federation.attackers(),
+        local_epochs=federation.local_epochs,
+        seed=seed,
+        print_table=False,
+        figures_every=0,
+    )
+    loop.write_csv = False
+    _fit(federation, loop, seed)
+    model, start = mine.models
+    real = loop.state.model().to(model)
+    apart = float((model - real).norm() / (real - start).norm().clamp(min=1e-12))
+    if not apart <= TOLERANCE:
+        raise ConfigurationError(
+            f"{federation.name}: the coalition of all clients, trained side by side with others, comes to another "
+            f"model than the run itself ({100 * apart:.1f} % of the way that it went lie between them): the coalitions "
+            "would be no truth for it. The module, its optimizer or its schedule does something that training side by "
+            "side does not: use flsv.games.RetrainedUtility."
+        )
+
+
+def _fit(federation: Federation, callback: L.Callback, seed: int) -> None:
     # What the loop's own seed gives: with the same seed it starts from the same weights.
     with isolated_rngs(seed, "benchmark"), quiet():
-        trainer = federation.trainer(trained)
-        trainer.fit(federation.module(), federation.datamodule())
-    return trained.scores
+        federation.trainer(callback).fit(federation.module(), federation.datamodule())
 
 
 class _Lattice(L.Callback):
@@ -64,6 +103,7 @@ class _Lattice(L.Callback):
     def __init__(self, federation: Federation, masks: Tensor, seed: int) -> None:
         self._federation, self._masks, self._seed = federation, masks, seed
         self.scores: dict[str, Tensor] = {}
+        self.models = torch.empty(0)  # [K, P]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.should_stop = True
@@ -77,6 +117,7 @@ class _Lattice(L.Callback):
         own = {name: tensor.detach() for name, tensor in pl_module.named_parameters()}
         models = {name: tensor.expand(len(self._masks), *tensor.shape).clone() for name, tensor in own.items()}
         training = BatchedTraining(pl_module, trainer.optimizers[0])
+        schedules = LatticeSchedules(trainer, self._federation.name)
         samples, attacks = data.num_samples, self._federation.attackers()
         members = self._masks.double() * samples
         weights = (members / members.sum(1, keepdim=True).clamp(min=1)).float()
@@ -101,7 +142,9 @@ class _Lattice(L.Callback):
                     continue
                 before = {name: tensor[rows] for name, tensor in models.items()}
                 states = {name: tensor.clone() for name, tensor in before.items()}
-                states, _ = at_once(trainer, training, states, _Shared(given, len(rows)))
+                schedules.enter(visit.client)
+                states, _ = at_once(trainer, training, states, _Shared(given, len(rows)), schedules.after_step)
+                schedules.leave()
                 for position, attack in enumerate(attacks):
                     departure = Departure(
                         visit.client, data.num_clients, space.num_parameters, index, self._seed, position=position
@@ -111,7 +154,9 @@ class _Lattice(L.Callback):
                 for name, state in states.items():
                     after[name].index_add_(0, rows, state * weight.view(-1, *[1] * (state.ndim - 1)))
             models = after
-        self.scores = model_scores(trainer, space, self._federation, _vectors(space, models))
+            schedules.end_round(index)
+        self.models = _vectors(space, models)
+        self.scores = model_scores(trainer, space, self._federation, self.models)
 
 
 class _Shared(ManyBatches):

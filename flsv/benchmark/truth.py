@@ -18,7 +18,7 @@ import torch
 
 from flsv.benchmark.circles import arcs
 from flsv.benchmark.federation import Federation
-from flsv.benchmark.lattice import train_coalitions
+from flsv.benchmark.lattice import check_lattice, train_coalitions
 from flsv.benchmark.true_values import ExactTruth, Members, Truth, sampled_truth
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.exact import MAX_EXACT_PLAYERS, all_coalitions
@@ -87,7 +87,8 @@ def make_truth(
         How many were trained.
 
     Raises:
-        ConfigurationError: more clients than ``max_clients``, and no circles; a table of other settings.
+        ConfigurationError: more clients than ``max_clients``, and no circles; a table of other settings or data; a
+            module whose coalition of all, trained side by side with others, is not the run itself.
     """
     clients = len(federation.num_samples)
     if coalitions is None and not federation.circles and clients > min(max_clients, MAX_EXACT_PLAYERS):
@@ -101,12 +102,15 @@ def make_truth(
     given = None if coalitions is None else [tuple(sorted(members)) for members in coalitions]
     folder.mkdir(parents=True, exist_ok=True)
     if not known and not (path.is_file() and path.read_text(encoding="utf-8").count("\n") > 1):
-        header = f"# {federation.name}: settings {settings(federation)}"
+        header = f"# {federation.name}: identity {federation.identity.key}, settings {settings(federation)}"
         path.write_text(f"{header}\n{','.join(COLUMNS)}\n", encoding="utf-8")
-    trained = 0
+    trained, checked = 0, False
     for seed in seeds:
         wanted = _wanted(federation, clients, seed) if given is None else given
         todo = [members for members in wanted if (seed, members) not in known]
+        if todo and not checked:
+            check_lattice(federation, seed)
+            checked = True
         for start in range(0, len(todo), CHUNK):
             some = todo[start : start + CHUNK]
             masks = torch.zeros(len(some), clients, dtype=torch.bool)
@@ -147,10 +151,12 @@ def _read(path: Path, federation: Federation) -> dict[tuple[int, Members], tuple
     if not whole:
         return {}
     first, *lines = whole.splitlines()
-    if not first.endswith(settings(federation)):
+    # The package's own tables are of data that do not change.
+    other = "identity" in first and f"identity {federation.identity.key}," not in first
+    if other or not first.endswith(settings(federation)):
         raise ConfigurationError(
-            f"{path} is the truth of other settings than those of {federation.name} ({settings(federation)}): {first}. "
-            "Remove it, and make it anew: flsv bench --truth."
+            f"{path} is the truth of other settings or data than those of {federation.name} ({settings(federation)}): "
+            f"{first}. Remove it, and make it anew: flsv bench --truth."
         )
     rows: dict[tuple[int, Members], tuple[float, float]] = {}
     for row in csv.DictReader(lines):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from flsv.clients.batched_step import BatchedStep, State
+from flsv.clients.schedules import SCHEDULED
 from flsv.clients.stacked_batches import ManyBatches
 from flsv.errors import ConfigurationError
 
@@ -72,13 +73,17 @@ class BatchedTraining:
         self._trained = {name for group in self._groups for name in group}
         self._module = module
 
-    def train(self, states: State, batches: ManyBatches) -> tuple[State, Tensor]:
+    def train(
+        self, states: State, batches: ManyBatches, after_step: Callable[[], None] | None = None
+    ) -> tuple[State, Tensor]:
         """Train every model on its own batches, one after the other.
 
         Args:
             states: parameters and buffers by name, ``[k, ...]``, which are used up; the module's own stand for what is
                 not among them, and nothing may write into these.
             batches: of each model, in the order of the states.
+            after_step: called after each step of all; what it changes of the optimizer's learning rate and of the other
+                options that schedulers write, is used from the next step on.
 
         Returns:
             The states after it, and the mean losses ``[k]``.
@@ -117,6 +122,9 @@ class BatchedTraining:
             if self._clip_norm is not None:
                 _clip(gradients, self._clip_norm)
             optimizer.step(active, gradients, factors)
+            if after_step is not None:
+                after_step()
+                optimizer.follow(self._optimizer)
         losses /= torch.tensor(lengths, device=losses.device)
         if rows is None:
             return stacked, losses
@@ -157,6 +165,11 @@ class StackedOptimizer:
             for name in (each for each in names if each in (factors or {})):
                 for left, right in (factors or {})[name]:
                     self._views[name].baddbmm_(left, right, alpha=-float(group["lr"]))
+
+    def follow(self, like: Optimizer) -> None:
+        """Take over what schedulers have written into another's groups."""
+        for group, theirs in zip(self._optimizer.param_groups, like.param_groups):
+            group.update({name: value for name, value in theirs.items() if name in SCHEDULED})
 
     def _of(self, active: int) -> State:
         return {name: self._stacked[name][:active] for names in self._groups for name in names}

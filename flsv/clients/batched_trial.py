@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -93,7 +93,13 @@ def try_batched(
     return unused
 
 
-def at_once(trainer: L.Trainer, training: BatchedTraining, states: State, batches: ManyBatches) -> tuple[State, Tensor]:
+def at_once(
+    trainer: L.Trainer,
+    training: BatchedTraining,
+    states: State,
+    batches: ManyBatches,
+    after_step: Callable[[], None] | None = None,
+) -> tuple[State, Tensor]:
     """``training.train`` in a fit: in its precision, with its trainer out of reach.
 
     Raises:
@@ -101,7 +107,7 @@ def at_once(trainer: L.Trainer, training: BatchedTraining, states: State, batche
     """
     module = trainer.lightning_module
     with _refusing(module), pure_step(module), trainer.precision_plugin.train_step_context():
-        return training.train(states, batches)
+        return training.train(states, batches, after_step)
 
 
 @contextmanager

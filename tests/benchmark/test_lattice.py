@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import lightning as L
 import pytest
@@ -10,7 +11,9 @@ import torch
 from small_federation import small
 
 from flsv import FederatedLoop
-from flsv.benchmark import Federation, train_coalitions
+from flsv.benchmark import Federation, make_truth, train_coalitions
+from flsv.benchmark.lattice import check_lattice
+from flsv.benchmark.lattice_schedules import LatticeSchedules
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.exact import all_coalitions
 from flsv.games.retraining import RetrainedUtility
@@ -40,6 +43,39 @@ def test_the_same_as_one_coalition_after_the_other(tmp_path: Path, optimizer: st
     assert torch.allclose(-together["loss"], apart, rtol=1e-4, atol=1e-5)
     assert apart.unique().numel() == 8 - 1 + (apart[4] != apart[0]).item()  # the coalitions do differ
     assert together["utility"].min() >= 0
+
+
+def scheduled(scheduler: str, interval: str, **options: Any) -> Federation:
+    made = {"class_path": f"torch.optim.lr_scheduler.{scheduler}", "init_args": options}
+    optimizer = {"class_path": "torch.optim.SGD", "init_args": {"lr": 0.2, "momentum": 0.9}}
+    given = {"optimizer": optimizer, "scheduler": made, "scheduler_interval": interval}
+    model = dict(small().model["init_args"]) | given
+    return small(model={"class_path": "flsv.ClassifierClient", "init_args": model}, rounds=3)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "interval", "options"),
+    [
+        ("StepLR", "epoch", {"step_size": 1, "gamma": 0.1}),
+        ("StepLR", "step", {"step_size": 3, "gamma": 0.7}),
+        ("CyclicLR", "step", {"base_lr": 0.01, "max_lr": 0.4, "step_size_up": 4}),
+    ],
+)
+def test_schedules_are_stepped_as_in_the_run(
+    scheduler: str, interval: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = scheduled(scheduler, interval, **options)
+    check_lattice(mine, 7)
+    # Where they are not, the coalition of all is no run of all, and no truth is made of it.
+    monkeypatch.setattr(LatticeSchedules, "end_round", lambda self, index: None)
+    monkeypatch.setattr(LatticeSchedules, "after_step", lambda self: None)
+    with pytest.raises(ConfigurationError, match="small: the coalition of all clients, trained side by side"):
+        make_truth(mine, tmp_path, seeds=[7])
+
+
+def test_a_schedule_by_a_value_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="ReduceLROnPlateau steps by a value"):
+        train_coalitions(scheduled("ReduceLROnPlateau", "epoch"), all_coalitions(3), 0)
 
 
 def test_a_coalition_does_not_depend_on_those_beside_it() -> None:
