@@ -6,6 +6,7 @@ Another one is a line here; one of your own needs none: ``flsv bench --metric my
 from __future__ import annotations
 
 import ast
+import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from flsv.benchmark import baselines
 from flsv.benchmark.federation import Federation
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
+from flsv.server.fingerprint import described
+from flsv.server.identity import source_of
 
 #: From so many clients on, the games of a round are sampled.
 MANY = 11
@@ -35,6 +38,10 @@ NEEDS = {
     "client validation": "every client has validation samples of its own",
     "samples": "all samples lie in one place",
 }
+
+
+class WrongArguments(ConfigurationError):
+    """A metric that can be made in no federation."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,17 @@ class Entry:
     client_algorithm: str | None = None
     per_client: int | None = None
 
+    @property
+    def own(self) -> bool:
+        """Whether it is somebody's own, who may be at work on it."""
+        return isinstance(self.made_by, str) and not self.made_by.startswith("flsv.")
+
+    def identity(self) -> str:
+        """A hash of what it is made of: class, arguments, and the code of what is not flsv's."""
+        made_by = _located(self.made_by) if isinstance(self.made_by, str) else self.made_by
+        said = (self.made_by, dict(self.arguments), self.client_algorithm, self.per_client)
+        return hashlib.sha256(f"{described(said)} {source_of(made_by)}".encode()).hexdigest()[:12]
+
     def options(self) -> dict[str, Any]:
         """New arguments of :class:`flsv.FederatedLoop` without which the metric gives nothing."""
         return {} if self.client_algorithm is None else {"client_algorithm": _located(self.client_algorithm)()}
@@ -67,7 +85,8 @@ class Entry:
         """A new metric for a federation, or the function.
 
         Raises:
-            ConfigurationError: it is of no use in this federation, or takes no such arguments.
+            WrongArguments: it takes no such arguments, or is no metric.
+            ConfigurationError: it is of no use in this federation.
         """
         if "classes" in self.needs and not federation.classifies:
             raise ConfigurationError(f"{self.title}: the samples of {federation.name} have no classes.")
@@ -91,13 +110,31 @@ class Entry:
         except ConfigurationError:
             raise
         except (TypeError, ValueError) as error:  # torchmetrics' own, of keywords that nobody takes
-            raise ConfigurationError(f"{self.title}: {error}") from error
+            raise WrongArguments(f"{self.title}: {error}") from error
         if not isinstance(made, Metric):
-            raise ConfigurationError(
+            raise WrongArguments(
                 f"{self.made_by} is no metric: expected a subclass of flsv.metrics.ContributionMetric, or another "
                 "torchmetrics metric whose update names what a flsv.Round has."
             )
         return made
+
+
+def identity_of(
+    federations: Mapping[str, Federation], entries: Mapping[str, Entry]
+) -> Callable[[str, str], str | None]:
+    """What the values of a federation and a metric, by their names, are of; None for others."""
+    where = {}
+    for name, each in federations.items():
+        where[name] = each.identity.key
+        each.release()
+    what = {name: each.identity() for name, each in entries.items()}
+
+    def of(federation: str, metric: str) -> str | None:
+        if federation not in where or (metric not in what and not metric.startswith("*")):
+            return None
+        return f"{where[federation]}-{what.get(metric, '')}"
+
+    return of
 
 
 def _located(path: str) -> Any:

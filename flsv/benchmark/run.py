@@ -6,7 +6,8 @@ import csv
 import gc
 import io
 import time
-from collections.abc import Mapping, Sequence
+import traceback
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
@@ -21,7 +22,7 @@ from flsv.benchmark.conditions import CONDITIONS, arguments
 from flsv.benchmark.federation import Federation
 from flsv.benchmark.lattice import model_scores
 from flsv.benchmark.quiet import quiet
-from flsv.benchmark.registry import Entry
+from flsv.benchmark.registry import Entry, WrongArguments, identity_of
 from flsv.benchmark.true_values import Truth
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -29,7 +30,7 @@ from flsv.metrics import ContributionMetric
 from flsv.participants import ALONE, Ranks
 from flsv.seeding import isolated_rngs
 
-COLUMNS = ("federation", "condition", "seed", "metric", "client", "value", "low", "high")
+COLUMNS = ("federation", "condition", "seed", "metric", "client", "value", "low", "high", "identity")
 Interval = tuple[Tensor, Tensor]
 Key = tuple[str, str, int, str]
 """Federation, condition, seed, metric."""
@@ -41,7 +42,8 @@ class Values:
 
     Args:
         values: metric to values ``[n]``.
-        refused: metric to why it has none.
+        refused: metric to why it has none here.
+        failed: metric to the traceback of its error, which no configuration is to blame for.
         seconds: of the processor, for each metric's own updates, what it asked for included; only where it rode alone.
         evaluations: coalitions that each metric asked for.
         fit: the same for the whole fit.
@@ -58,6 +60,7 @@ class Values:
     utility: float = float("nan")
     noticed: Mapping[str, Tensor] = field(default_factory=dict)
     intervals: dict[str, Interval] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
 
 
 def run(
@@ -83,7 +86,7 @@ def run(
         options: further arguments of :class:`flsv.FederatedLoop`.
 
     Raises:
-        ConfigurationError: the fit fails without any metric, too.
+        ConfigurationError: the fit fails without any metric, too; a metric takes no such arguments.
     """
     metrics: dict[str, Metric] = {}
     result = Values({}, {}, {}, {}, 0.0)
@@ -99,8 +102,12 @@ def run(
                 start = time.process_time()
                 result.values[name] = made(data)
                 result.seconds[name] = time.process_time() - start
+        except WrongArguments:
+            raise
         except ConfigurationError as error:
             result.refused[name] = str(error)
+        except Exception:
+            result.failed[name] = traceback.format_exc()
     if entries and not metrics:
         return result
     companies = _companies(entries, metrics)
@@ -117,7 +124,10 @@ def run(
         if len(metrics) == 1:
             (name,) = metrics
             _fit(federation, {}, seed, condition, best, given)  # whose fault is it?
-            result.refused[name] = f"{type(error).__name__}: {error}"
+            if isinstance(error, ConfigurationError):
+                result.refused[name] = str(error)
+            else:
+                result.failed[name] = "".join(traceback.format_exception(error))
             return result
         parts = [run(federation, {name: entries[name]}, seed, condition, best, options) for name in metrics]
         return _joined(result, parts)
@@ -135,7 +145,7 @@ def _companies(entries: Mapping[str, Entry], metrics: Mapping[str, Metric]) -> l
 
 def _joined(result: Values, parts: Sequence[Values]) -> Values:
     for part in parts:
-        for name in ("values", "refused", "seconds", "evaluations", "intervals"):
+        for name in ("values", "refused", "failed", "seconds", "evaluations", "intervals"):
             getattr(result, name).update(getattr(part, name))
     # A fit that failed has neither.
     first = next((part for part in parts if part.noticed), parts[0])
@@ -215,14 +225,24 @@ def _one_number(value: Tensor) -> Tensor:
 class Results:
     """Values of clients by federation, condition, seed and metric, kept in ``values*.csv`` of a folder as they come.
 
-    What is there already is not run again; each rank writes a file of its own.
+    What is there already is not run again; each rank writes a file of its own. An error is not kept.
 
     Args:
         folder: of the files; None: nothing is kept.
         rank: this process's.
+        identity: of a federation's and a metric's name: what their values are of, see
+            :func:`flsv.benchmark.registry.identity_of`. Others are left where they lie. None: the last of each is
+            taken, whatever made it.
+
+    Attributes:
+        failed: the errors of this call, as ``values`` and ``refused``.
     """
 
-    def __init__(self, folder: Path | None, rank: int = 0) -> None:
+    def __init__(
+        self, folder: Path | None, rank: int = 0, identity: Callable[[str, str], str | None] | None = None
+    ) -> None:
+        self._identity = identity
+        self.failed: dict[Key, str] = {}
         self._folder, self._path = folder, None if folder is None else folder / f"values{rank or ''}.csv"
         self.values: dict[Key, Tensor] = {}
         self.intervals: dict[Key, Interval] = {}
@@ -235,17 +255,21 @@ class Results:
         """Take in what lies in the folder."""
         if self._folder is None:
             return
-        rows: dict[Key, list[tuple[float, ...]]] = {}
+        rows: dict[Key, dict[str, list[tuple[float, ...]]]] = {}
         for path in sorted(self._folder.glob("values*.csv")):
             text = path.read_text(encoding="utf-8")
             for row in csv.DictReader(text[: text.rfind("\n") + 1].splitlines()):
                 key = (row["federation"], row["condition"], int(row["seed"]), row["metric"])
+                made_by = row.get("identity") or ""
+                if self._identity is not None and made_by != self._identity(key[0], key[3]):
+                    continue
                 if not row["client"]:
                     self.refused[key] = row["value"]
                 else:
                     numbers = tuple(float(row.get(name) or "nan") for name in ("value", "low", "high"))
-                    rows.setdefault(key, []).append(numbers)
-        for key, found in rows.items():
+                    rows.setdefault(key, {}).setdefault(made_by, []).append(numbers)
+        for key, by_identity in rows.items():
+            found = list(by_identity.values())[-1]
             self.values[key], low, high = torch.tensor(found, dtype=torch.float64).T.contiguous()
             if (low == low).any():
                 self.intervals[key] = low, high
@@ -255,9 +279,14 @@ class Results:
         key = (federation, condition, seed, metric)
         return key in self.values or key in self.refused
 
-    def add(self, federation: str, condition: str, seed: int, run: Values) -> None:
-        """What one fit came to."""
+    def add(self, federation: str, condition: str, seed: int, run: Values, passing: Collection[str] = ()) -> None:
+        """What one fit came to; why one of the metrics ``passing`` was refused, is not kept."""
         rows: list[list[Any]] = []
+
+        def told(metric: str) -> str:
+            return ("" if self._identity is None else self._identity(federation, metric)) or ""
+
+        self.failed |= {(federation, condition, seed, name): why for name, why in run.failed.items()}
         for name, values in run.values.items():
             key = (federation, condition, seed, name)
             self.values[key] = values.double()
@@ -268,10 +297,12 @@ class Results:
                 numbers += [low, high]
             for client, cells in enumerate(zip(*(each.tolist() for each in numbers))):
                 said = ["" if cell != cell else f"{cell:.8g}" for cell in cells]
-                rows.append([*key, client, *said, *[""] * (3 - len(said))])
+                rows.append([*key, client, *said, *[""] * (3 - len(said)), told(name)])
         for name, why in run.refused.items():
             self.refused[federation, condition, seed, name] = why
-            rows.append([federation, condition, seed, name, "", " ".join(why.split()), "", ""])
+            if name in passing:
+                continue
+            rows.append([federation, condition, seed, name, "", " ".join(why.split()), "", "", told(name)])
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -284,15 +315,17 @@ class Results:
 
 def _tidy(path: Path) -> None:
     """Who was killed while writing left half a line: it goes, with the clients of its metric that are before it. A file
-    of before there were intervals gets their columns, empty."""
+    of before there were intervals or identities gets their columns, empty."""
     text = path.read_text(encoding="utf-8") if path.is_file() else ""
     lines, half = text[: text.rfind("\n") + 1].splitlines(), text[text.rfind("\n") + 1 :]
     if half:
         last = _line(next(csv.reader(lines[-1:]), [])[:4]) + ","
         if half.startswith(last) or last.startswith(half):
             lines = [line for line in lines if not line.startswith(last)]
-    if lines and lines[0] == ",".join(COLUMNS[:-2]):
-        lines = [line + (",low,high" if place == 0 else ",,") for place, line in enumerate(lines)]
+    known = lines[0].count(",") + 1 if lines else len(COLUMNS)
+    if lines and lines[0] == ",".join(COLUMNS[:known]):
+        rest = COLUMNS[known:]
+        lines = [line + "".join(f",{name if place == 0 else ''}" for name in rest) for place, line in enumerate(lines)]
     tidied = "".join(f"{line}\n" for line in lines)
     if tidied != text:
         new = path.with_suffix(".new")
@@ -333,7 +366,7 @@ def bench(
     for condition in conditions:
         if condition not in CONDITIONS:
             raise ConfigurationError(f"there is no condition {condition!r}: expected one of {list(CONDITIONS)}.")
-    results = Results(folder, ranks.rank)
+    results = Results(folder, ranks.rank, identity_of({name: each for name, (each, _) in federations.items()}, entries))
     runs = [("base", seed) for seed in range(seeds)] + [(other, 0) for other in conditions if other != "base"]
     tasks = [(name, condition, seed) for name in federations for condition, seed in runs]
     # One federation after the other: the data of all of them at once are some gigabytes.
@@ -344,12 +377,13 @@ def bench(
             if not todo:
                 continue
             found = run(federation, todo, seed, condition, int(truth.mean.argmax()))
-            results.add(name, condition, seed, found)
+            results.add(name, condition, seed, found, [m for m, each in todo.items() if each.own])
             say(f"{name}, {condition}, seed {seed}: {len(found.values)} metrics, {found.fit:.1f} s of the processor")
         federation.release()
-    mine = (results.values, results.intervals, results.refused)
-    for values, intervals, refused in ranks.everybody(mine, "the benchmark's values"):
+    mine = (results.values, results.intervals, results.refused, results.failed)
+    for values, intervals, refused, failed in ranks.everybody(mine, "the benchmark's values"):
         results.values |= values
+        results.failed |= failed
         results.intervals |= intervals
         results.refused |= refused
     return results

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flsv.benchmark.cheating import CHEATS, SAFEGUARDS, WATCHING
 from flsv.benchmark.federation import Federation
-from flsv.benchmark.registry import Entry
+from flsv.benchmark.registry import Entry, identity_of
 from flsv.benchmark.run import Results, Values, run
 from flsv.benchmark.scores import shares, spearman
 from flsv.benchmark.truth import truth_table
@@ -141,7 +141,7 @@ def stress(
         for name in asked:
             if name not in known:
                 raise ConfigurationError(f"there is no {name!r}: expected one of {', '.join(known)}.")
-    results = Results(folder)
+    results = Results(folder, identity=identity_of(federations, entries))
     trials: dict[tuple[str, str], list[Trial]] = {(cheat, guard): [] for guard in safeguards for cheat in cheats}
     for name, federation in federations.items():
         clients, truth = len(federation.num_samples), _truth(federation)
@@ -186,13 +186,16 @@ def _values(
     todo = {m: each for m, each in entries.items() if not results.known(name, condition, seed, m)}
     if todo or not results.known(name, condition, seed, UTILITY):
         found = run(federation, todo, seed, options=options)
+        for metric, why in found.failed.items():
+            raise ConfigurationError(f"{metric} fails in {name}, {told}: {why}")
         if not found.noticed:  # no metric needed a fit
-            found = run(federation, {}, seed, options=options)
+            found = replace(run(federation, {}, seed, options=options), values=found.values, refused=found.refused)
         noticed = torch.stack(list(found.noticed.values())).sum(0).double()
         beside = {UTILITY: torch.tensor([found.utility]), NOTICED: noticed}
         known = results.known(name, condition, seed, UTILITY)
         extra = {} if known else beside
-        results.add(name, condition, seed, Values({**found.values, **extra}, found.refused, {}, {}, found.fit))
+        passing = [m for m, each in todo.items() if each.own]
+        results.add(name, condition, seed, Values({**found.values, **extra}, found.refused, {}, {}, found.fit), passing)
         say(f"{name}, {told}, seed {seed}: {found.fit:.1f} s of the processor")
     found_keys = [m for m in (*entries, UTILITY, NOTICED) if (name, condition, seed, m) in results.values]
     return {m: results.values[name, condition, seed, m] for m in found_keys}

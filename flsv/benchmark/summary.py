@@ -138,12 +138,14 @@ def costs(
     if path is not None and path.is_file():
         with path.open(encoding="utf-8") as file:
             for row in csv.DictReader(file):
+                if row["metric"] in entries and row.get("identity") != entries[row["metric"]].identity():
+                    continue
                 known[row["metric"]] = Cost(*(float(row[name]) for name in ("seconds", "evaluations", "training")))
     for name, each in entries.items():
         if name in known:
             continue
         found = run(federation, {name: each}, seed=0)
-        if name in found.refused:
+        if name in found.refused or name in found.failed:
             continue
         seconds, rounds = found.seconds.get(name, NAN), federation.rounds
         if each.client_algorithm is not None:  # what clients do for it is in the training
@@ -152,18 +154,18 @@ def costs(
         known[name] = Cost(seconds / rounds, found.evaluations.get(name, 0) / rounds, training / rounds)
         say(f"{name}: {1000 * known[name].seconds:.1f} ms a round")
         if path is not None:
-            _append(path, name, known[name])
+            _append(path, name, known[name], each.identity())
     return known
 
 
-def _append(path: Path, name: str, cost: Cost) -> None:
+def _append(path: Path, name: str, cost: Cost, identity: str) -> None:
     new = not path.is_file()
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         if new:
-            writer.writerow(["metric", "seconds", "evaluations", "training"])
-        writer.writerow([name, f"{cost.seconds:.6g}", f"{cost.evaluations:.6g}", f"{cost.training:.6g}"])
+            writer.writerow(["metric", "seconds", "evaluations", "training", "identity"])
+        writer.writerow([name, f"{cost.seconds:.6g}", f"{cost.evaluations:.6g}", f"{cost.training:.6g}", identity])
 
 
 def _runs(results: Results, federation: str, metric: str) -> dict[int, object]:

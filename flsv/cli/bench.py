@@ -17,8 +17,10 @@ in ``--out``. Under ``torchrun`` the fits are shared out.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -38,6 +40,7 @@ from flsv.benchmark.truth import SEEDS, settings
 from flsv.cli.help import command_parser, positive
 from flsv.drawing import drawing
 from flsv.engines.ranks import ranks_of_environment
+from flsv.reporting.folder_lock import FolderLock
 
 #: What is added to names of files on federations of many clients, whose truth is sampled.
 MANY = "_many"
@@ -46,12 +49,17 @@ COSTS_IN = {"": "digits_dirichlet", MANY: "digits_20_clients"}
 FILES = (("benchmark", "md"), ("benchmark", "png"), ("costs", "csv"))
 
 
-def main(args: Sequence[str], quiet: bool = False) -> None:
-    """The command line, without ``bench`` itself."""
+def main(args: Sequence[str], quiet: bool = False) -> int:
+    """The command line, without ``bench`` itself; 1 where a metric has failed, or has no value in any federation."""
     options = _parser().parse_args(list(args))
     if options.list:
         _list()
-        return
+        return 0
+    with nullcontext() if ranks_of_environment().rank else FolderLock(options.out):
+        return _bench(options, quiet)
+
+
+def _bench(options: argparse.Namespace, quiet: bool) -> int:
     ranks = ranks_of_environment()
     say = _nothing if quiet or ranks.rank else partial(print, flush=True)
     asked = federations(options.federations or SETS, options.root, say)
@@ -61,7 +69,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         for each in asked[ranks.rank :: ranks.size]:
             trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + options.truth_seeds))
             say(f"{each.name}: {trained} coalitions trained, in {options.out / each.name}.csv")
-        return
+        return 0
     entries = dict(entry(name) for name in options.metric or METRICS)
     known: dict[str, tuple[Federation, Truth]] = {}
     for each in asked:
@@ -82,7 +90,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         say=say,
     )
     if ranks.rank:
-        return
+        return 0
     written = []
     for suffix, circles in (("", False), (MANY, True)):
         some = {name: each for name, each in known.items() if bool(each[0].circles) is circles}
@@ -92,6 +100,19 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         f"Written to {options.out}: {', '.join(written)}, values.csv. "
         f"{time.process_time() / 60:.1f} minutes of the processor."
     )
+    return _say_failures(results, entries)
+
+
+def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
+    """Each error once for a metric, and why one has no value anywhere; the exit status."""
+    valued = {key[3] for key in results.values}
+    wrong: dict[str, str] = {}
+    for key, why in (*results.failed.items(), *results.refused.items()):
+        if key[3] in entries and (key in results.failed or key[3] not in valued):
+            wrong.setdefault(key[3], f"{key[3]} has no value in {key[0]}, {key[1]}, seed {key[2]}: {why}")
+    for text in wrong.values():
+        print(f"flsv: error: {text}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 def _report(

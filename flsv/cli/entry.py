@@ -51,7 +51,8 @@ def main(args: list[str] | None = None) -> int:
         args: the arguments; by default those of the process.
 
     Returns:
-        The exit status: 0, 2 for a configuration that cannot work, or 1 for a disk that takes no more.
+        The exit status: 0, 2 for a configuration that cannot work, or 1 for a disk that takes no more, or for a metric
+        that fails in ``flsv bench``.
     """
     # A console script does not look for modules in the working folder, `python -m flsv` does: class paths of the
     # user's own modules shall work in both.
@@ -59,7 +60,7 @@ def main(args: list[str] | None = None) -> int:
         sys.path.insert(0, os.getcwd())
     given = list(sys.argv[1:] if args is None else args)
     try:
-        _run(given)
+        return _run(given)
     except OSError as error:
         if error.errno not in DISK_ERRORS:
             raise
@@ -77,10 +78,9 @@ def main(args: list[str] | None = None) -> int:
             raise
         print(f"flsv: error: {cause}", file=sys.stderr)
         return 2
-    return 0
 
 
-def _run(given: list[str]) -> None:
+def _run(given: list[str]) -> int:
     quiet = any(word in QUIET for word in given)
     given = [word for word in given if word not in QUIET]
     first = given[0] if given else "--help"
@@ -92,7 +92,7 @@ def _run(given: list[str]) -> None:
         if first in ("compare", "value", *MANY_FITS):
             _quieten(quiet or first in MANY_FITS)  # dozens of fits
         main: Any = importlib.import_module(f"flsv.cli.{first}").main
-        main(given[1:], quiet)
+        return int(main(given[1:], quiet) or 0)
     elif first in OF_LIGHTNING:
         _quieten(quiet)
         from flsv.cli.parser import make_cli
@@ -112,6 +112,7 @@ def _run(given: list[str]) -> None:
         near = difflib.get_close_matches(first, names, 1)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise ConfigurationError(f"there is no subcommand {first!r}. There are {', '.join(names)}.{hint}")
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import importlib
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
@@ -46,6 +49,111 @@ def test_a_metric_in_a_federation_of_ones_own(mine: str, tmp_path: Path, capsys:
     assert main(asked) == 0
     assert "training all" not in capsys.readouterr().out
     assert (out / "values.csv").read_text() == before
+
+
+METRIC = """
+import torch
+from flsv.metrics import ContributionMetric
+
+class Mine(ContributionMetric):
+    is_differentiable, higher_is_better, full_state_update = False, True, False
+
+    def __init__(self, num_clients=None, factor=1.0):
+        self.factor = factor
+        super().__init__(num_clients, None)
+
+    def init_states(self, num_clients, num_classes):
+        pass
+
+    def update(self, {asks}):
+        self.rounds += 1
+        {does}
+
+    def compute(self):
+        return {scale} * self.factor * torch.arange(3.0)
+"""
+
+
+def test_errors_of_a_metric_are_told_and_never_kept(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, values = tmp_path / "out", tmp_path / "out/values.csv"
+    monkeypatch.syspath_prepend(tmp_path)
+    asked = [
+        "bench",
+        "--federations",
+        mine,
+        "--seeds",
+        "1",
+        "--conditions",
+        "--truth-seeds",
+        "2",
+        "--out",
+        str(out),
+        "-q",
+    ]
+
+    def bench(metric: str = "Mine", asks: str = "client_ids", does: str = "", scale: float = 1) -> tuple[int, str]:
+        (tmp_path / "edited_metric.py").write_text(METRIC.format(asks=asks, does=does, scale=scale))
+        sys.modules.pop("edited_metric", None)
+        importlib.invalidate_caches()
+        status = main([*asked, "--metric", f"edited_metric.{metric}"])
+        return status, capsys.readouterr().err
+
+    def kept() -> list[float]:
+        if not values.is_file():
+            return []
+        with values.open() as file:
+            return [float(row["value"]) for row in csv.DictReader(file) if row["metric"] == "Mine"]
+
+    status, said = bench(does="torch.ones(2) + torch.ones(3)")
+    assert status == 1
+    assert "Mine has no value in mine, base, seed 0: Traceback" in said
+    assert "RuntimeError: The size of tensor a (2) must match" in said
+    assert kept() == []
+    status, said = bench(asks="clients_ids")  # there is no such thing
+    assert status == 1
+    assert "clients_ids" in said
+    for metric in ("Mine(factr=2)", "Main"):
+        status, said = bench(metric)
+        assert status == 2
+        assert metric.split("(")[0] in said or "factr" in said
+    assert kept() == []
+    # Corrected, edited, with the same code again.
+    assert bench() == (0, "")
+    assert kept() == [0, 1, 2]
+    assert bench(scale=-2) == (0, "")
+    assert kept()[3:] == [0, -2, -4]
+    before = values.read_bytes()
+    assert bench(scale=-2) == (0, "")
+    assert values.read_bytes() == before
+
+
+def test_a_truth_of_other_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    labels = {"train_labels": np.arange(90) % 3, "test_labels": np.arange(30) % 3}
+    pixels = np.random.default_rng(0).random((120, 6, 6))
+    said = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text())
+    partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 2], "seed": 1}}
+    data, path = tmp_path / "mine.npz", tmp_path / "own.yaml"
+    path.write_text(
+        yaml.safe_dump({**said, "data": {"source": str(data), "partitioner": partitioner}, "rounds": 1, "bad": {}})
+    )
+    asked = [
+        "bench",
+        "--federations",
+        str(path),
+        "--metric",
+        "size",
+        "--seeds",
+        "1",
+        "--conditions",
+        "--truth-seeds",
+        "2",
+    ]
+    for bright, status in ((1.0, 0), (0.9, 2)):
+        np.savez(data, **labels, train_images=pixels[:90] * bright, test_images=pixels[90:])
+        assert main([*asked, "--out", str(tmp_path / "out"), "-q"]) == status
+    assert "is the truth of other settings or data than those of own" in capsys.readouterr().err
 
 
 def test_many_clients_have_tables_of_their_own(mine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
