@@ -35,6 +35,7 @@ from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import Standalone
 from flsv.reporting.folder import run_folder
+from flsv.reporting.folder_lock import FolderLock
 from flsv.reporting.table import chosen as chosen_clients
 from flsv.reporting.table import make_console, print_table
 from flsv.server.identity import Identity
@@ -319,13 +320,13 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     if quiet:
         rest += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
     say = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
-    outcomes = compare(options.config, options.base, rest, options.out, options.tests, say)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "compare.md").write_text(markdown(outcomes, options.models), encoding="utf-8")
-    write_csv(options.out / "compare.csv", outcomes)
-    for outcome in outcomes[1:]:
-        if outcome.folder is not None and outcome.folder.is_dir():
-            write_gains(outcome.folder / "gains.csv", outcome, outcomes[0])
+    with FolderLock(options.out):
+        outcomes = compare(options.config, options.base, rest, options.out, options.tests, say)
+        (options.out / "compare.md").write_text(markdown(outcomes, options.models), encoding="utf-8")
+        write_csv(options.out / "compare.csv", outcomes)
+        for outcome in outcomes[1:]:
+            if outcome.folder is not None and outcome.folder.is_dir():
+                write_gains(outcome.folder / "gains.csv", outcome, outcomes[0])
     if not quiet:
         _show(outcomes, options.models)
         print(f"Tables: {shown(options.out / 'compare.md')}, {shown(options.out / 'compare.csv')}")

@@ -24,6 +24,7 @@ from flsv.cli.composed import overridden
 from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
 from flsv.cli.packaged import config_name
 from flsv.cli.predictions import WritePredictions
+from flsv.reporting.folder import check_writable, runs_folder
 from flsv.server.fingerprint import dealt
 from flsv.server.identity import Identity, configured
 
@@ -97,6 +98,8 @@ class FederatedCLI(LightningCLI):
     def before_fit(self) -> None:
         """``--ckpt_path last`` and ``best`` are looked up before anything runs, by all four subcommands alike."""
         config = self.config_init[self.subcommand]
+        if self.subcommand == "fit" and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+            check_writable(runs_folder(self.trainer))
         if config.ckpt_path in ("last", "best"):
             found = find_checkpoint(config.ckpt_path, self.trainer, config.get("weights_only"))
             config.ckpt_path = str(found)

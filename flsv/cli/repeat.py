@@ -33,6 +33,7 @@ from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import LEVEL
 from flsv.report import Run, open_run
+from flsv.reporting.folder_lock import FolderLock
 from flsv.reporting.names import CONTRIBUTIONS
 from flsv.reporting.table import make_console, print_table
 from flsv.server.identity import Identity
@@ -191,9 +192,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument("--aggregator", action="append", default=[], help="give several: they take turns, one a run")
     options, rest = parser.parse_known_args(list(args))
     say = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
-    rows, path = repeat(
-        options.runs, rest, options.out, first_seed=options.first_seed, aggregators=options.aggregator, say=say
-    )
+    with FolderLock(options.out):
+        rows, path = repeat(
+            options.runs, rest, options.out, first_seed=options.first_seed, aggregators=options.aggregator, say=say
+        )
     if quiet:
         return
     for metric in dict.fromkeys(row["metric"] for row in rows):

@@ -19,6 +19,7 @@ from pathlib import Path
 from flsv.cli.help import command_parser
 from flsv.cli.paths import shown
 from flsv.report import pay, write_report
+from flsv.reporting.folder import check_writable
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
@@ -34,6 +35,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     options = parser.parse_args(list(args))
     if options.pay:
         pay(options.run, options.pay)
+    check_writable(Path(options.run) if options.out is None else options.out.parent)
     files = write_report(options.run, options.client, options.out, options.valuation)
     if not quiet:
         print(f"Report: {', '.join(map(shown, files))}")

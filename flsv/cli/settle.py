@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, get_args
 
@@ -39,6 +40,7 @@ from flsv.games.kept import KeptUtility
 from flsv.games.retraining import RetrainedUtility
 from flsv.report.blocks import NONE
 from flsv.report.reading import open_run, read_record
+from flsv.reporting.folder_lock import FolderLock
 from flsv.reporting.names import CONTRIBUTIONS, RECORD, SETTLED
 from flsv.reporting.table import make_console, print_table
 from flsv.sampling import FixedCohort
@@ -265,17 +267,19 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         if not quiet:
             print(f"{done} of {of} coalitions", flush=True)
 
-    rows, path = settle(
-        options.run,
-        options.trainings,
-        metric=options.metric,
-        mode=options.mode,
-        rounds=options.rounds,
-        seeds=options.seeds,
-        hint=options.hint,
-        overrides=rest,
-        told=told,
-    )
+    alone = ranks_of_environment().rank == 0 and options.run.is_dir()
+    with FolderLock(options.run) if alone else nullcontext():
+        rows, path = settle(
+            options.run,
+            options.trainings,
+            metric=options.metric,
+            mode=options.mode,
+            rounds=options.rounds,
+            seeds=options.seeds,
+            hint=options.hint,
+            overrides=rest,
+            told=told,
+        )
     if quiet or ranks_of_environment().rank:
         return
     known = [row["value"] == row["value"] for row in rows]

@@ -31,6 +31,7 @@ from flsv.benchmark.registry import entry
 from flsv.benchmark.stress import gain, stress
 from flsv.benchmark.stress_page import Trials, by_gain, markdown, most
 from flsv.cli.help import command_parser, positive
+from flsv.reporting.folder_lock import FolderLock
 
 METRICS = (
     "size",
@@ -67,17 +68,18 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     known = {each.name: each for each in federations(options.federations, options.root, say)}
     if options.client_val:
         known = {f"{name}+val": _validating(each, options.client_val) for name, each in known.items()}
-    trials = stress(
-        known,
-        entries,
-        options.attacks,
-        list(dict.fromkeys(["none", *options.safeguard])),
-        seeds=options.seeds,
-        attackers_each=options.clients,
-        folder=options.out,
-        say=say,
-    )
-    (options.out / "stress.md").write_text(markdown(trials, list(entries)), encoding="utf-8")
+    with FolderLock(options.out):
+        trials = stress(
+            known,
+            entries,
+            options.attacks,
+            list(dict.fromkeys(["none", *options.safeguard])),
+            seeds=options.seeds,
+            attackers_each=options.clients,
+            folder=options.out,
+            say=say,
+        )
+        (options.out / "stress.md").write_text(markdown(trials, list(entries)), encoding="utf-8")
     _show(trials, list(entries), console)
     console.print(f"Written to {options.out}: stress.md, values.csv", highlight=False)
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from flsv.errors import ConfigurationError
+from flsv.reporting.folder import check_writable
 
 try:
     import fcntl
@@ -27,7 +28,7 @@ class FolderLock:
         folder: made if it is not there.
 
     Raises:
-        ConfigurationError: another run holds the folder.
+        ConfigurationError: another run holds the folder, or it cannot be written.
 
     Example:
         >>> import tempfile
@@ -43,6 +44,7 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         self._number: int | None = None
+        check_writable(folder)
         folder.mkdir(parents=True, exist_ok=True)
         if fcntl is None:
             return
@@ -56,10 +58,16 @@ class FolderLock:
             os.close(number)
             raise ConfigurationError(
                 f"another run is writing into {folder}: wait for its end, or give this one a folder of its own "
-                "(--trainer.default_root_dir, or the logger's name)."
+                "(--out, --trainer.default_root_dir, or the logger's name)."
             )
         self._number = number
         _held.add(number)
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Let others in; a second call does nothing."""

@@ -1,0 +1,57 @@
+"""Folders that cannot be written end in one line, and so does a second command in a folder that is being written."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from flsv.cli import main
+from flsv.reporting.folder_lock import FolderLock
+
+COMMANDS = {
+    "fit": ["fit", "--config", "quickstart", "--trainer.default_root_dir={}"],
+    "repeat": ["repeat", "2", "--config", "quickstart", "--out", "{}"],
+    "compare": ["compare", "--config", "quickstart", "--out", "{}"],
+    "bench": ["bench", "--metric", "size", "--federations", "digits_sizes", "--out", "{}"],
+    "stress": ["stress", "--metric", "size", "--out", "{}"],
+    "value": ["value", "--config", "quickstart", "--out", "{}"],
+    "settle": ["settle", "{}"],
+    "report": ["report", "{}"],
+}
+
+
+def run(name: str, folder: Path) -> int:
+    return main([word.format(folder) for word in COMMANDS[name]])
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("settle", "report")])
+def test_a_folder_below_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert run(name, tmp_path / "file" / "out") == 2
+    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("flsv: error")]
+    assert f"nothing can be written into {tmp_path}/file/out" in line
+    assert "Not a directory. Name another folder" in line
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_folder_without_the_right(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(**options: Any) -> NoReturn:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", denied)
+    assert run(name, tmp_path) == 2
+    assert f"nothing can be written into {tmp_path}" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("fit", "report")])
+def test_one_command_at_a_time_in_a_folder(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with FolderLock(tmp_path):
+        assert run(name, tmp_path) == 2
+    assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
+    FolderLock(tmp_path).release()
