@@ -5,6 +5,7 @@ Tastan et al. (IJCAI 2024), Algorithm 1, lines 16-17.
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional import class_specific_shapley, participant_weights
+from flsv.functional import class_specific_shapley
 from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.guide import Guide
@@ -32,12 +33,18 @@ class ClassSpecificShapley(ContributionMetric):
     As input to ``update``: ``client_ids [k]``, ``client_heads [k, M, D]``, ``server_head [M, D]``, and for
     ``weighting="samples"`` ``num_samples [k]``. ``compute`` gives ``[num_clients, num_classes]`` in [-1, 1]: 1 where a
     client pulls the class's row just where the federation goes, 0 where it has nothing to say, negative where it pulls
-    the other way. A client outside the cohort keeps its row; a client never seen is NaN. ``per_client`` gives gamma of
-    eq. 6, in [0, 1].
+    the other way. A client outside the cohort keeps its row; a client never seen is NaN. ``per_client`` gives the
+    mean over classes, a cosine like its parts; gamma of eq. 6, by which ShapFed aggregates, is (1 + mean) / 2, see
+    :func:`flsv.functional.participant_weights`.
+
+    With two classes the rows of the head's update mirror each other (the gradients of two logits sum to 0), so that
+    both classes have one and the same number. It tells who pulls the other way, such as a client with exchanged
+    labels, and not what clients are worth: the fit says so in a warning; figures are in
+    ``docs/explanation/metrics.md``.
 
     A cosine does not say how much data stands behind it: a client that splits its samples between two names is worth
-    nearly twice as much. With ``weighting="samples"``, which is not the paper's, ``per_client`` multiplies gamma by the
-    client's number of samples, as :class:`flsv.aggregation.ShapFedWA` does for its weights: two halves then come to
+    nearly twice as much. With ``weighting="samples"``, which is not the paper's, ``per_client`` multiplies the mean by
+    the client's number of samples, as :class:`flsv.aggregation.ShapFedWA` does for its weights: two halves then come to
     about the whole. The cosines stay what they are. Numbers of samples are the clients' own claims;
     ``FederatedLoop(sample_cap=)`` bounds them.
 
@@ -46,10 +53,9 @@ class ClassSpecificShapley(ContributionMetric):
         num_classes: M, likewise.
         momentum: mu in [0, 1); the paper gives none. A client's momentum counts the rounds in which it took part.
         source: the head of the client's ``"update"``, or of its ``"weights"``. Weights are what the authors' code
-            compares, but after some tens of rounds every cosine is above 0.98, so updates are the default. With two
-            classes the rows of an update mirror each other and say little of either; weights rank better there.
-        weighting: what ``per_client`` multiplies gamma by: ``"uniform"``, nothing, as in the paper; or ``"samples"``,
-            the moving average of the client's number of samples, with the momentum of the cosines.
+            compares, but after some tens of rounds every cosine is above 0.98, so updates are the default.
+        weighting: what ``per_client`` multiplies the mean by: ``"uniform"``, nothing, as in the paper; or
+            ``"samples"``, the moving average of the client's number of samples, with the momentum of the cosines.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -71,7 +77,7 @@ class ClassSpecificShapley(ContributionMetric):
         >>> metric = ClassSpecificShapley(num_clients=3, num_classes=2, weighting="samples")
         >>> metric.update(torch.tensor([0, 2]), heads, torch.tensor([[1.0, 0.0], [0.0, 1.0]]), torch.tensor([30, 80]))
         >>> metric.per_client(metric.compute())
-        tensor([30., nan, 40.])
+        tensor([30., nan,  0.])
     """
 
     over_rounds = "momentum"
@@ -108,11 +114,22 @@ class ClassSpecificShapley(ContributionMetric):
         return {"client_heads": "client_head_weights", "server_head": "server_head_weights"}
 
     def _bounded(self, end: Tensor) -> Tensor:
-        return end.clamp_min(0) if self._weighs else super()._bounded(end)  # the bounds are those of cosines
+        return end if self._weighs else super()._bounded(end)  # the bounds are those of cosines
 
     @property
     def _weighs(self) -> bool:
         return hasattr(self, "weighting")
+
+    def bind(self, num_clients: int, num_classes: int, *args: Any, **kwargs: Any) -> None:
+        super().bind(num_clients, num_classes, *args, **kwargs)
+        if num_classes == 2:
+            warnings.warn(
+                f"{type(self).__name__}: of two classes both have the same number, since the rows of the head mirror "
+                "each other. It tells who pulls the other way and not what clients are worth, and is near 1 for all "
+                "who agree. For values take GradientAgreementGame or CumulativeShapley, by class "
+                "PartialFederatedShapley(per_class=True).",
+                stacklevel=2,
+            )
 
     def guide(self) -> Guide:
         return Guide(
@@ -145,17 +162,17 @@ class ClassSpecificShapley(ContributionMetric):
                 f"expected client_heads [k={len(client_ids)}, M={self.num_classes}, D], got {list(client_heads.shape)}."
             )
         values = class_specific_shapley(client_heads, server_head).to(self.history)
-        gamma = participant_weights(values)[0]
+        mean = values.mean(-1)
         if self._weighs:
             if num_samples is None or num_samples.shape != client_ids.shape:
                 found = None if num_samples is None else list(num_samples.shape)
                 raise ValueError(f'weighting="samples" expects num_samples [k={len(client_ids)}], got {found}.')
             samples = num_samples.to(self.history)
-            values, gamma = torch.cat([values, samples[:, None]], dim=1), samples * gamma
+            values, mean = torch.cat([values, samples[:, None]], dim=1), samples * mean
         now = torch.zeros_like(self.history)
         now[client_ids] = momentum_row(values, self.momentum)
         self.history = momentum_merge(torch.stack([self.history, now]), self.momentum)
-        self._note(client_ids, gamma)
+        self._note(client_ids, mean)
         self.rounds += 1
 
     def compute(self) -> Tensor:
@@ -163,7 +180,7 @@ class ClassSpecificShapley(ContributionMetric):
         return momentum_value(self.history, self.momentum)[:, : self.num_classes]
 
     def per_client(self, value: Tensor) -> Tensor:
-        """gamma ``[num_clients]`` in [0, 1] (eq. 6), times the clients' samples with ``weighting="samples"``; NaN for
-        clients never seen."""
-        gamma = participant_weights(value)[0]
-        return gamma * momentum_value(self.history, self.momentum)[:, -1].to(gamma) if self._weighs else gamma
+        """The mean over classes ``[num_clients]``, in [-1, 1], times the clients' samples with ``weighting="samples"``;
+        NaN for clients never seen."""
+        mean = super().per_client(value)
+        return mean * momentum_value(self.history, self.momentum)[:, -1].to(mean) if self._weighs else mean

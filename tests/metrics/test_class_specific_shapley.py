@@ -1,10 +1,17 @@
 """ClassSpecificShapley: momentum, absent clients, torchmetrics' own ways of using a metric."""
 
 import pickle
+import warnings
+from functools import partial
+from pathlib import Path
 
+import lightning as L
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv.data import IIDPartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley, participant_weights
 from flsv.metrics import ClassSpecificShapley
@@ -88,9 +95,36 @@ def test_memory_does_not_grow_with_the_rounds() -> None:
     assert sum(state.numel() for state in live.state_dict().values()) == size
 
 
-def test_per_client_is_gamma() -> None:
+def test_one_number_per_client_is_a_cosine_like_its_parts() -> None:
     live = feed(metric())
-    torch.testing.assert_close(live.per_client(live.compute()), participant_weights(expected())[0], equal_nan=True)
+    overall = live.per_client(live.compute())
+    torch.testing.assert_close(overall, expected().mean(-1), equal_nan=True)
+    torch.testing.assert_close((1 + overall) / 2, participant_weights(expected())[0], equal_nan=True)  # eq. 6
+    against = ClassSpecificShapley(num_clients=2, num_classes=2)
+    against.update(torch.tensor([0, 1]), torch.tensor([-1.0, 1.0]).view(2, 1, 1).expand(2, 2, 3), torch.ones(2, 3))
+    assert against.per_client(against.compute()).tolist() == pytest.approx([-1, 1])
+    assert "from -1 to 1" in against.guide().lines()["sign"]
+
+
+def test_two_classes_are_one_number_and_it_is_said(tmp_path: Path) -> None:
+    data = FederatedDataModule(
+        TensorDataset(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2),
+        IIDPartitioner(3),
+        client_test_fraction=0,
+    )
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=0, print_table=False)
+    module = ClassifierClient("mlp", {"hidden": [4]}, optimizer=partial(torch.optim.SGD, lr=0.1))
+    trainer = L.Trainer(
+        max_epochs=2, callbacks=[loop], default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False
+    )
+    with pytest.warns(UserWarning, match="two classes both have the same number") as caught:
+        trainer.fit(module, data)
+    assert len([w for w in caught if "two classes" in str(w.message)]) == 1
+    found = loop.contributions["cssv"]
+    torch.testing.assert_close(found[:, 0], found[:, 1], atol=1e-4, rtol=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ClassSpecificShapley().bind(3, 3)
 
 
 def test_bound_late() -> None:
@@ -176,15 +210,15 @@ def test_weighed_by_samples_over_rounds_merged_and_in_the_interval() -> None:
     found = fed(ROUNDS)
     torch.testing.assert_close(found.compute(), expected(momentum=0.5), equal_nan=True)
     # Client 1 had 11, 21 and 31 samples.
-    gamma = participant_weights(expected(momentum=0.5))[0]
-    torch.testing.assert_close(found.per_client(found.compute())[1], gamma[1] * (0.25 * 11 + 0.25 * 21 + 0.5 * 31))
+    mean = expected(momentum=0.5).mean(-1)
+    torch.testing.assert_close(found.per_client(found.compute())[1], mean[1] * (0.25 * 11 + 0.25 * 21 + 0.5 * 31))
     late, early = fed(ROUNDS[2:]), fed(ROUNDS[:2])
     late.merge_state(early)
     torch.testing.assert_close(late.per_client(late.compute()), found.per_client(found.compute()), equal_nan=True)
     ends = found.intervals()
     assert ends is not None
     middle = (ends[0] + ends[1]) / 2
-    known = ~ends[0].isnan() & (ends[0] > 0)
+    known = ~ends[0].isnan()
     assert known.any()
     torch.testing.assert_close(middle[known], found.per_client(found.compute())[known])  # no bound of cosines
 
