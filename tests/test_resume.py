@@ -12,9 +12,10 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from resume_run import Stop, run
-from toys import vector
+from toys import Plain, fit, network, toy_data, trainer_for, vector
 
 from flsv.loop import FederatedLoop
+from flsv.metrics import ClassSpecificShapley
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +171,35 @@ def test_checkpoints_load_without_pickle(tmp_path: Path) -> None:
     checkpoint = ModelCheckpoint(tmp_path / "checkpoints", filename="last", enable_version_counter=False)
     run(tmp_path, rounds=1, checkpoint=checkpoint)
     torch.load(tmp_path / "checkpoints/last.ckpt", weights_only=True)
+
+
+class StopsInValidation(L.Callback):
+    """Ctrl-C, or an error, in the validation after a round, once."""
+
+    def __init__(self, after: int, error: type[BaseException]) -> None:
+        self.after, self.error, self.stopped = after, error, False
+
+    def on_validation_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.current_epoch == self.after and not self.stopped:
+            self.stopped = True
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("after", [0, 1, 3])
+def test_another_fit_goes_on_after_one_that_ended_in_validation(tmp_path: Path, after: int, error: Any) -> None:
+    def federation() -> tuple[FederatedLoop, L.LightningModule, Any]:
+        loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, print_table=False)
+        return loop, Plain(network(batch_norm=False)), toy_data(server_val_fraction=0.2)
+
+    loop, module, data = federation()
+    trainer = trainer_for(loop, tmp_path / "stopped", 4, callbacks=[StopsInValidation(after, error)])
+    with pytest.raises((SystemExit, ValueError)):
+        trainer.fit(module, data)
+    assert (trainer.current_epoch, loop.round_index) == (after + 1, after + 1)
+    trainer.fit(module, data)
+    assert (trainer.current_epoch, loop.round_index) == (4, 4)
+    whole, expected, same_data = federation()
+    fit(whole, tmp_path / "whole", expected, same_data, rounds=4)
+    assert torch.equal(vector(module), vector(expected))
+    assert torch.equal(loop.contributions["cssv"], whole.contributions["cssv"])

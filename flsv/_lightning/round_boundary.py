@@ -41,6 +41,14 @@ class RoundBoundary:
             epochs["started"] = epochs["processed"] = epochs["ready"]
             batches["started"] = batches["processed"] = batches["completed"] = batches["ready"]
 
+    def stand(self) -> None:
+        """Put a trainer whose fit has ended after aggregation at the epoch's end: another fit goes on from there."""
+        checkpoint = {"loops": {"fit_loop": self._trainer.fit_loop.state_dict()}}
+        self.close_epoch(checkpoint)
+        self._trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
+        epochs = self._trainer.fit_loop.epoch_progress.current
+        epochs.completed = epochs.processed  # what trainer.current_epoch says
+
 
 def global_weights(trainer: L.Trainer, within: Callable[[], dict[str, Tensor] | None]) -> tuple[Any, str, Any]:
     """The attribute to patch (:class:`flsv._lightning.patches.PatchedAttributes`) so that whatever saves the module

@@ -441,6 +441,8 @@ class FederatedLoop(ToldLoop):
             self._discard(f"{type(exception).__name__} {self._place()}")
             with suppress(OSError):  # what went wrong first matters more
                 self._record_found()
+        elif self._fitting and self.round_index > trainer.current_epoch:
+            self._boundary.stand()  # in validation, say: the round is done, so its epoch is
         self._average.give_back(pl_module)
         if self._progress is not None:
             self._progress.cancel()
