@@ -46,7 +46,7 @@ class RoundBoundary:
         checkpoint = {"loops": {"fit_loop": self._trainer.fit_loop.state_dict()}}
         self.close_epoch(checkpoint)
         self._trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
-        epochs = self._trainer.fit_loop.epoch_progress.current
+        epochs: Any = self._trainer.fit_loop.epoch_progress.current
         epochs.completed = epochs.processed  # what trainer.current_epoch says
 
 

@@ -1,0 +1,33 @@
+"""Where callbacks that change optimizers stand in the trainer's list."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import BackboneFinetuning, Callback, StochasticWeightAveraging
+
+from flsv.loop import FederatedLoop
+from flsv.server.callback_checks import check_callbacks
+
+
+class Other(Callback):
+    pass
+
+
+def test_those_that_change_optimizers_come_right_after_the_loop_in_their_own_order() -> None:
+    loop, first, last = FederatedLoop(), Other(), Other()
+    thaws, anneals = BackboneFinetuning(), StochasticWeightAveraging(swa_lrs=0.1)
+    trainer: Any = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
+    rest = list(trainer.callbacks)
+    trainer.callbacks = [thaws, first, anneals, loop, last, *rest]
+    check_callbacks(trainer, [], 2, 0, loop)
+    assert trainer.callbacks == [first, loop, thaws, anneals, last, *rest]
+
+
+def test_the_others_stay_where_they_are() -> None:
+    loop, first = FederatedLoop(), Other()
+    trainer: Any = L.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu", enable_progress_bar=False)
+    trainer.callbacks = [first, loop]
+    check_callbacks(trainer, [], 2, 0, loop)
+    assert trainer.callbacks == [first, loop]
