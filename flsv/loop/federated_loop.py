@@ -346,6 +346,7 @@ class FederatedLoop(ToldLoop):
         self._patches.append(PatchedAttributes(fit.patches()))
         fit.begin_training(self._optimizer_state, self._buffers)
         self._optimizer_state, self._buffers = None, None
+        self._start = self._scores(fit)
         self._boundary = RoundBoundary(trainer)
         self._average = RoundAverage(trainer.callbacks, trainer.max_epochs)  # type: ignore[attr-defined]
         step = no_stop_iteration(trainer.strategy.training_step, self._place)
@@ -431,7 +432,7 @@ class FederatedLoop(ToldLoop):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._running.watch.finish()
-        self._finish_reports(trainer)
+        self._finish_reports(trainer, self._running)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         if self._fit is not None:

@@ -99,6 +99,10 @@ NO_ERROR = (
     "The values come without standard errors: differences between clients that are small beside those between rounds, "
     "or between two seeds, mean little."
 )
+AT_CHANCE = (
+    "By {} on the validation set the model is not told apart from one that always gives the same answer: it cannot be "
+    "said to have learned, and who contributed what to it is chance. Nothing should be paid by these values."
+)
 ONE_RUN = (
     "This is one run with one seed. Before anything of worth is shared out by it, repeat it with other seeds and see "
     "whether the order of the clients stays."

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from flsv.report.blocks import (
+    NONE,
     Bars,
     Block,
     Bullets,
@@ -22,7 +23,7 @@ from flsv.report.blocks import (
     numbers,
     percent,
 )
-from flsv.report.caveats import ONE_RUN, caveats
+from flsv.report.caveats import AT_CHANCE, ONE_RUN, caveats
 from flsv.report.figures import (
     algorithm,
     client_label,
@@ -72,6 +73,7 @@ def _in_short(run: Run) -> list[Block]:
     items = [f"{run.num_clients} clients trained a model together with {algorithm(run)} in {state_of(run)}."]
     if run.ended is False:
         items.append("The run has not come to its end: it was killed, or is still running. This is how far it was.")
+    items += _paid_in(run)
     for metric in run.metrics[:1]:
         order = [client for client in order_of(run) if run.final(metric)[client] == run.final(metric)[client]]
         if len(order) > 1:
@@ -118,6 +120,20 @@ def _in_short(run: Run) -> list[Block]:
             "The folder has no run.json (written by an earlier version): names, settings and hashes are missing."
         )
     return [Bullets(items)]
+
+
+def _paid_in(run: Run) -> list[str]:
+    """What the games share out, and whether that is anything."""
+    items = []
+    for metric, told in run.record.get("paid_in", {}).items():
+        start, end, whole = (NONE if told[x] is None else number(told[x]) for x in ("start", "end", "sum"))
+        items.append(
+            f"What {metric} shares out is the model's {told['by']}: {start} when the fit began, {end} at its end. The "
+            f"values sum to {whole}."
+        )
+        if not told["told_apart"]:
+            items.append(AT_CHANCE.format(told["by"]))
+    return items
 
 
 def _who(run: Run) -> list[Block]:

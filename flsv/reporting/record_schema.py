@@ -69,6 +69,7 @@ def _entries(clients: int, classes: int | None) -> dict[str, tuple[Is, str]]:
         "copies": (_list(_list(client)), f"groups of clients, 0 to {clients - 1}"),
         "named": (rounds_of, "two numbers of rounds by client, the first not above the second"),
         "paid": (_list(client), f"clients, 0 to {clients - 1}"),
+        "paid_in": (_map(_paid_in), "performances by metric"),
         "logged": (_map(_or_none(_number)), "numbers by name"),
     }
 
@@ -82,6 +83,17 @@ def _metric(value: Any) -> bool:
         "columns": _or_none(_list(_text)),
     }
     return isinstance(value, dict) and all(fits(value[name]) for name, fits in kinds.items() if name in value)
+
+
+def _paid_in(value: Any) -> bool:
+    numbers = ("start", "end", "sum")
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"by", "told_apart", *numbers}
+        and _text(value["by"])
+        and isinstance(value["told_apart"], bool)
+        and all(_or_none(_number)(value[name]) for name in numbers)
+    )
 
 
 def _folder(value: Any) -> bool:
