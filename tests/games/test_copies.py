@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from flsv.errors import ConfigurationError
 from flsv.games import ModelEvaluator
 from flsv.games.evaluation.copies import bound_to, copied
 from flsv.loop import FederatedLoop
-from flsv.metrics import PartialFederatedShapley
+from flsv.metrics import EverybodyElse, LeaveOneOut, PartialFederatedShapley
 from flsv.parameters import ParameterSpace
 from flsv.personalization import FedFomo
 
@@ -263,3 +264,67 @@ def test_what_holds_a_layer_is_named() -> None:
     assert bound_to(Kept()) == []
     assert bound_to(Kept(lambda module: module.net.forward)) == []  # copied with the module
     assert bound_to(hooked()) == ["Kept.net.0._forward_hooks (a hook)"]
+
+
+class Outputs:
+    """Somebody's own place for what a step gives."""
+
+    def __init__(self) -> None:
+        self.all: Any = {"train": deque(), "loss": []}
+
+
+class Collecting(Plain):
+    """Keeps outputs with their graphs, as older modules do until an epoch ends."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+        self.outputs = Outputs()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.outputs.all["train"].append(self(batch[0]))
+        self.outputs.all["loss"].append(loss)
+        return loss
+
+
+def test_outputs_that_are_kept_with_their_graphs_do_not_hinder_copies(tmp_path: Path) -> None:
+    def values(module: Plain, folder: str) -> list[Any]:
+        metrics: dict[str, Any] = {
+            "server": LeaveOneOut(),
+            "logged": LeaveOneOut(performance="val_acc", mode="max"),
+            "clients": EverybodyElse(),
+            "asked": EverybodyElse(performance="val_acc", mode="max"),
+        }
+        loop = FederatedLoop(metrics=metrics, seed=0, print_table=False)
+        data = toy_data(server_val_fraction=0.2, client_val_fraction=0.2)
+        fit(loop, tmp_path / folder, module, data, rounds=2)
+        return [value.tolist() for value in loop.contributions.values()]
+
+    module = Collecting()
+    assert values(module, "kept") == values(Plain(network(batch_norm=False)), "plain")
+    kept = module.outputs.all
+    assert len(kept["loss"]) == len(kept["train"])
+    assert all(output.grad_fn is not None for output in (*kept["train"], *kept["loss"]))
+
+
+def test_one_output_that_is_kept_twice_is_one_in_the_copy() -> None:
+    module = Kept()
+    output = module.net[0].weight * 2
+    module.outputs = [output, [output]]  # type: ignore[assignment]
+    own = copied(module).outputs
+    assert own[0] is own[1][0]
+    assert torch.equal(own[0], output)
+    assert own[0].grad_fn is None
+
+
+@pytest.mark.parametrize("evaluate", ["val_acc", "accuracy"])
+def test_what_cannot_be_copied_is_named_before_training(tmp_path: Path, evaluate: str) -> None:
+    module = Collecting()
+    module.net.stream = (number for number in range(3))  # type: ignore[assignment]
+    mode: Any = "max" if evaluate == "val_acc" else None
+    loop = FederatedLoop(metrics={"loo": LeaveOneOut(performance=evaluate, mode=mode)}, seed=0)
+    with pytest.raises(
+        ConfigurationError, match=r"Collecting cannot be copied.*: Collecting\.net\.stream \(generator\)"
+    ):
+        fit(loop, tmp_path, module, toy_data(server_val_fraction=0.2))
+    assert not module.outputs.all["loss"]

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch._dynamo import OptimizedModule, external_utils
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from flsv.errors import ConfigurationError
@@ -42,6 +43,9 @@ def copied(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyMo
         module: what to copy.
         instead: by their ``id``, objects of the module to what takes their place in the copy.
 
+    Raises:
+        ConfigurationError: it cannot be copied, naming the attributes to blame.
+
     Example:
         >>> net = nn.Linear(2, 1)
         >>> net.compile()
@@ -58,13 +62,44 @@ def copied(module: AnyModule, instead: Mapping[int, Any] | None = None) -> AnyMo
                     copy.deepcopy(value)
                 except TypeError:
                     memo[id(value)] = value
-            elif isinstance(value, Tensor) and not value.is_leaf:  # an output that is kept; a pruned layer's weight
-                memo[id(value)] = value.detach().clone()
     memo.update(instead or {})
-    own = copy.deepcopy(module, memo)
+    try:
+        with _OutputsDetached():
+            own = copy.deepcopy(module, memo)
+    except Exception as error:
+        blamed = ", ".join(_not_copied(module)) or "something that it keeps"
+        raise ConfigurationError(
+            f"{type(module).__name__} cannot be copied ({error}), and models are evaluated in copies of the module: "
+            f"{blamed} is to blame. Keep generators, locks and open files out of its attributes, or make them where "
+            "they are used."
+        ) from error
     for layer in module.modules():
         _uncompile(layer, memo[id(layer)], memo)
     return own
+
+
+class _OutputsDetached(TorchFunctionMode):
+    """Within it, a tensor in the middle of a graph is copied without the graph, wherever it is kept: torch copies none
+    (an output in a list, a pruned layer's weight)."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.__deepcopy__ or args[0].is_leaf:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        return memo.setdefault(id(tensor), tensor.detach().clone())
+
+
+def _not_copied(module: nn.Module) -> Iterator[str]:
+    known = {id(part): part for part in (module, *module.modules(), *module.parameters(), *module.buffers())}
+    for prefix, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            if name in ("_modules", "_parameters", "_buffers", "_trainer", "_fabric"):
+                continue
+            try:
+                with _OutputsDetached():
+                    copy.deepcopy(value, dict(known))
+            except Exception:
+                yield f"{type(module).__name__}.{prefix}{'.' * bool(prefix)}{name} ({type(value).__name__})"
 
 
 def _from_command_line(factory: partial) -> bool:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from flsv.errors import ConfigurationError
 from flsv.games.evaluation.copies import copied
 from flsv.games.evaluation.replica import Build, module_device
 from flsv.parameters import ParameterSpace
@@ -52,14 +51,8 @@ class FreshCopies:
         instead: dict[int, Any] = {id(t): self._held[name] for name, t in _tensors(self._module) if name in self._held}
         for layer in self._module.modules():
             for value in vars(layer).values():
-                instead.update(_shared_or_detached(value))
-        try:
-            own = copied(self._module, instead)
-        except Exception as error:
-            raise ConfigurationError(
-                f"{type(self._module).__name__} cannot be copied ({error}), and coalition models are evaluated in "
-                "copies of the module: keep generators and open files out of its attributes."
-            ) from error
+                instead.update(_shared(value))
+        own = copied(self._module, instead)
         build(index, self._vector)
         self._space.write(own, self._vector)
         for name, tensor in _tensors(own) if private else ():
@@ -73,13 +66,10 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from module.named_buffers()
 
 
-def _shared_or_detached(value: Any) -> Iterator[tuple[int, Any]]:
-    """Data, which is not copied; and tensors in the middle of a graph, which cannot be."""
+def _shared(value: Any) -> Iterator[tuple[int, Any]]:
+    """Data, which is not copied."""
     if isinstance(value, _SHARED):
         yield id(value), value
-    elif isinstance(value, Tensor):
-        if not value.is_leaf:
-            yield id(value), value.detach().clone()
     elif type(value) in (list, tuple, dict):
         for part in value.values() if isinstance(value, dict) else value:
-            yield from _shared_or_detached(part)
+            yield from _shared(part)

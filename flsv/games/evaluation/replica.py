@@ -40,13 +40,7 @@ class Replica:
     def __init__(
         self, module: nn.Module, space: ParameterSpace, metric: Metric | None = None, context: Context | None = None
     ) -> None:
-        try:
-            self.module = copied(module).eval().requires_grad_(False)
-        except Exception as error:
-            raise ConfigurationError(
-                f"{type(module).__name__} cannot be copied ({error}), and coalition models are evaluated in copies of "
-                "the module: keep tensors with gradients and open files out of its attributes."
-            ) from error
+        self.module = copied(module).eval().requires_grad_(False)
         self.space, self.context = space, context or nullcontext
         device = module_device(module)
         self.metric = None if metric is None else private_metric(metric).to(device)
