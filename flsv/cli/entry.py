@@ -62,6 +62,9 @@ def main(args: list[str] | None = None) -> int:
     try:
         return _run(given)
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            print(f"flsv: error: no file can have this name: {str(error.filename)[:60]!r}, ...", file=sys.stderr)
+            return 2
         if error.errno not in DISK_ERRORS:
             raise
         print(

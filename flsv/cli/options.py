@@ -6,6 +6,7 @@ import argparse
 import difflib
 import importlib
 import inspect
+import pkgutil
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,9 @@ from flsv.errors import ConfigurationError
 
 #: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.
 BY_NAME = ("federation.metrics",)
+#: Sections of a file; a model may be named by its class alone.
+SECTIONS = ("trainer", "model", "data", "federation")
+_FORMS: dict[str, Any] = dict.fromkeys(SECTIONS, yaml.MappingNode) | {"model": (yaml.MappingNode, yaml.ScalarNode)}
 CONFIG_HELP = (
     "A YAML file, or the name of one that comes with flsv (quickstart); give several: a later one overrides, which is "
     "said, and adds to federation.metrics by name."
@@ -38,7 +42,7 @@ class ConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         if isinstance(values, str) and not ("{" in values or ": " in values or "\n" in values):  # that is YAML itself
             values = str(find_config(values))
-            check_keys(Path(values))
+            check_file(Path(values))
         before = {name: cfg.get(name) for name in BY_NAME}
         super().__call__(parser, cfg, values, option_string)
         for name, held in before.items():
@@ -47,20 +51,45 @@ class ConfigFile(ActionConfigFile):
                 cfg[name] = {**held, **now}
 
 
-def check_keys(path: Path) -> None:
-    """Raise if a YAML file has a key twice in one mapping: all but the last would be lost.
+def check_file(path: Path) -> None:
+    """Raise if a YAML file cannot be meant: no text, no sections, or a key twice in one mapping: one would be lost.
 
     Raises:
-        ConfigurationError: the file, the key and both lines.
+        ConfigurationError: the file, and what is wrong with it where.
     """
     try:
-        nodes = [yaml.compose(path.read_text(encoding="utf-8"))]
-    except (yaml.YAMLError, UnicodeDecodeError):
+        root = yaml.compose(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path} is no YAML file: it is not text in UTF-8 ({error}). Save it as that."
+        ) from error
+    except yaml.YAMLError:
         return  # the parser says what is wrong
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigurationError(
+            f"{path} has no sections: expected trainer:, model:, data:, federation: and what is in them."
+        )
+    for key, value in root.value:
+        empty = isinstance(value, yaml.ScalarNode) and value.tag == "tag:yaml.org,2002:null"
+        if key.value in SECTIONS and (empty or not isinstance(value, _FORMS[key.value])):
+            found = "nothing" if empty else "no options by name"
+            raise ConfigurationError(
+                f"{path}, line {key.start_mark.line + 1}: {key.value} has {found}. Give its options, or leave it out."
+            )
+    nodes: list[tuple[yaml.Node, tuple[int, ...]]] = [(root, ())]
+    seen: set[int] = set()
     while nodes:
-        node = nodes.pop()
+        node, around = nodes.pop()
+        if id(node) in around:
+            raise ConfigurationError(
+                f"{path}, line {node.start_mark.line + 1}: an alias stands within what it stands for."
+            )
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        around = (*around, id(node))
         if isinstance(node, yaml.SequenceNode):
-            nodes += node.value
+            nodes += [(value, around) for value in node.value]
         elif isinstance(node, yaml.MappingNode):
             lines: dict[str, int] = {}
             for key, value in node.value:
@@ -72,7 +101,7 @@ def check_keys(path: Path) -> None:
                     )
                 if isinstance(key, yaml.ScalarNode):
                     lines[key.value] = line
-                nodes.append(value)
+                nodes.append((value, around))
 
 
 class OptionHelp(TextHelp, DefaultHelpFormatter):
@@ -103,7 +132,7 @@ class _OneLine(ArgumentParser):
         if not self.exit_on_error:
             super().error(message, ex)
         said = one_line(message)
-        near = suggestion(message, sorted(option_names(self)))
+        near = suggestion(message, sorted(option_names(self))) or class_suggestion(message)
         other = old_class_named(said)
         if other:  # all that jsonargparse says follows from it
             said, near = f"{said.partition(': ')[0]}: {other}", None
@@ -145,6 +174,12 @@ def option_names(parser: argparse.ArgumentParser) -> set[str]:
     return names
 
 
+#: Where classes are that a configuration names.
+_ROOMS = (
+    *("torch.optim", "lightning.pytorch.loggers", "lightning.pytorch.callbacks", "flsv.models", "flsv.data"),
+    *("flsv.attacks", "flsv.privacy", "flsv.uploads", "flsv.sampling", "flsv.clients.algorithms"),
+    *("flsv.personalization", "flsv.aggregation", "flsv.metrics", "flsv"),
+)
 UNKNOWN = (
     r"[Uu]nrecognized arguments: (--[\w.-]+)",
     r"does not accept (?:option|nested key) '([\w.-]+)'",
@@ -178,6 +213,38 @@ def suggestion(message: str, names: Sequence[str]) -> str | None:
             dashes = "--" if found[0].startswith("--") or "." in given else ""
             return f"{dashes}{start}{near[0]}"
     return None
+
+
+def class_suggestion(message: str) -> str | None:
+    """The class path nearest to one that leads to nothing; None where none is near.
+
+    Example:
+        >>> class_suggestion("module 'flsv.metrics' has no attribute 'ClassSpecificShaply'")
+        'flsv.metrics.ClassSpecificShapley'
+        >>> class_suggestion("Expected a dot import path string: FedAvgg")
+        'flsv.aggregation.FedAvg'
+    """
+    found = re.search(r"module '([\w.]+)' has no attribute '(\w+)'", message)
+    bare = re.search(r"Expected a dot import path string: (\w+)", message)
+    if found is not None:
+        module, name = found.groups()
+        inside = importlib.import_module(module)
+        names = {each for each in dir(inside) if not each.startswith("_")}
+        names |= {each.name for each in pkgutil.iter_modules(getattr(inside, "__path__", ()))}
+        near = difflib.get_close_matches(name, names, 1, 0.8)
+        if near:
+            return f"{module}.{near[0]}"
+    elif bare is not None:
+        name = bare[1]
+    else:
+        return None
+    known = {each: f"{module}.{each}" for module in _ROOMS for each in _public(module)}
+    near = difflib.get_close_matches(name, known, 1, 0.8)
+    return known[near[0]] if near else None
+
+
+def _public(module: str) -> Sequence[str]:
+    return getattr(importlib.import_module(module), "__all__", ())
 
 
 def _arguments(class_path: str) -> Iterator[str]:

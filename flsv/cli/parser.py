@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 # ClassifierClient, so that it is found by its bare name: jsonargparse looks among the classes that are there.
@@ -24,6 +25,7 @@ from flsv.cli.composed import overridden
 from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
 from flsv.cli.packaged import config_name
 from flsv.cli.predictions import WritePredictions
+from flsv.errors import ConfigurationError
 from flsv.reporting.folder import check_writable, runs_folder
 from flsv.server.fingerprint import dealt
 from flsv.server.identity import Identity, configured
@@ -73,6 +75,12 @@ class FederatedCLI(LightningCLI):
             for line in overridden(files, config.as_dict()):
                 rank_zero_only(print)(f"flsv: {line}", file=sys.stderr)
 
+    def _set_seed(self) -> None:
+        seed = self._get(self.config, "seed_everything")
+        if not 0 <= int(seed or 0) < 2**32:
+            raise ConfigurationError(f"seed_everything: {seed} is out of range: expected 0 to {2**32 - 1}.")
+        super()._set_seed()
+
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """``last.ckpt`` and ``best.ckpt`` are saved, unless callbacks of the configuration save checkpoints."""
         trainer = self.config_init.get(str(self.subcommand), self.config_init).trainer
@@ -80,7 +88,12 @@ class FederatedCLI(LightningCLI):
             given = trainer.callbacks or []
             given = given if isinstance(given, list) else [given]
             kwargs.setdefault("callbacks", [*given, *default_checkpoints(given)])
-        made = super().instantiate_trainer(**kwargs)
+        try:
+            made = super().instantiate_trainer(**kwargs)
+        except (MisconfigurationException, TypeError, ValueError) as error:
+            if isinstance(error, ConfigurationError):
+                raise
+            raise ConfigurationError(f"trainer: {error}") from error
         if self.subcommand == "predict" and not made.fast_dev_run:  # type: ignore[attr-defined]
             self.written = WritePredictions()
             made.callbacks.append(self.written)  # type: ignore[attr-defined]

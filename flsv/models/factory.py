@@ -83,7 +83,17 @@ def _build_own(name: str, num_classes: int, input_shape: Sequence[int], kwargs: 
             f"{name} has no option {', '.join(map(repr, unknown))}. "
             f"It takes {', '.join(options) or 'none besides num_classes and input_shape'}."
         )
+    for option in ("hidden", "channels"):
+        if option in kwargs and option in options:
+            _check_widths(name, option, kwargs[option])
     return build(num_classes=num_classes, input_shape=input_shape, **kwargs)
+
+
+def _check_widths(name: str, option: str, given: Any) -> None:
+    """A layer of no width learns nothing, and says nothing of it."""
+    widths = given if isinstance(given, list | tuple) else [given]
+    if not all(isinstance(width, int) and not isinstance(width, bool) and width > 0 for width in widths):
+        raise ConfigurationError(f"{name}: {option}={given!r}: widths are whole numbers of at least 1.")
 
 
 def _is_timm(name: str) -> bool:

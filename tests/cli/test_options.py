@@ -8,7 +8,7 @@ import pytest
 
 from flsv import ConfigurationError, FederatedLoop
 from flsv.cli import main
-from flsv.cli.options import check_keys, one_line, suggestion
+from flsv.cli.options import check_file, one_line, suggestion
 from flsv.cli.parser import FederatedCLI, make_cli
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -104,14 +104,14 @@ def test_a_key_twice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_keys_that_are_not_twice(tmp_path: Path) -> None:
     for path in CONFIGS.rglob("*.yaml"):
-        check_keys(path)
+        check_file(path)
     file = tmp_path / "fine.yaml"
-    for text in ("a: {b: 1}\nc: {b: 2}\n", "- {a: 1}\n- {a: 2}\n", "", "a: [", "3"):
+    for text in ("a: {b: 1}\nc: {b: 2}\n", "b: &x {a: 1}\nc: [*x, *x]\n", "a: ["):
         file.write_text(text)
-        check_keys(file)
+        check_file(file)
     file.write_text("a:\n- {b: 1, b: 2}\n")
     with pytest.raises(ConfigurationError, match=r"line 2: the key 'b' is in line 2 already"):
-        check_keys(file)
+        check_file(file)
 
 
 def federation(*configs: str | Path, arguments: tuple[str, ...] = ()) -> FederatedLoop:
@@ -158,3 +158,60 @@ def test_only_the_subcommand_that_is_asked_for_has_a_parser(
         with pytest.raises(SystemExit):
             make_cli(arguments)
         assert len(made) == parsers
+
+
+NOT_MEANT = {
+    "binary": (bytes(range(256)), "binary.yaml is no YAML file: it is not text in UTF-8"),
+    "utf16": ("trainer: {}".encode("utf-16"), "utf16.yaml is no YAML file"),
+    "cycle": (b"a: &a\n  b: *a\n", "cycle.yaml, line 1: an alias stands within what it stands for"),
+    "empty": (b"", "empty.yaml has no sections"),
+    "list": (b"- 1\n", "list.yaml has no sections: expected trainer:"),
+    "word": (b"hello\n", "word.yaml has no sections"),
+    "trainer": (
+        b"seed_everything: 1\ntrainer: null\n",
+        "trainer.yaml, line 2: trainer has nothing. Give its options, or",
+    ),
+    "federation": (b"federation:\n", "federation.yaml, line 1: federation has nothing"),
+    "data": (b"data: digits\n", "data.yaml, line 1: data has no options by name"),
+    "model": (b"model: null\n", "line 1: model has nothing"),
+    "number": (b"trainer: 3\n", "trainer has no options by name"),
+    "sequence": (b"federation: [1]\n", "federation has no options by name"),
+    "seed": (b"seed_everything: -5\n", "seed_everything: -5 is out of range"),
+    "accelerator": (b"trainer: {accelerator: gpuu}\n", "invalid accelerator name"),
+    "devices": (b"trainer: {accelerator: cpu, devices: -7}\n", "should be an int > 0"),
+    "hidden": (
+        b"model: {class_path: flsv.ClassifierClient, init_args: {network: mlp, network_args: {hidden: [0]}}}\n",
+        "mlp: hidden=[0]: widths are whole numbers of at least 1",
+    ),
+    "hidden_word": (
+        b"model: {class_path: flsv.ClassifierClient, init_args: {network: mlp, network_args: {hidden: abc}}}\n",
+        "mlp: hidden='abc': widths",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_MEANT)
+def test_a_file_that_cannot_be_meant(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / f"{name}.yaml"
+    file.write_bytes(NOT_MEANT[name][0])
+    options = ("--trainer.default_root_dir", str(tmp_path), "--trainer.max_epochs", "1")
+    assert NOT_MEANT[name][1] in said(capsys, "fit", "-q", "--config", "quickstart", "--config", str(file), *options)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "near"),
+    [
+        ("federation: {metrics: {a: flsv.metrics.ClassSpecificShaply}}", "flsv.metrics.ClassSpecificShapley"),
+        ("federation: {metrics: {a: ClassSpecificShaply}}", "flsv.metrics.ClassSpecificShapley"),
+        ("federation: {metrics: {a: {class_path: flsv.ClassSpecificShaply}}}", "flsv.metrics.ClassSpecificShapley"),
+        ("federation: {aggregator: flsv.agregation.FedAvg}", "flsv.aggregation"),
+        ("federation: {aggregator: FedAvgg}", "flsv.aggregation.FedAvg"),
+        ("data: {partitioner: flsv.data.DirichletPartitionr}", "flsv.data.DirichletPartitioner"),
+        ("model: flsv.ClassifierClint", "flsv.ClassifierClient"),
+        ("trainer: {logger: TensorBoardLoger}", "lightning.pytorch.loggers.TensorBoardLogger"),
+    ],
+)
+def test_a_class_that_is_not_there(wrong: str, near: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "wrong.yaml"
+    file.write_text(wrong)
+    assert said(capsys, "fit", "--config", str(file)).endswith(f" Did you mean {near}?")
