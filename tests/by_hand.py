@@ -62,7 +62,8 @@ def buffers_of(net: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.clone() for name, buffer in net.named_buffers()}
 
 
-def assert_same(net: nn.Module, expected: nn.Module, tolerance: float = 1e-6) -> None:
+def assert_same(net: nn.Module, expected: nn.Module, tolerance: float = 5e-6) -> None:
+    """Equal to float32's rounding over some rounds, which differs between versions of torch."""
     for name, value in net.state_dict().items():
         torch.testing.assert_close(
             value, expected.state_dict()[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
