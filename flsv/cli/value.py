@@ -25,7 +25,7 @@ from flsv.data import FederatedDataModule
 from flsv.drawing import drawing
 from flsv.errors import ConfigurationError
 from flsv.participants.artifacts import client_folders, write_artifacts
-from flsv.reporting.folder_lock import FolderLock
+from flsv.reporting.folder import check_writable
 from flsv.reporting.table import chosen, client_columns, make_console, print_table
 from flsv.reporting.valuation_events import write_events
 from flsv.seeding import generator_for
@@ -130,17 +130,17 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     # The second name before jsonargparse 4.49.
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
     objects = instantiate(parser.parse_args(list(args)))
-    with FolderLock(Path(objects.out)):
-        value(
-            objects.data,
-            objects.value,
-            Path(objects.out),
-            seed=objects.seed,
-            pictures=objects.pictures,
-            validation=objects.validation,
-            device=objects.device,
-            table=not quiet,
-        )
+    check_writable(Path(objects.out))
+    value(
+        objects.data,
+        objects.value,
+        Path(objects.out),
+        seed=objects.seed,
+        pictures=objects.pictures,
+        validation=objects.validation,
+        device=objects.device,
+        table=not quiet,
+    )
     if not quiet:
         print(f"Results: {shown(Path(objects.out))} (valuation.csv, contributions.png, gradients.png)")
         print(f"Charts:  tensorboard --logdir {shown(Path(objects.out))}")

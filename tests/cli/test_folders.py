@@ -49,7 +49,7 @@ def test_a_folder_without_the_right(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("fit", "report")])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("fit", "report", "value")])
 def test_one_command_at_a_time_in_a_folder(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with FolderLock(tmp_path):
         assert run(name, tmp_path) == 2
