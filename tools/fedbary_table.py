@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asking = f"Left out, until --parts names it: {', '.join(left_out)}." if left_out else ""
     if not jobs:
         parser.error(f"no job of these parts is called so. {asking}".strip())
-    start, kept = time.perf_counter(), Kept(options.kept, options.any_version)
+    start, kept = time.perf_counter(), Kept(options.kept, options.any_version, options.root)
     if options.short:
         text = short(jobs, FULL, options.seeds, options.root)
     elif options.finished:

@@ -1,7 +1,8 @@
 """Runs the cells of a table, several at once, and keeps each that is finished, so that a killed table goes on.
 
 What is kept is a file of JSON lines. A line counts for a cell if its command, its measurement and the version of the
-sources are the same: of ``flsv/``, of the cell's configuration files and of the function that measures.
+sources are the same (of ``flsv/``, of the cell's configuration files and of the function that measures), and so are the
+files of its data.
 
 Under ``torchrun`` (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) the cells that nobody has kept are dealt out to the
 ranks in turn. Each keeps what it has finished in a file of its own beside the table's, so that they need no disk in
@@ -24,6 +25,7 @@ from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 
+import yaml
 from table_runs import CONFIGS, Cell, Measured, measure
 
 import flsv
@@ -47,13 +49,41 @@ def source_version() -> str:
     return digest.hexdigest()[:16]
 
 
-def version(cell: Cell) -> str:
-    """Of all that a cell's outcome hangs on, beside its command."""
+#: Where torchvision keeps the data sets that have names; any other source is called like its file.
+FOLDERS = {
+    "mnist": "MNIST",
+    "fashion_mnist": "FashionMNIST",
+    "cifar10": "cifar-10-batches-py",
+    "cifar100": "cifar-100-python",
+}
+
+
+@cache
+def data_version(source: str, root: str) -> str:
+    """A digest of the files below ``root`` that a source is read from; of what is made or packaged there are none."""
+    place, digest = Path(root, FOLDERS.get(source, source)), hashlib.sha256()
+    for path in sorted([*place.rglob("*"), place]):
+        if path.is_file():
+            digest.update(f"{path.relative_to(root)}:{path.stat().st_size}:".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def sources(cell: Cell) -> Sequence[str]:
+    """What its data are read from; of a cell that does not say, each data set that has a name."""
+    given = [yaml.safe_load((CONFIGS / file).read_text()).get("data", {}).get("source") for file in cell.files]
+    named = [each for each in [*given, cell.overrides.get("data.source")] if isinstance(each, str)]
+    return named[-1:] or list(FOLDERS)
+
+
+def version(cell: Cell, root: str = ".") -> str:
+    """Of all that a cell's outcome hangs on, beside its command; ``root`` is the folder of the data."""
     module, _, name = cell.measure.partition(":")
     digest = hashlib.sha256(source_version().encode())
     digest.update(inspect.getsource(getattr(importlib.import_module(module), name)).encode())
     for file in cell.files:
         digest.update((CONFIGS / file).read_bytes())
+    for source in sources(cell):
+        digest.update(data_version(source, root).encode())
     return digest.hexdigest()[:16]
 
 
@@ -63,10 +93,11 @@ class Kept:
     Args:
         path: of the file; it need not be there. Those that other ranks have left beside it are read, too.
         any_version: lines of other versions count too, the last one of a command.
+        root: folder of the data sets.
     """
 
-    def __init__(self, path: Path, any_version: bool = False) -> None:
-        self.path, self.any_version = path, any_version
+    def __init__(self, path: Path, any_version: bool = False, root: str = ".") -> None:
+        self.path, self.any_version, self.root = path, any_version, root
         self._lines: dict[tuple[str, str, str], Measured] = {}
         for file in (*sorted(path.parent.glob(f"{path.stem}.rank*{path.suffix}")), path):
             for text in file.read_text().splitlines() if file.exists() else ():
@@ -80,12 +111,12 @@ class Kept:
     def of_rank(self, rank: int) -> Kept:
         """What a rank reads, and where it keeps its own; rank 0's is this file."""
         path = self.path.with_name(f"{self.path.stem}.rank{rank}{self.path.suffix}")
-        other = Kept(path, self.any_version) if rank else self
+        other = Kept(path, self.any_version, self.root) if rank else self
         other._lines = {**self._lines, **other._lines}
         return other
 
     def _key(self, cell: Cell) -> tuple[str, str, str]:
-        return cell.command, cell.measure, "" if self.any_version else version(cell)
+        return cell.command, cell.measure, "" if self.any_version else version(cell, self.root)
 
     def find(self, cell: Cell) -> Measured | None:
         return self._lines.get(self._key(cell))
@@ -94,7 +125,7 @@ class Kept:
         """Append a line, and wait until it is on the disk."""
         self._lines[self._key(cell)] = result
         line = {"row": cell.row, "column": cell.column, "seed": cell.seed, "command": cell.command}
-        line |= {"measure": cell.measure, "version": version(cell), "result": result}
+        line |= {"measure": cell.measure, "version": version(cell, self.root), "result": result}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:
             if file.tell():
@@ -135,7 +166,7 @@ def finish(cells: Sequence[Cell], kept: Kept, root: str, workers: int = 2, ranks
     if len({cell.key for cell in cells}) < len(cells):
         raise ValueError("two cells of the table have the same row, column and seed.")
     ranks = ranks_of_environment() if ranks is None else ranks
-    asked = ranks.everybody([(cell.command, cell.measure, version(cell)) for cell in cells], "the cells")
+    asked = ranks.everybody([(cell.command, cell.measure, version(cell, kept.root)) for cell in cells], "the cells")
     differ = [rank for rank, theirs in enumerate(asked) if theirs != asked[0]]
     if differ:
         raise ValueError(f"ranks {differ} have other cells, or other sources, than rank 0. Start all alike.")

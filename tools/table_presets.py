@@ -214,7 +214,7 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     if options.list:
         print("\n".join(f"# {cell.column}, {cell.row}\n{cell.command}" for cell in cells))
         return
-    start, kept = time.perf_counter(), Kept(options.kept, options.any_version)
+    start, kept = time.perf_counter(), Kept(options.kept, options.any_version, options.root)
     if options.short:
         text = _short(cells, preset, options)
     elif options.finished:
@@ -241,7 +241,11 @@ def _columns(cells: Sequence[Cell], names: Sequence[str]) -> set[str]:
 
 def _short(cells: Sequence[Cell], preset: Preset, options: argparse.Namespace) -> str:
     """Every cell for a round, if it is not kept; the report of what came of it, and the estimate for all seeds."""
-    kept, found, start = Kept(options.kept.with_suffix(".short.jsonl"), options.any_version), {}, time.process_time()
+    kept, found, start = (
+        Kept(options.kept.with_suffix(".short.jsonl"), options.any_version, options.root),
+        {},
+        time.process_time(),
+    )
     for done, cell in enumerate(cells, 1):
         short = preset.short(cell) if callable(preset.short) else preset.short
         named = replace(cell, overrides={**cell.overrides, "short": dict(short)})  # the estimate is of both

@@ -157,6 +157,20 @@ def test_a_file_that_changes_is_another_version(tmp_path: Path, monkeypatch: pyt
     assert table_cells.version(cell) != before
 
 
+def test_other_files_of_data_are_another_version(tmp_path: Path) -> None:
+    cell, *_ = cells()
+    mnist, digits = (replace(cell, overrides={"data.source": source}) for source in ("mnist", "digits"))
+    roots = [tmp_path / "one", tmp_path / "two"]
+    for root, pixels in zip(roots, (b"0", b"1")):
+        (root / "MNIST/raw").mkdir(parents=True)
+        (root / "MNIST/raw/train-images-idx3-ubyte").write_bytes(pixels)
+    Kept(tmp_path / "kept.jsonl", root=str(roots[0])).keep(mnist, {"value": 1.0})
+    Kept(tmp_path / "kept.jsonl", root=str(roots[0])).keep(digits, {"value": 2.0})
+    same, other = (Kept(tmp_path / "kept.jsonl", root=str(root)) for root in roots)
+    assert (same.find(mnist), same.find(digits)) == ({"value": 1.0}, {"value": 2.0})
+    assert (other.find(mnist), other.find(digits)) == (None, {"value": 2.0})
+
+
 def test_one_that_fails_is_named_and_the_others_are_kept(tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
     with pytest.raises(CellsFailed, match=r"1 of 3 cells failed, the first:\nbad, c, seed 0: no such thing"):
