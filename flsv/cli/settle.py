@@ -6,7 +6,9 @@
 
 What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
 only: each alone, all but one, all (2 n + 1 trainings), and fits what these come to; the values of the fitted game are
-what is settled by. They are written to settled.csv in the run's folder with intervals, and shown by flsv report. A
+what is settled by. They are written to settled.csv in the run's folder with intervals, and shown by flsv report, beside
+KernelSHAP of the same trainings, which assumes nothing of the game; where that is outside of an interval, it is said.
+Models are judged as the run's metrics judged them, or by --metric; trainings are kept for each of these. A
 client whose payment is held back (see flsv report --pay) takes part, and has no value until somebody has looked at it;
 then settle again. Rounds in which a client's update was at fault (not finite, or far larger than all others) are taken
 off its value, by their share of all its rounds. Data that are not the run's are refused. A training that is done is
@@ -36,6 +38,7 @@ from flsv.cli.rows import write_rows
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley
+from flsv.functional.shapley.kernel_shap import kernel_shap
 from flsv.games.kept import KeptUtility
 from flsv.games.retraining import RetrainedUtility
 from flsv.report.blocks import NONE
@@ -63,14 +66,14 @@ QUIET = (
 )
 #: Callbacks that watch a run for its own sake, or end it: a coalition's training has its length.
 _OF_THE_RUN = (Checkpoint, EarlyStopping, LearningRateMonitor)
-HEADER = ("client", "client_name", "value", "low", "high", "share")
+HEADER = ("client", "client_name", "value", "low", "high", "share", "kernel_shap")
 
 
 def settle(
     run: Path,
     which: Which = "both",
     *,
-    metric: str = "accuracy",
+    metric: str | None = None,
     mode: str | None = None,
     rounds: int | None = None,
     seeds: int = 1,
@@ -84,7 +87,8 @@ def settle(
     Args:
         run: the folder of a run that ``flsv fit`` has written.
         which: the coalitions, see :func:`flsv.functional.few_coalitions`.
-        metric: what a model is worth, on the server's validation set: see :class:`flsv.games.RetrainedUtility`.
+        metric: what a model is worth, on the server's validation set: see :class:`flsv.games.RetrainedUtility`. None:
+            by what the run's metrics valued, accuracy if they valued by nothing. Trainings are kept by performance.
         mode: whether less or more of a logged value is better, likewise.
         rounds: of each training; default: as many as the run had been given.
         seeds: trainings of every coalition; their spread is then the noise of the fit.
@@ -96,7 +100,8 @@ def settle(
     Returns:
         A row per client, by the names in :data:`HEADER`, and the file that they were written to. Clients whose
         payment the run holds back have no value, and the share 0; of the value of those in whose updates it found
-        fault, the share of those rounds is taken off.
+        fault, the share of those rounds is taken off. The ends are NaN where all coalitions were trained once: then
+        nothing tells an error.
 
     Raises:
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
@@ -107,6 +112,8 @@ def settle(
         raise ConfigurationError(f"{run} holds no config.yaml: name the folder of a run of flsv fit.")
     if seeds < 1:
         raise ConfigurationError(f"seeds={seeds}: expected 1 or more.")
+    if mode is not None and metric is None:
+        raise ConfigurationError(f"mode={mode!r}: say by metric, too, which logged value it is of.")
     config = {name: value for name, value in yaml.safe_load(file.read_text()).items() if name in SECTIONS}
     record = read_record(run / RECORD)
     ranks = ranks_of_environment()
@@ -124,6 +131,8 @@ def settle(
         utilities = []
         for seed in range(first, first + seeds):
             cli = make(seed)
+            if metric is None:
+                metric, mode = _performance_of(_loop(cli.trainer))
             utility = RetrainedUtility(
                 lambda cohort, seed=seed: _trainer(make(seed), cohort, seed),  # type: ignore[misc]
                 cli.model,
@@ -136,7 +145,7 @@ def settle(
             identity = cli.identity()
             _check_data(run, record, identity, cli.datamodule.client_names)
             settings = {**identity.flat(), "metric": metric, "mode": mode, "seed": seed}
-            name = f"settled_{seed}.jsonl"
+            name = f"settled_{metric.replace('/', '-')}_{seed}.jsonl"
             masks = few_coalitions(utility.num_players, which)
             utilities.append(KeptUtility(utility, run / name, settings, ranks, told)(masks))
         names = cli.datamodule.client_names
@@ -144,7 +153,11 @@ def settle(
     noise = float(table.var(0).mean().sqrt()) / seeds**0.5 if seeds > 1 else None
     told_before = None if hint is None else _last_values(run, hint)
     found = few_coalitions_shapley(masks, table.mean(0), noise, told_before)
-    rows = _rows(names, *_payable(run, found.values.double(), found.stderr.double()), level)
+    stderr = found.stderr.double()
+    if noise is None and len(masks) == 2 ** masks.shape[1]:
+        stderr = torch.full_like(stderr, torch.nan)  # exact, and one seed does not tell its noise
+    additive, _ = _payable(run, kernel_shap(masks, table.mean(0)), stderr)
+    rows = _rows(names, *_payable(run, found.values.double(), stderr), additive, level)
     path = run / SETTLED
     if ranks.rank == 0:
         write_rows(path, HEADER, rows)
@@ -220,7 +233,27 @@ def _check_data(run: Path, record: Mapping[str, Any], identity: Identity, names:
         )
 
 
-def _rows(names: Sequence[str], values: Tensor, stderr: Tensor, level: float) -> list[dict[str, Any]]:
+def _performance_of(loop: FederatedLoop) -> tuple[str, str | None]:
+    """The one by which the run's metrics valued, and its mode; accuracy where none has any. Of values per class, which
+    are of the classes' accuracies, it is their mean.
+
+    Raises:
+        ConfigurationError: they valued by several, or by an object that the command line cannot name.
+    """
+    found: dict[str, Any] = {
+        name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")
+    }
+    found |= loop.board.performances
+    told = ["balanced_accuracy" if by == "per_class_accuracy" else by for by in found.values()]
+    named = dict.fromkeys((by, None) if isinstance(by, str) else (by.of, by.mode) for by in told)
+    if len(named) > 1 or not all(isinstance(of, str) for of, _ in named):
+        raise ConfigurationError(
+            f"the run's metrics value by {', '.join(str(of) for of, _ in named)}: say which one by --metric."
+        )
+    return next(iter(named), ("accuracy", None))
+
+
+def _rows(names: Sequence[str], values: Tensor, stderr: Tensor, additive: Tensor, level: float) -> list[dict[str, Any]]:
     half = float(stats.norm.ppf((1 + level) / 2)) * stderr
     total = float(values.clamp_min(0).nansum())
     return [
@@ -231,8 +264,9 @@ def _rows(names: Sequence[str], values: Tensor, stderr: Tensor, level: float) ->
             "low": float(value - width),
             "high": float(value + width),
             "share": max(float(value.nan_to_num(0)), 0.0) / total if total > 0 else float("nan"),
+            "kernel_shap": float(other),
         }
-        for i, (name, value, width) in enumerate(zip(names, values, half))
+        for i, (name, value, width, other) in enumerate(zip(names, values, half, additive))
     ]
 
 
@@ -249,9 +283,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     parser.add_argument(
         "--metric",
-        default="accuracy",
         help="what a model is worth: accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1, or what "
-        "the module logs",
+        "the module logs; default: what the run's metrics valued by",
     )
     parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
     parser.add_argument("--rounds", type=positive, help="of each training; default: the run's")
@@ -283,11 +316,21 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     if quiet or ranks_of_environment().rank:
         return
     known = [row["value"] == row["value"] for row in rows]
+    bounded = [row["low"] == row["low"] for row in rows]
     columns = {
         "value": [f"{row['value']:.4f}" if has else NONE for row, has in zip(rows, known)],
-        "90 % interval": [f"{row['low']:.4f} to {row['high']:.4f}" if has else NONE for row, has in zip(rows, known)],
+        "90 % interval": [f"{row['low']:.4f} to {row['high']:.4f}" if has else NONE for row, has in zip(rows, bounded)],
+        "KernelSHAP": [f"{row['kernel_shap']:.4f}" if has else NONE for row, has in zip(rows, known)],
         "share": [f"{100 * row['share']:.1f} %" for row in rows],
     }
-    title = f"{options.metric}, settled by {options.trainings} trainings"
+    title = f"{options.metric or 'what the run valued by'}, settled by {options.trainings} trainings"
     print_table(make_console(), title, [row["client_name"] for row in rows], columns)
+    if any(known) and not any(bounded):
+        print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 2.")
+    others = [row["client_name"] for row in rows if row["kernel_shap"] < row["low"] or row["kernel_shap"] > row["high"]]
+    if others:
+        print(
+            f"KernelSHAP of the same trainings is outside of the interval of {', '.join(others)}: the shape that the "
+            "fit takes the game for decides there. Use --trainings all."
+        )
     print(f"Settled: {shown(path)}")

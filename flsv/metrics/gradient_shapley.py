@@ -44,6 +44,7 @@ class GradientShapley(ContributionMetric):
 
     per_class = False
     over_rounds = "momentum"
+    measured_by = "negative_loss"
     history: Tensor
 
     def __init__(

@@ -69,6 +69,7 @@ class InRunShapley(ContributionMetric):
     """
 
     over_rounds = "sum"
+    measured_by = "negative_loss"
     reported_by = "FederatedLoop(client_algorithm=flsv.clients.algorithms.InRunValues())"
 
     total: Tensor

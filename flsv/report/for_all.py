@@ -257,11 +257,19 @@ def _settled(run: Run) -> list[Section]:
     order = [client for client in ends_of(order_of(run)) if rows[client]]
     names = [client_label(run, client) for client in order]
     values, low, high = ([rows[client][name] for client in order] for name in ("value", "low", "high"))
-    table = Table(SETTLED_HEAD, [[name, *settled_cells(rows[client])] for name, client in zip(names, order)])
+    cells = [[*settled_cells(rows[client]), number(rows[client]["kernel_shap"])] for client in order]
+    table = Table([*SETTLED_HEAD, "KernelSHAP"], [[name, *row] for name, row in zip(names, cells)])
     text = (
         "The same federation was trained again with some of its clients only (flsv settle), and a Shapley value fitted "
         "to what came of it. The intervals, 90 %, say what these trainings leave open."
     )
+    others = [c for c in order if rows[c]["kernel_shap"] < rows[c]["low"] or rows[c]["kernel_shap"] > rows[c]["high"]]
+    if others:
+        text += (
+            " KernelSHAP of the same trainings is outside of the interval of "
+            f"{', '.join(client_label(run, client) for client in others)}: there the shape that the fit takes the game "
+            "for decides. Train more coalitions before paying by it."
+        )
     return [Section("Settled by training again", [Text(text), Bars(names, values, low, high), table])]
 
 
@@ -271,7 +279,7 @@ SETTLED_HEAD = ("client", "value", "90 % interval", "share")
 def settled_cells(row: Mapping[str, float]) -> list[str]:
     """A client's value, interval and share, in ``SETTLED_HEAD``'s order."""
     value, low, high = (number(row[name]) for name in ("value", "low", "high"))
-    return [value, f"{low} to {high}", percent(row["share"])]
+    return [value, f"{low} to {high}" if row["low"] == row["low"] else low, percent(row["share"])]
 
 
 GAIN_HEAD = ("alone", "received", "gain", "trained last")

@@ -185,7 +185,8 @@ class Run:
 
     def settled(self) -> list[dict[str, Any]]:
         """``[n]``, what each client is worth by training with some of the clients only, where ``flsv settle`` has."""
-        return self._by_client(self.folder / SETTLED, dict.fromkeys(("value", "low", "high", "share"), number_or_nan))
+        columns = ("value", "low", "high", "share", "kernel_shap")
+        return self._by_client(self.folder / SETTLED, dict.fromkeys(columns, number_or_nan))
 
     def valued(self) -> list[dict[str, float]]:
         """``[n]``, what ``flsv value`` has found of each client, without its name; empty without a valuation.

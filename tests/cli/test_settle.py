@@ -14,11 +14,20 @@ import yaml
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.cli import main
-from flsv.cli.settle import settle
+from flsv.cli.settle import _performance_of, settle
 from flsv.data import SizePartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CumulativeShapley,
+    GradientAgreement,
+    GradientAgreementGame,
+    GradientShapley,
+    LeaveOneOut,
+    PartialFederatedShapley,
+)
 
 CONFIG = {
     "seed_everything": 3,
@@ -67,7 +76,6 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run: Path) -> None:
     from flsv.aggregation import ShapFedWA
-    from flsv.metrics import ClassSpecificShapley
 
     found, path = settle(run, "all", metric="negative_loss")
     data = FederatedDataModule(
@@ -99,7 +107,7 @@ def test_the_command_goes_on_and_its_shares_sum_to_one(run: Path, capsys: pytest
     command = ["settle", str(run), "--rounds", "1", "--trainings", "singles"]
     assert main(command) == 0
     assert "Settled:" in capsys.readouterr().out
-    kept = run / "settled_3.jsonl"
+    kept = run / "settled_accuracy_3.jsonl"
     lines = kept.read_bytes().splitlines(keepends=True)
     assert len(lines) == 1 + 5
     before = rows(run / "settled.csv")
@@ -123,12 +131,57 @@ def test_the_command_goes_on_and_its_shares_sum_to_one(run: Path, capsys: pytest
 
 def test_seeds_tell_the_noise(run: Path) -> None:
     settle(run, "singles", rounds=1, seeds=2, metric="negative_loss")
-    assert {file.name for file in run.glob("settled*")} == {"settled_3.jsonl", "settled_4.jsonl", "settled.csv"}
+    assert {file.name for file in run.glob("settled*")} == {
+        "settled_negative_loss_3.jsonl",
+        "settled_negative_loss_4.jsonl",
+        "settled.csv",
+    }
     assert all(float(row["high"]) > float(row["low"]) for row in rows(run / "settled.csv"))
-    with pytest.raises(ConfigurationError, match=r"holds trainings of other settings \(metric\)"):
-        settle(run, "singles", rounds=1)
+    settle(run, "singles", rounds=1)  # another performance has trainings of its own
+    assert (run / "settled_accuracy_3.jsonl").is_file()
     for file in run.glob("settled*"):
         file.unlink()
+
+
+def test_all_coalitions_of_one_seed_have_no_interval(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settle", str(run), "--rounds", "1", "--trainings", "all"]) == 0
+    assert "nothing tells the error of their values: use --seeds 2" in " ".join(capsys.readouterr().out.split())
+    found = rows(run / "settled.csv")
+    assert {row["low"] for row in found} == {row["high"] for row in found} == {"nan"}
+    assert [float(row["kernel_shap"]) for row in found] == pytest.approx([float(row["value"]) for row in found])
+    assert main(["report", str(run), "--out", str(run / "all.md")]) == 0
+    for file in run.glob("settled*"):
+        file.unlink()
+
+
+def test_where_kernel_shap_disagrees_it_is_said(
+    run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    far = torch.tensor([9.0, 0.0, 0.0], dtype=torch.float64)
+    monkeypatch.setattr("flsv.cli.settle.kernel_shap", lambda masks, utilities: far.clone())
+    assert main(["settle", str(run), "--rounds", "1", "--trainings", "singles"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "KernelSHAP of the same trainings is outside of the interval of" in said
+    page = run / "all.md"
+    assert main(["report", str(run), "--out", str(page)]) == 0
+    assert "KernelSHAP of the same trainings is outside of the interval of" in page.read_text()
+    for file in run.glob("settled*"):
+        file.unlink()
+
+
+def test_it_inherits_the_runs_performance() -> None:
+    def of(**metrics: Any) -> tuple[str, str | None]:
+        return _performance_of(FederatedLoop(metrics=metrics, print_table=False))
+
+    loss = CumulativeShapley(performance="negative_loss")
+    assert of(cssv=ClassSpecificShapley()) == ("accuracy", None)
+    assert of(cssv=ClassSpecificShapley(), sv=loss) == ("negative_loss", None)
+    assert of(sv=CumulativeShapley(performance="val_loss", mode="min")) == ("val_loss", "min")
+    assert of(sv=GradientAgreementGame(performance="val_loss", mode="min")) == ("val_loss", "min")
+    assert of(sv=PartialFederatedShapley(num_classes=3, per_class=True)) == ("balanced_accuracy", None)
+    assert of(sv=GradientShapley(), own=GradientAgreement()) == ("negative_loss", None)
+    with pytest.raises(ConfigurationError, match="value by negative_loss, accuracy: say which one by --metric"):
+        of(sv=loss, loo=LeaveOneOut())
 
 
 def test_a_metric_of_the_run_joins_the_fit(run: Path) -> None:
@@ -155,12 +208,12 @@ def test_who_is_held_takes_part_and_has_no_value_until_somebody_has_looked(
     found = rows(held / "settled.csv")
     assert [row["value"] == "nan" for row in found] == [True, False, True]
     assert [float(row["share"]) for row in found] == [0, 1, 0]
-    trained = (held / "settled_3.jsonl").read_text()
+    trained = (held / "settled_accuracy_3.jsonl").read_text()
     assert [json.loads(line)["members"] for line in trained.splitlines()[1:4]] == [[], [0, 1, 2], [0]]
     assert main(["report", str(held), "--pay", "0"]) == 0
     assert "held back of: client 2." in (held / "report.md").read_text()
     assert main(settling) == 0
-    assert (held / "settled_3.jsonl").read_text() == trained  # nobody was trained again
+    assert (held / "settled_accuracy_3.jsonl").read_text() == trained  # nobody was trained again
     assert [row["value"] == "nan" for row in rows(held / "settled.csv")] == [False, False, True]
 
 
@@ -203,11 +256,11 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
         assert (run / "settled.csv").read_bytes() == before
     # The same data in another folder are the same, and none of the trainings is done again.
     write(rows)
-    kept = (run / "settled_3.jsonl").read_bytes()
+    kept = (run / "settled_accuracy_3.jsonl").read_bytes()
     (tmp_path / "moved").mkdir()
     moved = file.rename(tmp_path / "moved" / file.name)
     assert main([*again, f"--data.source={moved}"]) == 0
-    assert (run / "settled_3.jsonl").read_bytes() == kept
+    assert (run / "settled_accuracy_3.jsonl").read_bytes() == kept
 
 
 def test_rounds_in_which_a_client_was_named_are_taken_off_its_value(run: Path, tmp_path: Path) -> None:
@@ -230,3 +283,5 @@ def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     (tmp_path / "config.yaml").write_text("seed_everything: 0\n")
     with pytest.raises(ConfigurationError, match="seeds=0: expected 1 or more"):
         settle(tmp_path, seeds=0)
+    with pytest.raises(ConfigurationError, match="mode='min': say by metric, too"):
+        settle(tmp_path, mode="min")

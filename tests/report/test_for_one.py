@@ -71,9 +71,11 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
     record["logged"] = {"val_accuracy": 0.1 + sum(last.values())}
     (folder / "run.json").write_text(json.dumps(record))
     settled = [
-        (i, names[i], x, x - own(i, "a"), x + own(i, "b"), x / sum(last.values())) for i, x in sorted(last.items())
+        (i, names[i], x, x - own(i, "a"), x + own(i, "b"), x / sum(last.values()), x) for i, x in sorted(last.items())
     ]
-    save_csv(folder / "settled.csv", [("client", "client_name", "value", "low", "high", "share"), *settled])
+    save_csv(
+        folder / "settled.csv", [("client", "client_name", "value", "low", "high", "share", "kernel_shap"), *settled]
+    )
     accuracies = [[own(i, "alone"), own(i, "received"), own(i, "trained")] for i in range(clients)]
     head = ["client", *(f"accuracy_{what}" for what in ("alone", "received", "trained"))]
     save_csv(folder / "gains.csv", [head, *([i, *row] for i, row in enumerate(accuracies))])
