@@ -8,11 +8,11 @@ What a metric says during a run is cheap and approximate. This trains the same f
 only: each alone, all but one, all (2 n + 1 trainings), and fits what these come to; the values of the fitted game are
 what is settled by. They are written to settled.csv in the run's folder with intervals, and shown by flsv report, beside
 KernelSHAP of the same trainings, which assumes nothing of the game; where that is outside of an interval, it is said.
-Models are judged as the run's metrics judged them, or by --metric; trainings are kept for each of these. A
-client whose payment is held back (see flsv report --pay) takes part, and has no value until somebody has looked at it;
-then settle again. Rounds in which a client's update was at fault (not finite, or far larger than all others) are taken
-off its value, by their share of all its rounds. Data that are not the run's are refused. A training that is done is
-kept: start again what was stopped.
+Models are judged as the run's metrics judged them, or by --metric; trainings are kept for each of these. Where that is
+accuracy and most samples are of one class, it is said. A client whose payment is held back (see flsv report --pay)
+takes part, and has no value until somebody has looked at it; then settle again. Rounds in which a client's update was
+at fault (not finite, or far larger than all others) are taken off its value, by their share of all its rounds. Data
+that are not the run's are refused. A training that is done is kept: start again what was stopped.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from scipy import stats
 from torch import Tensor
 
 from flsv import FederatedLoop
+from flsv._lightning.evaluation import all_on_device
 from flsv.cli.help import command_parser, positive
 from flsv.cli.parser import FederatedCLI, make_cli
 from flsv.cli.paths import shown
@@ -41,7 +42,8 @@ from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_co
 from flsv.functional.shapley.kernel_shap import kernel_shap
 from flsv.games.kept import KeptUtility
 from flsv.games.retraining import RetrainedUtility
-from flsv.report.blocks import NONE
+from flsv.report.blocks import NONE, percent
+from flsv.report.caveats import MOSTLY, ONE_CLASS
 from flsv.report.reading import open_run, read_record
 from flsv.reporting.folder_lock import FolderLock
 from flsv.reporting.names import CONTRIBUTIONS, RECORD, SETTLED
@@ -66,7 +68,7 @@ QUIET = (
 )
 #: Callbacks that watch a run for its own sake, or end it: a coalition's training has its length.
 _OF_THE_RUN = (Checkpoint, EarlyStopping, LearningRateMonitor)
-HEADER = ("client", "client_name", "value", "low", "high", "share", "kernel_shap")
+HEADER = ("client", "client_name", "value", "low", "high", "share", "kernel_shap", "majority")
 
 
 def settle(
@@ -101,7 +103,8 @@ def settle(
         A row per client, by the names in :data:`HEADER`, and the file that they were written to. Clients whose
         payment the run holds back have no value, and the share 0; of the value of those in whose updates it found
         fault, the share of those rounds is taken off. The ends are NaN where all coalitions were trained once: then
-        nothing tells an error.
+        nothing tells an error. ``majority`` is the accuracy of whoever always answers with the validation set's most
+        frequent class, NaN where models are not judged by accuracy.
 
     Raises:
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
@@ -149,6 +152,7 @@ def settle(
             masks = few_coalitions(utility.num_players, which)
             utilities.append(KeptUtility(utility, run / name, settings, ranks, told)(masks))
         names = cli.datamodule.client_names
+        majority = _majority(cli) if metric == "accuracy" else float("nan")
     table = torch.stack(utilities)
     noise = float(table.var(0).mean().sqrt()) / seeds**0.5 if seeds > 1 else None
     told_before = None if hint is None else _last_values(run, hint)
@@ -158,6 +162,7 @@ def settle(
         stderr = torch.full_like(stderr, torch.nan)  # exact, and one seed does not tell its noise
     additive, _ = _payable(run, kernel_shap(masks, table.mean(0)), stderr)
     rows = _rows(names, *_payable(run, found.values.double(), stderr), additive, level)
+    rows = [{**row, "majority": majority} for row in rows]
     path = run / SETTLED
     if ranks.rank == 0:
         write_rows(path, HEADER, rows)
@@ -253,6 +258,13 @@ def _performance_of(loop: FederatedLoop) -> tuple[str, str | None]:
     return next(iter(named), ("accuracy", None))
 
 
+def _majority(cli: FederatedCLI) -> float:
+    """The share of the most frequent class of the server's validation set."""
+    cli.trainer.strategy.connect(cli.model)  # whose hooks may make the pairs of what the loaders give
+    labels = torch.cat([y for _, y in all_on_device(cli.trainer, cli.datamodule.val_dataloader())])
+    return float(labels.bincount().max()) / len(labels)
+
+
 def _rows(names: Sequence[str], values: Tensor, stderr: Tensor, additive: Tensor, level: float) -> list[dict[str, Any]]:
     half = float(stats.norm.ppf((1 + level) / 2)) * stderr
     total = float(values.clamp_min(0).nansum())
@@ -333,4 +345,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             f"KernelSHAP of the same trainings is outside of the interval of {', '.join(others)}: the shape that the "
             "fit takes the game for decides there. Use --trainings all."
         )
+    if rows[0]["majority"] >= MOSTLY:
+        print(ONE_CLASS.format(percent(rows[0]["majority"])))
     print(f"Settled: {shown(path)}")

@@ -103,6 +103,13 @@ AT_CHANCE = (
     "By {} on the validation set the model is not told apart from one that always gives the same answer: it cannot be "
     "said to have learned, and who contributed what to it is chance. Nothing should be paid by these values."
 )
+#: Of the validation set in one class, from which on accuracy says little of who taught the model what.
+MOSTLY = 0.7
+ONE_CLASS = (
+    "{} of the validation set is of one class: an answer that is always the same has most of the accuracy that these "
+    "values share out, and a client whose data teach nothing is paid nearly like the others. Settle by --metric "
+    "balanced_accuracy or negative_loss."
+)
 ONE_RUN = (
     "This is one run with one seed. Before anything of worth is shared out by it, repeat it with other seeds and see "
     "whether the order of the clients stays."

@@ -23,7 +23,7 @@ from flsv.report.blocks import (
     numbers,
     percent,
 )
-from flsv.report.caveats import AT_CHANCE, ONE_RUN, caveats
+from flsv.report.caveats import AT_CHANCE, MOSTLY, ONE_CLASS, ONE_RUN, caveats
 from flsv.report.figures import (
     algorithm,
     client_label,
@@ -270,6 +270,9 @@ def _settled(run: Run) -> list[Section]:
             f"{', '.join(client_label(run, client) for client in others)}: there the shape that the fit takes the game "
             "for decides. Train more coalitions before paying by it."
         )
+    majority = rows[order[0]]["majority"]
+    if majority >= MOSTLY:
+        text += " " + ONE_CLASS.format(percent(majority))
     return [Section("Settled by training again", [Text(text), Bars(names, values, low, high), table])]
 
 

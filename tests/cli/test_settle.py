@@ -154,6 +154,25 @@ def test_all_coalitions_of_one_seed_have_no_interval(run: Path, capsys: pytest.C
         file.unlink()
 
 
+def test_where_one_class_has_most_of_the_accuracy_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [f"{'AB'[i % 2]},{i % 7},{i % 3},{'ny'[i % 5 == 0]}" for i in range(100)]
+    (tmp_path / "clinics.csv").write_text("\n".join(["clinic,age,dose,ill", *rows, ""]))
+    data = {"source": str(tmp_path / "clinics.csv"), "label": "ill", "groups": "clinic"}
+    model = {"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}}
+    config = {**CONFIG, "model": model, "data": data, "federation": {"print_table": False, "figures_every": 0}}
+    (tmp_path / "federation.yaml").write_text(yaml.safe_dump(config))
+    assert main(["fit", "--config", str(tmp_path / "federation.yaml"), f"--trainer.default_root_dir={tmp_path}"]) == 0
+    run = next(tmp_path.glob("lightning_logs/*"))
+    for metric, said in (("accuracy", True), ("negative_loss", False)):
+        capsys.readouterr()
+        assert main(["settle", str(run), "--trainings", "singles", "--metric", metric]) == 0
+        assert ("of the validation set is of one class" in " ".join(capsys.readouterr().out.split())) is said
+        assert main(["report", str(run), "--out", str(run / "all.md")]) == 0
+        assert ("of the validation set is of one class" in (run / "all.md").read_text()) is said
+
+
 def test_where_kernel_shap_disagrees_it_is_said(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
