@@ -41,12 +41,20 @@ class RoundBoundary:
             epochs["started"] = epochs["processed"] = epochs["ready"]
             batches["started"] = batches["processed"] = batches["completed"] = batches["ready"]
 
-    def stand(self) -> None:
-        """Put a trainer whose fit has ended after aggregation at the epoch's end: another fit goes on from there."""
-        checkpoint = {"loops": {"fit_loop": self._trainer.fit_loop.state_dict()}}
+    def close(self, trainer: L.Trainer, rounds: int) -> None:
+        """Before another fit of the same trainer: the epoch of a round that was done, as when the validation after it
+        was stopped, has ended. Not when it was: callbacks would name what they then save by the next epoch.
+
+        Args:
+            trainer: of the fit that begins.
+            rounds: that are done.
+        """
+        if trainer is not self._trainer or rounds <= trainer.current_epoch:
+            return
+        checkpoint = {"loops": {"fit_loop": trainer.fit_loop.state_dict()}}
         self.close_epoch(checkpoint)
-        self._trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
-        epochs: Any = self._trainer.fit_loop.epoch_progress.current
+        trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
+        epochs: Any = trainer.fit_loop.epoch_progress.current
         epochs.completed = epochs.processed  # what trainer.current_epoch says
 
 

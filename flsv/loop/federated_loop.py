@@ -263,6 +263,8 @@ class FederatedLoop(ToldLoop):
             return
         data = check_setup(trainer, pl_module, self.board, self.strategies, self.sampler, self.evaluate_clients_every)
         check_callbacks(trainer, self.metrics, data.num_clients, self.evaluate_clients_every, self)
+        if (boundary := vars(self).get("_boundary")) is not None:
+            boundary.close(trainer, self.round_index)
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
@@ -442,8 +444,6 @@ class FederatedLoop(ToldLoop):
             self._discard(f"{type(exception).__name__} {self._place()}")
             with suppress(OSError):  # what went wrong first matters more
                 self._record_found()
-        elif self._fitting and self.round_index > trainer.current_epoch:
-            self._boundary.stand()  # in validation, say: the round is done, so its epoch is
         self._average.give_back(pl_module)
         if self._progress is not None:
             self._progress.cancel()
