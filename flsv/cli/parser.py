@@ -26,7 +26,7 @@ from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
 from flsv.cli.packaged import config_name
 from flsv.cli.predictions import WritePredictions
 from flsv.errors import ConfigurationError
-from flsv.reporting.folder import check_writable, runs_folder
+from flsv.reporting.folder import check_writable, leaves_files, runs_folder
 from flsv.server.fingerprint import dealt
 from flsv.server.identity import Identity, configured
 
@@ -127,7 +127,7 @@ class FederatedCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """A closing line, unless the run left no trace."""
-        if not self.quiet and self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if not self.quiet and self.trainer.is_global_zero and leaves_files(self.trainer):
             say_where(self.trainer)
 
     def after_predict(self) -> None:

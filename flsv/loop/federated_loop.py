@@ -156,7 +156,9 @@ class FederatedLoop(ToldLoop):
         aggregator, metrics, ...: the arguments, by their names. They are read only: :meth:`replace` gives a loop of
             others.
         state: what stands between two rounds; the properties below read it.
-        write_csv: whether ``contributions.csv`` is written, and the run's folder kept to this run.
+        write_csv: whether ``contributions.csv``, ``run.json`` and the clients' pictures are written, and the run's
+            folder kept to this run. A trainer with neither a logger nor a ``default_root_dir`` has no folder for them,
+            and nothing is written.
 
     Raises:
         ConfigurationError: a wrong argument or combination, before training starts.
@@ -268,7 +270,7 @@ class FederatedLoop(ToldLoop):
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
-        if self.write_csv and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._leaves_files(trainer) and trainer.is_global_zero:
             self._lock = FolderLock(run_folder(trainer))
         self._data, self._fitting = data, True
         # Of the objects as the first fit finds them: later they may hold what they have learnt.

@@ -18,6 +18,7 @@ from flsv.games import Scores
 from flsv.games.constant import told_apart
 from flsv.loop.saved import SavedLoop
 from flsv.privacy import GaussianPrivacy
+from flsv.reporting.folder import leaves_files
 from flsv.reporting.progress import ProgressText
 from flsv.reporting.record import ended, record_of, write_record
 from flsv.reporting.reporter import Reporter
@@ -45,6 +46,10 @@ class ToldLoop(SavedLoop):
     _start: Scores | None
     _monitored: set[str]
 
+    def _leaves_files(self, trainer: L.Trainer) -> bool:
+        """Whether this run's folder is written into, by whichever process."""
+        return self.write_csv and leaves_files(trainer)
+
     def _begin_reports(self, trainer: L.Trainer, fit: OneProcess) -> None:
         data = self._data
         self._reporter = Reporter(
@@ -53,13 +58,12 @@ class ToldLoop(SavedLoop):
             data.class_names,
             per_class=self.log_per_class,
             figures_every=self.figures_every,
+            csv=self._leaves_files(trainer) and trainer.is_global_zero,
             client_names=data.client_names,
             client_runs=self.client_runs,
             evaluated=self.evaluate_clients_every > 0,
         )
         self._reporter.folder = fit.ranks.from_rank(0, self._reporter.folder, "the run's folder")
-        if not self.write_csv or not trainer.is_global_zero:
-            self._reporter.csv = None
         partition = partial(plot_partition, data.class_counts, data.class_names, data.client_names)
         described = settings(self.arguments, data, self.state.seed)
         if self._reporter.csv is not None:
@@ -109,7 +113,7 @@ class ToldLoop(SavedLoop):
             monitored.pop(name, None)
         monitored.update(known)
         self._monitored = set(known)
-        if self._reporter.figures_due(index) and self.write_csv and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self._reporter.figures_due(index) and self._leaves_files(trainer):
             fit.write_artifacts(round, self._reporter.folder / "clients")
 
     def _scores(self, fit: OneProcess) -> Scores | None:

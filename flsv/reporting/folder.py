@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import tempfile
 from pathlib import Path
 
@@ -36,6 +37,20 @@ def check_writable(folder: Path) -> None:
         raise ConfigurationError(
             f"nothing can be written into {folder}: {error.strerror}. Name another folder, or make this one writable."
         ) from error
+
+
+def leaves_files(trainer: L.Trainer) -> bool:
+    """Whether a run may write into :func:`run_folder`. Not in a ``fast_dev_run``, which leaves no trace; nor where that
+    is the working folder for want of another: neither a logger nor a ``default_root_dir`` is given.
+
+    Example:
+        >>> quiet = {"logger": False, "accelerator": "cpu", "enable_checkpointing": False}
+        >>> leaves_files(L.Trainer(**quiet)), leaves_files(L.Trainer(default_root_dir="runs", **quiet))
+        (False, True)
+    """
+    # What is given may be ".", but what Lightning takes in its place is a whole path.
+    somewhere = bool(trainer.loggers) or trainer.default_root_dir != os.getcwd()
+    return somewhere and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
 
 def run_folder(trainer: L.Trainer) -> Path:

@@ -36,13 +36,14 @@ class Reporter:
         class_names: names of the classes, or None.
         per_class: whether ``[n, M]`` values are logged per class too; columns that are no classes are in the CSV only.
         figures_every: rounds between two figures of a metric; 0 for none; None for ten in the run.
+        csv: whether the values are written to ``contributions.csv`` of the run's folder.
         client_names: names of the clients, or None.
         client_runs: whether every client has a run of its own in TensorBoard; "auto": up to 30 clients have.
         evaluated: whether the clients' own models are evaluated.
 
     Attributes:
         folder: of this run, see :func:`flsv.reporting.folder.run_folder`.
-        csv: the file of contributions; None in a fast_dev_run, which leaves no trace.
+        csv: the file of contributions; None where none is written.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Reporter:
         class_names: Sequence[str] | None,
         per_class: bool,
         figures_every: int | None,
+        csv: bool = True,
         client_names: Sequence[str] | None = None,
         client_runs: bool | str = "auto",
         evaluated: bool = False,
@@ -62,7 +64,7 @@ class Reporter:
         self._ends: dict[str, Tensor] = {}
         self.folder = run_folder(trainer)
         path = self.folder / "contributions.csv"
-        self.csv = None if trainer.fast_dev_run else ContributionsFile(path, client_names, class_names)  # type: ignore[attr-defined]
+        self.csv = ContributionsFile(path, client_names, class_names) if csv else None
         self._board = TensorBoardRun(
             trainer, metrics, client_names, class_names, per_class, client_runs, figures_every, evaluated
         )
