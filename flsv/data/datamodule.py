@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from flsv._lightning.nested_hparams import keep_apart
 from flsv._lightning.old_package import check_package
 from flsv.data.corruption import Corruption
 from flsv.data.corruption.open_set import unknown_classes
@@ -409,6 +410,7 @@ class FederatedDataModule(FederationView):
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
+keep_apart()  # a source from its data module
 
 
 def _is_path(source: Any) -> bool:

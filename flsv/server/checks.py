@@ -138,12 +138,18 @@ def check_setup(
     """
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
-        got, wrapped = type(data).__name__, "my_datamodule"
+        got, wrapped, in_yaml = type(data).__name__, "my_datamodule", ""
         if data is None:
             got, wrapped = "dataloaders", "loader.dataset, val=val_loader.dataset, batch_size=32"
+        else:
+            in_yaml = (
+                " In the YAML of a LightningCLI(MyModule), which takes any data module: data: {class_path: "
+                f"flsv.FederatedDataModule, init_args: {{source: {type(data).__module__}.{type(data).__qualname__}, "
+                "partitioner: {class_path: flsv.data.IIDPartitioner, init_args: {num_clients: 5}}}}."
+            )
         raise ConfigurationError(
-            f"FederatedLoop trains on a FederatedDataModule, and got {got}. Wrap what you have: "
-            f"trainer.fit(module, FederatedDataModule({wrapped}, partitioner=IIDPartitioner(5)))."
+            f"FederatedLoop trains on a FederatedDataModule, and got {got}. Wrap what you have, and say who the "
+            f"clients are: trainer.fit(module, FederatedDataModule({wrapped}, partitioner=IIDPartitioner(5))).{in_yaml}"
         )
     for finder in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(finder, BatchSizeFinder | LearningRateFinder):

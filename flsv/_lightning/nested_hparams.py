@@ -1,0 +1,30 @@
+"""``save_hyperparameters`` of an object that a LightningCLI makes for the argument of another.
+
+Where class paths stand for the model or the data, Lightning gives every LightningModule, or data module, of the
+configuration the arguments of the outermost: a data module that is a ``FederatedDataModule``'s source would have the
+``FederatedDataModule``'s, in its own ``__init__`` already.
+"""
+
+from __future__ import annotations
+
+import pydoc
+from functools import wraps
+from typing import Any
+
+from lightning.pytorch import cli
+
+
+def keep_apart() -> None:
+    """From now on, what is nested saves its own arguments, as it does where Python makes it."""
+    plain = cli._InstantiatorFn.__call__
+
+    @wraps(plain)
+    def call(self: Any, class_type: type, *args: Any, **kwargs: Any) -> Any:
+        self.cli._dump_config()
+        asked = pydoc.locate((self.cli.config_dump.get(self.key) or {}).get("class_path", ""))
+        if isinstance(asked, type) and asked is not class_type:
+            kwargs.pop("applied_instantiation_links", None)  # said to Lightning's instantiator, not to the class
+            return class_type(*args, **kwargs)
+        return plain(self, class_type, *args, **kwargs)
+
+    cli._InstantiatorFn.__call__ = call  # type: ignore[method-assign]

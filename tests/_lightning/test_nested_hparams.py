@@ -1,0 +1,121 @@
+"""Lightning's own LightningCLI, with the loop among the trainer's callbacks: whose hyper-parameters are whose."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch.cli import LightningCLI
+from toys import vector
+
+from flsv.cli.parser import make_cli
+from flsv.errors import ConfigurationError
+
+PROJECT = """
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from toys import FEATURES, Plain, network
+
+
+class Module(Plain):
+    def __init__(self, width: int = 8):
+        super().__init__(network(batch_norm=False))
+        self.save_hyperparameters()
+
+
+class Outer(Plain):
+    def __init__(self, inner: L.LightningModule, depth: int = 2):
+        super().__init__()
+        self.save_hyperparameters(ignore="inner")
+        self.inner = inner
+
+
+class Data(L.LightningDataModule):
+    def __init__(self, batch_size: int = 8, samples: int = 100):
+        super().__init__()
+        self.save_hyperparameters()
+        self.half = self.hparams.samples // 2  # in __init__ already
+
+    def setup(self, stage):
+        x = torch.randn(2 * self.half, FEATURES, generator=torch.Generator().manual_seed(0))
+        self.sets = TensorDataset(x, (x[:, 0] > 0).long() + (x[:, 1] > 0))
+
+    def train_dataloader(self):
+        return DataLoader(self.sets, batch_size=self.hparams.batch_size, shuffle=True)
+"""
+SOURCE = {"class_path": "nested_project.Data", "init_args": {"samples": 60}}
+DEALT = {"source": SOURCE, "partitioner": {"class_path": "flsv.data.IIDPartitioner", "init_args": {"num_clients": 3}}}
+OWN = {"batch_size": 8, "samples": 60}
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    (tmp_path / "nested_project.py").write_text(PROJECT)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["fit.py"])
+    yield
+    sys.modules.pop("nested_project", None)
+
+
+def written(folder: Path, **sections: Any) -> str:
+    loop = {"metrics": {"cssv": "flsv.metrics.ClassSpecificShapley"}, "seed": 1, "print_table": False}
+    trainer = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "default_root_dir": str(folder),
+        "callbacks": [{"class_path": "flsv.FederatedLoop", "init_args": loop}],
+    }
+    config = {"model": "nested_project.Module", "trainer": trainer, "seed_everything": 3, **sections}
+    path = folder / "federation.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
+
+
+def test_a_plain_lightning_cli_federates_by_its_callbacks(tmp_path: Path) -> None:
+    data = {"class_path": "flsv.FederatedDataModule", "init_args": DEALT}
+    path = written(tmp_path, data=data)
+    whole = LightningCLI(args=["fit", "--config", path])
+    assert dict(whole.datamodule.source.hparams) == OWN
+    assert whole.datamodule.num_samples.sum() == 54
+    assert (whole.model.hparams.width, whole.model.hparams._class_path) == (8, "nested_project.Module")
+    run = Path(whole.trainer.log_dir or "")
+    assert (run / "contributions.csv").is_file()
+
+    half = LightningCLI(args=["fit", "--config", path, "--trainer.max_epochs", "1"])
+    (checkpoint,) = Path(half.trainer.log_dir or "", "checkpoints").iterdir()
+    resumed = LightningCLI(args=["fit", "--config", path, "--ckpt_path", str(checkpoint)])
+    assert resumed.trainer.current_epoch == 2
+    assert torch.equal(vector(resumed.model), vector(whole.model))
+
+
+def test_a_module_nested_in_a_module_has_its_own(tmp_path: Path) -> None:
+    inner = {"class_path": "nested_project.Module", "init_args": {"width": 5}}
+    model = {"class_path": "nested_project.Outer", "init_args": {"inner": inner, "depth": 4}}
+    found = LightningCLI(args=["--config", written(tmp_path, model=model)], run=False).model
+    assert dict(found.inner.hparams) == {"width": 5}
+    assert found.hparams.depth == 4
+
+
+def test_so_it_is_on_flsvs_own_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(yaml.safe_dump({"model": "nested_project.Module", "data": DEALT}))
+    made = make_cli(["--config", str(path)], run=False, quiet=True)
+    assert dict(made.datamodule.source.hparams) == OWN
+
+
+def test_whoever_gives_plain_data_is_told_the_yaml(tmp_path: Path) -> None:
+    path = written(tmp_path, data=SOURCE)
+    with pytest.raises(ConfigurationError, match=r"say who the clients are: .* LightningCLI\(MyModule\)") as error:
+        LightningCLI(args=["fit", "--config", path])
+    told = str(error.value)
+    data = yaml.safe_load(told[told.index("data: ") :].removesuffix("."))["data"]
+    made = LightningCLI(args=["--config", written(tmp_path, data=data)], run=False).datamodule
+    assert made.num_clients == 5
+    assert dict(made.source.hparams) == {"batch_size": 8, "samples": 100}
