@@ -19,6 +19,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 # ClassifierClient, so that it is found by its bare name: jsonargparse looks among the classes that are there.
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
+from flsv._lightning.durable import check_writable
 from flsv.cli.checkpoints import check_there, default_checkpoints, find_checkpoint
 from flsv.cli.closing import say_where
 from flsv.cli.composed import overridden
@@ -26,7 +27,7 @@ from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
 from flsv.cli.packaged import config_name
 from flsv.cli.predictions import WritePredictions
 from flsv.errors import ConfigurationError
-from flsv.reporting.folder import check_writable, leaves_files, runs_folder
+from flsv.reporting.folder import leaves_files, runs_folder
 from flsv.server.fingerprint import dealt
 from flsv.server.identity import Identity, configured
 

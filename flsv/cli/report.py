@@ -16,10 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from flsv._lightning.durable import check_writable
 from flsv.cli.help import command_parser
 from flsv.cli.paths import shown
 from flsv.report import pay, write_report
-from flsv.reporting.folder import check_writable
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:

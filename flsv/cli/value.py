@@ -17,6 +17,7 @@ from pathlib import Path
 from jsonargparse import SUPPRESS
 from torch import Tensor
 
+from flsv._lightning.durable import check_writable
 from flsv.cli.counted_bar import counted_bar
 from flsv.cli.options import CONFIG_HELP, ConfigFile, PlainParser
 from flsv.cli.paths import shown
@@ -25,7 +26,6 @@ from flsv.data import FederatedDataModule
 from flsv.drawing import drawing
 from flsv.errors import ConfigurationError
 from flsv.participants.artifacts import client_folders, write_artifacts
-from flsv.reporting.folder import check_writable
 from flsv.reporting.table import chosen, client_columns, make_console, print_table
 from flsv.reporting.valuation_events import write_events
 from flsv.seeding import generator_for

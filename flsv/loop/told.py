@@ -20,7 +20,8 @@ from flsv.loop.saved import SavedLoop
 from flsv.privacy import GaussianPrivacy
 from flsv.reporting.folder import leaves_files
 from flsv.reporting.progress import ProgressText
-from flsv.reporting.record import ended, record_of, write_record
+from flsv.reporting.record import ended, record_of
+from flsv.reporting.record_schema import write_record
 from flsv.reporting.reporter import Reporter
 from flsv.round import Round
 from flsv.server.description import chosen, settings

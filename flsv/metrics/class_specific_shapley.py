@@ -45,7 +45,7 @@ class ClassSpecificShapley(ContributionMetric):
     A cosine does not say how much data stands behind it: a client that splits its samples between two names is worth
     nearly twice as much. With ``weighting="samples"``, which is not the paper's, ``per_client`` multiplies the mean by
     the client's number of samples, as :class:`flsv.aggregation.ShapFedWA` does for its weights: two halves then come to
-    about the whole. The cosines stay what they are. Numbers of samples are the clients' own claims;
+    the whole or to less. The cosines stay what they are. Numbers of samples are the clients' own claims;
     ``FederatedLoop(sample_cap=)`` bounds them.
 
     Args:

@@ -19,6 +19,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from flsv.arguments import check_number
+from flsv.models.optimizers import optimizer_and_scheduler
 
 
 class CharacterModel(L.LightningModule):
@@ -85,8 +86,8 @@ class CharacterModel(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer over all parameters and, if there is one, the scheduler."""
-        optimizer = self._make_optimizer(self.parameters())
-        return optimizer if self._make_scheduler is None else ([optimizer], [self._make_scheduler(optimizer)])
+        optimizer, scheduler = optimizer_and_scheduler(self._make_optimizer, self._make_scheduler, self.parameters())
+        return optimizer if scheduler is None else ([optimizer], [scheduler])
 
     def _predicted(self, batch: Any) -> tuple[Tensor, Tensor]:
         """The loss, and the share of characters predicted."""

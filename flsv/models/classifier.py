@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.models import build_network
+from flsv.models.optimizers import optimizer_and_scheduler
 from flsv.models.scores import EpochScores
 from flsv.models.shapes import check_num_classes, check_output
 
@@ -200,10 +201,9 @@ class ClassifierClient(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer over all parameters and, if there is one, the scheduler at its interval."""
-        optimizer = self._make_optimizer(self.parameters())
-        if self._make_scheduler is None:
+        optimizer, scheduler = optimizer_and_scheduler(self._make_optimizer, self._make_scheduler, self.parameters())
+        if scheduler is None:
             return optimizer
-        scheduler = self._make_scheduler(optimizer)
         config: dict[str, Any] = {"scheduler": scheduler, "interval": self._scheduler_interval}
         if isinstance(scheduler, ReduceLROnPlateau):
             config["monitor"] = getattr(scheduler, "monitor", "val_loss")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from flsv.errors import ConfigurationError
 from flsv.models.layers import dense_stack
+from flsv.models.optimizers import optimizer_and_scheduler
 from flsv.models.shapes import flat_size
 
 
@@ -109,8 +110,8 @@ class RegressorClient(L.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer over all parameters and, if there is one, the scheduler."""
-        optimizer = self._make_optimizer(self.parameters())
-        return optimizer if self._make_scheduler is None else ([optimizer], [self._make_scheduler(optimizer)])
+        optimizer, scheduler = optimizer_and_scheduler(self._make_optimizer, self._make_scheduler, self.parameters())
+        return optimizer if scheduler is None else ([optimizer], [scheduler])
 
     def _compared(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         predicted, y = self(batch[0]), batch[1]

@@ -12,7 +12,7 @@ from flsv.report.for_one import page_for_one
 from flsv.report.html import to_html
 from flsv.report.markdown import to_markdown
 from flsv.report.reading import Run, open_run
-from flsv.reporting.record import write_record
+from flsv.reporting.record_schema import write_record
 
 WRITERS = {".html": to_html, ".md": to_markdown}
 

@@ -2,41 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import tempfile
 from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
-
-from flsv.errors import ConfigurationError
-
-
-def check_writable(folder: Path) -> None:
-    """Whether a folder, which need not be there yet, can be written into; nothing is left behind.
-
-    Raises:
-        ConfigurationError: it cannot.
-        OSError: for want of space.
-
-    Example:
-        >>> with tempfile.NamedTemporaryFile() as file:
-        ...     check_writable(Path(file.name, "runs"))  # doctest: +ELLIPSIS
-        Traceback (most recent call last):
-            ...
-        flsv.errors.ConfigurationError: nothing can be written into ...: Not a directory...
-    """
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            return
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise ConfigurationError(
-            f"nothing can be written into {folder}: {error.strerror}. Name another folder, or make this one writable."
-        ) from error
 
 
 def leaves_files(trainer: L.Trainer) -> bool:

@@ -6,8 +6,8 @@ import os
 import time
 from pathlib import Path
 
+from flsv._lightning.durable import check_writable
 from flsv.errors import ConfigurationError
-from flsv.reporting.folder import check_writable
 
 try:
     import fcntl

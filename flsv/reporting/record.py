@@ -6,37 +6,21 @@ the hashes by which a second run can be told to be the same. A killed run has it
 
 from __future__ import annotations
 
-import json
-import math
 import platform
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._lightning.durable import replacing
 from flsv.data import FederatedDataModule
 from flsv.metrics import ContributionMetric
 from flsv.metrics.guide import what_it_is
 from flsv.participants.artifacts import client_folders
-from flsv.reporting.names import RECORD, VERSION
-
-
-def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write ``run.json`` anew: whole, or as it was.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    with replacing(folder / RECORD) as file:
-        file.write(json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False).encode())
+from flsv.reporting.names import VERSION
 
 
 def record_of(
@@ -122,18 +106,3 @@ def _plain_words(text: str) -> str:
         'See flsv.metrics.CGSV, [n].'
     """
     return re.sub(r":\w+:`~?([^`]*)`", r"\1", text).replace("``", "")
-
-
-def _plain(value: Any) -> Any:
-    """As JSON can hold it: numbers that are not finite are null, objects their repr."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, Tensor):
-        return _plain(value.tolist())
-    if isinstance(value, str) or value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Sequence):
-        return [_plain(item) for item in value]
-    return repr(value)

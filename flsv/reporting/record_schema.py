@@ -1,15 +1,31 @@
-"""What stands in ``run.json``, so that whoever reads it need not ask again."""
+"""What stands in ``run.json``, so that whoever reads it need not ask again, and the file itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from flsv._lightning.durable import replacing
 from flsv.csv_files import LARGEST
+from flsv.reporting.names import RECORD
 
 Is = Callable[[Any], bool]
 #: Of whole numbers: what 64 bits hold.
 _MOST = 2**63
+
+
+def write_record(folder: Path, record: Mapping[str, Any]) -> None:
+    """Write ``run.json`` anew: whole, or as it was.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / RECORD) as file:
+        file.write(json.dumps(_plain(record), indent=1, ensure_ascii=False, allow_nan=False).encode())
 
 
 def fault_of(record: Mapping[str, Any]) -> str | None:
@@ -123,3 +139,18 @@ def _map(of: Is) -> Is:
 
 def _or_none(of: Is) -> Is:
     return lambda value: value is None or of(value)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON can hold it: numbers that are not finite are null, objects their repr."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if hasattr(value, "tolist"):  # a tensor's: torch is too heavy for whoever only reads
+        return _plain(value.tolist())
+    if isinstance(value, str) or value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Sequence):
+        return [_plain(item) for item in value]
+    return repr(value)

@@ -81,6 +81,12 @@ def check_state(
             "resumed. Start a new run without ckpt_path."
         )
     if "fingerprint" in state:
+        parts = state["fingerprint"] if isinstance(state["fingerprint"], Mapping) else {}
+        if not all(isinstance(parts.get(part), Mapping) for part in ("settings", "samples")):
+            raise ConfigurationError(
+                "the checkpoint does not say what federation it is of in words that can be read: the file is damaged. "
+                "Resume from another, or start a new run without ckpt_path."
+            )
         check_same(state["fingerprint"], fingerprint)
     else:
         warnings.warn("the checkpoint does not say what federation it is of: it was not checked.", stacklevel=2)
