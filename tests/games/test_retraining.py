@@ -123,8 +123,8 @@ def test_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="9 clients make 511 federations"):
         RetrainedUtility(trainers(tmp_path, []), Plain(), many)
     assert RetrainedUtility(trainers(tmp_path, []), Plain(), many, max_clients=9).num_players == 9
-    with pytest.raises(ConfigurationError, match=r"metric='f1'\): for a value that the module logs"):
-        RetrainedUtility(trainers(tmp_path, []), Plain(), data(), metric="f1")
+    with pytest.raises(ConfigurationError, match=r"metric='f2'\): for a value that the module logs"):
+        RetrainedUtility(trainers(tmp_path, []), Plain(), data(), metric="f2")
     utility = RetrainedUtility(trainers(tmp_path, []), Plain(), toy_data(server_val_fraction=0.0))
     with pytest.raises(ConfigurationError, match="samples"):
         utility(masks((0,)))
