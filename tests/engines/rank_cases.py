@@ -9,6 +9,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 import torchmetrics
 import yaml
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from torch import Tensor, nn
@@ -30,9 +32,10 @@ from flsv.attacks import Attack, Scaling, SignFlip
 from flsv.cli import main
 from flsv.clients.algorithms import SCAFFOLD, InRunValues
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.engines.ranks import FederatedStrategy, Gone, group, ranks_of, ranks_of_environment, training
+from flsv.engines.ranks import FederatedStrategy, Gone, group, meeting, ranks_of, ranks_of_environment, training
 from flsv.engines.ranks import lifeline as lifelines
 from flsv.engines.ranks.meeting import Meeting, meet
+from flsv.engines.ranks.parent import told_to_children
 from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility
 from flsv.loop import FederatedLoop
@@ -594,6 +597,67 @@ def sleeper(folder: str) -> None:
             time.sleep(60)
 
     fit(Path(folder), shapfed_wa(), [Asleep()])
+
+
+#: A rank that a Trainer has started, and that waits for a store which is never opened.
+STARTED = """
+from lightning.pytorch.demos.boring_classes import BoringModel
+from rank_cases import absent
+absent().fit(BoringModel())
+"""
+
+
+def absent() -> L.Trainer:
+    """Its rank 0 does not come to the meeting."""
+
+    class Absent(FederatedStrategy):
+        def setup_environment(self) -> None:
+            if self.local_rank == 0:
+                time.sleep(60)
+            print("up", flush=True)
+            super().setup_environment()
+
+    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
+    return L.Trainer(strategy=Absent(start_timeout=30), accelerator="cpu", devices=2, **options)
+
+
+def starts_a_rank(folder: str) -> None:
+    """By Lightning's launcher: this script once more."""
+    script = Path(folder) / "train.py"
+    script.write_text(STARTED)
+    sys.argv, sys.modules["__main__"].__spec__ = [str(script)], None
+    del os.environ["LOCAL_RANK"]
+    absent().fit(BoringModel())
+
+
+def forks_a_rank(how: str) -> None:
+    """A rank that takes its time before the meeting, and one that comes to be when its parent is gone already."""
+    parent = os.getpid()
+    with nullcontext() if how == "torchrun" else told_to_children():
+        if not os.fork():
+            if how == "torchrun":
+                FederatedStrategy()
+            print("up", flush=True)
+            while how == "gone" and os.getppid() == parent:
+                time.sleep(0.01)
+            FederatedStrategy()
+        time.sleep(30)
+        os._exit(0)
+
+
+def dies_between(folder: str) -> None:
+    """Rank 1 is killed when the lifelines are there and the group is not."""
+    lifelines.UNNOTICED = 1.0
+    found = meeting._lifeline
+
+    def lifeline(*args: Any) -> Any:
+        result = found(*args)
+        if args[0].rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    meeting._lifeline = lifeline
+    fit(Path(folder), shapfed_wa())
 
 
 def exchanges(folder: str) -> None:

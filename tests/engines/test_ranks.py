@@ -57,6 +57,12 @@ def test_a_rank_that_does_not_notice_is_ended(tmp_path: Path) -> None:
     assert ended[0].output.strip().endswith("rank 0 of 2 ends: the process of rank 1 is gone.")
 
 
+def test_a_rank_that_is_gone_before_the_group_is_made(tmp_path: Path) -> None:
+    ended = Group("dies_between", [str(tmp_path)], 3, tmp_path).wait(60)
+    assert [rank.code for rank in ended] == [1, -9, 1]
+    assert "ends: the process of rank 1 is gone." in said(ended, 0, 2)
+
+
 def test_only_rank_zero_writes(runs: Path) -> None:
     def written(size: int) -> list[str]:
         paths = [path.relative_to(runs / str(size)) for path in (runs / str(size)).rglob("*") if path.is_file()]

@@ -21,6 +21,7 @@ from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from flsv.engines.ranks.group import RankGroup
 from flsv.engines.ranks.lifeline import Lifeline
+from flsv.engines.ranks.parent import end_with_parent, met
 from flsv.errors import ConfigurationError
 from flsv.participants import ALONE, Ranks
 
@@ -91,6 +92,7 @@ def ranks_of_environment(device: torch.device | None = None, **options: Any) -> 
     size = int(os.environ.get("WORLD_SIZE", 1))
     if size == 1:
         return ALONE
+    end_with_parent()
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     return meet(Meeting(address, port, int(os.environ["RANK"]), size, **options), device or torch.device("cpu"))
 
@@ -110,12 +112,15 @@ def _meet(meeting: Meeting, device: torch.device, backend: str | None, alive: Ca
             f"have {[kind for kind, _ in devices]}, {len(set(devices))} of them different. Leave it out."
         )
     lifeline, address = _lifeline(meeting, store, alive, end)
+    met.set()
+    lifeline.enforced = True  # the group's meeting has the timeout of its rounds
     gloo: Any = ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=address)]
     options._timeout = timedelta(seconds=meeting.timeout)
     group = gloo(PrefixStore("gloo", store), rank, size, options)
     fast = _nccl(store, meeting, device) if own_gpus and backend != "gloo" else None
+    lifeline.enforced = False
     result = RankGroup(rank, size, group, lifeline, device, fast)
     result.store = store
     atexit.register(_at_exit, lifeline)
@@ -155,7 +160,7 @@ def check_versions(by_rank: list[dict[str, str]]) -> None:
 
 def _store(meeting: Meeting, alive: Callable[[], str | None], end: float) -> Any:
     # torchrun has a store of its own, at the same address, which outlives restarts: what the processes before these
-    # have left in it is not for us.
+    # have left in it is not for us. It is there before any rank is.
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     master = meeting.rank == 0 and not hosted
     while True:
@@ -171,7 +176,7 @@ def _store(meeting: Meeting, alive: Callable[[], str | None], end: float) -> Any
             break
         except RuntimeError as error:
             why = alive()
-            if master or why or time.monotonic() > end:
+            if master or hosted or why or time.monotonic() > end:
                 raise ConfigurationError(
                     f"rank {meeting.rank} of {meeting.size} cannot {'open' if master else 'reach'} the ranks' store at "
                     f"{meeting.main_address}:{meeting.main_port}: {why or error}. MASTER_ADDR and MASTER_PORT must be "
@@ -183,16 +188,20 @@ def _store(meeting: Meeting, alive: Callable[[], str | None], end: float) -> Any
 
 def _get(store: Any, key: str, other: int, meeting: Meeting, alive: Callable[[], str | None], end: float) -> bytes:
     while not store.check([key]):
-        why = alive()
-        if why is None and time.monotonic() > end:
-            why = f"{meeting.start_timeout:.0f} s are over"
-        if why is not None:
-            raise ConfigurationError(
-                f"rank {meeting.rank} of {meeting.size} waits for rank {other}, which does not come: {why}. Start "
-                f"{meeting.size} processes that can reach {meeting.main_address}:{meeting.main_port}."
-            )
+        _check_comes(other, meeting, alive, end)
         time.sleep(0.02)
     return store.get(key)
+
+
+def _check_comes(other: int, meeting: Meeting, alive: Callable[[], str | None], end: float) -> None:
+    why = alive()
+    if why is None and time.monotonic() > end:
+        why = f"{meeting.start_timeout:.0f} s are over"
+    if why is not None:
+        raise ConfigurationError(
+            f"rank {meeting.rank} of {meeting.size} waits for rank {other}, which does not come: {why}. Start "
+            f"{meeting.size} processes that can reach {meeting.main_address}:{meeting.main_port}."
+        )
 
 
 def _lifeline(meeting: Meeting, store: Any, alive: Callable[[], str | None], end: float) -> tuple[Lifeline, str]:
@@ -204,9 +213,13 @@ def _lifeline(meeting: Meeting, store: Any, alive: Callable[[], str | None], end
         # On all of the host's addresses, as torch's store: the main one may be mapped to another. Hence the token.
         with socket.create_server(("", 0), family=_family(meeting.main_address)) as server:
             store.set("lifeline", json.dumps([server.getsockname()[1], token]))
-            server.settimeout(max(1.0, end - time.monotonic()))
-            while len(connections) < meeting.size - 1:
-                connection, _ = server.accept()
+            server.settimeout(0.5)
+            while missing := set(range(1, meeting.size)) - set(connections):
+                try:
+                    connection, _ = server.accept()
+                except TimeoutError:
+                    _check_comes(min(missing), meeting, alive, end)
+                    continue
                 connection.settimeout(10)
                 with contextlib.suppress(OSError, ValueError):
                     said = json.loads(_line(connection))

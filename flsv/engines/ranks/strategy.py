@@ -15,6 +15,7 @@ from torch import Tensor
 from flsv.arguments import check_number
 from flsv.engines.ranks.group import RankGroup
 from flsv.engines.ranks.meeting import Meeting, meet
+from flsv.engines.ranks.parent import end_with_parent, told_to_children
 from flsv.errors import ConfigurationError
 from flsv.participants import ALONE, Ranks
 
@@ -61,6 +62,7 @@ class FederatedStrategy(ParallelStrategy):
         timeout: float = 7 * 86400.0,
         **kwargs: Any,
     ) -> None:
+        end_with_parent()
         super().__init__(**kwargs)
         if process_group_backend not in (None, "gloo", "nccl"):
             raise ConfigurationError(
@@ -186,7 +188,8 @@ class _Launcher(_SubprocessScriptLauncher):
         environment = self.cluster_environment
         environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         if not environment.creates_processes_externally and self.num_processes > 1:
-            self._call_children_scripts()
+            with told_to_children():
+                self._call_children_scripts()
         return function(*args, **kwargs)
 
     def ended(self) -> str | None:
