@@ -25,6 +25,8 @@ from flsv.benchmark.scores import shares
 from flsv.seeding import isolated_rngs
 
 FEDERATIONS = ("digits_dirichlet", "digits_sizes", "digits_label_noise")
+#: Deviations on each side that hold 90 % of a normal variable.
+WANTED = 1.645
 METRICS = {
     "ClassSpecificShapley": "ClassSpecificShapley",
     "CosineGradientShapley": "CosineGradientShapley",
@@ -97,10 +99,12 @@ def covers(case: Case, wanted: Tensor) -> Tensor:
 
 
 def coverage(results: Results, truths: Mapping[str, Tensor]) -> str:
-    """How often the intervals hold the truth's share, and the mean of the other seeds' values."""
-    rows = [["metric", "covers the truth's share", "covers the other seeds' mean", "half width, as a share"]]
+    """How often the intervals hold the truth's share, and the mean of the other seeds' values; and how wide they are,
+    beside what the values' deviation over the seeds asks for."""
+    asked = ["covers the truth's share", "covers the other seeds' mean"]
+    rows = [["metric", *asked, "half width, as a share", "half width that the deviation over seeds asks for"]]
     for metric in dict.fromkeys(metric for _, _, metric in results):
-        truth, others, width = [], [], []
+        truth, others, width, wanted = [], [], [], []
         for (where, seed, name), case in results.items():
             if name != metric:
                 continue
@@ -109,8 +113,12 @@ def coverage(results: Results, truths: Mapping[str, Tensor]) -> str:
             rest = [c.value for (w, s, m), c in results.items() if (w, m) == (where, metric) and s != seed]
             if rest:
                 others.append(covers(case, torch.stack(rest).mean(0)))
+        for where in truths:
+            values = [case.value for (w, _, m), case in results.items() if (w, m) == (where, metric)]
+            if len(values) > 1:
+                wanted.append(WANTED * torch.stack(values).std(0))
         held = [f"{torch.cat(found).double().mean():.2f}" if found else "-" for found in (truth, others)]
-        rows.append([metric, *held, f"{torch.cat(width).mean():.3f}"])
+        rows.append([metric, *held, *(f"{torch.cat(found).mean():.3f}" if found else "-" for found in (width, wanted))])
     return grid(rows)
 
 

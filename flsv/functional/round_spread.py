@@ -10,13 +10,20 @@ Blocks do not overlap. The j-th has floor(sqrt(j)) rounds, so that of T rounds t
 length of least error (Hall, Horowitz and Jing, Biometrika 82, 1995), without T being known. Rounds are a client's own:
 those in which it took part.
 
+What rounds add to a *sum* falls or rises in the course of training, most of all in the first rounds. That is the sum
+itself, not its error, and deviations from the rounds' mean would count it. So a sum's error is of the differences of a
+client's successive rounds, half their mean square (von Neumann, Kent, Bellinson and Hart, "The mean square successive
+difference", Annals of Mathematical Statistics 12, 1941), in which of a trend only its steps are left. It takes
+successive rounds' swings for independent of each other.
+
 A client's row is
 
-    count | first | total | squares | cross | lengths | blocks | open total | open length | factors
+    count | first | total | squares | cross | lengths | blocks | open total | open length | factors | last | steps
 
-with all values taken relative to the ``first``, so that nothing is lost where they differ little; of the closed blocks
-the sums of S^2, S L and L^2, of values S over L rounds; the block that is still open; and the sum of the squared
-factors that the rounds have in the value.
+with the values of ``total`` to ``open total`` taken relative to the ``first``, so that nothing is lost where they
+differ little; of the closed blocks the sums of S^2, S L and L^2, of values S over L rounds; the block that is still
+open; the sum of the squared factors that the rounds have in the value; and the sum of the squared differences of
+successive rounds up to the ``last``.
 """
 
 from __future__ import annotations
@@ -25,13 +32,13 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-WIDTH = 10
+WIDTH = 12
 
 
 def spread_add(
     rows: Tensor, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
 ) -> Tensor:
-    """The rows ``[n, 10]`` after one more round.
+    """The rows ``[n, 12]`` after one more round.
 
     Args:
         rows: zeros at first.
@@ -53,7 +60,7 @@ def spread_add(
 
 
 def spread_merge(stretches: Tensor) -> Tensor:
-    """Rows of successive stretches of rounds ``[W, n, 10]``, earliest first, as one ``[n, 10]``.
+    """Rows of successive stretches of rounds ``[W, n, 12]``, earliest first, as one ``[n, 12]``.
 
     A stretch of one round joins the earlier one's open block; before a longer one that block is closed.
     """
@@ -75,6 +82,23 @@ def spread_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
     return variance.masked_fill(blocks < 2, float("nan")), blocks
 
 
+def step_variance(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The variance of a round's value about its trend ``[n]``, from the differences of successive rounds, and its
+    degrees of freedom ``[n]``: 2 m^2 / (3 m - 1) of m differences, each of which has a round in common with the next.
+    NaN below two rounds.
+
+    Example:
+        >>> rows = torch.zeros(1, WIDTH)
+        >>> for value in (1.0, 3.0, 2.0):
+        ...     rows = spread_add(rows, torch.tensor([0]), torch.tensor([value]))
+        >>> step_variance(rows)  # (2^2 + 1^2) / 2 / 2
+        (tensor([1.2500]), tensor([1.6000]))
+    """
+    count, steps = rows[:, 0], rows[:, 11]
+    differences = (count - 1).masked_fill(count < 2, float("nan"))
+    return steps / differences / 2, 2 * differences.square() / (3 * differences - 1)
+
+
 def momentum_squares(count: Tensor, momentum: float, init: bool = False) -> Tensor:
     """The sum of the squared factors that ``count`` values have in their moving average, the first of which counts in
     full, or like the others where there is a start value.
@@ -88,41 +112,42 @@ def momentum_squares(count: Tensor, momentum: float, init: bool = False) -> Tens
     return others + first * ((1 - momentum) ** 2 if init else 1)
 
 
-def half_width(variance: Tensor, blocks: Tensor, level: float) -> Tensor:
-    """Half of the interval at this level of a number of that variance ``[n]``, estimated from so many blocks, by
-    Student's t with a degree of freedom less. NaN below two blocks.
+def half_width(variance: Tensor, freedom: Tensor, level: float) -> Tensor:
+    """Half of the interval at this level of a number of that variance ``[n]``, estimated with so many degrees of
+    freedom, by Student's t. NaN without any.
 
     Example:
-        >>> half_width(torch.tensor([4.0]), torch.tensor([11.0]), 0.9)
+        >>> half_width(torch.tensor([4.0]), torch.tensor([10.0]), 0.9)
         tensor([3.6249])
     """
-    freedom = (blocks - 1).cpu().double().numpy()
-    quantile = torch.as_tensor(stats.t.ppf((1 + level) / 2, freedom)).to(variance)
-    return (quantile * variance.sqrt()).masked_fill(blocks < 2, float("nan"))
+    quantile = torch.as_tensor(stats.t.ppf((1 + level) / 2, freedom.cpu().double().numpy())).to(variance)
+    return (quantile * variance.sqrt()).masked_fill(~(freedom > 0), float("nan"))
 
 
 def _closed(rows: Tensor) -> Tensor:
     """With the open block closed."""
-    count, first, total, squares, cross, lengths, blocks, s, length, factors = rows.unbind(-1)
+    count, first, total, squares, cross, lengths, blocks, s, length, *others = rows.unbind(-1)
     none = torch.zeros_like(s)
     sums = (squares + s.square(), cross + s * length, lengths + length.square(), blocks + (length > 0))
-    return torch.stack([count, first, total, *sums, none, none, factors], dim=-1)
+    return torch.stack([count, first, total, *sums, none, none, *others], dim=-1)
 
 
 def _added(rows: Tensor, values: Tensor, factor: float | Tensor, keep: float | Tensor = 1.0) -> Tensor:
     full = rows[:, 8] >= (rows[:, 6] + 1).sqrt().floor()
     rows = torch.where(full[:, None], _closed(rows), rows)
-    count, first, total, squares, cross, lengths, blocks, s, length, factors = rows.unbind(-1)
+    count, first, total, squares, cross, lengths, blocks, s, length, factors, last, steps = rows.unbind(-1)
+    steps = steps + (values - last).square() * (count > 0)
     first = torch.where(count > 0, first, values)
     value = values - first
     factors = factors * keep**2 + factor**2
-    last = (s + value, length + 1, factors)
-    return torch.stack([count + 1, first, total + value, squares, cross, lengths, blocks, *last], dim=-1)
+    open_ = (s + value, length + 1)
+    closed = (squares, cross, lengths, blocks)
+    return torch.stack([count + 1, first, total + value, *closed, *open_, factors, values, steps], dim=-1)
 
 
 def _merged(earlier: Tensor, later: Tensor) -> Tensor:
-    count, first, total, squares, cross, lengths, blocks, _, _, factors = _closed(earlier).unbind(-1)
-    c, f, t, q, x, d, b, s, length, more = later.unbind(-1)
+    count, first, total, squares, cross, lengths, blocks, _, _, factors, last, steps = _closed(earlier).unbind(-1)
+    c, f, t, q, x, d, b, s, length, more, end, further = later.unbind(-1)
     shift = f - first  # the later's values are relative to its own first
     sums = (
         count + c,
@@ -135,5 +160,7 @@ def _merged(earlier: Tensor, later: Tensor) -> Tensor:
         s + length * shift,
         length,
         factors + more,
+        end,
+        steps + (f - last).square() + further,
     )
     return torch.stack(sums, dim=-1)

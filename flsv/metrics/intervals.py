@@ -16,6 +16,7 @@ from flsv.functional.round_spread import (
     spread_add,
     spread_merge,
     spread_variance,
+    step_variance,
 )
 from flsv.functional.shapley.estimate import t_quantile
 
@@ -48,20 +49,21 @@ class WithIntervals(Metric):
         """Low and high ends ``[num_clients]`` of an interval around every client's overall value.
 
         It is of the value that the same training would have given with other rounds of its kind: half its width is
-        Student's t quantile times the standard error that a block bootstrap of the client's round values has (in closed
-        form, see :mod:`flsv.functional.round_spread`), or Student's t quantile times the estimator's standard error
-        where that is known and larger. Round values that fall or rise in the course of training count as spread, so it
-        is rather too wide for a sum. Of a metric that keeps the last round's value alone it is the spread of single
-        rounds. **Not** in it: what another seed, other participants or another validation set would give (for seeds
-        see ``flsv repeat``), nor by how far the metric misses a retrained game.
+        Student's t quantile times the standard error that follows, for a sum, from the differences of the client's
+        successive rounds, else from a block bootstrap of its round values (both in closed form, see
+        :mod:`flsv.functional.round_spread`), or Student's t quantile times the estimator's standard error where that is
+        known and larger. What rounds add to a sum may fall or rise in the course of training: of that, the steps from
+        round to round count as spread, so that few rounds with steep gains make it too wide. Of a metric that keeps the
+        last round's value alone it is the spread of single rounds. **Not** in it: what another seed, other participants
+        or another validation set would give (for seeds see ``flsv repeat``), nor by how far the metric misses a
+        retrained game.
 
         Args:
             level: in (0, 1).
             value: the clients' overall values ``[num_clients]``; by default the present ones.
 
         Returns:
-            None for a metric that knows of none. NaN for a client with less than two blocks of rounds and no standard
-            error: a client's first two rounds are a block each.
+            None for a metric that knows of none. NaN for a client with less than two rounds and no standard error.
 
         Example:
             >>> from flsv.metrics import CumulativeShapley
@@ -69,7 +71,7 @@ class WithIntervals(Metric):
             >>> for worth in (1.0, 3.0, 2.0):
             ...     metric.update(torch.arange(2), lambda masks: masks.float() @ torch.tensor([worth, 2.0]))
             >>> metric.intervals()
-            (tensor([0.9424, 6.0000]), tensor([11.0576,  6.0000]))
+            (tensor([-0.7470,  6.0000]), tensor([12.7470,  6.0000]))
         """
         if not 0 < level < 1:
             raise ValueError(f"level={level}: expected a number between 0 and 1, such as 0.9.")
@@ -77,8 +79,8 @@ class WithIntervals(Metric):
             return None
         if value is None:
             value = self.per_client(self.compute())  # type: ignore[operator]
-        variance, blocks = spread_variance(self.round_spread)
-        half = half_width(variance * self._squares(), blocks, level).to(value)
+        variance, freedom = self._variance()
+        half = half_width(variance * self._squares(), freedom, level).to(value)
         half = half.view(-1, len(value)).sum(0)  # of several parts, see over_rounds
         if self.noted != self.rounds:  # a state saved before there were intervals: some rounds are missing in it
             half = torch.full_like(half, float("nan"))
@@ -88,6 +90,13 @@ class WithIntervals(Metric):
             quantile = t_quantile(level, self.error_freedom()).to(half)
             half = half.fmax(quantile * error.to(half).where(error.to(half) > 0, half.new_tensor(float("nan"))))
         return self._bounded(value - half), self._bounded(value + half)
+
+    def _variance(self) -> tuple[Tensor, Tensor]:
+        """Of a round's own value, and its degrees of freedom; a row each of ``round_spread``."""
+        if self.over_rounds == "sum":
+            return step_variance(self.round_spread)
+        variance, blocks = spread_variance(self.round_spread)
+        return variance, blocks - 1
 
     def error_freedom(self) -> Tensor | float:
         """Degrees of freedom of the standard errors in ``diagnostics``, ``[num_clients]`` or one number for all."""

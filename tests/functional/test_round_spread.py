@@ -13,6 +13,7 @@ from flsv.functional.round_spread import (
     spread_add,
     spread_merge,
     spread_variance,
+    step_variance,
 )
 
 
@@ -69,7 +70,51 @@ def test_one_block_says_nothing_and_equal_values_are_exact() -> None:
     assert spread_variance(torch.zeros(2, WIDTH))[0].isnan().all()
     rows = folded(torch.full((9, 1), 0.1, dtype=torch.float32))
     assert spread_variance(rows)[0].item() == 0
-    assert half_width(torch.tensor([1.0]), torch.tensor([1.0]), 0.9).isnan().all()
+    assert half_width(torch.ones(2), torch.tensor([0.0, torch.nan]), 0.9).isnan().all()
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 10])
+def test_steps_are_half_the_mean_square_of_successive_differences(rounds: int) -> None:
+    values = made(rounds)
+    variance, freedom = step_variance(folded(values))
+    torch.testing.assert_close(variance, values.diff(dim=0).square().mean(0) / 2)
+    differences = np.diff(np.eye(rounds), axis=0)
+    form = differences.T @ differences  # a quadratic form's degrees of freedom are tr^2 / tr of the square
+    assert freedom[0].item() == pytest.approx(np.trace(form) ** 2 / np.trace(form @ form))
+    assert step_variance(folded(made(1)))[0].isnan().all()
+    assert step_variance(torch.zeros(2, WIDTH))[0].isnan().all()
+
+
+def test_steps_of_an_absent_client_are_between_its_own_rounds_and_stretches_join_exactly() -> None:
+    values = made(8)
+    values[2:5, 1] = torch.nan
+    values[:, 2] = torch.nan
+    own = values[~values[:, 1].isnan(), 1]
+    variance, _ = step_variance(folded(values))
+    torch.testing.assert_close(variance[1], own.diff().square().mean() / 2)
+    for cut in range(9):
+        both = spread_merge(torch.stack([folded(values[:cut]), folded(values[cut:])]))
+        torch.testing.assert_close(step_variance(both)[0], variance, equal_nan=True)
+        assert torch.equal(both[:, 10], folded(values)[:, 10])
+
+
+def test_a_sum_of_falling_gains_is_held_as_often_as_said_and_by_no_more_than_needed() -> None:
+    """Gains that fall geometrically, and noise of known size: 2000 clients are as many runs."""
+    rounds, noise, clients = 40, 0.02, 2000
+    gains = 0.6 * 0.95 ** torch.arange(rounds, dtype=torch.float64)[:, None]
+    values = gains + noise * torch.randn(
+        rounds, clients, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
+    rows, error = folded(values), noise * rounds**0.5
+    missed = (values.sum(0) - gains.sum()).abs()
+
+    def half(variance: torch.Tensor, freedom: torch.Tensor) -> torch.Tensor:
+        return half_width(variance * rounds, freedom, 0.9)
+
+    steps, (variance, blocks) = half(*step_variance(rows)), spread_variance(rows)
+    assert 0.82 < float((missed <= steps).double().mean()) < 0.97
+    assert 1.64 < float(steps.mean()) / error < 1.64 * 1.35
+    assert float(half(variance, blocks - 1).mean()) / error > 1.64 * 10  # with the trend for noise
 
 
 def test_small_swings_of_large_values_are_not_lost() -> None:

@@ -119,7 +119,7 @@ def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
 
 
 def test_intervals_are_those_of_both_parts() -> None:
-    """Three rounds, a block each: the standard errors of the sum and of the mean, as shares, added up."""
+    """Three rounds, two steps: the standard errors of the sum and of the mean, as shares, added up."""
     rounds = [drawn(seed, 4) for seed in range(3)]
     metric = GradientAgreement(num_clients=4)
     for each in rounds:
@@ -130,10 +130,11 @@ def test_intervals_are_those_of_both_parts() -> None:
         unit = d / np.linalg.norm(d, axis=1, keepdims=True)
         everybody = (m[:, None] * unit).sum(0)
         gains[t], cosines[t] = -m * s, m * (unit @ everybody) / np.linalg.norm(everybody)
-    half = 3**0.5 * gains.std(0, ddof=1) / gains.sum() + 3**-0.5 * cosines.std(0, ddof=1) / cosines.mean(0).sum()
+    of_gain, of_cosine = (np.sqrt(np.square(np.diff(x, axis=0)).mean(0) / 2) for x in (gains, cosines))
+    half = 3**0.5 * of_gain / gains.sum() + 3**-0.5 * of_cosine / cosines.mean(0).sum()
     low, high = metric.intervals()
     value = metric.compute().numpy()
-    half *= 2.919986 / 2  # Student's t, two degrees of freedom, 90 %; half of each kind
+    half *= 3.484147 / 2  # Student's t, 1.6 degrees of freedom, 90 %; half of each kind
     np.testing.assert_allclose(low.numpy(), np.maximum(value - half, 0), rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(high.numpy(), np.minimum(value + half, 1), rtol=1e-3, atol=1e-6)
 

@@ -193,7 +193,7 @@ def test_of_a_regression_by_what_it_logs(tmp_path: Path) -> None:
 
 
 def test_intervals_are_those_of_the_parts() -> None:
-    """Two blocks of one round each: the deviation of two numbers, part by part, added up."""
+    """Three rounds, two steps: the standard errors, part by part, added up."""
     rounds = [drawn(seed, 3) for seed in range(3)]
     metric = GradientAgreementGame(num_clients=3, decay=1.0)
     feed(metric, rounds)
@@ -213,8 +213,10 @@ def test_intervals_are_those_of_the_parts() -> None:
     scale = np.array(
         [1 / np.maximum(u, 0).sum(), 1 / np.abs(r).sum(), 1 / np.maximum(a, 0).sum(), 0.5 / np.abs(b).sum()]
     )
-    errors = rows.std(1, ddof=1) * np.array([3**0.5, 3**-0.5, 3**-0.5, 3**0.5])[:, None]
-    half = 2.919986 * ((scale / 3.5)[:, None] * errors).sum(0)  # Student's t, two degrees of freedom, 90 %
+    errors = (
+        np.sqrt(np.square(np.diff(rows, axis=1)).mean(1) / 2) * np.array([3**0.5, 3**-0.5, 3**-0.5, 3**0.5])[:, None]
+    )
+    half = 3.484147 * ((scale / 3.5)[:, None] * errors).sum(0)  # Student's t, 1.6 degrees of freedom, 90 %
     low, high = metric.intervals()
     value = metric.compute()
     inside = (value - torch.tensor(half) > -1) & (value + torch.tensor(half) < 1)

@@ -41,10 +41,16 @@ def worths(rounds: int, seed: int = 0) -> torch.Tensor:
     return 2 + torch.randn(rounds, 3, generator=torch.Generator().manual_seed(seed))
 
 
+def by_steps(given: torch.Tensor, level: float = 0.9) -> torch.Tensor:
+    """Half the interval of one of three rounds, from their two differences, which have 2 * 2^2 / (3 * 2 - 1) degrees of
+    freedom."""
+    return stats.t.ppf((1 + level) / 2, 1.6) * (given.double().diff(dim=0).square().mean(0) / 2).sqrt()
+
+
 def test_a_sum_of_three_rounds_is_students() -> None:
     given = worths(3)
     low, high = played(CumulativeShapley(3), given).intervals(0.8)
-    half = stats.t.ppf(0.9, 2) * given.double().std(0) * 3**0.5
+    half = by_steps(given, 0.8) * 3**0.5
     torch.testing.assert_close(low.double(), given.double().sum(0) - half, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(high.double(), given.double().sum(0) + half, rtol=1e-4, atol=1e-4)
 
@@ -55,9 +61,8 @@ def test_a_sum_of_three_rounds_is_students() -> None:
         (PartialFederatedShapley(3, momentum=0.5), [0.25, 0.25, 0.5]),
         (PartialFederatedShapley(3, momentum=0.5, init=0.0), [0.125, 0.25, 0.5]),
         (LeaveOneOut(3), [0, 0, 1]),
-        (DecayedShapley(3, decay=0.5, normalize=False), [0.5, 0.25, 0.125]),
     ],
-    ids=["momentum", "start value", "last round", "decay"],
+    ids=["momentum", "start value", "last round"],
 )
 def test_a_weighted_sum_has_the_error_of_its_factors(metric: ContributionMetric, factors: list[float]) -> None:
     given = worths(3)
@@ -66,6 +71,20 @@ def test_a_weighted_sum_has_the_error_of_its_factors(metric: ContributionMetric,
     half = stats.t.ppf(0.95, 2) * given.double().std(0) * sum(f * f for f in factors) ** 0.5
     torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close((high + low) / 2, metric.compute())
+
+
+def test_a_decayed_sum_has_the_error_of_its_factors() -> None:
+    given = worths(3)
+    low, high = played(DecayedShapley(3, decay=0.5, normalize=False), given).intervals()
+    half = by_steps(given) * (0.5**2 + 0.25**2 + 0.125**2) ** 0.5
+    torch.testing.assert_close((high - low).double() / 2, half, rtol=1e-4, atol=1e-4)
+
+
+def test_a_sum_whose_gains_fall_is_not_taken_to_swing() -> None:
+    falling = torch.linspace(2, 1, 21)[:, None].repeat(1, 3)
+    low, high = played(CumulativeShapley(3), falling).intervals()
+    spread = falling.std(0) * 21**0.5
+    assert ((high - low) / 2 < 0.25 * spread).all()
 
 
 class Mean(CumulativeShapley):

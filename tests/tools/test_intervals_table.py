@@ -31,8 +31,8 @@ def test_the_tables_by_hand(tool: ModuleType) -> None:
         ("here", 1, "wide"): case(tool, 0.4, 0.6, half=0.3),
     }
     lines = tool.coverage(results, truths).splitlines()
-    assert lines[2] == "| narrow | 0.50 | 0.00 | 0.050 |"
-    assert lines[3] == "| wide | 1.00 | 1.00 | 0.300 |"
+    assert lines[2] == f"| narrow | 0.50 | 0.00 | 0.050 | {1.645 * 0.14 / 2**0.5:.3f} |"  # 0.6 and 0.46
+    assert lines[3] == f"| wide | 1.00 | 1.00 | 0.300 | {1.645 * 0.2 / 2**0.5:.3f} |"
     lines = tool.repetition(results, truths).splitlines()
     assert lines[2] == f"| narrow | {0.03 / 0.07:.2f} |"  # the mean is 0.53 and 0.47; single runs are 0.1 and 0.04 away
     assert lines[3] == "| wide | 0.00 |"
