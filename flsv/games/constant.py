@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from scipy import stats
+from torch import Tensor
 
 from flsv.games.evaluation.scores import Scores
 
@@ -47,3 +48,26 @@ def told_apart(scores: Scores, performance: str) -> bool:
     recall = (correct + 1) / (support + 2)
     error = float((recall * (1 - recall) / support).sum().sqrt()) / len(support)
     return float((correct / support).mean()) - 1 / len(support) > float(stats.norm.ppf(1 - LEVEL)) * error
+
+
+def ranked_apart(outputs: Tensor, labels: Tensor) -> bool:
+    """Whether a class's samples are ranked above the others' by more than chance: area under the ROC curve above 0.5,
+    by the one-sided Mann-Whitney test, of several classes each against the rest at ``LEVEL`` / M (Bonferroni).
+
+    Args:
+        outputs: ``[N, M]`` logits; or of two classes what grows with class 1's probability, ``[N]``.
+        labels: ``[N]``.
+
+    Example:
+        >>> import torch
+        >>> y = torch.tensor([0, 1] * 10)
+        >>> ranked_apart(y - 5.0, y), ranked_apart(torch.zeros(20, 2), y)
+        (True, False)
+    """
+    columns = {1: outputs} if outputs.ndim == 1 else dict(enumerate(outputs.double().softmax(1).T))
+    if len(columns) == 2:
+        del columns[0]  # class 1's, mirrored
+    parts = [(column[labels == c], column[labels != c]) for c, column in columns.items()]
+    parts = [(own, rest) for own, rest in parts if len(own) and len(rest)]
+    tests = [stats.mannwhitneyu(own.numpy(), rest.numpy(), alternative="greater").pvalue for own, rest in parts]
+    return any(p < LEVEL / len(tests) for p in tests)

@@ -350,7 +350,7 @@ class FederatedLoop(ToldLoop):
         self._patches.append(PatchedAttributes(fit.patches()))
         fit.begin_training(self._optimizer_state, self._buffers)
         self._optimizer_state, self._buffers = None, None
-        self._start = self._scores(fit)
+        self._look_at_start(trainer, fit)
         self._boundary = RoundBoundary(trainer)
         self._average = RoundAverage(trainer.callbacks, trainer.max_epochs)  # type: ignore[attr-defined]
         step = no_stop_iteration(trainer.strategy.training_step, self._place)

@@ -15,7 +15,7 @@ from flsv.reporting.reporter import Reporter
 from flsv.server.resume import check_state
 
 #: What a loop has from the start of a fit on and does not take with it when it is copied or pickled.
-_OF_A_FIT = ("_data", "_reporter", "_record", "_boundary", "_steps", "_start")
+_OF_A_FIT = ("_data", "_reporter", "_record", "_boundary", "_steps")
 
 
 class SavedLoop(KnownLoop):

@@ -14,8 +14,7 @@ from torch import Tensor
 from flsv import __version__
 from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
-from flsv.games import Scores
-from flsv.games.constant import told_apart
+from flsv.loop.learned import verdicts
 from flsv.loop.saved import SavedLoop
 from flsv.privacy import GaussianPrivacy
 from flsv.reporting.folder import leaves_files
@@ -25,9 +24,6 @@ from flsv.reporting.record_schema import write_record
 from flsv.reporting.reporter import Reporter
 from flsv.round import Round
 from flsv.server.description import chosen, settings
-
-#: Performances of which a constant answer's is known.
-PAID = ("accuracy", "balanced_accuracy", "per_class_accuracy", "negative_loss")
 
 
 class ToldLoop(SavedLoop):
@@ -44,7 +40,6 @@ class ToldLoop(SavedLoop):
     # From the start of a fit on.
     _record: dict[str, Any]
     _progress: ProgressText | None
-    _start: Scores | None
     _monitored: set[str]
 
     def _leaves_files(self, trainer: L.Trainer) -> bool:
@@ -117,39 +112,45 @@ class ToldLoop(SavedLoop):
         if self._reporter.figures_due(index) and self._leaves_files(trainer):
             fit.write_artifacts(round, self._reporter.folder / "clients")
 
-    def _scores(self, fit: OneProcess) -> Scores | None:
-        """Of the global model on the validation set, where a metric's games are about that."""
-        games = fit.server.games
-        return None if games is None or games.evaluator is None else games.evaluator(self.state.model()[None])
+    def _looks(self, trainer: L.Trainer) -> bool:
+        """Whether anybody is told what becomes of the model, and paid by it."""
+        told = self.write_csv or self.print_table
+        return told and bool(self.metrics) and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
-    def _paid_in(self, fit: OneProcess, values: Mapping[str, Tensor]) -> dict[str, Any]:
-        """By metric, the performance that its game shares out: of the model at the start of this fit and now, the sum
-        of the values, and whether the model is told apart from a constant answer."""
-        found: dict[str, Any] = {}
-        now = self._scores(fit)
-        if now is None:
-            return found
-        for name, by in self.board.performances.items():
-            if isinstance(by, str) and by in PAID:
-                start, end = (None if x is None else float(x.value(by).mean()) for x in (self._start, now))
-                whole = float(values[name].nansum()) if name in values else None
-                found[name] = {"by": by, "start": start, "end": end, "sum": whole, "told_apart": told_apart(now, by)}
-                if not found[name]["told_apart"]:
-                    rank_zero_warn(
-                        f"The model is not told apart from a constant answer by {by} ({end:.4g}), which {name} shares "
-                        "out: who contributed what to it is chance."
-                    )
-        return found
+    def _look_at_start(self, trainer: L.Trainer, fit: OneProcess) -> None:
+        if self.round_index == 0 and self._looks(trainer):
+            found, _ = verdicts(trainer, self._data, fit, self.state.model())
+            self.state.start = {name: verdict.value for name, verdict in found.items()}
+
+    def _paid_in(self, trainer: L.Trainer, fit: OneProcess, values: Mapping[str, Tensor]) -> dict[str, Any]:
+        """For the run's record: by metric, what its game shares out, of the model at the run's start and now, the sum
+        of the values, and whether the model is told apart from a constant answer; and why that is not known."""
+        if not self._looks(trainer):
+            return {}
+        found, unknown = verdicts(trainer, self._data, fit, self.state.model())
+        paid = {
+            name: {
+                "by": verdict.by,
+                "start": self.state.start.get(name),
+                "end": verdict.value,
+                "sum": float(values[name].nansum()) if name in values else None,
+                "told_apart": verdict.apart,
+            }
+            for name, verdict in found.items()
+        }
+        for by in dict.fromkeys(verdict.by for verdict in found.values() if verdict.apart is False):
+            rank_zero_warn(
+                f"The model is not told apart from a constant answer by {by}: who contributed what to it is chance."
+            )
+        return {"paid_in": paid} | ({} if unknown is None else {"not_known": unknown})
 
     def _finish_reports(self, trainer: L.Trainer, fit: OneProcess) -> None:
         values = self._payable_rows()
-        paid_in = self._paid_in(fit, values)
+        learned = self._paid_in(trainer, fit, values)
         if self._reporter.csv is not None:
-            write_record(
-                self._reporter.folder, {**self._record, **ended(trainer, self.round_index), "paid_in": paid_in}
-            )
+            write_record(self._reporter.folder, {**self._record, **ended(trainer, self.round_index), **learned})
         known = self._data.num_samples, self.participations, values, self.weights, self.client_accuracy
         self._reporter.finish(*known, last_round=max(self.round_index - 1, 0))
         if self.print_table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             assert self._progress is not None
-            self._progress.afterwards(partial(self._reporter.table, *known))
+            self._progress.afterwards(partial(self._reporter.table, *known, learned))

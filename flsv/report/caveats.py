@@ -103,6 +103,7 @@ AT_CHANCE = (
     "By {} on the validation set the model is not told apart from one that always gives the same answer: it cannot be "
     "said to have learned, and who contributed what to it is chance. Nothing should be paid by these values."
 )
+NOT_KNOWN = "Whether the model has learned anything is not known"
 #: Of the validation set in one class, from which on accuracy says little of who taught the model what.
 MOSTLY = 0.7
 ONE_CLASS = (
@@ -114,6 +115,11 @@ ONE_RUN = (
     "This is one run with one seed. Before anything of worth is shared out by it, repeat it with other seeds and see "
     "whether the order of the clients stays."
 )
+
+
+def at_chance(record: Mapping[str, Any]) -> list[str]:
+    """By what the model is not told apart from a constant answer, each once."""
+    return list({told["by"]: None for told in record.get("paid_in", {}).values() if told["told_apart"] is False})
 
 
 def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:

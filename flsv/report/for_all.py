@@ -23,7 +23,7 @@ from flsv.report.blocks import (
     numbers,
     percent,
 )
-from flsv.report.caveats import AT_CHANCE, MOSTLY, ONE_CLASS, ONE_RUN, caveats
+from flsv.report.caveats import AT_CHANCE, MOSTLY, NOT_KNOWN, ONE_CLASS, ONE_RUN, at_chance, caveats
 from flsv.report.figures import (
     algorithm,
     client_label,
@@ -127,12 +127,13 @@ def _paid_in(run: Run) -> list[str]:
     items = []
     for metric, told in run.record.get("paid_in", {}).items():
         start, end, whole = (NONE if told[x] is None else number(told[x]) for x in ("start", "end", "sum"))
-        items.append(
-            f"What {metric} shares out is the model's {told['by']}: {start} when the fit began, {end} at its end. The "
-            f"values sum to {whole}."
-        )
-        if not told["told_apart"]:
-            items.append(AT_CHANCE.format(told["by"]))
+        item = f"What {metric} shares out is the model's" if metric else "On the server's validation set the model has"
+        item += f" {told['by']}: {start} when the run began, {end} at its end."
+        items.append(item + (f" The values sum to {whole}." if metric else ""))
+    for by in at_chance(run.record):
+        items.append(AT_CHANCE.format(by))
+    if "not_known" in run.record:
+        items.append(f"{NOT_KNOWN}: {run.record['not_known']}.")
     return items
 
 

@@ -26,7 +26,7 @@ from flsv.report.blocks import (
     number,
     percent,
 )
-from flsv.report.caveats import AT_CHANCE, ONE_RUN, caveats
+from flsv.report.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats
 from flsv.report.figures import algorithm, client_label, guides, logged, or_none, share, state_of, values_of
 from flsv.report.for_all import GAIN_HEAD, SETTLED_HEAD, gain_cells, settled_cells
 from flsv.report.reading import NAN, Run
@@ -194,7 +194,8 @@ def _caveats(run: Run) -> list[Block]:
         for metric in run.metrics
         for text in caveats(run.about(metric), values_of(run, metric).kind != "")
     ]
-    items += [AT_CHANCE.format(told["by"]) for told in run.record.get("paid_in", {}).values() if not told["told_apart"]]
+    items += [AT_CHANCE.format(by) for by in at_chance(run.record)]
+    items += [f"{NOT_KNOWN}."] if "not_known" in run.record else []
     return [*guides(run), Bullets([*items, ONE_RUN, *_disclosure(run)])]
 
 

@@ -86,6 +86,7 @@ def _entries(clients: int, classes: int | None) -> dict[str, tuple[Is, str]]:
         "named": (rounds_of, "two numbers of rounds by client, the first not above the second"),
         "paid": (_list(client), f"clients, 0 to {clients - 1}"),
         "paid_in": (_map(_paid_in), "performances by metric"),
+        "not_known": (_text, "why it is not known whether the model has learned"),
         "logged": (_map(_or_none(_number)), "numbers by name"),
     }
 
@@ -107,7 +108,7 @@ def _paid_in(value: Any) -> bool:
         isinstance(value, dict)
         and value.keys() == {"by", "told_apart", *numbers}
         and _text(value["by"])
-        and isinstance(value["told_apart"], bool)
+        and isinstance(value["told_apart"], bool | None)
         and all(_or_none(_number)(value[name]) for name in numbers)
     )
 

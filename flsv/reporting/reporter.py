@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
+from rich.text import Text
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
@@ -21,6 +22,7 @@ from torchmetrics import Metric
 from flsv.metrics import ContributionMetric
 from flsv.reporting.contributions_csv import ContributionsFile, Row
 from flsv.reporting.folder import run_folder
+from flsv.reporting.learned import lines_of
 from flsv.reporting.names import MEANING
 from flsv.reporting.scalars import PER_CLASS, RoundScalars, client_tag, followed
 from flsv.reporting.table import chosen, class_columns, client_columns, make_console, print_table
@@ -208,8 +210,10 @@ class Reporter:
         contributions: Mapping[str, Tensor],
         weights: Tensor | None,
         accuracy: Tensor | None,
+        learned: Mapping[str, Any] | None = None,
     ) -> None:
-        """Print what the clients had and what they were worth; per class for up to ten classes."""
+        """Print what the clients had and what they were worth, per class for up to ten classes; and what of it all the
+        model has, as the run's record says."""
         console, clients = make_console(), self._client_names or list(map(str, range(len(num_samples))))
         values = {name: self.overall(name, value) for name, value in contributions.items()}
         first = next(iter(values), None)
@@ -227,6 +231,8 @@ class Reporter:
             if value.ndim == 2 and value.shape[1] <= 10 and (names or value.shape[1] > 1):
                 title = f"{name} by {'column' if names else 'class'}"
                 print_table(console, title, clients, class_columns(value, names or self._class_names), rows, gap)
+        for line in lines_of(learned or {}):
+            console.print(Text(line))
 
     def overall(self, name: str, value: Tensor) -> Tensor:
         """One number per client ``[n]``: the metric's own summary, or the mean over classes."""

@@ -30,6 +30,7 @@ class FederationState:
         chunk: how many models are evaluated at once; None: not known, or one by one. By memory, and batched kernels
             round by it: so a resumed run must not find another.
         likeness: float64 ``[4, n, n]``, see :class:`flsv.server.update_watch.UpdateWatch`; None where nobody compares.
+        start: by metric what its game shares out, of the model before the first round, see :mod:`flsv.loop.learned`.
         run: the run's name, where the clients keep their states themselves: it is drawn when the run begins.
         counted: likewise client id to the name of the last visit that has counted, from which the client goes on.
         incidents: likewise what went wrong at the clients, see :meth:`note`.
@@ -49,6 +50,7 @@ class FederationState:
     likeness: Tensor | None = None
     heard: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     noticed: dict[str, dict[int, int]] = field(default_factory=dict)
+    start: dict[str, float | None] = field(default_factory=dict)
     run: str = ""
     counted: dict[int, str] = field(default_factory=dict)
     incidents: list[dict[str, Any]] = field(default_factory=list)
@@ -106,6 +108,7 @@ class FederationState:
             "chunk": self.chunk,
             "heard": self.heard.clone(),
             "noticed": copy.deepcopy(self.noticed),
+            "start": dict(self.start),
             **({} if self.likeness is None else {"likeness": self.likeness}),
             **({} if not self.run else {"run": self.run, "counted": dict(self.counted)}),
             **({} if not self.incidents else {"incidents": copy.deepcopy(self.incidents)}),
@@ -118,6 +121,7 @@ class FederationState:
         self.participations, self.cohort = state["participations"].clone(), list(state["cohort"])
         self.chunk = state.get("chunk")
         self.heard, self.noticed = state["heard"].clone(), copy.deepcopy(state["noticed"])
+        self.start = dict(state["start"])
         self.run, self.counted = state.get("run", ""), dict(state.get("counted", {}))
         self.incidents = copy.deepcopy(state.get("incidents", []))
         likeness = state.get("likeness")

@@ -544,15 +544,24 @@ def idle_stops(folder: str) -> None:
     fit(Path(folder), shapfed_wa(), [Stop()])
 
 
+class Told(Callback):
+    """Prints who is at the other ends: while they are, since the last federation's ranks do not end at once."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def on_train_start(self, trainer: L.Trainer, *args: Any) -> None:
+        ranks = ranks_of(trainer)
+        print(self.name, ranks.rank, getattr(ranks, "lifeline", None) and ranks.lifeline.peers(), flush=True)
+
+
 def run_all(folder: str, names: list[str]) -> None:
     """One federation after the other, in one group of ranks."""
     for name in names:
-        done = fit(Path(folder) / name, CASES[name]())
+        done = fit(Path(folder) / name, CASES[name](), [Told(name)])
         if done.is_global_zero:
             metrics = {key: float(value) for key, value in sorted(done.callback_metrics.items())}
             (Path(folder) / name / "metrics.txt").write_text(repr(metrics))
-        peers = getattr(ranks_of(done), "lifeline", None) and ranks_of(done).lifeline.peers()
-        print(name, ranks_of(done).rank, peers, flush=True)
 
 
 def run_questions(folder: str, clients: int) -> None:

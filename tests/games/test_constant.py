@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from toys import Plain, fit
+from toys import FEATURES, Plain, fit, network, toy_data, trainer_for, vector
 
-from flsv.games.constant import LEVEL, told_apart
+from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.games.constant import LEVEL, ranked_apart, told_apart
 from flsv.games.evaluation.scores import Scores, score_batch
 from flsv.loop import FederatedLoop
-from flsv.metrics import PartialFederatedShapley
+from flsv.metrics import ClassSpecificShapley, ContributionMetric, CosineGradientShapley, PartialFederatedShapley
 from flsv.report import write_report
 
 BY = ("accuracy", "balanced_accuracy", "negative_loss")
@@ -35,6 +39,19 @@ def test_predictions_that_have_nothing_to_do_with_the_labels_are_hardly_ever_tol
     assert found <= 400 * LEVEL + 3 * (400 * LEVEL * (1 - LEVEL)) ** 0.5
 
 
+@pytest.mark.parametrize("classes", [2, 3])
+def test_ranks_that_have_nothing_to_do_with_the_labels_are_hardly_ever_told_apart(classes: int) -> None:
+    generator, found = torch.Generator().manual_seed(0), 0
+    for _ in range(400):
+        y = torch.randint(classes, (60,), generator=generator)
+        found += ranked_apart(torch.randn(60, classes, generator=generator), y)
+    assert found <= 400 * LEVEL + 3 * (400 * LEVEL * (1 - LEVEL)) ** 0.5
+    assert not ranked_apart(torch.zeros(60, classes), y)
+    assert not ranked_apart(torch.full((60, classes), float("nan")), y)
+    assert ranked_apart(torch.randn(60, classes) + 2 * torch.nn.functional.one_hot(y, classes), y)
+    assert ranked_apart(y.float(), (y > 0).long())
+
+
 @pytest.mark.parametrize("by", BY)
 def test_a_constant_answer_is_not_told_apart_and_one_that_follows_the_labels_is(by: str) -> None:
     y = torch.tensor([0] * 70 + [1] * 30)
@@ -43,21 +60,154 @@ def test_a_constant_answer_is_not_told_apart_and_one_that_follows_the_labels_is(
     assert told_apart(scores_of(prior + 2 * torch.nn.functional.one_hot(y, 2), y), by)
 
 
+class Stuck(Plain):
+    """Gives all classes the same logit, and with a learning rate learns what to give."""
+
+    def __init__(self, lr: float) -> None:
+        super().__init__(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr))
+        for parameter in list(self.parameters())[-2:]:
+            torch.nn.init.zeros_(parameter)
+
+
+class OneLogit(Plain):
+    """Two classes by one number."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)[:, 0]
+
+    def training_step(self, batch: object, batch_idx: int) -> Tensor:
+        x, y = batch
+        return torch.nn.functional.binary_cross_entropy_with_logits(self(x), y.float())
+
+    def validation_step(self, batch: object, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_acc", ((self(x) > 0) == y).float().mean())
+
+
+class Pair(Plain):
+    """A forward of two arguments, of which nobody else knows."""
+
+    def forward(self, x: Tensor, scale: float) -> Tensor:
+        return self.net(x) * scale
+
+    def training_step(self, batch: object, batch_idx: int) -> Tensor:
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self(x, 1.0), y)
+
+    def validation_step(self, batch: object, batch_idx: int) -> None:
+        x, y = batch
+        self.log("val_acc", (self(x, 1.0).argmax(-1) == y).float().mean())
+
+
+def told_of(folder: Path) -> tuple[dict[str, Any], str]:
+    """The run's record, and the page of it."""
+    page = write_report(folder, out=folder / "a.md")[0].read_text()
+    return json.loads((folder / "run.json").read_text()), page
+
+
 @pytest.mark.parametrize(("lr", "learned"), [(0.0, False), (0.5, True)])
-def test_the_warning_the_record_and_the_report_say_it(tmp_path: Path, lr: float, learned: bool) -> None:
-    module = Plain(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=lr))
-    for parameter in list(module.parameters())[-2:]:
-        torch.nn.init.zeros_(parameter)
-    loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(performance="negative_loss")}, seed=0)
-    if learned:
-        fit(loop, tmp_path, module, rounds=2)
-    else:
-        with pytest.warns(UserWarning, match="not told apart from a constant answer by negative_loss"):
-            fit(loop, tmp_path, module, rounds=2)
-    told = json.loads((tmp_path / "run.json").read_text())["paid_in"]["sv"]
-    assert told["told_apart"] == learned
+@pytest.mark.parametrize(
+    ("metric", "named", "by"),
+    [
+        (PartialFederatedShapley(performance="negative_loss"), "sv", "negative_loss"),
+        (PartialFederatedShapley(performance="auroc"), "sv", "AUROC"),
+        (PartialFederatedShapley(performance="average_precision"), "sv", "AveragePrecision"),
+        (PartialFederatedShapley(performance="f1"), "", "balanced_accuracy"),
+        (PartialFederatedShapley(performance="val_acc", mode="max"), "", "balanced_accuracy"),
+        (ClassSpecificShapley(), "", "balanced_accuracy"),
+        (CosineGradientShapley(), "", "balanced_accuracy"),
+    ],
+    ids=lambda value: repr(value),
+)
+def test_the_warning_the_record_the_table_and_the_report_say_it(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    metric: ContributionMetric,
+    named: str,
+    by: str,
+    lr: float,
+    learned: bool,
+) -> None:
+    loop = FederatedLoop(metrics={"sv": copy.deepcopy(metric)}, seed=0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(loop, tmp_path, Stuck(lr), rounds=2)
+    warned = [each for each in caught if f"not told apart from a constant answer by {by}" in str(each.message)]
+    record, page = told_of(tmp_path)
+    told = record["paid_in"][named]
+    assert (told["by"], told["told_apart"]) == (by, learned)
     assert (told["end"] > told["start"]) == learned
-    assert told["sum"] == pytest.approx(float(loop.contributions["sv"].nansum()))
-    page = write_report(tmp_path, out=tmp_path / "a.md")[0].read_text()
+    assert len(warned) == (not learned)
     assert ("always gives the same answer" in page) == (not learned)
-    assert "What sv shares out" in page
+    table = capsys.readouterr().out
+    assert f"{by} {told['start']:.4g} -> {told['end']:.4g}" in table
+    assert "not_known" not in record
+    assert ("not told apart from a constant prediction" in table) == (not learned)
+    if "sv" in record["paid_in"]:
+        paid = record["paid_in"]["sv"]
+        assert paid["sum"] == pytest.approx(float(loop.contributions["sv"].nansum()))
+        assert "What sv shares out" in page
+        assert f"the values of sv sum to {paid['sum']:.4g}" in table
+
+
+@pytest.mark.parametrize(
+    ("module", "data", "options", "why"),
+    [
+        (Plain, {"server_val_fraction": 0.0}, {}, "the server has no validation set"),
+        (Pair, {}, {}, "Pair.forward(x) ends in TypeError"),
+        (Plain, {}, {"limit_val_batches": 0}, "limit_val_batches=0"),
+    ],
+)
+def test_where_it_cannot_be_known_that_is_said(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    module: type[Plain],
+    data: dict[str, Any],
+    options: dict[str, Any],
+    why: str,
+) -> None:
+    loop = FederatedLoop(metrics={"cgsv": CosineGradientShapley()}, seed=0)
+    fit(loop, tmp_path, module(), toy_data(**data), rounds=1, **options)
+    record, page = told_of(tmp_path)
+    assert record["paid_in"] == {}
+    assert why in record["not_known"]
+    assert why in page.replace("\\", "")
+    assert "Whether the model has learned anything is not known: " in page
+    assert "whether the model has learned anything is not known: " in capsys.readouterr().out
+    own = write_report(tmp_path, 0, out=tmp_path / "b.md")[0].read_text()
+    assert "Whether the model has learned anything is not known." in own
+
+
+def test_one_logit_for_two_classes_is_judged_by_its_ranks(tmp_path: Path) -> None:
+    y = torch.arange(200) % 2
+    x = torch.randn(200, FEATURES, generator=torch.Generator().manual_seed(0)) + 2 * y[:, None]
+    data = FederatedDataModule((x, y), IIDPartitioner(3), server_val_fraction=0.2, batch_size=8)
+    fit(FederatedLoop(metrics={"cgsv": CosineGradientShapley()}, seed=0), tmp_path, OneLogit(), data, rounds=2)
+    told = told_of(tmp_path)[0]["paid_in"][""]
+    assert (told["by"], told["told_apart"]) == ("auroc", True)
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    """Neither the random numbers nor the module; with dropout, which draws."""
+    found = []
+    for options in ({}, {"print_table": False}):
+        loop = FederatedLoop(metrics={"cgsv": CosineGradientShapley()}, seed=0, **options)
+        loop.write_csv = not options
+        module = fit(loop, tmp_path / str(len(found)), Plain(network(dropout=0.5)), rounds=2)
+        found.append([vector(module), loop.contributions["cgsv"], torch.get_rng_state()])
+        assert bool(loop.state.start) == (not options)
+    assert all(torch.equal(one, other) for one, other in zip(*found))
+
+
+def test_the_start_is_the_first_fits_after_a_resume(tmp_path: Path) -> None:
+    def run(folder: str, rounds: int, ckpt_path: Path | None = None) -> dict[str, Any]:
+        loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(), "cgsv": CosineGradientShapley()}, seed=0)
+        trainer = trainer_for(loop, tmp_path / folder, rounds)
+        trainer.fit(Plain(), toy_data(), ckpt_path=ckpt_path)
+        trainer.save_checkpoint(tmp_path / folder / "last.ckpt")
+        return json.loads((tmp_path / folder / "run.json").read_text())["paid_in"]["sv"]
+
+    whole = run("whole", 3)
+    run("first", 1)
+    assert run("second", 3, tmp_path / "first/last.ckpt") == whole
+    assert whole["start"] < whole["end"]

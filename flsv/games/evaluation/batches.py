@@ -36,7 +36,7 @@ class ValidationBatches:
         self._batches: list[tuple[Any, Tensor]] = []
         self.support = torch.zeros(num_classes, dtype=torch.int64)
         for batch in batches:
-            x, y = _checked(batch, num_classes)
+            x, y = checked_pair(batch, num_classes)
             if not len(y):
                 continue
             self.support += torch.bincount(y.cpu(), minlength=num_classes)
@@ -65,7 +65,8 @@ def _plain(tensor: Tensor) -> Tensor:
     return tensor.clone() if tensor.is_inference() else tensor
 
 
-def _checked(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
+def checked_pair(batch: Any, num_classes: int) -> tuple[Any, Tensor]:
+    """A batch, if it is an input and integer labels ``[B]`` in 0 .. M-1."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ConfigurationError(f"a validation batch is a {type(batch).__name__}, expected a pair (x, y).")
     x, y = batch

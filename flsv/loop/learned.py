@@ -1,0 +1,121 @@
+"""Whether the global model has learned anything: what a run's metrics share out, and if that is told apart from what a
+constant answer has.
+
+Performances of classifiers are tested themselves. Where no metric plays for one (it looks at updates, or at a value
+that the module logs), the model's mean recall is, if the server has a validation set with classes and ``forward`` gives
+logits.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc
+
+from flsv.data import FederatedDataModule
+from flsv.engines.one_process import OneProcess
+from flsv.errors import ConfigurationError
+from flsv.games import Performance, Scores
+from flsv.games.constant import ranked_apart, told_apart
+from flsv.games.evaluation.answers import answers_of
+from flsv.games.evaluation.scores import score_batch
+
+#: Performances of which a constant answer's is known.
+TESTED = ("accuracy", "balanced_accuracy", "per_class_accuracy", "negative_loss")
+#: What stands for a metric's name where no metric's performance can be tested.
+NO_METRIC = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On one model.
+
+    Args:
+        by: what it is measured by.
+        value: of it; None where it is not finite.
+        apart: whether the model is told apart from a constant answer by it; None: it does not tell.
+    """
+
+    by: str
+    value: float | None
+    apart: bool | None = None
+
+
+def verdicts(
+    trainer: L.Trainer, data: FederatedDataModule, fit: OneProcess, model: Tensor
+) -> tuple[dict[str, Verdict], str | None]:
+    """On the global model ``[P]``, by metric, and under ``NO_METRIC`` where none of theirs can be tested.
+
+    Returns:
+        The verdicts; and why it is not known whether the model has learned anything, None where it is.
+    """
+    found: dict[str, Verdict] = {}
+    scores: dict[Any, Any] = {}
+    ranked = []
+    for name, measure in fit.server.board.performances.items():
+        other = measure if isinstance(measure, Performance) else None
+        key = None if other is None else other.evaluator
+        if key not in scores:
+            assert fit.server.games is not None
+            scores[key] = fit.server.games.evaluator_of(measure)(model[None])
+        value = scores[key].value(measure if other is None else other.name)
+        apart = told_apart(scores[key], measure) if measure in TESTED else None
+        found[name] = Verdict(measure if other is None else _called(other), _finite(value), apart)
+        if other is not None and _ranks(other):
+            ranked.append(name)
+    if any(verdict.apart is not None for verdict in found.values()):
+        return found, None
+    answers = _answers(trainer, data, fit, model)
+    if isinstance(answers, str):
+        return found, answers
+    outputs, labels = answers
+    if ranked:
+        apart = ranked_apart(outputs, labels)
+        return found | {name: replace(found[name], apart=apart) for name in ranked}, None
+    if outputs.ndim == 1:  # a logit, or a probability: where class 1 begins is not known
+        area = Verdict("auroc", _finite(binary_auroc(outputs, labels)), ranked_apart(outputs, labels))
+        return {**found, NO_METRIC: area}, None
+    correct, loss = score_batch(outputs[None], labels)
+    own = Scores(correct, torch.bincount(labels, minlength=outputs.shape[1]), loss / len(labels))
+    by = "balanced_accuracy"
+    return {**found, NO_METRIC: Verdict(by, _finite(own.value(by)), told_apart(own, by))}, None
+
+
+def _answers(
+    trainer: L.Trainer, data: FederatedDataModule, fit: OneProcess, model: Tensor
+) -> tuple[Tensor, Tensor] | str:
+    """Outputs and labels, or why there are none."""
+    loaders = data.val_dataloader()
+    if not loaders:
+        return "the server has no validation set"
+    if trainer.limit_val_batches == 0:
+        return "nothing is validated (limit_val_batches=0)"
+    if data.no_classes is not None:
+        return f"there are no classes ({data.no_classes})"
+    if fit.space.private_names:
+        return "a part of the model stays with the clients"
+    try:
+        return answers_of(trainer, fit.space, model, loaders, data.num_classes)
+    except ConfigurationError as error:
+        return str(error)
+    except Exception as error:  # whatever a forward raises that the run has no need of
+        return f"{type(trainer.lightning_module).__name__}.forward(x) ends in {type(error).__name__}: {error}"
+
+
+def _called(performance: Performance) -> str:
+    return performance.of if isinstance(performance.of, str) else type(performance.of).__name__
+
+
+def _ranks(performance: Performance) -> bool:
+    """Whether it is a measure of how samples are ranked."""
+    return not isinstance(performance.of, str) and _called(performance).endswith(("AUROC", "AveragePrecision"))
+
+
+def _finite(values: Tensor) -> float | None:
+    value = float(values.mean())
+    return value if math.isfinite(value) else None
