@@ -20,8 +20,11 @@ def keep_apart() -> None:
 
     @wraps(plain)
     def call(self: Any, class_type: type, *args: Any, **kwargs: Any) -> Any:
-        self.cli._dump_config()
-        asked = pydoc.locate((self.cli.config_dump.get(self.key) or {}).get("class_path", ""))
+        config = self.cli.config
+        command = config.get("subcommand")
+        asked = pydoc.locate(
+            config.get(f"{command}.{self.key}.class_path" if command else f"{self.key}.class_path") or ""
+        )
         if isinstance(asked, type) and asked is not class_type:
             kwargs.pop("applied_instantiation_links", None)  # said to Lightning's instantiator, not to the class
             return class_type(*args, **kwargs)
