@@ -62,8 +62,11 @@ def buffers_of(net: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.clone() for name, buffer in net.named_buffers()}
 
 
-def assert_same(net: nn.Module, expected: nn.Module, tolerance: float = 5e-6) -> None:
-    """Equal to float32's rounding over some rounds, which differs between versions of torch."""
+#: float32's rounding over some rounds, which differs between versions of torch.
+ROUNDING = 5e-6
+
+
+def assert_same(net: nn.Module, expected: nn.Module, tolerance: float = ROUNDING) -> None:
     for name, value in net.state_dict().items():
         torch.testing.assert_close(
             value, expected.state_dict()[name], rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
@@ -148,7 +151,7 @@ def plain_sgd(lr: float = 0.1, momentum: float = 0.9) -> Train:
 
 
 def assert_kept(loop: FederatedLoop, own: dict[int, dict[str, Tensor]], prefix: str = "net.") -> None:
-    """The clients' states hold this and nothing else, to 1e-6."""
+    """The clients' states hold this and nothing else, to rounding."""
     states = loop.state_dict()["clients"]
     assert {client for client, kept in own.items() if kept} == states.keys()
     for client, kept in own.items():
@@ -156,4 +159,4 @@ def assert_kept(loop: FederatedLoop, own: dict[int, dict[str, Tensor]], prefix: 
             assert {f"module.{prefix}{name}" for name in kept} == states[client].keys()
         for name, value in kept.items():
             found = states[client][f"module.{prefix}{name}"]
-            torch.testing.assert_close(found, value, rtol=1e-6, atol=1e-6, msg=lambda m, n=name: f"{n}: {m}")
+            torch.testing.assert_close(found, value, rtol=ROUNDING, atol=ROUNDING, msg=lambda m, n=name: f"{n}: {m}")

@@ -30,8 +30,8 @@ def test_a_loops_argument_is_not_set_but_replaced(name: str) -> None:
 
 
 def test_another_loop_has_the_other_arguments_and_keeps_the_rest() -> None:
-    first = FederatedLoop(local_epochs=3, exclude_copies=True, metrics={"cssv": ClassSpecificShapley()})
-    second = first.replace(aggregator=GeometricMedian(), exclude_copies=False)
+    first = FederatedLoop(local_epochs=3, copy_threshold=0.7, metrics={"cssv": ClassSpecificShapley()})
+    second = first.replace(aggregator=GeometricMedian(), copy_threshold=None)
     assert (second.local_epochs, second.metrics["cssv"]) == (3, first.metrics["cssv"])
     assert isinstance(second.arguments["aggregator"], GeometricMedian)
     assert (first.copy_threshold, second.copy_threshold) == (0.7, None)

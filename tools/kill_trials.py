@@ -136,7 +136,7 @@ KINDS = {
             *("bench", "--metric", "cgsv", "--federations", "digits_dirichlet", "--seeds", "3"),
             *("--out", str(folder)),
         ],
-        tables_differ("*.csv"),
+        tables_differ("values.csv"),  # costs.csv has seconds
     ),
 }
 

@@ -70,7 +70,11 @@ def data_version(source: str, root: str) -> str:
 
 def sources(cell: Cell) -> Sequence[str]:
     """What its data are read from; of a cell that does not say, each data set that has a name."""
-    given = [yaml.safe_load((CONFIGS / file).read_text()).get("data", {}).get("source") for file in cell.files]
+    given = [
+        yaml.safe_load((CONFIGS / file).read_text()).get("data", {}).get("source")
+        for file in cell.files
+        if file.endswith(".yaml")
+    ]
     named = [each for each in [*given, cell.overrides.get("data.source")] if isinstance(each, str)]
     return named[-1:] or list(FOLDERS)
 

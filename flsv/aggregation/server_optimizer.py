@@ -43,6 +43,7 @@ class ServerOptimizer(FedAvg):
         ConfigurationError: the optimizer refuses its arguments.
 
     Example:
+        >>> from functools import partial
         >>> ServerOptimizer(partial(torch.optim.SGD, lr=1.0)).optimizer([torch.zeros(2)]).defaults["lr"]
         1.0
     """

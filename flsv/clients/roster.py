@@ -89,10 +89,9 @@ class Roster:
     def chunk(self, chunk: int | None) -> None:
         self._chunk = chunk
 
-    def trained(self, client: int) -> Tensor:
-        """``[P]``, what a client of the round has trained."""
+    def trained(self, client: int) -> Tensor | None:
+        """``[P]``, what a client of the round has trained; None once the round has been forgotten."""
         with at(self.locals[client]) as local:
-            assert local.model is not None
             return local.model
 
     def forget(self, client: int) -> None:

@@ -65,8 +65,10 @@ class CohortTraining:
         return self._matrix[: len(self.updates)]
 
     def trained(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that it has trained in this round; its upload may be another."""
-        return {update.client_id: self._roster.trained(update.client_id) for update in self.updates}
+        """Client id to the model ``[P]`` that it has trained in this round; its upload may be another. Without those
+        who have been left out, whose round is forgotten."""
+        models = {update.client_id: self._roster.trained(update.client_id) for update in self.updates}
+        return {client: model for client, model in models.items() if model is not None}
 
     def begin_batch(self, batch: Any = None) -> bool:
         """Before every batch, as the module gets it. Whether it is a client's first."""

@@ -63,14 +63,14 @@ def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
     them has lost what the others sent, and models that start from it overflow.
 
     Args:
-        norms: ``[k]``, not negative.
+        norms: ``[k]``, not negative; NaN where one is not known, which says nothing.
         model_norm: of the model that the updates start from.
 
     Returns:
         bool ``[k]``.
 
     Example:
-        >>> drowning_updates(torch.tensor([1.0, 1.3, 1e6, 1e9, 0.0]), model_norm=2.0)
+        >>> drowning_updates(torch.tensor([1.0, 1.3, 1e6, 1e11, 0.0]), model_norm=2.0)
         tensor([False, False, False,  True, False])
     """
     norms = norms.double()
@@ -78,4 +78,4 @@ def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
     median = moved.log().quantile(0.5).exp().item() if len(moved) else 0.0
     scale = max(median, model_norm)
     most = min(LARGEST, scale / torch.finfo(torch.float32).eps) if scale > 0 else LARGEST
-    return ~(norms <= most)
+    return norms > most

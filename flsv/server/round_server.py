@@ -197,7 +197,8 @@ class RoundServer:
             starts = [start for start in known if start is not None]
             gram = ClientMatrix(matrix, starts).until(cut).gram()
         ids, length = [update.client_id for update in updates], state.model()[:cut].double().norm().item()
-        return self.watch.judge(state.round_index, broken, ids, norms, gram, length)
+        steps = torch.tensor([update.num_steps for update in updates], dtype=torch.float64)
+        return self.watch.judge(state.round_index, broken, ids, norms, gram, length, steps)
 
     def _shortened(
         self, updates: Sequence[ClientUpdate], matrix: Tensor, instructions: Mapping[int, Instruction]

@@ -83,6 +83,7 @@ class UpdateWatch:
         norms: Tensor,
         gram: Tensor | None = None,
         model_norm: float = 0.0,
+        steps: Tensor | None = None,
     ) -> Tensor:
         """Look at a round.
 
@@ -97,6 +98,8 @@ class UpdateWatch:
             gram: ``[k, k]``, their updates' products; None where the server does not know what all started from, or
                 nobody is compared.
             model_norm: of the model at the start of the round.
+            steps: ``[k]``, that the clients took; None: all as many. Who has more data goes farther, so only what is
+                too large by each step, too, is called so.
 
         Returns:
             bool ``[k]``, on the CPU: whom to keep.
@@ -104,7 +107,10 @@ class UpdateWatch:
         norms = norms.cpu()
         self.norms = dict(zip(clients, norms.tolist()))
         drowning = drowning_updates(norms, model_norm)
-        large = drowning if self._threshold is None else drowning | large_updates(norms, self._threshold)
+        large = drowning
+        if self._threshold is not None:
+            by_step = norms if steps is None else norms / steps.clamp_min(1)
+            large = drowning | (large_updates(norms, self._threshold) & large_updates(by_step, self._threshold))
         out = large if self._exclude else drowning
         warning: list[str] = []
         self._judge_broken(round_index, broken, len(clients), warning)

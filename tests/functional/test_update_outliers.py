@@ -75,6 +75,6 @@ def test_nothing_drowns_by_itself(norms):
     assert not drowning_updates(torch.tensor(norms)).any()
 
 
-@pytest.mark.parametrize("size", [1e20, float("inf"), float("nan")])
+@pytest.mark.parametrize("size", [1e20, float("inf")])
 def test_what_overflows_drowns_whoever_else_there_is(size):
     assert drowning_updates(torch.tensor([size]), model_norm=1e30).tolist() == [True]

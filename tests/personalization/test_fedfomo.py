@@ -202,7 +202,9 @@ def test_a_name_that_nobody_logs_is_refused_before_the_first_round(tmp_path: Pat
             raise AssertionError("training had started")
 
     loop = FederatedLoop(personalizer=FedFomo(performance="val_loss", mode="min"))
-    with pytest.raises(ConfigurationError, match=r"the personalizer: Never logs no 'val_loss' .* \['my/loss'\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"what clients are asked for: Never logs no 'val_loss' .* \['my/loss'\]"
+    ):
         fit(loop, tmp_path, Never(), DATA())
     with pytest.raises(ConfigurationError, match=r"FedFomo\(performance='val_loss'\)"):
         FedFomo(performance="val_loss")

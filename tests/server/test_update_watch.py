@@ -173,7 +173,8 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
 @pytest.mark.parametrize("size", [1e4, 1e30, 3e38])
 def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(metrics=metrics, attacks=[Huge(size, 0)], exclude_outliers=True, seed=1)
+    attacks: Any = [Huge(size, 0)]
+    loop = FederatedLoop(metrics=metrics, attacks=attacks, exclude_outliers=True, keep_trained=True, seed=1)
     logger = TensorBoardLogger(tmp_path, name="", version="run")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -181,6 +182,7 @@ def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> N
     assert [str(w.message) for w in caught if "left out of the round" in str(w.message)]
     assert vector(module).abs().max() < 100
     assert loop.participations.tolist() == [1, 0, 1, 1]
+    assert sorted(loop.state.trained) == [0, 2, 3]
     for value in (loop.weights, loop.contributions["cgsv"], loop.contributions["cssv"][:, 0]):
         assert value is not None
         assert value.isnan().tolist() == [False, True, False, False]
@@ -220,6 +222,16 @@ def said_by(watch: UpdateWatch, *args: Any) -> list[str]:
         warnings.simplefilter("always")
         watch.judge(*args)
     return [str(w.message) for w in caught]
+
+
+def test_who_has_more_data_and_goes_farther_is_not_too_large() -> None:
+    """Seven times the steps, seven times the way; the same way in as many steps as the others is too far."""
+    norms = torch.tensor([0.11, 0.016, 0.015, 0.017]).double()
+    watch = UpdateWatch(3.5, exclude=True)
+    assert watch.judge(0, [], range(4), norms, steps=torch.tensor([70.0, 10.0, 10.0, 10.0])).all()
+    with pytest.warns(UserWarning, match="client 0 sent an update far larger"):
+        kept = watch.judge(1, [], range(4), norms, steps=torch.full((4,), 10.0))
+    assert kept.tolist() == [False, True, True, True]
 
 
 def test_one_line_names_everybody() -> None:

@@ -53,7 +53,8 @@ def leverage_shapley(
 
     Example:
         >>> additive = lambda masks: masks.double() @ torch.arange(12.0, dtype=torch.float64)
-        >>> leverage_shapley(additive, 12, budget=60, generator=torch.Generator().manual_seed(0)).values[:3].round()
+        >>> sampled = leverage_shapley(additive, 12, budget=60, generator=torch.Generator().manual_seed(0))
+        >>> sampled.values[:3].abs().round()
         tensor([0., 1., 2.], dtype=torch.float64)
     """
     sample = LayeredSample(num_players, paired=True, share=equally, ends=False, generator=generator)
