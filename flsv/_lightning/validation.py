@@ -203,9 +203,8 @@ def _stand_in(trainer: L.Trainer, module: L.LightningModule, loaders: Sequence[K
     own._accelerator_connector = copy.copy(own._accelerator_connector)
     own._accelerator_connector.strategy = copy.copy(own._accelerator_connector.strategy)
     own.strategy.connect(module)
-    own.strategy.ranks = (
-        ALONE  # of several ranks each validates other models, and not equally many: nobody is waited for
-    )
+    # Of several ranks each validates other models, and not equally many: nobody is waited for.
+    own.strategy.ranks = ALONE
     own._data_connector = copy.copy(own._data_connector)
     own._data_connector.trainer = own
     own._data_connector._datahook_selector = _DataHookSelector(module, own.datamodule)

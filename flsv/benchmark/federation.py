@@ -28,7 +28,7 @@ from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games.performance import Mode
 from flsv.server.fingerprint import dealt
-from flsv.server.identity import Identity
+from flsv.server.identity import Identity, versions
 
 FOLDER = Path(__file__).parent / "federations"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
@@ -127,7 +127,7 @@ class Federation:
         """What its numbers hang on; once known, its data are not needed for it."""
         said = {each.name: getattr(self, each.name) for each in fields(self) if each.name not in ELSEWHERE}
         told = {name: json.dumps(value, sort_keys=True) for name, value in said.items()}
-        return Identity(told, dealt(self.datamodule()))
+        return Identity({**versions(), **told}, dealt(self.datamodule()))
 
     @cached_property
     def _datamodule(self) -> FederatedDataModule:

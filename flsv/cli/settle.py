@@ -4,15 +4,16 @@
     flsv settle runs/lightning_logs/version_0 --trainings singles --rounds 10
     torchrun --nproc-per-node 4 -m flsv settle runs/lightning_logs/version_0
 
-What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
-only: each alone, all but one, all (2 n + 1 trainings), and fits what these come to; the values of the fitted game are
-what is settled by. They are written to settled.csv in the run's folder with intervals, and shown by flsv report, beside
-KernelSHAP of the same trainings, which assumes nothing of the game; where that is outside of an interval, it is said.
-Models are judged as the run's metrics judged them, or by --metric; trainings are kept for each of these. Where that is
-accuracy and most samples are of one class, it is said. A client whose payment is held back (see flsv report --pay)
-takes part, and has no value until somebody has looked at it; then settle again. Rounds in which a client's update was
-at fault (not finite, or far larger than all others) are taken off its value, by their share of all its rounds. Data
-that are not the run's are refused. A training that is done is kept: start again what was stopped.
+What a metric says during a run is cheap and approximate. This trains the same federation again with some of its
+clients only: each alone, all but one, all (2 n + 1 trainings), and fits what these come to; the values of the fitted
+game are what is settled by. They are written to settled.csv in the run's folder with intervals, and shown by flsv
+report, beside KernelSHAP of the same trainings, which assumes nothing of the game; where that is outside of an
+interval, it is said. Models are judged as the run's metrics judged them, or by --metric (``by`` in the file);
+trainings are kept for each of these. Where that is accuracy and most samples are of one class, it is said. A client
+whose payment is held back (see flsv report --pay) takes part, and has no value until somebody has looked at it; then
+settle again. Rounds in which a client's update was at fault (not finite, or far larger than all others) are taken off
+its value, by their share of all its rounds. Data that are not the run's are refused. A training that is done is kept:
+start again what was stopped.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_co
 from flsv.functional.shapley.kernel_shap import kernel_shap
 from flsv.games.kept import KeptUtility
 from flsv.games.retraining import RetrainedUtility
-from flsv.report.blocks import NONE, percent
-from flsv.report.caveats import MOSTLY, ONE_CLASS
+from flsv.report.blocks import NONE
+from flsv.report.caveats import settled_caveats
 from flsv.report.reading import open_run, read_record
 from flsv.reporting.folder_lock import FolderLock
 from flsv.reporting.names import CONTRIBUTIONS, RECORD, SETTLED
@@ -68,7 +69,7 @@ QUIET = (
 )
 #: Callbacks that watch a run for its own sake, or end it: a coalition's training has its length.
 _OF_THE_RUN = (Checkpoint, EarlyStopping, LearningRateMonitor)
-HEADER = ("client", "client_name", "value", "low", "high", "share", "kernel_shap", "majority")
+HEADER = ("client", "client_name", "by", "value", "low", "high", "share", "kernel_shap", "majority")
 
 
 def settle(
@@ -100,11 +101,11 @@ def settle(
         told: called with how many coalitions are trained and how many there are, after each.
 
     Returns:
-        A row per client, by the names in :data:`HEADER`, and the file that they were written to. Clients whose
-        payment the run holds back have no value, and the share 0; of the value of those in whose updates it found
-        fault, the share of those rounds is taken off. The ends are NaN where all coalitions were trained once: then
-        nothing tells an error. ``majority`` is the accuracy of whoever always answers with the validation set's most
-        frequent class, NaN where models are not judged by accuracy.
+        A row per client, by the names in :data:`HEADER`, and the file that they were written to. Clients whose payment
+        the run holds back have no value, and the share 0; of the value of those in whose updates it found fault, the
+        share of those rounds is taken off. ``by`` is what models were judged by. The ends are NaN where all coalitions
+        were trained once: then nothing tells an error. ``majority`` is the accuracy of whoever always answers with the
+        validation set's most frequent class, NaN where models are not judged by accuracy.
 
     Raises:
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
@@ -117,6 +118,10 @@ def settle(
         raise ConfigurationError(f"seeds={seeds}: expected 1 or more.")
     if mode is not None and metric is None:
         raise ConfigurationError(f"mode={mode!r}: say by metric, too, which logged value it is of.")
+    if metric == "per_class_accuracy":
+        raise ConfigurationError(
+            f"metric={metric!r} is a number per class: say balanced_accuracy, which is their mean."
+        )
     config = {name: value for name, value in yaml.safe_load(file.read_text()).items() if name in SECTIONS}
     record = read_record(run / RECORD)
     ranks = ranks_of_environment()
@@ -162,7 +167,8 @@ def settle(
         stderr = torch.full_like(stderr, torch.nan)  # exact, and one seed does not tell its noise
     additive, _ = _payable(run, kernel_shap(masks, table.mean(0)), stderr)
     rows = _rows(names, *_payable(run, found.values.double(), stderr), additive, level)
-    rows = [{**row, "majority": majority} for row in rows]
+    by = metric if mode is None else f"{metric} ({mode})"
+    rows = [{**row, "by": by, "majority": majority} for row in rows]
     path = run / SETTLED
     if ranks.rank == 0:
         write_rows(path, HEADER, rows)
@@ -335,16 +341,10 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         "KernelSHAP": [f"{row['kernel_shap']:.4f}" if has else NONE for row, has in zip(rows, known)],
         "share": [f"{100 * row['share']:.1f} %" for row in rows],
     }
-    title = f"{options.metric or 'what the run valued by'}, settled by {options.trainings} trainings"
-    print_table(make_console(), title, [row["client_name"] for row in rows], columns)
+    names = [row["client_name"] for row in rows]
+    print_table(make_console(), f"{rows[0]['by']}, settled by {options.trainings} trainings", names, columns)
     if any(known) and not any(bounded):
         print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 2.")
-    others = [row["client_name"] for row in rows if row["kernel_shap"] < row["low"] or row["kernel_shap"] > row["high"]]
-    if others:
-        print(
-            f"KernelSHAP of the same trainings is outside of the interval of {', '.join(others)}: the shape that the "
-            "fit takes the game for decides there. Use --trainings all."
-        )
-    if rows[0]["majority"] >= MOSTLY:
-        print(ONE_CLASS.format(percent(rows[0]["majority"])))
+    for text in settled_caveats(rows, names):
+        print(text)
     print(f"Settled: {shown(path)}")

@@ -110,8 +110,10 @@ class FederatedLoop(ToldLoop):
             client the one it left.
         outlier_threshold: an update far larger than the cohort's is warned of; the modified z-score from which on it is
             one, see :func:`flsv.functional.update_outliers.large_updates`. None: not judged. Norms are logged anyway.
-            What such a client sends in that round is aggregated and not measured: the round counts for it as one that
-            it took no part in, and who is named in every round has 0 in ``loop.payable``, see ``loop.named``.
+            It has to be so by each step, too: who has more data goes farther in more steps, the number of which is the
+            client's own claim. What such a client sends in that round is aggregated and not measured: the round counts
+            for it as one that it took no part in, and who is named in every round has 0 in ``loop.payable``, see
+            ``loop.named``.
         exclude_outliers: leave such an update out of its round, like one that is not finite. So it is anyway where the
             aggregator weighs by a metric, and where nothing of the others would be left beside it, see
             :func:`flsv.functional.update_outliers.drowning_updates`.

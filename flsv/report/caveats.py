@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from flsv.report.blocks import percent
 
 _GAME = (
     "Contributions are relative to the server's validation set and to who else takes part: another set, or other "
@@ -105,11 +107,15 @@ AT_CHANCE = (
 )
 NOT_KNOWN = "Whether the model has learned anything is not known"
 #: Of the validation set in one class, from which on accuracy says little of who taught the model what.
-MOSTLY = 0.7
-ONE_CLASS = (
+_MOSTLY = 0.7
+_ONE_CLASS = (
     "{} of the validation set is of one class: an answer that is always the same has most of the accuracy that these "
     "values share out, and a client whose data teach nothing is paid nearly like the others. Settle by --metric "
     "balanced_accuracy or negative_loss."
+)
+_OTHER_SHAPE = (
+    "KernelSHAP of the same trainings is outside of the interval of {}: there the shape that the fit takes the game "
+    "for decides. Train more coalitions (--trainings all) before paying by it."
 )
 ONE_RUN = (
     "This is one run with one seed. Before anything of worth is shared out by it, repeat it with other seeds and see "
@@ -120,6 +126,20 @@ ONE_RUN = (
 def at_chance(record: Mapping[str, Any]) -> list[str]:
     """By what the model is not told apart from a constant answer, each once."""
     return list({told["by"]: None for told in record.get("paid_in", {}).values() if told["told_apart"] is False})
+
+
+def settled_caveats(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """What to bear in mind of settled values.
+
+    Args:
+        rows: of ``settled.csv``.
+        names: of the same clients.
+    """
+    outside = [row["kernel_shap"] < row["low"] or row["kernel_shap"] > row["high"] for row in rows]
+    others = [name for name, so in zip(names, outside) if so]
+    found = [_OTHER_SHAPE.format(", ".join(others))] if others else []
+    majority = rows[0]["majority"]
+    return [*found, _ONE_CLASS.format(percent(majority))] if majority >= _MOSTLY else found
 
 
 def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:

@@ -23,7 +23,7 @@ from flsv.report.blocks import (
     numbers,
     percent,
 )
-from flsv.report.caveats import AT_CHANCE, MOSTLY, NOT_KNOWN, ONE_CLASS, ONE_RUN, at_chance, caveats
+from flsv.report.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats, settled_caveats
 from flsv.report.figures import (
     algorithm,
     client_label,
@@ -260,23 +260,17 @@ def _settled(run: Run) -> list[Section]:
     values, low, high = ([rows[client][name] for client in order] for name in ("value", "low", "high"))
     cells = [[*settled_cells(rows[client]), number(rows[client]["kernel_shap"])] for client in order]
     table = Table([*SETTLED_HEAD, "KernelSHAP"], [[name, *row] for name, row in zip(names, cells)])
-    text = (
-        "The same federation was trained again with some of its clients only (flsv settle), and a Shapley value fitted "
-        "to what came of it. The intervals, 90 %, say what these trainings leave open."
-    )
-    others = [c for c in order if rows[c]["kernel_shap"] < rows[c]["low"] or rows[c]["kernel_shap"] > rows[c]["high"]]
-    if others:
-        text += (
-            " KernelSHAP of the same trainings is outside of the interval of "
-            f"{', '.join(client_label(run, client) for client in others)}: there the shape that the fit takes the game "
-            "for decides. Train more coalitions before paying by it."
-        )
-    majority = rows[order[0]]["majority"]
-    if majority >= MOSTLY:
-        text += " " + ONE_CLASS.format(percent(majority))
-    return [Section("Settled by training again", [Text(text), Bars(names, values, low, high), table])]
+    text = SETTLED.format(rows[order[0]]["by"])
+    bars = Bars(names, values, low, high)
+    notes = settled_caveats([rows[client] for client in order], names)
+    return [Section("Settled by training again", [Text(text), bars, table, *([Bullets(notes)] if notes else [])])]
 
 
+SETTLED = (
+    "The same federation was trained again with some of its clients only (flsv settle), each model was judged by {} on "
+    "the server's validation set, and a Shapley value fitted to what came of it. Intervals, 90 %, say what these "
+    "trainings leave open."
+)
 SETTLED_HEAD = ("client", "value", "90 % interval", "share")
 
 

@@ -28,7 +28,7 @@ from flsv.report.blocks import (
 )
 from flsv.report.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats
 from flsv.report.figures import algorithm, client_label, guides, logged, or_none, share, state_of, values_of
-from flsv.report.for_all import GAIN_HEAD, SETTLED_HEAD, gain_cells, settled_cells
+from flsv.report.for_all import GAIN_HEAD, SETTLED, SETTLED_HEAD, gain_cells, settled_cells
 from flsv.report.reading import NAN, Run
 
 #: Clients below which nothing is told that is worked out from all of them.
@@ -143,15 +143,11 @@ def _settled(run: Run, client: int) -> list[Section]:
     rows = run.settled()
     if not rows or not rows[client]:
         return []
-    text = (
-        "The same federation was trained again with some of its clients only (flsv settle), and a Shapley value fitted "
-        "to what came of it. The interval, 90 %, says what these trainings leave open."
-    )
     # Of how many that is the share, is not told either.
     told = _told(run, [row.get("value", NAN) for row in rows])
     shown = slice(None if told else -1)
     table = Table(SETTLED_HEAD[1:][shown], [settled_cells(rows[client])[shown]])
-    return [Section("Settled by training again", [Text(text), table])]
+    return [Section("Settled by training again", [Text(SETTLED.format(rows[client]["by"])), table])]
 
 
 def _gains(run: Run, client: int) -> list[Section]:

@@ -186,7 +186,7 @@ class Run:
     def settled(self) -> list[dict[str, Any]]:
         """``[n]``, what each client is worth by training with some of the clients only, where ``flsv settle`` has."""
         columns = ("value", "low", "high", "share", "kernel_shap", "majority")
-        return self._by_client(self.folder / SETTLED, dict.fromkeys(columns, number_or_nan))
+        return self._by_client(self.folder / SETTLED, {"by": str, **dict.fromkeys(columns, number_or_nan)})
 
     def valued(self) -> list[dict[str, float]]:
         """``[n]``, what ``flsv value`` has found of each client, without its name; empty without a valuation.

@@ -30,6 +30,9 @@ class FederationState:
         chunk: how many models are evaluated at once; None: not known, or one by one. By memory, and batched kernels
             round by it: so a resumed run must not find another.
         likeness: float64 ``[4, n, n]``, see :class:`flsv.server.update_watch.UpdateWatch`; None where nobody compares.
+        heard: int64 ``[n]``, in how many rounds each client has sent an update, whatever became of it.
+        noticed: fault to client id to in how many rounds it was found, see
+            :class:`flsv.server.update_watch.UpdateWatch`.
         start: by metric what its game shares out, of the model before the first round, see :mod:`flsv.loop.learned`.
         run: the run's name, where the clients keep their states themselves: it is drawn when the run begins.
         counted: likewise client id to the name of the last visit that has counted, from which the client goes on.

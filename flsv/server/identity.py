@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path, PurePath
 from pydoc import locate
 from typing import Any
@@ -24,8 +25,10 @@ IDLE = {
     "data": {"root", "download", "num_workers", "pin_memory", "on_device", "eval_batch_size"},
     "federation": {"print_table", "figures_every", "client_runs", "log_per_class", "seed"},
 }  # fmt: skip
-#: Whose classes' source is told by their versions.
-INSTALLED = {"flsv", "torch", "torchvision", "torchmetrics", "lightning", "timm", *sys.stdlib_module_names}
+#: Whose versions tell what their code is.
+PACKAGES = ("flsv", "torch", "lightning")
+#: Whose classes' source is not looked at.
+INSTALLED = {*PACKAGES, "torchvision", "torchmetrics", "timm", *sys.stdlib_module_names}
 
 
 @dataclass(frozen=True)
@@ -87,18 +90,29 @@ class Identity:
         return self.samples.get(holder) == other.samples.get(holder)
 
 
+def versions() -> dict[str, str]:
+    """Of the packages whose code makes the numbers, as an identity's settings.
+
+    Example:
+        >>> sorted(versions())
+        ['version of flsv', 'version of lightning', 'version of torch']
+    """
+    return {f"version of {name}": version(name) for name in PACKAGES}
+
+
 def configured(config: Mapping[str, Any]) -> dict[str, str]:
-    """A resolved configuration of ``flsv fit`` as an identity's settings: what changes no number is left out, and the
-    source of the user's own classes is in.
+    """A resolved configuration of ``flsv fit`` as an identity's settings: what changes no number is left out; the
+    source of the user's own classes is in, and the versions of the packages.
 
     Args:
         config: its sections ``model``, ``data``, ``federation`` and ``trainer``. The seed is none of it.
 
     Example:
-        >>> configured({"data": {"source": "here/a.csv", "root": "there"}, "trainer": {"max_epochs": 3}})
+        >>> found = configured({"data": {"source": "here/a.csv", "root": "there"}, "trainer": {"max_epochs": 3}})
+        >>> {name: text for name, text in found.items() if name not in versions()}
         {'data.source': "'a.csv'", 'trainer.max_epochs': '3'}
     """
-    settings = {}
+    settings = versions()
     for section in ("model", "data", "federation", "trainer"):
         for name, value in _leaves(config[section], section) if config.get(section) else ():
             words = name.split(".")

@@ -84,8 +84,8 @@ def check_state(
         parts = state["fingerprint"] if isinstance(state["fingerprint"], Mapping) else {}
         if not all(isinstance(parts.get(part), Mapping) for part in ("settings", "samples")):
             raise ConfigurationError(
-                "the checkpoint does not say what federation it is of in words that can be read: the file is damaged. "
-                "Resume from another, or start a new run without ckpt_path."
+                "what the checkpoint says of its federation cannot be read: the file is damaged. Resume from another "
+                "checkpoint, or start a new run without ckpt_path."
             )
         check_same(state["fingerprint"], fingerprint)
     else:

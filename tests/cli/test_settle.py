@@ -106,7 +106,9 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run: Path) -> 
 def test_the_command_goes_on_and_its_shares_sum_to_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["settle", str(run), "--rounds", "1", "--trainings", "singles"]
     assert main(command) == 0
-    assert "Settled:" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "accuracy, settled by singles trainings" in said
+    assert "Settled:" in said
     kept = run / "settled_accuracy_3.jsonl"
     lines = kept.read_bytes().splitlines(keepends=True)
     assert len(lines) == 1 + 5
@@ -120,8 +122,10 @@ def test_the_command_goes_on_and_its_shares_sum_to_one(run: Path, capsys: pytest
     page, mine = run / "all.md", run / "mine.md"
     assert main(["report", str(run), "--out", str(page)]) == 0
     assert main(["report", str(run), "--out", str(mine), "--client", "1"]) == 0
-    assert "Settled by training again" in page.read_text()
-    assert "Settled by training again" in mine.read_text()
+    assert {row["by"] for row in before} == {"accuracy"}
+    for text in (page.read_text(), mine.read_text()):
+        assert "Settled by training again" in text
+        assert "each model was judged by accuracy" in " ".join(text.split())
     # More of the same game: what is known is not trained again.
     assert main([*command[:-1], "both", "--quiet"]) == 0
     assert kept.read_bytes().startswith(b"".join(lines))
@@ -302,5 +306,7 @@ def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     (tmp_path / "config.yaml").write_text("seed_everything: 0\n")
     with pytest.raises(ConfigurationError, match="seeds=0: expected 1 or more"):
         settle(tmp_path, seeds=0)
+    with pytest.raises(ConfigurationError, match="say balanced_accuracy, which is their mean"):
+        settle(tmp_path, metric="per_class_accuracy")
     with pytest.raises(ConfigurationError, match="mode='min': say by metric, too"):
         settle(tmp_path, mode="min")

@@ -70,8 +70,8 @@ def valid(folder: Path) -> Path:
         + "".join(f"{i},n,shared,0.5,0.625,nan\r\n" for i in range(3))
     )
     (folder / "settled.csv").write_text(
-        "client,client_name,value,low,high,share,kernel_shap,majority\n"
-        + "".join(f"{i},n,{0.1 + i},-0.5,3.5,0.25,0.5,nan\n" for i in range(3))
+        "client,client_name,by,value,low,high,share,kernel_shap,majority\n"
+        + "".join(f"{i},n,accuracy,{0.1 + i},-0.5,3.5,0.25,0.5,nan\n" for i in range(3))
     )
     (folder / "valuation.csv").write_text(
         "client,samples,distance,client_name\n" + "".join(f"{i},{100 + i},{0.5 + i},x\n" for i in range(3))

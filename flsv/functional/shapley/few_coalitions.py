@@ -21,8 +21,8 @@ coalitions are known, nothing is fitted: the values are exact.
 This is no paper's method. Signal and noise are set by marginal likelihood, but the noise has at most the variance of
 one part of the fit. The likelihood of so few coalitions has a second mode, in which all of it is noise and all players
 get the same, and that one is the higher where a player alone comes close to what all come to, as it does in a loss or
-an accuracy. What one training differs from the next by is far less: 0.3 to 15 % of the variance between coalitions in
-the tuning federations of ``flsv.benchmark``.
+an accuracy. What one training differs from the next by is far less: 1 to 15 % of the variance between coalitions in the
+federations of ``flsv.benchmark`` (``docs/results/intervals.md``).
 
 The standard errors are the posterior's: what these coalitions leave open *if the game is of this kind*. A game that is
 not, such as one in which two players are worth something together only, is outside of them: ``kernel_shap`` of the same

@@ -29,9 +29,8 @@ or tree regressions as g, found independently. The fit, and what is done below, 
 - *Standard error*: layered sampling variance of the residuals, each as it was before its own coalition was fitted
   (leave-one-out residuals in closed form, or the held-out ones). With ``unbiased=True`` it is the spread to within
   25 % or so; by default it is an estimate on the large side, 1 to 1.8 times the spread, except on very smooth games,
-  where it can be too small (0.6 times). *The bias is not in it*: 90 % intervals made of it hold the value in 0.87 to
-  0.92 of the cases where 4 n to 8 n coalitions are drawn, but in 0.57 where 20 n of ten players' have all but fitted a
-  smooth game; there ``unbiased=True`` has 0.62.
+  where it can be too small (0.6 times). *The bias is not in it*: ``docs/results/intervals.md`` has how often 90 %
+  intervals made of it hold the value.
 """
 
 from __future__ import annotations
