@@ -92,7 +92,7 @@ class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
     def resume(self, federation: Federation) -> None:  # noqa: B027
         """After ``load_state_dict``, before the first round of a resumed fit. The global vector is that round's."""
 
-    def play_on(self, games: Any) -> None:  # noqa: B027 - most evaluate nothing at the server
+    def bind_evaluator(self, games: Any) -> None:  # noqa: B027 - most evaluate nothing at the server
         """Before the first instructions of a fit in which metrics evaluate models on the server's validation set: what
         does, see :class:`flsv.games.CoalitionGames`."""
 

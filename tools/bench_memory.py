@@ -33,7 +33,7 @@ from flsv.parameters import ParameterSpace
 from flsv.participants import Channel
 from flsv.personalization import Personalizer, ShapFedPersonalizer
 from flsv.round import FederationState, Round
-from flsv.server import ContributionBoard, RoundServer
+from flsv.server import ContributionMetrics, RoundServer
 
 CLASSES = 10
 SIZES = {"large": "k = 50, P = 11 M", "many": "k = 1,000, P = 1 M"}
@@ -116,7 +116,7 @@ def measure(case: str, size: str) -> None:
     be_quiet()
     k, module, x = federation(size)
     space = ParameterSpace(module)
-    board = ContributionBoard(metrics(case))
+    board = ContributionMetrics(metrics(case))
     board.bind(k, CLASSES, None)
     aggregator: Aggregator = {
         "fedadam": FedAdam(),

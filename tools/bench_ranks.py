@@ -32,7 +32,7 @@ from torch.utils.data import TensorDataset
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.data import IIDPartitioner
 from flsv.engines.ranks import FederatedStrategy
-from flsv.engines.ranks.meeting import Meeting, meet
+from flsv.engines.ranks.rendezvous import Rendezvous, meet
 from flsv.models import LeNet5
 
 #: Clients, images of each, their shape.
@@ -131,7 +131,7 @@ def federated(case: str, rounds: int, ranks: int) -> list[tuple[float, float]]:
 
 def exchange(k: int, parameters: int, rank: int, port: int) -> list[tuple[float, float]]:
     """Two ranks tell each other half of a cohort's models."""
-    ranks = meet(Meeting("127.0.0.1", port, rank, 2), torch.device("cpu"))
+    ranks = meet(Rendezvous("127.0.0.1", port, rank, 2), torch.device("cpu"))
     block, spent = torch.randn(k // 2, parameters), []
     for _ in range(12):
         ranks.everybody(None, "ready")

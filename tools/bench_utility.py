@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ParameterSpace
-from flsv._lightning.lean import lean
 from flsv._lightning.patches import PatchedAttributes
+from flsv._lightning.unused_hooks import skip_unused_hooks
 from flsv._lightning.validation import keep_batches
 from flsv.games import LoggedValues
 from flsv.models import LeNet5
@@ -107,7 +107,7 @@ class Timed(L.Callback):
                 values.append(float(validating.callback_metrics["val_loss"]))
             return values
 
-        patched = PatchedAttributes(lean(trainer))  # as FederatedLoop does for the length of a fit
+        patched = PatchedAttributes(skip_unused_hooks(trainer))  # as FederatedLoop does for the length of a fit
         ways: dict[str, Callable[[Tensor], list[float]]] = {
             "validation_step by hand": by_hand,
             "LoggedValues": lambda rows: evaluate(rows).value("val_loss").tolist(),

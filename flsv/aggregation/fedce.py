@@ -17,7 +17,7 @@ from flsv.strategy import Contributions
 class FedCE(Aggregator):
     """x + sum_i c_i d_i with c_i the estimates of the rounds before; equal weights in the first round.
 
-    Departure: the authors' code counts the directions of the current round in its weights, and here they count from
+    UploadContext: the authors' code counts the directions of the current round in its weights, and here they count from
     the next one on, as the errors do in both. Where the paper, with full participation, is silent: the cohort's weights
     are made to sum to 1, and a client without an estimate counts as the mean of the others.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.attacks.base import Attack
-from flsv.uploads import Departure
+from flsv.uploads import UploadContext
 
 
 class Alignment(Attack):
@@ -33,7 +33,7 @@ class Alignment(Attack):
 
     Example:
         >>> known = {"attack.0.start": torch.tensor([0.0, 0.0])}
-        >>> now = Departure(0, 2, num_parameters=2, round_index=1, state=known, start=torch.tensor([0.0, 5.0]))
+        >>> now = UploadContext(0, 2, num_parameters=2, round_index=1, state=known, start=torch.tensor([0.0, 5.0]))
         >>> Alignment(mix=1.0).apply(torch.tensor([2.0, 0.0]), now)
         tensor([0., 2.])
     """
@@ -45,13 +45,13 @@ class Alignment(Attack):
         self.mix = mix
         check_number(self, "mix", mix, above=0, most=1)
 
-    def act(self, update: Tensor, departure: Departure, generator: torch.Generator) -> Tensor:
-        name = f"attack.{departure.position}.start"
-        if departure.start is None:
+    def act(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+        name = f"attack.{context.position}.start"
+        if context.start is None:
             return update
-        start = departure.start[: departure.num_parameters].detach().clone()
-        before = departure.state.get(name)
-        departure.state[name] = start
+        start = context.start[: context.num_parameters].detach().clone()
+        before = context.state.get(name)
+        context.state[name] = start
         return update if before is None else self.turned(update, start - before.to(start))
 
     def turned(self, update: Tensor, step: Tensor) -> Tensor:

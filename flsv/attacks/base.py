@@ -10,7 +10,7 @@ from torch import Tensor
 from flsv.data.corruption.choice import ClientChoice
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
-from flsv.uploads import Departure, Upload
+from flsv.uploads import Upload, UploadContext
 
 
 class Attack(ClientChoice, Upload):
@@ -31,7 +31,8 @@ class Attack(ClientChoice, Upload):
         >>> class Shy(Attack):
         ...     def attack(self, update, round_index, generator):
         ...         return update / 10
-        >>> Shy(clients=[1]).apply(torch.ones(2), Departure(client=1, num_clients=3, num_parameters=2, round_index=0))
+        >>> context = UploadContext(client=1, num_clients=3, num_parameters=2, round_index=0)
+        >>> Shy(clients=[1]).apply(torch.ones(2), context)
         tensor([0.1000, 0.1000])
     """
 
@@ -50,12 +51,12 @@ class Attack(ClientChoice, Upload):
             generator: CPU generator that depends on ``seed``, the round and the client.
         """
 
-    def act(self, update: Tensor, departure: Departure, generator: torch.Generator) -> Tensor:
+    def act(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
         """:meth:`attack`; to be overridden by an attack that needs to know more than the update: what the client
-        started from, ``departure.start``, or what it keeps between rounds, ``departure.state``."""
-        return self.attack(update, departure.round_index, generator)
+        started from, ``context.start``, or what it keeps between rounds, ``context.state``."""
+        return self.attack(update, context.round_index, generator)
 
-    def apply(self, update: Tensor, departure: Departure) -> Tensor:
+    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
         """``update [P]`` as it leaves: itself where the attack does not concern the client.
 
         Raises:
@@ -63,15 +64,15 @@ class Attack(ClientChoice, Upload):
 
         Example:
             >>> from flsv.attacks import SignFlip
-            >>> SignFlip().apply(torch.ones(3), Departure(client=0, num_clients=2, num_parameters=2, round_index=0))
+            >>> SignFlip().apply(torch.ones(3), UploadContext(client=0, num_clients=2, num_parameters=2, round_index=0))
             tensor([-1., -1.,  1.])
         """
-        if departure.client not in self.chosen(departure.num_clients):
+        if context.client not in self.chosen(context.num_clients):
             return update
-        parameters, buffers = update[: departure.num_parameters], update[departure.num_parameters :]
+        parameters, buffers = update[: context.num_parameters], update[context.num_parameters :]
         # The position tells two attacks of one seed apart.
-        generator = generator_for(self.seed, "attack", departure.position, departure.round_index, departure.client)
-        sent = self.act(parameters, departure, generator)
+        generator = generator_for(self.seed, "attack", context.position, context.round_index, context.client)
+        sent = self.act(parameters, context, generator)
         if sent.shape != parameters.shape:
             raise ConfigurationError(
                 f"{self!r} made {list(sent.shape)} out of an update {list(parameters.shape)}; it has to keep the shape."

@@ -14,7 +14,7 @@ from torch import Tensor
 from flsv.arguments import check_number
 from flsv.attacks.base import Attack
 from flsv.errors import ConfigurationError
-from flsv.uploads import Departure
+from flsv.uploads import UploadContext
 
 
 class FalseReports(Attack):
@@ -35,7 +35,7 @@ class FalseReports(Attack):
         ConfigurationError: nothing that is false; a number that is not finite.
 
     Example:
-        >>> FalseReports(loss=0.1, clients=[0]).tell("loss", 2.3, Departure(0, 2, num_parameters=2, round_index=0))
+        >>> FalseReports(loss=0.1, clients=[0]).tell("loss", 2.3, UploadContext(0, 2, num_parameters=2, round_index=0))
         0.1
     """
 
@@ -57,13 +57,13 @@ class FalseReports(Attack):
             if number is not None:
                 check_number(self, name, number)
 
-    def apply(self, update: Tensor, departure: Departure) -> Tensor:
+    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
         return update
 
     def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
         """The update itself."""
         return update
 
-    def tell(self, name: str, value: float, departure: Departure) -> float:
+    def tell(self, name: str, value: float, context: UploadContext) -> float:
         said: float | None = {"loss": self.loss, "score": self.score, "gain": self.gain}.get(name)
-        return value if said is None or departure.client not in self.chosen(departure.num_clients) else said
+        return value if said is None or context.client not in self.chosen(context.num_clients) else said

@@ -15,7 +15,7 @@ from torch import Tensor
 from flsv.attacks.alignment import Alignment
 from flsv.errors import ConfigurationError
 from flsv.parameters import Head, ParameterSpace
-from flsv.uploads import Departure
+from flsv.uploads import UploadContext
 
 
 class HeadAlignment(Alignment):
@@ -41,7 +41,7 @@ class HeadAlignment(Alignment):
         >>> attack.check(ParameterSpace(nn.Linear(2, 2, bias=False)))
         >>> known = {"attack.0.head": torch.zeros(2, 2)}
         >>> step = torch.tensor([5.0, 0.0, 0.0, 5.0])
-        >>> now = Departure(0, 2, num_parameters=4, round_index=1, state=known, start=step)
+        >>> now = UploadContext(0, 2, num_parameters=4, round_index=1, state=known, start=step)
         >>> attack.apply(torch.tensor([0.0, 1.0, 2.0, 0.0]), now)
         tensor([0., 1., 0., 2.])
     """
@@ -72,13 +72,13 @@ class HeadAlignment(Alignment):
             )
         self._head = space.head
 
-    def act(self, update: Tensor, departure: Departure, generator: torch.Generator) -> Tensor:
-        name, head = f"attack.{departure.position}.head", self._head
-        if departure.start is None or head is None:
+    def act(self, update: Tensor, context: UploadContext, generator: torch.Generator) -> Tensor:
+        name, head = f"attack.{context.position}.head", self._head
+        if context.start is None or head is None:
             return update
-        now = head.rows(departure.start).detach().clone()
-        before = departure.state.get(name)
-        departure.state[name] = now
+        now = head.rows(context.start).detach().clone()
+        before = context.state.get(name)
+        context.state[name] = now
         if before is None:
             return update
         rows, step = head.rows(update).clone(), now - before.to(now)

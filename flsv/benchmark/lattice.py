@@ -30,11 +30,11 @@ from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games.evaluation.any_task import validated_models
 from flsv.games.evaluation.evaluator import ModelEvaluator
-from flsv.games.performance import Performance, performance_of
+from flsv.games.performance import ModelScore, performance_of
 from flsv.loop import FederatedLoop
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
-from flsv.uploads import Departure
+from flsv.uploads import UploadContext
 
 #: How far the models may be apart for rounding alone, relative to how far they went.
 TOLERANCE = 0.01
@@ -146,10 +146,10 @@ class _Lattice(L.Callback):
                 states, _ = at_once(trainer, training, states, _Shared(given, len(rows)), schedules.after_step)
                 schedules.leave()
                 for position, attack in enumerate(attacks):
-                    departure = Departure(
+                    context = UploadContext(
                         visit.client, data.num_clients, space.num_parameters, index, self._seed, position=position
                     )
-                    states = _attacked(attack, states, before, departure)
+                    states = _attacked(attack, states, before, context)
                 weight = weights[rows, visit.client]
                 for name, state in states.items():
                     after[name].index_add_(0, rows, state * weight.view(-1, *[1] * (state.ndim - 1)))
@@ -170,12 +170,12 @@ class _Shared(ManyBatches):
         yield list(range(many)), tree_map_only(Tensor, lambda t: t.expand(many, *t.shape), tuple(self._given[step]))
 
 
-def _attacked(attack: Attack, states: State, before: State, departure: Departure) -> State:
-    if departure.client not in attack.chosen(departure.num_clients):
+def _attacked(attack: Attack, states: State, before: State, context: UploadContext) -> State:
+    if context.client not in attack.chosen(context.num_clients):
         return states
     names = list(states)
     start, end = (torch.cat([s[name].flatten(1) for name in names], 1) for s in (before, states))
-    sent = torch.stack([attack.apply(row, departure) for row in end - start]) + start
+    sent = torch.stack([attack.apply(row, context) for row in end - start]) + start
     parts = sent.split([states[name][0].numel() for name in names], 1)
     return {name: part.view_as(states[name]) for name, part in zip(names, parts)}
 
@@ -191,7 +191,7 @@ def model_scores(
     """``"utility"`` and ``"loss"`` of models ``[K, P]`` on the server's validation set, float64 ``[K]``."""
     data = federation.datamodule()
     measure = performance_of(federation.name, federation.performance, federation.mode)
-    if isinstance(measure, Performance):
+    if isinstance(measure, ModelScore):
         evaluate = validated_models(trainer, space, data.val_dataloader(), {"the utility": measure})[measure.evaluator]
         utility = measure.utility(evaluate(vectors).value(measure.name))
         return {"utility": utility, "loss": -utility}

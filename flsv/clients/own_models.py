@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.evaluation import count_hits
-from flsv.clients.roster import Roster
+from flsv.clients.client_manager import ClientManager
 from flsv.data import FederatedDataModule
 from flsv.parameters import ParameterSpace
 from flsv.participants import at
@@ -18,12 +18,15 @@ from flsv.round import Instruction
 
 
 def received_models(
-    personalizer: Personalizer | None, instructions: Mapping[int, Instruction], roster: Roster, global_vector: Tensor
+    personalizer: Personalizer | None,
+    instructions: Mapping[int, Instruction],
+    manager: ClientManager,
+    global_vector: Tensor,
 ) -> dict[int, Tensor]:
     """Client id to the model ``[P]`` that it would use, where that is not the global one."""
     models = {}
     for client, instruction in instructions.items() if personalizer is not None else ():
-        with at(roster.locals[client]) as local:
+        with at(manager.locals[client]) as local:
             model = personalizer.own(local, instruction)  # type: ignore[union-attr]
         if model is not global_vector:
             models[client] = model
@@ -34,7 +37,7 @@ def own_accuracy(
     trainer: L.Trainer,
     data: FederatedDataModule,
     space: ParameterSpace,
-    roster: Roster,
+    manager: ClientManager,
     models: Mapping[int, Tensor],
     global_vector: Tensor,
     clients: Iterable[int] | None = None,
@@ -48,7 +51,7 @@ def own_accuracy(
     private = space.read_private(module)
     for client in range(data.num_clients) if clients is None else clients:
         space.write(module, models.get(client, global_vector))
-        with at(roster.locals[client]) as local:
+        with at(manager.locals[client]) as local:
             space.write_private(module, {**private, **local.private})
         correct, total = count_hits(trainer, data.client_loader(client, "test"))
         hits.append(correct)

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from flsv._lightning.accumulation import AccumulationWindows
-from flsv.clients.algorithms import ClientAlgorithm, Visit
-from flsv.clients.leftovers import Leftovers, State
+from flsv.clients.algorithms import ClientAlgorithm, ClientContext
+from flsv.clients.non_vector_state import NonVectorState, State
 from flsv.clients.optimizers import ClientOptimizers
 from flsv.errors import ConfigurationError
 from flsv.functional.distances import distances
@@ -29,18 +29,18 @@ from flsv.personalization import Personalizer
 from flsv.round import ClientUpdate, Instruction
 from flsv.seeding import seed_global_rngs
 from flsv.strategy import Strategy
-from flsv.uploads import Departure, Upload, told, upload
+from flsv.uploads import Upload, UploadContext, sanitize_report, upload
 
 
 @dataclass
-class Turn:
+class ClientRun:
     """A client that has begun to train and not ended: what it was told, what it holds, and how far it is."""
 
     instruction: Instruction
     local: LocalData
     samples: int
     batches: int
-    visit: Visit
+    context: ClientContext
     loss: Tensor
     position: int = 0
 
@@ -85,8 +85,8 @@ class LocalTraining:
         self._strategies, self._uploads, self._local_epochs = strategies, uploads, local_epochs
         self._constants = space.constants(module)
         self._constant = set(self._constants.values())
-        self._leftovers = Leftovers(module, space.left_names)
-        self._turn: Turn | None = None
+        self._unsaved = NonVectorState(module, space.left_names)
+        self._turn: ClientRun | None = None
         self.last_batch: bool | None = None
         self.upload_seed: int | None = None
         self._within = False
@@ -97,7 +97,7 @@ class LocalTraining:
         return None if self._turn is None else self._turn.local
 
     @property
-    def turn(self) -> Turn:
+    def turn(self) -> ClientRun:
         """Of the client that trains now."""
         assert self._turn is not None
         return self._turn
@@ -111,18 +111,18 @@ class LocalTraining:
         """The module holds the global model."""
         self.space.check(self.module)
         self.global_vector = self.space.read(self.module)
-        self._before, self._private = self._leftovers.read(), self.space.read_private(self.module)
+        self._before, self._private = self._unsaved.read(), self.space.read_private(self.module)
         self._marks = _marks(self._constants.values())
         # What is not saved is what clients start with: hooks at the start of an epoch may come after this.
         self._buffers: State | None = None
         self.next_buffers: State | None = None
-        self._saved = self._leftovers.read(changed=True)
+        self._saved = self._unsaved.read(changed=True)
         self._within = True
 
     def begin_visits(self) -> None:
         """The first client is about to train: what is beside vectors now, all of them start with."""
         if self._buffers is None:
-            self._buffers = self._leftovers.read()
+            self._buffers = self._unsaved.read()
 
     def begin(self, instruction: Instruction, local: LocalData, num_samples: int, batches: int) -> None:
         """A client is about to train for so many batches."""
@@ -136,20 +136,20 @@ class LocalTraining:
             self._write(start, self._buffers, {**self._private, **local.private})
             self.optimizers.load(instruction.client_id)
             seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
-            visit = Visit(
+            context = ClientContext(
                 self.module, self.space, instruction, local.state, start, num_samples, batches, self._local_epochs
             )
             if self._algorithm is not None:
-                self._algorithm.begin_client(visit)
-        self._turn = Turn(instruction, local, num_samples, batches, visit, self.global_vector.new_zeros(()))
+                self._algorithm.begin_client(context)
+        self._turn = ClientRun(instruction, local, num_samples, batches, context, self.global_vector.new_zeros(()))
 
-    def suspend(self) -> Turn:
+    def suspend(self) -> ClientRun:
         """The client that has begun trains elsewhere, and the module may become another."""
         turn, self._turn = self.turn, None
         self.optimizers.leave()
         return turn
 
-    def resume(self, turn: Turn, loss: Tensor) -> None:
+    def resume(self, turn: ClientRun, loss: Tensor) -> None:
         """A client comes back from where it has trained, one step a batch. The module holds what came of it.
 
         Args:
@@ -160,7 +160,7 @@ class LocalTraining:
         self.optimizers.load(instruction.client_id)
         # What is drawn when it leaves must depend on nobody else.
         seed_global_rngs(instruction.seed, "train", instruction.round_index, instruction.client_id)
-        turn.position = turn.visit.num_steps = turn.batches
+        turn.position = turn.context.num_steps = turn.batches
         turn.loss = loss * turn.batches
         self._turn = turn
 
@@ -172,26 +172,26 @@ class LocalTraining:
         if self.windows.active:
             self.windows.begin_batch(turn.position, turn.batches)
         if self._algorithm is not None:
-            self._algorithm.begin_batch(turn.visit, batch)
+            self._algorithm.begin_batch(turn.context, batch)
 
     def begin_step(self, optimizer: Any) -> None:
         """Before every step of an optimizer: the gradients are there."""
         if self._turn is None:
             return  # the module's own, between two clients
-        turn, visit = self._turn, self._turn.visit
-        visit.num_steps += 1
+        turn, context = self._turn, self._turn.context
+        context.num_steps += 1
         if self._constant:
             self._check_frozen(optimizer)
         if self._algorithm is not None:
-            visit.optimizer = optimizer
-            visit.lr_sum += optimizer.param_groups[0]["lr"]
-            visit.epoch = turn.position * self._local_epochs // turn.batches
+            context.optimizer = optimizer
+            context.lr_sum += optimizer.param_groups[0]["lr"]
+            context.epoch = turn.position * self._local_epochs // turn.batches
             held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-            for parameter in self._algorithm.resting(visit, held):
+            for parameter in self._algorithm.frozen_parameters(context, held):
                 parameter.grad = None
             held = [p for p in held if p.grad is not None]
-            parameters, gradients = visit.shared(held, [p.grad for p in held])
-            self._algorithm.gradients(visit, parameters, gradients)
+            parameters, gradients = context.shared(held, [p.grad for p in held])
+            self._algorithm.gradients(context, parameters, gradients)
 
     def end_batch(self, loss: Tensor | None) -> bool:
         """After every batch, with its training loss if the module gives one. Whether it was the client's last."""
@@ -210,12 +210,12 @@ class LocalTraining:
             What it sends; None where its model is not finite: then it is as if it had not taken part.
         """
         turn, self._turn = self.turn, None
-        local, instruction, visit = turn.local, turn.instruction, turn.visit
+        local, instruction, context = turn.local, turn.instruction, turn.context
         client = instruction.client_id
         if self._algorithm is not None:
-            self._algorithm.leave_client(visit)
+            self._algorithm.leave_client(context)
         with at(local):
-            self._leftovers.check()
+            self._unsaved.check()
             vector = trained = self.space.read(self.module, out=out)
             private = self.space.read_private(self.module)
             self._check_constant()
@@ -224,8 +224,8 @@ class LocalTraining:
                 self.space.read(self.module, out=vector)
             # Nobody else must find one client's own state in the module: clients that have none yet, the server.
             self.space.write_private(self.module, self._private)
-            start = visit.start
-            departure = Departure(
+            start = context.start
+            leaving = UploadContext(
                 client,
                 self._num_clients,
                 self.space.num_parameters,
@@ -234,7 +234,7 @@ class LocalTraining:
                 local.state,
                 start_sent=instruction.start is not None,
             )
-            sent, traffic = upload(self._uploads, vector, start, self.global_vector, departure)
+            sent, traffic = upload(self._uploads, vector, start, self.global_vector, leaving)
             if sent is not vector:
                 trained = trained.clone() if trained is vector else trained
                 vector.copy_(sent)
@@ -245,32 +245,32 @@ class LocalTraining:
             if not (math.isfinite(total) or vector.isfinite().all()) or self._broken(private):
                 self.optimizers.leave()
                 return None
-            tell = partial(told, self._uploads, departure) if self._uploads else None
+            tell = partial(sanitize_report, self._uploads, leaving) if self._uploads else None
             loss = loss if tell is None else tell("loss", loss)
             local.visit(start, trained, vector, tell)
             if self.next_buffers is None:
-                self.next_buffers = self._leftovers.read()
-            visit.trained, visit.sent = trained, vector
-            reports = self._reports(local, visit)
+                self.next_buffers = self._unsaved.read()
+            context.trained, context.sent = trained, vector
+            reports = self._reports(local, context)
             local.private.update(private)
             if self._personalizer is not None:
                 self._personalizer.keep(local)
         self.optimizers.save(client)
-        return ClientUpdate(client, turn.samples, vector, loss, visit.num_steps, norm, reports, traffic)
+        return ClientUpdate(client, turn.samples, vector, loss, context.num_steps, norm, reports, traffic)
 
     def end_visits(self) -> None:
         """The cohort has trained. What copies of the module take from it besides vectors is the round's own from here
         on, and not what the last client has left."""
         if self._buffers is not None:
-            self._leftovers.write(self._buffers)
+            self._unsaved.write(self._buffers)
 
     def buffers(self) -> State:
         """What no vector holds, as it is between two rounds: within one, as it was before it."""
-        return self._saved if self._within else self._leftovers.read(changed=True)
+        return self._saved if self._within else self._unsaved.read(changed=True)
 
     def restore(self, buffers: State) -> None:
         """Put into the module what a checkpoint holds of it."""
-        self._leftovers.resume(buffers)
+        self._unsaved.resume(buffers)
 
     def end_round(self, vector: Tensor) -> None:
         """The round is complete: the module becomes the next global model."""
@@ -284,14 +284,14 @@ class LocalTraining:
         """Forget an unfinished round: the module is the global model of its start again."""
         self.optimizers.discard()
         if self._algorithm is not None and self._turn is not None:
-            self._algorithm.leave_client(self._turn.visit)
+            self._algorithm.leave_client(self._turn.context)
         self._turn = self.last_batch = None
         self._write(self.global_vector, self._before, self._private)
         self._within = False
 
     def global_state_dict(self) -> dict[str, Tensor]:
         """The module's ``state_dict`` as it was at the start of the round; the module keeps its client's."""
-        now = self.space.read(self.module), self._leftovers.read(), self.space.read_private(self.module)
+        now = self.space.read(self.module), self._unsaved.read(), self.space.read_private(self.module)
         self._write(self.global_vector, self._before, self._private)
         state = {name: value.clone() for name, value in self.module.state_dict().items()}
         self._write(*now)
@@ -323,24 +323,24 @@ class LocalTraining:
                 "them at their client."
             )
 
-    def _reports(self, local: LocalData, visit: Visit) -> dict[str, Tensor]:
-        told: dict[str, Tensor | float] = {}
+    def _reports(self, local: LocalData, context: ClientContext) -> dict[str, Tensor]:
+        reported: dict[str, Tensor | float] = {}
         if self._algorithm is not None:
-            told |= self._algorithm.end_client(visit)
+            reported |= self._algorithm.end_client(context)
         for strategy in self._strategies:
-            told |= strategy.report(local)
-        undeclared = told.keys() - {name for strategy in self._strategies for name in strategy.reports}
+            reported |= strategy.report(local)
+        undeclared = reported.keys() - {name for strategy in self._strategies for name in strategy.reports}
         if undeclared:
             raise RuntimeError(f"clients report {sorted(undeclared)}, which no strategy declares: reports = (...).")
         return {
             name: value.detach() if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
-            for name, value in told.items()
+            for name, value in reported.items()
         }
 
     @torch.no_grad()
     def _write(self, vector: Tensor, buffers: State, private: dict[str, Tensor]) -> None:
         self.space.write(self.module, vector)
-        self._leftovers.write(buffers)
+        self._unsaved.write(buffers)
         self.space.write_private(self.module, private)
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
+from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
-from flsv.clients.roster import Roster
 from flsv.clients.train_client import LocalTraining
 from flsv.round import ClientUpdate, Instruction
 
@@ -18,7 +18,7 @@ class CohortTraining:
 
     Args:
         local: how a client trains.
-        roster: the clients as holders of data.
+        manager: the clients as holders of data.
 
     Attributes:
         updates: what the clients of the round have sent so far.
@@ -26,8 +26,8 @@ class CohortTraining:
         active: whether a round has begun and not ended.
     """
 
-    def __init__(self, local: LocalTraining, roster: Roster) -> None:
-        self.local, self._roster = local, roster
+    def __init__(self, local: LocalTraining, manager: ClientManager) -> None:
+        self.local, self._manager = local, manager
         self.updates: list[ClientUpdate] = []
         self.broken: list[int] = []
         self.active = False
@@ -67,7 +67,7 @@ class CohortTraining:
     def trained(self) -> dict[int, Tensor]:
         """Client id to the model ``[P]`` that it has trained in this round; its upload may be another. Without those
         who have been left out, whose round is forgotten."""
-        models = {update.client_id: self._roster.trained(update.client_id) for update in self.updates}
+        models = {update.client_id: self._manager.trained(update.client_id) for update in self.updates}
         return {client: model for client, model in models.items() if model is not None}
 
     def begin_batch(self, batch: Any = None) -> bool:
@@ -75,7 +75,7 @@ class CohortTraining:
         first = self.local.local is None
         if first:
             visit = self._visits[self._visited]
-            data, samples = self._roster.locals[visit.client], int(self._samples[visit.client])
+            data, samples = self._manager.locals[visit.client], int(self._samples[visit.client])
             self.local.begin(self._instructions[visit.client], data, samples, visit.batches)
         self.local.begin_batch(batch)
         return first
@@ -93,7 +93,7 @@ class CohortTraining:
         update = self.local.end(out=self._matrix[len(self.updates)])
         if update is None:
             self.broken.append(client)
-            self._roster.forget(client)
+            self._manager.forget(client)
         else:
             self.updates.append(update)
         self._visited += 1
@@ -103,7 +103,7 @@ class CohortTraining:
         if self.updates and self.updates[0].client_id in clients:
             self.local.next_buffers = None  # counters of the first client: they stay as they were before the round
         for client in clients:
-            self._roster.forget(client)
+            self._manager.forget(client)
             self.local.optimizers.forget(client)
 
     def end_round(self, vector: Tensor) -> None:
@@ -124,5 +124,5 @@ class CohortTraining:
 
     def _forget(self) -> None:
         for visit in self._visits:
-            self._roster.locals[visit.client].visit(None, None)
+            self._manager.locals[visit.client].visit(None, None)
         self._matrix, self.updates = self.local.global_vector.new_empty(0), []

@@ -18,11 +18,11 @@ from flsv._lightning.nested_hparams import keep_apart
 from flsv._lightning.old_package import check_package
 from flsv.data.corruption import Corruption
 from flsv.data.corruption.open_set import unknown_classes
+from flsv.data.device_cache import DeviceCache
 from flsv.data.federated_data import FederatedData, deal
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.filtering import without_flagged
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner
-from flsv.data.residence import Residence
 from flsv.data.sets import Columns, is_downloadable, is_known, load_image_data
 from flsv.data.source import OwnData, open_source, source_name
 from flsv.data.splits import SplitOptions
@@ -223,7 +223,7 @@ class FederatedDataModule(FederationView):
         #: or a dictionary of batches: Lightning would take that for a collection of loaders.
         self.round_loader: Callable[[], Iterable[Any]] | None = None
         #: Set by the loop: where data held as tensors are read from, see :meth:`reside`.
-        self.residence: Residence | None = None
+        self.device_cache: DeviceCache | None = None
         self._module = source if isinstance(source, L.LightningDataModule) else None
         self._stages: set[str] = set()
         self._stale = True

@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader
 from flsv.arguments import ReadOnlyArguments
 from flsv.data.contents import content_hashes, loader_hash
 from flsv.data.corruption import Corruption
+from flsv.data.device_cache import DeviceCache, reside
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import TensorBatches
 from flsv.data.partition import Partitioner
-from flsv.data.residence import Residence, reside
 from flsv.data.sets.columns import Columns
 from flsv.data.source import OwnData, Source, source_name
 from flsv.data.splits import SplitOptions
@@ -41,7 +41,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     seed: int
     train_transform: Callable[[Tensor], Any] | None
     on_device: bool | Literal["auto"]
-    residence: Residence | None
+    device_cache: DeviceCache | None
     _given: OwnData
     _module: L.LightningDataModule | None
     _dealt: FederatedData | None
@@ -170,11 +170,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         key = (client, split)
         return self._near(self._cached(key, lambda: self._data.eval_loader(self._data.train, indices)), key)
 
-    def reside(self, trainer: L.Trainer) -> Residence | None:
+    def reside(self, trainer: L.Trainer) -> DeviceCache | None:
         """The data on a trainer's accelerator, as ``on_device`` says; None: they stay where they are.
 
         Raises:
-            ConfigurationError: see :func:`flsv.data.residence.reside`.
+            ConfigurationError: see :func:`flsv.data.device_cache.reside`.
         """
         asking = (trainer.lightning_module, self)
         if self._dealt is None or (
@@ -232,7 +232,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return self._dealt
 
     def _near(self, loader: Any, key: Any = None) -> Any:
-        return loader if self.residence is None else self.residence.near(loader, key)
+        return loader if self.device_cache is None else self.device_cache.near(loader, key)
 
     def _cached(self, key: Any, make: Callable[[], Any]) -> Any:
         if key not in self._eval_loaders:

@@ -13,26 +13,26 @@ from torch import Tensor
 
 from flsv._lightning.accumulation import AccumulationWindows
 from flsv._lightning.evaluation import all_on_device
+from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.local_steps import LocalSteps
 from flsv.clients.optimizer_options import OptimizerOptions
 from flsv.clients.optimizers import ClientOptimizers
 from flsv.clients.own_models import own_accuracy, received_models
-from flsv.clients.roster import Roster
 from flsv.clients.train_client import LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.clients.trial import try_evaluations
 from flsv.data import FederatedDataModule
 from flsv.engines.vectors import shared_space
-from flsv.games import Performance
+from flsv.games import ModelScore
 from flsv.games.evaluation.any_task import validated_models
-from flsv.participants import ALONE, ClientStates, Ranks, converse
+from flsv.participants import ALONE, ClientStates, Ranks, run_protocol
 from flsv.participants.artifacts import client_folders, write_artifacts
 from flsv.participants.sharing import warn_of_sharing
 from flsv.round import FederationState, Instruction, Round
 from flsv.sampling.drawn import chances_of, cohort_of
 from flsv.seeding import generator_for
-from flsv.server import ContributionBoard, RoundServer
+from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_space
 from flsv.server.description import federation
 from flsv.server.update_watch import UpdateWatch
@@ -56,7 +56,7 @@ class OneProcess:
 
     Attributes:
         space: the map between the module and vectors.
-        roster: the clients as holders of data.
+        manager: the clients as holders of data.
         server: the server side.
         training: the client side; None before training starts.
         watch: judges the clients' updates.
@@ -73,7 +73,7 @@ class OneProcess:
         data: FederatedDataModule,
         state: FederationState,
         states: ClientStates,
-        board: ContributionBoard,
+        board: ContributionMetrics,
         strategies: Mapping[str, Strategy],
         uploads: Sequence[Upload],
         arguments: Mapping[str, Any],
@@ -91,8 +91,8 @@ class OneProcess:
         for movable in (board, state, states):
             movable.to(module.device)
         self.options = OptimizerOptions(trainer)
-        self.roster = self._make_roster()
-        self.roster.chunk = state.chunk
+        self.manager = self._make_manager()
+        self.manager.chunk = state.chunk
         self.watch = UpdateWatch(
             arguments["outlier_threshold"],
             # An aggregator that weighs by what a metric says has nothing to weigh what is not measured by.
@@ -110,7 +110,7 @@ class OneProcess:
             self._strategies.get("personalizer"),
             list(strategies.values()),
             self.space,
-            self.roster.channel,
+            self.manager.channel,
             server_lr=arguments["server_lr"],
             watch=self.watch,
             norm_cap=arguments["norm_cap"],
@@ -137,20 +137,20 @@ class OneProcess:
     def write_artifacts(self, round: Round, folder: Path) -> None:
         """Let the round's clients write what they have drawn, each into a folder of its own below this one."""
         index, names = round.round_index, client_folders(self._data.client_names)
-        converse(round.clients or (), lambda client: client.ask(write_artifacts, folder / names[client.id], index))
+        run_protocol(round.clients or (), lambda client: client.ask(write_artifacts, folder / names[client.id], index))
 
-    def _make_roster(self) -> Roster:
-        return Roster(self._trainer, self._data, self.space, self._states)
+    def _make_manager(self) -> ClientManager:
+        return ClientManager(self._trainer, self._data, self.space, self._states)
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
-        return CohortTraining(local, self.roster)
+        return CohortTraining(local, self.manager)
 
     def _own_accuracy(self) -> Tensor:
         """``[n]``, of the clients' own models on their own test splits."""
         state = self._state
         trained = state.trained if self._arguments["evaluate_models"] == "trained" else {}
         models = {**self.received(), **trained}
-        return own_accuracy(self._trainer, self._data, self.space, self.roster, models, state.model())
+        return own_accuracy(self._trainer, self._data, self.space, self.manager, models, state.model())
 
     # ---- before the first round
 
@@ -177,21 +177,21 @@ class OneProcess:
         """
         trainer, board, arguments = self._trainer, self.server.board, self._arguments
         measures, val = board.performances, self._data.val_dataloader()
-        games = [name for name, measure in measures.items() if not isinstance(measure, Performance)]
+        games = [name for name, measure in measures.items() if not isinstance(measure, ModelScore)]
         every = arguments["evaluate_clients_every"] if self.clients_here else 0
         try_evaluations(trainer, self._data, every, games)
         asking_clients = [*self._strategies.values(), *board.evaluating.values()]
         for asks in asking_clients if self.clients_here else ():
             performance = getattr(asks, "performance", None)
-            if isinstance(performance, Performance):
-                self.roster.any_task(0, "val", performance)
+            if isinstance(performance, ModelScore):
+                self.manager.any_task(0, "val", performance)
             elif asks.evaluates:
-                self.roster.tried()
+                self.manager.tried()
         if measures:
             asking = {f"metric {name!r}": measure for name, measure in measures.items()}
             validated = validated_models(trainer, self.space, val, asking, seed=self._state.seed)
-            self.server.play_on(
-                self.roster.evaluator(all_on_device(trainer, val)) if games else None, validated, self.ranks
+            self.server.bind_evaluator(
+                self.manager.evaluator(all_on_device(trainer, val)) if games else None, validated, self.ranks
             )
         local = LocalTraining(
             trainer.lightning_module,
@@ -276,8 +276,8 @@ class OneProcess:
             training.matrix,
             self._instructions,
             state,
-            self.roster.clients,
-            self.roster.server,
+            self.manager.clients,
+            self.manager.server,
             self._chances,
             training.broken,
         )
@@ -298,7 +298,7 @@ class OneProcess:
         self.evaluated = evaluate()
         if self.evaluated:
             state.client_accuracy = self._own_accuracy()
-        state.chunk = self.roster.chunk
+        state.chunk = self.manager.chunk
         training.end_round(round.server_vector)
         return round
 
@@ -326,7 +326,7 @@ class OneProcess:
     def received(self) -> dict[int, Tensor]:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
         instructions = self.server.instruct(range(self._state.num_clients), self._state)
-        return received_models(self._strategies.get("personalizer"), instructions, self.roster, self._state.model())
+        return received_models(self._strategies.get("personalizer"), instructions, self.manager, self._state.model())
 
     # ---- around the rounds
 

@@ -16,10 +16,10 @@ from flsv.clients.batched import BatchedTraining
 from flsv.clients.batched_checks import check_batched, clip_norm
 from flsv.clients.batched_step import State
 from flsv.clients.batched_trial import at_once, try_batched
+from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
-from flsv.clients.roster import Roster
 from flsv.clients.stacked_batches import GatheredBatches, GivenBatches, ManyBatches
-from flsv.clients.train_client import LocalTraining, Turn
+from flsv.clients.train_client import ClientRun, LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.data import FederatedDataModule
 from flsv.engines.idle import IdleLoader, count_steps, idle_patches
@@ -37,7 +37,7 @@ _TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_a
 class _Begun(NamedTuple):
     """A client that waits to be trained: its turn, its model, its batches (or which rows they are)."""
 
-    turn: Turn
+    turn: ClientRun
     state: State
     given: list[Any]
 
@@ -50,7 +50,7 @@ class VmapCohort(CohortTraining):
 
     Args:
         local: how a client begins and ends.
-        roster: the clients as holders of data.
+        manager: the clients as holders of data.
         trainer: with its module on its device.
         data: dealt out.
         chunk: clients at once; None: by the device.
@@ -59,12 +59,12 @@ class VmapCohort(CohortTraining):
     def __init__(
         self,
         local: LocalTraining,
-        roster: Roster,
+        manager: ClientManager,
         trainer: L.Trainer,
         data: FederatedDataModule,
         chunk: int | None = None,
     ) -> None:
-        super().__init__(local, roster)
+        super().__init__(local, manager)
         self._trainer, self._module, self._chunk = trainer, trainer.lightning_module, chunk
         self._transfers = any(
             is_overridden(hook, trainer.lightning_module, L.LightningModule)
@@ -109,7 +109,11 @@ class VmapCohort(CohortTraining):
     def _begin(self, place: int) -> _Begun:
         visit = self._visits[place]
         self._now = visit.client
-        told = self._instructions[visit.client], self._roster.locals[visit.client], int(self._samples[visit.client])
+        told = (
+            self._instructions[visit.client],
+            self._manager.locals[visit.client],
+            int(self._samples[visit.client]),
+        )
         if self._tensors is not None:
             given: list[Any] = self._loader.rows(place)
             self.local.begin(*told, visit.batches)
@@ -222,4 +226,4 @@ class VmapProcess(OneProcess):
         super().begin_round(super().loader(self._limit))
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
-        return VmapCohort(local, self.roster, self._trainer, self._data, self._chunk)
+        return VmapCohort(local, self.manager, self._trainer, self._data, self._chunk)

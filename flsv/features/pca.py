@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from flsv.errors import ConfigurationError
 from flsv.features.base import Features
-from flsv.participants import Client, LocalData, converse
+from flsv.participants import Client, LocalData, run_protocol
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class PCA(Features):
             mean = x.mean(0)
             axes = torch.linalg.svd(x - mean, full_matrices=False).Vh
         else:
-            answers = converse(clients, lambda client: client.ask(_moments))
+            answers = run_protocol(clients, lambda client: client.ask(_moments))
             parts = [part for part in answers if part is not None and part.count]
             if not parts:
                 raise ConfigurationError(

@@ -15,7 +15,7 @@ from flsv.games.coalition import (
 )
 from flsv.games.evaluation.metric_of_outputs import MetricOfOutputs
 from flsv.games.evaluation.validated import LoggedValues, ValidatedModels
-from flsv.games.performance import Performance, performance_of
+from flsv.games.performance import ModelScore, performance_of
 
 __all__ = [
     "METRICS",
@@ -26,7 +26,7 @@ __all__ = [
     "LoggedValues",
     "MetricOfOutputs",
     "ModelEvaluator",
-    "Performance",
+    "ModelScore",
     "Renormalized",
     "Scores",
     "UtilityMetric",

@@ -26,7 +26,7 @@ from flsv.games.evaluation.gradients import GradientProducts, validation_gradien
 from flsv.games.evaluation.scores import METRICS, Scores, check_metric
 from flsv.games.evaluation.table import CoalitionTable
 from flsv.games.evaluation.validated import ValidatedModels
-from flsv.games.performance import Performance
+from flsv.games.performance import ModelScore
 from flsv.participants import ALONE, Ranks
 from flsv.round import Round
 
@@ -37,7 +37,7 @@ __all__ = [
     "CoalitionUtility",
     "GradientProducts",
     "ModelEvaluator",
-    "Performance",
+    "ModelScore",
     "Renormalized",
     "Scores",
     "validation_gradient_products",
@@ -64,7 +64,7 @@ class CoalitionUtility:
             ``"accuracy"``, ``"balanced_accuracy"`` (mean over the classes with samples), ``"negative_loss"`` (minus
             the mean cross-entropy, nats), ``"per_class_accuracy"`` (0 for classes without samples) or ``"custom"``, the
             evaluator's torchmetrics metric (its sign turned where ``higher_is_better`` is False). More is better. The
-            other evaluators take a :class:`flsv.games.Performance`.
+            other evaluators take a :class:`flsv.games.ModelScore`.
         weighting: w_i(S): ``"uniform"``, 1/|S|; ``"samples"``, n_i / sum_{j in S} n_j; or fixed weights ``[k]``, not
             renormalised inside S, or ``Renormalized(weights)``, w_i / sum_{j in S} w_j (equation 4 of Guo et al.).
         server_lr: eta, the share of the way to the average that the coalition's model moves.
@@ -100,13 +100,13 @@ class CoalitionUtility:
         round: Round,
         evaluator: ModelEvaluator | ValidatedModels,
         *,
-        metric: UtilityMetric | str | Performance = "accuracy",
+        metric: UtilityMetric | str | ModelScore = "accuracy",
         weighting: Weighting = "uniform",
         server_lr: float = 1.0,
         empty: float | Tensor | None = None,
         table: CoalitionTable | None = None,
     ) -> None:
-        if isinstance(metric, Performance) != isinstance(evaluator, ValidatedModels):
+        if isinstance(metric, ModelScore) != isinstance(evaluator, ValidatedModels):
             raise ConfigurationError(
                 f"CoalitionUtility(metric={metric!r}): {type(evaluator).__name__} has no such score."
             )
@@ -158,9 +158,9 @@ class CoalitionUtility:
         return values
 
 
-def utility_of(scores: Any, metric: str | Performance) -> Tensor:
+def utility_of(scores: Any, metric: str | ModelScore) -> Tensor:
     """More is better, float64 ``[K]`` or ``[K, M]``."""
-    if isinstance(metric, Performance):
+    if isinstance(metric, ModelScore):
         return metric.utility(scores.value(metric.name))
     return scores.value(metric)
 
@@ -171,7 +171,7 @@ class CoalitionGames:
     Args:
         evaluator: evaluates classifiers on the server's validation set; None where no game asks for that.
         server_lr: the share of the way to the average that a coalition's model moves.
-        validated: what evaluates models of any task, by :attr:`flsv.games.Performance.evaluator`.
+        validated: what evaluates models of any task, by :attr:`flsv.games.ModelScore.evaluator`.
         ranks: processes that share the evaluations out; all of them play alike.
 
     Example:
@@ -235,9 +235,9 @@ class CoalitionGames:
         self._before = self.total_evaluations
         self._round, self._tables, self._products, self._gradients = None, {}, {}, {}
 
-    def evaluator_of(self, metric: str | Performance) -> Any:
+    def evaluator_of(self, metric: str | ModelScore) -> Any:
         """What evaluates models by this."""
-        if isinstance(metric, Performance):
+        if isinstance(metric, ModelScore):
             return self._validated[metric.evaluator]
         if self.evaluator is None:
             raise RuntimeError(f"CoalitionGames: nothing here evaluates classifiers, so there is no {metric!r}.")
@@ -245,12 +245,12 @@ class CoalitionGames:
 
     def utility(
         self,
-        metric: UtilityMetric | str | Performance = "accuracy",
+        metric: UtilityMetric | str | ModelScore = "accuracy",
         weighting: Weighting = "uniform",
         empty: float | Tensor | None = None,
     ) -> CoalitionUtility:
         """A game of the current round; games of one round never evaluate a model twice."""
-        key = metric.evaluator if isinstance(metric, Performance) else None
+        key = metric.evaluator if isinstance(metric, ModelScore) else None
         evaluator = self.evaluator_of(metric)
         if key not in self._tables:
             self._tables[key] = CoalitionTable(self.round, evaluator, self._ranks)
@@ -264,7 +264,7 @@ class CoalitionGames:
             table=self._tables[key],
         )
 
-    def table_of(self, round: Round, metric: str | Performance) -> CoalitionTable:
+    def table_of(self, round: Round, metric: str | ModelScore) -> CoalitionTable:
         """A table for games of another round than the current one, such as one made of all rounds; it counts, too."""
         table = CoalitionTable(round, self.evaluator_of(metric))
         self._tables[object()] = table

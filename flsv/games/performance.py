@@ -74,7 +74,7 @@ _NAMES = (*CLASSIFICATION, *CLASS_SCORES)
 
 
 @dataclass(frozen=True, eq=False)
-class Performance:
+class ModelScore:
     """A value that the module logs, or a torchmetrics metric.
 
     Args:
@@ -82,8 +82,8 @@ class Performance:
         mode: whether less (``"min"``) or more is better.
 
     Example:
-        >>> Performance("val_loss", "min")
-        Performance(of='val_loss', mode='min')
+        >>> ModelScore("val_loss", "min")
+        ModelScore(of='val_loss', mode='min')
     """
 
     of: str | Metric
@@ -106,12 +106,12 @@ class Performance:
 
 def is_logged(measure: Any) -> bool:
     """Whether it is a value that the module logs."""
-    return isinstance(measure, Performance) and isinstance(measure.of, str)
+    return isinstance(measure, ModelScore) and isinstance(measure.of, str)
 
 
 def performance_of(
     owner: Any, performance: str | Metric, mode: Mode | None, argument: str = "performance"
-) -> str | Performance:
+) -> str | ModelScore:
     """Check what a metric is given.
 
     Args:
@@ -138,7 +138,7 @@ validation_step say also mode="min" or mode="max". Without one, expected one of 
     who = owner if isinstance(owner, str) else type(owner).__name__
     if mode not in (None, "min", "max"):
         raise ConfigurationError(f'{who}(mode={mode!r}): expected "min" or "max".')
-    if isinstance(performance, Performance):  # made before, by another one's arguments
+    if isinstance(performance, ModelScore):  # made before, by another one's arguments
         return performance
     if isinstance(performance, Metric):
         better = performance.higher_is_better
@@ -147,7 +147,7 @@ validation_step say also mode="min" or mode="max". Without one, expected one of 
                 f"{who}({argument}={type(performance).__name__}()): the metric does not say whether more of it is "
                 'better. Say mode="min" or mode="max".'
             )
-        return Performance(copy.deepcopy(performance), mode or ("max" if better else "min"))
+        return ModelScore(copy.deepcopy(performance), mode or ("max" if better else "min"))
     if not isinstance(performance, str):
         raise ConfigurationError(
             f"{who}({argument}={performance!r}): expected one of {_NAMES}, a name that the module logs, or a "
@@ -161,11 +161,11 @@ validation_step say also mode="min" or mode="max". Without one, expected one of 
             )
         return performance
     if mode is None and performance in CLASS_SCORES:
-        return Performance(CLASS_SCORES[performance](), "max")
+        return ModelScore(CLASS_SCORES[performance](), "max")
     if mode is None:
         raise ConfigurationError(
             f"{who}({argument}={performance!r}): for a value that the module logs in validation_step say also "
             f'mode="min" or mode="max". Without one, expected one of {_NAMES}, or a torchmetrics metric (in YAML: '
             "class_path)."
         )
-    return Performance(performance, mode)
+    return ModelScore(performance, mode)

@@ -26,7 +26,7 @@ from flsv.games.evaluation.copies import copied
 from flsv.games.evaluation.evaluator import ModelEvaluator
 from flsv.games.evaluation.scores import METRICS, Scores, check_metric
 from flsv.games.evaluation.validated import NamedScores, ValidatedModels
-from flsv.games.performance import Mode, Performance, performance_of
+from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Ranks
 from flsv.participants.ranks import longest_first
@@ -174,7 +174,7 @@ class _Measured(L.Callback):
     """Gives the module its initial weights, or remembers them; the server's scores of it before the first round and
     after the last, and how long they took."""
 
-    def __init__(self, data: FederatedDataModule, measure: str | Performance, initial: dict[str, Any] | None) -> None:
+    def __init__(self, data: FederatedDataModule, measure: str | ModelScore, initial: dict[str, Any] | None) -> None:
         self._data, self._measure, self.initial = data, measure, initial
         self.before: Scores | NamedScores | None = None
         self.after: Scores | NamedScores | None = None
@@ -201,7 +201,7 @@ class _Measured(L.Callback):
 
     def _evaluator(self, trainer: L.Trainer) -> ModelEvaluator | ValidatedModels:
         measure, loader = self._measure, self._data.val_dataloader()
-        if isinstance(measure, Performance):
+        if isinstance(measure, ModelScore):
             return validated_models(trainer, self._space, loader, {"the utility": measure})[measure.evaluator]
         return ModelEvaluator(
             trainer.lightning_module,

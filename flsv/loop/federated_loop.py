@@ -22,13 +22,13 @@ from torch import Tensor
 from flsv._lightning.averaging import RoundAverage
 from flsv._lightning.checkpoint_io import install
 from flsv._lightning.client_hooks import ClientHooks
-from flsv._lightning.lean import lean
+from flsv._lightning.finetuning_state import FinetuningState
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.placeholder import no_placeholder
 from flsv._lightning.round_axis import round_axis
 from flsv._lightning.round_boundary import RoundBoundary, global_weights
 from flsv._lightning.stepping import stepping
-from flsv._lightning.thawing import Thawing
+from flsv._lightning.unused_hooks import skip_unused_hooks
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
@@ -51,7 +51,7 @@ from flsv.reporting.folder_lock import FolderLock
 from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import seed_global_rngs
-from flsv.server import ContributionBoard
+from flsv.server import ContributionMetrics
 from flsv.server.callback_checks import check_callbacks, check_stochastic_averaging
 from flsv.server.checks import (
     check_arguments,
@@ -233,7 +233,7 @@ class FederatedLoop(ToldLoop):
                 'FederatedLoop(privacy=...) adds a metric "epsilon", and there is one of that name: choose another.'
             )
         spent = {} if self._epsilon is None else {"epsilon": self._epsilon}
-        self.board = ContributionBoard({**(metrics or {}), **spent}, check_names(self.strategies))
+        self.board = ContributionMetrics({**(metrics or {}), **spent}, check_names(self.strategies))
         check_norm_cap(norm_cap, self.board)
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
         self.outlier_threshold, self.exclude_outliers = outlier_threshold, exclude_outliers
@@ -302,7 +302,7 @@ class FederatedLoop(ToldLoop):
                     round_axis(trainer),
                     *no_placeholder(trainer),
                     *stepping(trainer, self._steps.answer, self._is_last_batch, self._length),
-                    *lean(trainer),
+                    *skip_unused_hooks(trainer),
                 ]
             )
         ]
@@ -318,10 +318,10 @@ class FederatedLoop(ToldLoop):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data = self._data
-        self._patches.append(PatchedAttributes([(data, "residence", data.reside(trainer))]))
+        self._patches.append(PatchedAttributes([(data, "device_cache", data.reside(trainer))]))
         check_stochastic_averaging(trainer)
-        self._thawing = Thawing(trainer)
-        self._thawing.restore(pl_module, self._thawed)
+        self._finetuning = FinetuningState(trainer)
+        self._finetuning.restore(pl_module, self._finetuned)
         initialise_lazy_layers(trainer, data, self.state.seed)
         make = _ENGINES[self.engine] if isinstance(self.engine, str) else self.engine
         if make is OneProcess and ranks_of(trainer).size > 1:
@@ -367,7 +367,7 @@ class FederatedLoop(ToldLoop):
         seed_global_rngs(self.state.seed, "round", self.round_index)
         if why := self._spent():  # a resumed run, or min_epochs
             raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
-        self._thawing.begin_round()
+        self._finetuning.begin_round()
         self._average.begin_round()
         self._running.begin_round(self._running.loader(self._limit))
 
@@ -475,7 +475,12 @@ class FederatedLoop(ToldLoop):
         self._csv, self._asked, self._optimizer_state, self._buffers = None, None, None, None
         self._fingerprint, self._patches, self._lock, self._progress = {}, [], None, None
         self._shared = None
-        self._average, self._thawing, self._thawed, self._monitored = RoundAverage(), Thawing(), None, set()
+        self._average, self._finetuning, self._finetuned, self._monitored = (
+            RoundAverage(),
+            FinetuningState(),
+            None,
+            set(),
+        )
 
     def _return(self) -> None:
         """Leave the trainer and the module as they were found."""

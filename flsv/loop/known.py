@@ -19,7 +19,7 @@ from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client
 from flsv.report import current_frame
 from flsv.round import FederationState
-from flsv.server import ContributionBoard
+from flsv.server import ContributionMetrics
 from flsv.server.update_watch import FAULTS
 from flsv.strategy import Strategy
 
@@ -31,7 +31,7 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
     """The part of :class:`flsv.FederatedLoop` that only looks."""
 
     state: FederationState
-    board: ContributionBoard
+    board: ContributionMetrics
     attacks: tuple[Attack, ...]
     _arguments: dict[str, Any]
     _fit: OneProcess | None
@@ -144,12 +144,12 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
     @property
     def clients(self) -> list[Client]:
         """The clients, by number; from the start of a fit on."""
-        return self._running.roster.clients
+        return self._running.manager.clients
 
     @property
     def channel(self) -> Channel:
         """What has crossed in this round; from the start of a fit on."""
-        return self._running.roster.channel
+        return self._running.manager.channel
 
     @property
     def space(self) -> ParameterSpace:

@@ -20,7 +20,7 @@ from torchmetrics.functional.classification import binary_auroc
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
 from flsv.errors import ConfigurationError
-from flsv.games import Performance, Scores
+from flsv.games import ModelScore, Scores
 from flsv.games.constant import ranked_apart, told_apart
 from flsv.games.evaluation.answers import answers_of
 from flsv.games.evaluation.scores import score_batch
@@ -58,7 +58,7 @@ def verdicts(
     scores: dict[Any, Any] = {}
     ranked = []
     for name, measure in fit.server.board.performances.items():
-        other = measure if isinstance(measure, Performance) else None
+        other = measure if isinstance(measure, ModelScore) else None
         key = None if other is None else other.evaluator
         if key not in scores:
             assert fit.server.games is not None
@@ -107,11 +107,11 @@ def _answers(
         return f"{type(trainer.lightning_module).__name__}.forward(x) ends in {type(error).__name__}: {error}"
 
 
-def _called(performance: Performance) -> str:
+def _called(performance: ModelScore) -> str:
     return performance.of if isinstance(performance.of, str) else type(performance.of).__name__
 
 
-def _ranks(performance: Performance) -> bool:
+def _ranks(performance: ModelScore) -> bool:
     """Whether it is a measure of how samples are ranked."""
     return not isinstance(performance.of, str) and _called(performance).endswith(("AUROC", "AveragePrecision"))
 

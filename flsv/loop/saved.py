@@ -7,8 +7,8 @@ from typing import Any
 import lightning as L
 
 from flsv._lightning.averaging import RoundAverage
+from flsv._lightning.finetuning_state import FinetuningState
 from flsv._lightning.round_boundary import RoundBoundary
-from flsv._lightning.thawing import Thawing
 from flsv.loop.known import KnownLoop
 from flsv.participants import ClientStates
 from flsv.reporting.reporter import Reporter
@@ -34,8 +34,8 @@ class SavedLoop(KnownLoop):
     _boundary: RoundBoundary
     _reporter: Reporter
     _average: RoundAverage
-    _thawing: Thawing
-    _thawed: dict[str, list[str]] | None
+    _finetuning: FinetuningState
+    _finetuned: dict[str, list[str]] | None
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next round needs beyond the global model; between two rounds whenever it is asked for."""
@@ -47,7 +47,7 @@ class SavedLoop(KnownLoop):
             "board": self.board.state_dict(),
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
             "csv": self._csv,
-            "thawed": self._thawing.state(self._within_round),
+            "finetuned": self._finetuning.state(self._within_round),
         }
 
     @property
@@ -82,7 +82,7 @@ class SavedLoop(KnownLoop):
             "_buffers": trained["buffers"],
             "_shared": trained["shared"],
             **{"_fit": None, "_fitting": False, "_patches": [], "_hooks": None, "_lock": None, "_progress": None},
-            **{"_average": RoundAverage(), "_thawing": Thawing()},
+            **{"_average": RoundAverage(), "_finetuning": FinetuningState()},
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -95,7 +95,7 @@ class SavedLoop(KnownLoop):
         self.board.load_state_dict(state_dict["board"])
         self._states.load_state_dict(state_dict["clients"])
         self._optimizer_state, self._buffers = state_dict["optimizers"], state_dict["buffers"]
-        self._csv, self._thawed = state_dict["csv"], state_dict.get("thawed")
+        self._csv, self._finetuned = state_dict["csv"], state_dict.get("finetuned")
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state_dict["strategies"].get(role, {}))
 
@@ -113,7 +113,7 @@ class SavedLoop(KnownLoop):
         if training.active:
             self._boundary.rewind(checkpoint)
             training.local.optimizers.rewind(checkpoint)
-            self._thawing.rewind(checkpoint)
+            self._finetuning.rewind(checkpoint)
         else:
             self._boundary.close_epoch(checkpoint)
             self._average.place_last(checkpoint)

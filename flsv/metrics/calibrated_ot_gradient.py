@@ -15,7 +15,7 @@ from torch import Tensor
 from flsv.metrics.federated_shapley import latest
 from flsv.metrics.guide import Guide
 from flsv.metrics.wasserstein_contribution import WassersteinContribution
-from flsv.participants import Client, converse
+from flsv.participants import Client, run_protocol
 from flsv.valuation import Valuation, keep_pictures
 from flsv.valuation.questions import BINS
 from flsv.valuation.report import draw_histograms
@@ -91,7 +91,7 @@ class CalibratedOTGradient(WassersteinContribution):
         for number, verdict in zip(found.clients, found.verdicts):
             if verdict is not None:
                 self.edges[number], self.counts[number] = verdict.edges.to(self.edges), verdict.counts.to(self.counts)
-        converse(clients, lambda client: client.ask(keep_pictures, self.pictures))
+        run_protocol(clients, lambda client: client.ask(keep_pictures, self.pictures))
 
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen."""

@@ -22,7 +22,7 @@ from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.guide import Guide
 from flsv.metrics.leave_self_out import leave_self_out, secure_sum, shares
-from flsv.participants import Client, NoAnswer, converse
+from flsv.participants import Client, NoAnswer, run_protocol
 from flsv.round import ClientMatrix
 
 
@@ -214,7 +214,7 @@ def asked_scores(clients: Sequence[Client], aggregate: Tensor, weights: Tensor, 
             return None
         return answer.double().reshape(())
 
-    told = converse(clients, asked)
+    told = run_protocol(clients, asked)
     said = torch.tensor([answer is not None for answer in told], dtype=torch.bool)
     answers = torch.stack([*(each for each in told if each is not None), weights.new_zeros(())])[:-1]
     spoke = [client for client, spoken in zip(clients, said.tolist()) if spoken]

@@ -15,7 +15,7 @@ from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.cosine_gradient_shapley import cosines
 from flsv.functional.gradient_agreement import agreement_scales, gradient_agreement
-from flsv.games.performance import Performance, performance_of
+from flsv.games.performance import ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.federated_shapley import latest
 from flsv.metrics.guide import Guide
@@ -101,7 +101,7 @@ class GradientAgreement(ContributionMetric):
             )
         self.blend, self.loss, self.balanced = blend, loss, balanced
         #: What models are measured by, see :meth:`flsv.Round.play`.
-        self.measured_by: str | Performance = (
+        self.measured_by: str | ModelScore = (
             "negative_loss" if loss is None else performance_of(self, loss, "min", "loss")
         )
         super().__init__(num_clients, None, **kwargs)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from flsv.functional.everybody_else import without_own
-from flsv.games.performance import Performance
+from flsv.games.performance import ModelScore
 from flsv.participants import LocalData
 from flsv.round import Round
 
@@ -37,7 +37,7 @@ def shares(weights: Tensor) -> Tensor:
 
 
 def leave_self_out(
-    local: LocalData, aggregate: Tensor, weight: float, performance: str | Performance = "accuracy", gain: bool = False
+    local: LocalData, aggregate: Tensor, weight: float, performance: str | ModelScore = "accuracy", gain: bool = False
 ) -> Tensor:
     """At the client: a number ``[]``, float64, the score on its validation samples of the others' average.
 

@@ -1,7 +1,7 @@
 """What a participant holds, what it keeps, and how it is asked for what follows from it."""
 
 from flsv.participants.channel import Channel, Message, Traffic
-from flsv.participants.client import Client, NoAnswer, converse
+from flsv.participants.client import Client, NoAnswer, run_protocol
 from flsv.participants.local_data import LocalData, Split, at, no_model
 from flsv.participants.ranks import ALONE, Owners, Ranks
 from flsv.participants.state import ClientStates, State
@@ -20,6 +20,6 @@ __all__ = [
     "State",
     "Traffic",
     "at",
-    "converse",
     "no_model",
+    "run_protocol",
 ]

@@ -71,7 +71,7 @@ class Channel:
         self.messages = []
 
     @contextmanager
-    def muted(self) -> Iterator[None]:
+    def uncounted(self) -> Iterator[None]:
         """Within it nothing counts: for what a simulation looks at, and no federation would."""
         self._muted = True
         try:

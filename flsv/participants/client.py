@@ -47,7 +47,7 @@ class Client:
         The tensors in the arguments go down, those in the answer go up. What both sides know anyway, such as settings,
         is bound to the question beforehand (``functools.partial``). With clients in several processes the question is
         answered in the client's, and all of them get the answer: then all of them ask, on one thread, or within
-        :func:`converse`.
+        :func:`run_protocol`.
 
         Raises:
             NoAnswer: a client at a site of its own was asked, and is away.
@@ -86,7 +86,7 @@ def _name(question: Callable[..., Any]) -> str:
     return getattr(getattr(question, "func", question), "__name__", type(question).__name__)
 
 
-def converse(
+def run_protocol(
     clients: Sequence[Client],
     conversation: Callable[[Client], T],
     map: Callable[[Callable[[Client], T], Sequence[Client]], Iterable[T]] = map,
@@ -106,7 +106,7 @@ def converse(
         >>> import torch
         >>> count = torch.tensor([2, 5])
         >>> clients = [Client(i, LocalData(f"client {i}", lambda split: [], count + i, count)) for i in range(2)]
-        >>> converse(clients, lambda client: client.ask(lambda local: int(local.class_counts.sum())))
+        >>> run_protocol(clients, lambda client: client.ask(lambda local: int(local.class_counts.sum())))
         [7, 9]
     """
     owners = clients[0]._owners if clients else None

@@ -182,7 +182,7 @@ class LocalData:
 
         Args:
             vectors: the models.
-            performance: a score of classifiers, or a :class:`flsv.games.Performance`.
+            performance: a score of classifiers, or a :class:`flsv.games.ModelScore`.
             split: of this participant's samples.
         """
         if isinstance(performance, str):

@@ -24,8 +24,8 @@ from torchmetrics import Metric
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.common_entries import keep_common
-from flsv.games.performance import Mode, Performance, performance_of
-from flsv.participants import Client, LocalData, converse
+from flsv.games.performance import Mode, ModelScore, performance_of
+from flsv.participants import Client, LocalData, run_protocol
 from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer, judged, restored
 from flsv.round import FederationState, Round
 from flsv.seeding import generator_for
@@ -113,7 +113,7 @@ class FedFomo(Personalizer):
             others = [self._uploads[other].to(round.client_vectors) for other in chosen]
             return chosen, judged(client, question, others, round.space.num_parameters)
 
-        for row, (client, (chosen, weights)) in enumerate(zip(ids, converse(round.clients, mix))):
+        for row, (client, (chosen, weights)) in enumerate(zip(ids, run_protocol(round.clients, mix))):
             if weights is None:
                 self._uploads = restored(self._uploads, before, client)
                 continue
@@ -142,7 +142,7 @@ class FedFomo(Personalizer):
 
 
 def mix_models(
-    local: LocalData, others: list[Tensor], num_parameters: int, performance: str | Performance = "negative_loss"
+    local: LocalData, others: list[Tensor], num_parameters: int, performance: str | ModelScore = "negative_loss"
 ) -> Tensor:
     """At the client: signed weights ``[1 + s]`` of its own and of the s others' models. It keeps its next model."""
     assert local.model is not None

@@ -34,7 +34,7 @@ from flsv.functional.personalised_weights import SelfWeight, check_self_weight, 
 from flsv.functional.shapley import permutation_shapley
 from flsv.functional.top_k_download import Explore, check_explore, top_k_download
 from flsv.parameters import ParameterSpace
-from flsv.participants import Client, LocalData, converse
+from flsv.participants import Client, LocalData, run_protocol
 from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer, judged, restored
 from flsv.round import FederationState, Instruction, Round
 from flsv.seeding import generator_for
@@ -203,7 +203,7 @@ classifier=None, safeguard=False, game='coalition', shared=0.0)
             others = [self._uploads[i].to(vectors) for i in ids]
             return ids, judged(client, question, others, extractor, generator=draw)
 
-        for row, (client, (ids, worth)) in enumerate(zip(cohort, converse(round.clients, download))):
+        for row, (client, (ids, worth)) in enumerate(zip(cohort, run_protocol(round.clients, download))):
             if worth is None:
                 self._uploads = restored(self._uploads, before, client)
                 continue

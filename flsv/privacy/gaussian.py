@@ -18,7 +18,7 @@ from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.privacy.accounting import Accountant, gaussian_epsilon
 from flsv.seeding import generator_for
-from flsv.uploads import Departure, Upload
+from flsv.uploads import Upload, UploadContext
 
 
 class GaussianPrivacy(Upload):
@@ -95,9 +95,9 @@ class GaussianPrivacy(Upload):
     #: A client's own start point is its secret.
     reference: Literal["start", "global"] = "global"
 
-    def apply(self, update: Tensor, departure: Departure) -> Tensor:
+    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
         """``update [P]`` as it leaves the client, a new tensor."""
-        draw = generator_for(departure.seed, "privacy", departure.round_index, departure.client)
+        draw = generator_for(context.seed, "privacy", context.round_index, context.client)
         if self.noise_on_device and update.device.type != "cpu":
             draw = torch.Generator(update.device).manual_seed(draw.initial_seed())
         return self.protect(update, draw)

@@ -17,7 +17,7 @@ from torch import Tensor
 from flsv.errors import ConfigurationError
 from flsv.functional.common_entries import common_entries
 from flsv.parameters import Head, ParameterSpace
-from flsv.participants import Channel, Client, LocalData, converse
+from flsv.participants import Channel, Client, LocalData, run_protocol
 from flsv.round.matrix import ClientMatrix
 from flsv.round.vocabulary import after, derived, known_after
 from flsv.seeding import generator_for
@@ -318,7 +318,7 @@ class Round:
 def asked_starts(starts: Sequence[Start]) -> list[Tensor]:
     """The vectors ``[P]``; clients among them are asked."""
     clients = [start for start in starts if isinstance(start, Client)]
-    found = iter(converse(clients, lambda client: client.ask(started_from)))
+    found = iter(run_protocol(clients, lambda client: client.ask(started_from)))
     return [next(found) if isinstance(start, Client) else start for start in starts]
 
 

@@ -1,6 +1,6 @@
 """The server side of a round: metrics, aggregation, personalisation."""
 
-from flsv.server.board import ContributionBoard
+from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.round_server import RoundServer
 
-__all__ = ["ContributionBoard", "RoundServer"]
+__all__ = ["ContributionMetrics", "RoundServer"]

@@ -20,7 +20,7 @@ from flsv.parameters import ParameterSpace
 from flsv.participants.sharing import check_share
 from flsv.round import VOCABULARY, stage_of
 from flsv.sampling import ClientSampler
-from flsv.server.board import ContributionBoard
+from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
 
@@ -74,7 +74,7 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
         )
 
 
-def check_norm_cap(norm_cap: float | None, board: ContributionBoard) -> None:
+def check_norm_cap(norm_cap: float | None, board: ContributionMetrics) -> None:
     """Check that nobody is asked who does not know what has become of its update.
 
     Raises:
@@ -123,7 +123,7 @@ def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
 def check_setup(
     trainer: L.Trainer,
     module: L.LightningModule,
-    board: ContributionBoard,
+    board: ContributionMetrics,
     strategies: Mapping[str, Strategy],
     sampler: ClientSampler,
     evaluate_clients_every: int,
@@ -240,7 +240,7 @@ def check_setup(
     return data
 
 
-def _check_steps(module: L.LightningModule, board: ContributionBoard) -> None:
+def _check_steps(module: L.LightningModule, board: ContributionMetrics) -> None:
     """Check that the module has what metrics evaluate models by, at the server and at clients."""
     asked = {name: getattr(metric, "performance", "accuracy") for name, metric in board.evaluating.items()}
     logged = [name for name, measure in {**board.performances, **asked}.items() if is_logged(measure)]
@@ -279,7 +279,7 @@ def check_packages(trainer: L.Trainer, module: L.LightningModule) -> None:
         check_package(logger, "a logger")
 
 
-def check_classes(data: FederatedDataModule, board: ContributionBoard, strategies: Mapping[str, Strategy]) -> None:
+def check_classes(data: FederatedDataModule, board: ContributionMetrics, strategies: Mapping[str, Strategy]) -> None:
     """Check that there are classes where somebody needs them.
 
     Raises:
@@ -297,7 +297,7 @@ def check_classes(data: FederatedDataModule, board: ContributionBoard, strategie
 
 def check_space(
     space: ParameterSpace,
-    board: ContributionBoard,
+    board: ContributionMetrics,
     uploads: Sequence[Upload],
     head: str | None,
     num_classes: int | None,

@@ -16,7 +16,7 @@ from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Channel, Client, LocalData, Ranks
 from flsv.personalization import Personalized, Personalizer
 from flsv.round import ClientMatrix, ClientUpdate, FederationState, Instruction, Round, Start, asked_starts
-from flsv.server.board import ContributionBoard
+from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.server.update_watch import UpdateWatch
 from flsv.strategy import Strategy
 
@@ -41,7 +41,7 @@ class RoundServer:
 
     def __init__(
         self,
-        board: ContributionBoard,
+        board: ContributionMetrics,
         aggregator: Aggregator,
         personalizer: Personalizer | None,
         strategies: Sequence[Strategy],
@@ -59,9 +59,9 @@ class RoundServer:
         self.watch = watch or UpdateWatch(threshold=None, exclude=False)
         self.games: CoalitionGames | None = None
         if evaluator is not None:
-            self.play_on(evaluator)
+            self.bind_evaluator(evaluator)
 
-    def play_on(
+    def bind_evaluator(
         self,
         evaluator: ModelEvaluator | None,
         validated: Mapping[Hashable, ValidatedModels] | None = None,
@@ -70,7 +70,7 @@ class RoundServer:
         """Coalition games evaluate models with these, see :class:`flsv.games.CoalitionGames`."""
         self.games = CoalitionGames(evaluator, server_lr=self.server_lr, validated=validated, ranks=ranks)
         for strategy in self.strategies:
-            strategy.play_on(self.games)
+            strategy.bind_evaluator(self.games)
 
     def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
         """What every client is told at the start of the round that ``state`` stands before."""
@@ -144,7 +144,7 @@ class RoundServer:
                 start = self.personalizer.started(update)
             starts.append(clients[update.client_id] if start is None else start)
         if not collaborates:
-            with self.channel.muted():
+            with self.channel.uncounted():
                 starts = list(asked_starts(starts))
 
         def numbers(values: Iterable[float]) -> Tensor:

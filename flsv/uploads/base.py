@@ -17,7 +17,7 @@ from flsv.participants import State, Traffic
 
 
 @dataclass(frozen=True)
-class Departure:
+class UploadContext:
     """Who sends an update, and when.
 
     Args:
@@ -42,7 +42,7 @@ class Departure:
     start_sent: bool = True
     start: Tensor | None = None
 
-    def at(self, position: int) -> Departure:
+    def at(self, position: int) -> UploadContext:
         """The same for another upload."""
         return replace(self, position=position)
 
@@ -58,26 +58,26 @@ class Upload(ABC):
     reference: Literal["start", "global"] = "start"
 
     @abstractmethod
-    def apply(self, update: Tensor, departure: Departure) -> Tensor:
+    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
         """What leaves instead of ``update [P]``: a new tensor, or ``update`` itself where nothing happens to it."""
 
-    def traffic(self, before: Traffic, sent: Tensor, departure: Departure) -> Traffic:
+    def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
         """How large ``sent [P]``, what leaves, is on its way.
 
         Args:
             before: how large it was before this upload; by default it stays so.
             sent: what :meth:`apply` gave.
-            departure: who sends it.
+            context: who sends it.
         """
         return before
 
-    def tell(self, name: str, value: float, departure: Departure) -> float:
+    def tell(self, name: str, value: float, context: UploadContext) -> float:
         """What the client says instead of a number that it has found out about its training, or about a model.
 
         Args:
             name: ``"loss"``, of its training; ``"score"`` and ``"gain"``, of a model on its validation samples.
             value: what it has found out.
-            departure: who says it.
+            context: who says it.
         """
         return value
 
@@ -94,7 +94,7 @@ class Upload(ABC):
 
 
 def upload(
-    uploads: Sequence[Upload], vector: Tensor, start: Tensor, global_vector: Tensor, departure: Departure
+    uploads: Sequence[Upload], vector: Tensor, start: Tensor, global_vector: Tensor, context: UploadContext
 ) -> tuple[Tensor, Traffic]:
     """A client's model as it leaves the client.
 
@@ -103,18 +103,18 @@ def upload(
         vector: ``[P]``, what it has trained; returned itself where nothing happens.
         start: ``[P]``, what it started from.
         global_vector: ``[P]``, the global model at the start of the round.
-        departure: who it is.
+        context: who it is.
 
     Returns:
         ``[P]``, and how large it is on its way.
     """
     traffic = Traffic(vector.numel(), float(vector.numel() * vector.element_size()))
-    departure, position = replace(departure, start=start), 0
+    context, position = replace(context, start=start), 0
     for reference, group in groupby(uploads, key=lambda each: each.reference):
         origin = start if reference == "start" else global_vector
         update = sent = vector - origin
         for each in group:
-            at = departure.at(position)
+            at = context.at(position)
             sent = each.apply(sent, at)
             traffic = each.traffic(traffic, sent, at)
             position += 1
@@ -123,13 +123,13 @@ def upload(
     return vector, traffic
 
 
-def told(uploads: Sequence[Upload], departure: Departure, name: str, value: float) -> float:
+def sanitize_report(uploads: Sequence[Upload], context: UploadContext, name: str, value: float) -> float:
     """What a client says instead of a number, see :meth:`Upload.tell`: one upload after the other.
 
     Example:
-        >>> told([], Departure(0, 2, num_parameters=2, round_index=0), "loss", 2.3)
+        >>> sanitize_report([], UploadContext(0, 2, num_parameters=2, round_index=0), "loss", 2.3)
         2.3
     """
     for position, each in enumerate(uploads):
-        value = each.tell(name, value, departure.at(position))
+        value = each.tell(name, value, context.at(position))
     return value

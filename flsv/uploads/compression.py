@@ -28,7 +28,7 @@ from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.participants import Traffic
 from flsv.seeding import generator_for
-from flsv.uploads.base import Departure, Upload
+from flsv.uploads.base import Upload, UploadContext
 
 #: Of an index among the parameters.
 INDEX_BYTES = 4
@@ -66,28 +66,28 @@ class Compression(Upload):
             entry_bytes: of an entry that is not compressed.
         """
 
-    def apply(self, update: Tensor, departure: Departure) -> Tensor:
-        if not departure.start_sent:
+    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
+        if not context.start_sent:
             raise ConfigurationError(
                 f"{self!r} compresses a client's step away from the model that the server sent it, and client "
-                f"{departure.client} started from one that the server did not send. Leave the compression out, or use "
+                f"{context.client} started from one that the server did not send. Leave the compression out, or use "
                 "a personaliser whose models the server knows."
             )
         # The position tells two compressions of one client apart.
-        name = f"upload.{departure.position}.error"
-        wanted = update[: departure.num_parameters]
-        if self.error_feedback and name in departure.state:
-            wanted = wanted + departure.state[name]
-        path = ("compression", departure.position, departure.round_index, departure.client)
-        sent = self.compress(wanted, generator_for(departure.seed, *path))
+        name = f"upload.{context.position}.error"
+        wanted = update[: context.num_parameters]
+        if self.error_feedback and name in context.state:
+            wanted = wanted + context.state[name]
+        path = ("compression", context.position, context.round_index, context.client)
+        sent = self.compress(wanted, generator_for(context.seed, *path))
         if self.error_feedback:
-            departure.state[name] = wanted - sent
-        return torch.cat([sent, update[departure.num_parameters :]])
+            context.state[name] = wanted - sent
+        return torch.cat([sent, update[context.num_parameters :]])
 
-    def traffic(self, before: Traffic, sent: Tensor, departure: Departure) -> Traffic:
-        buffers = len(sent) - departure.num_parameters
+    def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
+        buffers = len(sent) - context.num_parameters
         whole = Traffic(buffers, float(buffers * sent.element_size()))
-        return self.size(departure.num_parameters, sent.element_size()) + whole
+        return self.size(context.num_parameters, sent.element_size()) + whole
 
 
 class TopK(Compression):

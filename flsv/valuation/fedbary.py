@@ -35,7 +35,7 @@ from flsv.functional.transport import (
     wasserstein_barycenter,
 )
 from flsv.functional.transport.values import Part
-from flsv.participants import Client, LocalData, converse
+from flsv.participants import Client, LocalData, run_protocol
 from flsv.seeding import generator_for
 from flsv.valuation import questions
 from flsv.valuation.flags import RULES
@@ -230,7 +230,7 @@ class FedBary:
         enter = partial(enter, allow_reconstruction=self.allow_reconstruction)
         try:
             # One after the other: the features' network is one for all, and uses the cores itself.
-            present = converse(clients, lambda client: client.ask(enter))
+            present = run_protocol(clients, lambda client: client.ask(enter))
             there = [i for i, presence in enumerate(present) if presence.samples]
             sizes = {client.id: presence.samples for client, presence in zip(clients, present)}
             support = self.support_for({**(others or {}), **sizes})
@@ -238,10 +238,10 @@ class FedBary:
             counting.expect("clients", len(there))
             run = partial(self._one, target=target, key=key, seed=seed, judge=judge, support=support)
             with ThreadPoolExecutor(self.workers or os.cpu_count()) as pool:
-                results = dict(zip(there, converse([clients[i] for i in there], run, pool.map)))
+                results = dict(zip(there, run_protocol([clients[i] for i in there], run, pool.map)))
         finally:
             counting.finish()
-            converse(clients, lambda client: client.ask(questions.leave, key))
+            run_protocol(clients, lambda client: client.ask(questions.leave, key))
         missing = (torch.tensor(torch.nan), None)
         distances, verdicts = zip(*(results.get(i, missing) for i in range(len(clients))))
         return Valuation(

@@ -11,19 +11,19 @@ from toys import Plain, fit, toy_data, trainer_for, vector
 from flsv.attacks import Alignment
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.uploads import Departure
+from flsv.uploads import UploadContext
 
 
-def departure(state: dict[str, torch.Tensor], start: torch.Tensor, client: int = 1) -> Departure:
-    return Departure(client, 3, num_parameters=3, round_index=1, state=state, start=start)
+def context(state: dict[str, torch.Tensor], start: torch.Tensor, client: int = 1) -> UploadContext:
+    return UploadContext(client, 3, num_parameters=3, round_index=1, state=state, start=start)
 
 
 def test_half_way_between_the_own_direction_and_the_servers() -> None:
     state: dict[str, torch.Tensor] = {}
     attack = Alignment(mix=0.5)
     update = torch.tensor([0.0, 3.0, 4.0, 9.0])  # the last is a buffer
-    assert torch.equal(attack.apply(update, departure(state, torch.zeros(4))), update)
-    sent = attack.apply(update, departure(state, torch.tensor([2.0, 0.0, 0.0, 5.0])))
+    assert torch.equal(attack.apply(update, context(state, torch.zeros(4))), update)
+    sent = attack.apply(update, context(state, torch.tensor([2.0, 0.0, 0.0, 5.0])))
     assert sent[:3].norm().item() == pytest.approx(5)
     assert sent[3] == 9
     expected = torch.tensor([1.0, 0.6, 0.8]) / 2**0.5 * 5
@@ -35,9 +35,9 @@ def test_half_way_between_the_own_direction_and_the_servers() -> None:
 def test_nothing_to_turn_to() -> None:
     still = {"attack.0.start": torch.ones(3)}
     update = torch.tensor([1.0, 2.0, 3.0])
-    assert torch.equal(Alignment().apply(update, departure(dict(still), torch.ones(3))), update)
-    assert not Alignment().apply(torch.zeros(3), departure(dict(still), torch.zeros(3))).any()
-    opposite = Alignment(mix=0.5).apply(torch.tensor([1.0, 0.0, 0.0]), departure(still, torch.tensor([0.0, 1.0, 1.0])))
+    assert torch.equal(Alignment().apply(update, context(dict(still), torch.ones(3))), update)
+    assert not Alignment().apply(torch.zeros(3), context(dict(still), torch.zeros(3))).any()
+    opposite = Alignment(mix=0.5).apply(torch.tensor([1.0, 0.0, 0.0]), context(still, torch.tensor([0.0, 1.0, 1.0])))
     assert opposite.isfinite().all()
 
 
@@ -50,9 +50,9 @@ def test_a_mix_out_of_range(mix: float) -> None:
 class Seen(Alignment):
     """Remembers what it sent, and from where."""
 
-    def act(self, update, departure, generator):
-        sent = super().act(update, departure, generator)
-        self.seen = [*getattr(self, "seen", []), (departure.start.clone(), sent)]
+    def act(self, update, context, generator):
+        sent = super().act(update, context, generator)
+        self.seen = [*getattr(self, "seen", []), (context.start.clone(), sent)]
         return sent
 
 

@@ -7,15 +7,15 @@ from torch import nn
 from flsv.attacks import Attack, FreeRider, GradientPoisoning, Scaling, SignFlip
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
-from flsv.uploads import Departure
+from flsv.uploads import UploadContext
 
 UPDATE = torch.randn(50, generator=torch.Generator().manual_seed(0))
 
 
 def send(attacks, update=UPDATE, client=0, num_clients=5, num_parameters=None, round_index=0):
-    departure = Departure(client, num_clients, len(update) if num_parameters is None else num_parameters, round_index)
+    context = UploadContext(client, num_clients, len(update) if num_parameters is None else num_parameters, round_index)
     for position, attack in enumerate(attacks):
-        update = attack.apply(update, departure.at(position))
+        update = attack.apply(update, context.at(position))
     return update
 
 

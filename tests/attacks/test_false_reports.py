@@ -54,7 +54,7 @@ def test_nobody_raises_its_own_value_among_everybody_else_but_lowers_the_others(
 
 def test_two_lies_are_told_one_after_the_other(tmp_path: Path) -> None:
     class Half(FalseReports):
-        def tell(self, name: str, value: float, departure: Any) -> float:
+        def tell(self, name: str, value: float, context: Any) -> float:
             return value / 2 if name == "loss" else value
 
     told, _ = values(tmp_path, TrainingLoss(), [FalseReports(loss=1.0, clients=[0]), Half(loss=1.0)])

@@ -15,7 +15,7 @@ from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 from flsv.parameters import ParameterSpace
-from flsv.uploads import Departure
+from flsv.uploads import UploadContext
 
 
 def test_rows_are_the_servers_at_their_own_length_and_all_else_stays() -> None:
@@ -27,7 +27,7 @@ def test_rows_are_the_servers_at_their_own_length_and_all_else_stays() -> None:
     attack.check(space)
 
     def sent(start: torch.Tensor) -> torch.Tensor:
-        return attack.apply(update, Departure(0, 2, space.num_parameters, 1, state=state, start=start))
+        return attack.apply(update, UploadContext(0, 2, space.num_parameters, 1, state=state, start=start))
 
     torch.testing.assert_close(sent(first), update)
     after = sent(second)

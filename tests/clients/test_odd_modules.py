@@ -15,7 +15,7 @@ from torch.nn.utils import prune
 from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
 
 from flsv.aggregation import FedAdam, FedAvg, GeometricMedian
-from flsv.clients.leftovers import Leftovers
+from flsv.clients.non_vector_state import NonVectorState
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import PartialFederatedShapley
@@ -198,7 +198,7 @@ def test_leftovers_are_read_and_put_back() -> None:
     module[0].register_buffer("later", None, persistent=False)
     module.plain, module.batch = torch.zeros(2), torch.ones(2)
     module.view, module.output = module[0].weight.data[0], module[0].weight.sum()
-    leftovers = Leftovers(module)
+    leftovers = NonVectorState(module)
     before = leftovers.read()
     assert list(before["buffers"]) == ["0.bank", "0.later", "1.num_batches_tracked"]
     assert list(before["attributes"]) == ["plain", "batch"]

@@ -24,7 +24,7 @@ from flsv.aggregation import FedAdam, FedBuff, ShapFedWA, StaleStarts
 from flsv.clients.algorithms import SCAFFOLD, FedDyn, FedDynServer, MoreauSGD
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.data.corruption import ClosedSetLabelNoise
-from flsv.data.residence import SHARE
+from flsv.data.device_cache import SHARE
 from flsv.errors import ConfigurationError
 from flsv.features import Backbone, Pixels
 from flsv.functional.shapley.importance import importance_probabilities
@@ -37,7 +37,7 @@ from flsv.parameters import ParameterSpace
 from flsv.personalization import FedAMP, FedEM, FedFomo, PFedHN, PFedSV
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
-from flsv.uploads import Departure
+from flsv.uploads import UploadContext
 from flsv.valuation import FedBary, participants_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -211,10 +211,10 @@ def resident(folder: Path, data: FederatedDataModule) -> bool:
 
     class Looks(L.Callback):
         def on_train_start(self, trainer: Any, module: Any) -> None:
-            found.append(data.residence is not None)
+            found.append(data.device_cache is not None)
 
     fit(FederatedLoop(seed=1), folder, Plain(), data, 1, callbacks=[Looks()], **on_the_device())
-    assert data.residence is None  # the fit is over
+    assert data.device_cache is None  # the fit is over
     return found[0]
 
 
@@ -357,12 +357,12 @@ def test_noise(on_device: bool) -> None:
     """Is the CPU's, or drawn there, from the same seed each time; in either case it costs one copy at most."""
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, noise_on_device=on_device)
     update = torch.zeros(20_000)
-    here = privacy.apply(update, Departure(1, 3, 20_000, 4))
+    here = privacy.apply(update, UploadContext(1, 3, 20_000, 4))
     there = update.to(DEVICE)
     before = counts()
-    first, again = (privacy.apply(there, Departure(1, 3, 20_000, 4)) for _ in range(2))
+    first, again = (privacy.apply(there, UploadContext(1, 3, 20_000, 4)) for _ in range(2))
     assert counts()["to_device"] - before["to_device"] == (0 if on_device else 2)
-    other = privacy.apply(there, Departure(2, 3, 20_000, 4))
+    other = privacy.apply(there, UploadContext(2, 3, 20_000, 4))
     assert torch.equal(first.cpu(), again.cpu())
     assert not torch.equal(first.cpu(), other.cpu())
     assert first.cpu().std().item() == pytest.approx(2.0, rel=0.03)

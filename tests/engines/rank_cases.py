@@ -32,10 +32,10 @@ from flsv.attacks import Attack, Scaling, SignFlip
 from flsv.cli import main
 from flsv.clients.algorithms import SCAFFOLD, InRunValues
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.engines.ranks import FederatedStrategy, Gone, group, meeting, ranks_of, ranks_of_environment, training
-from flsv.engines.ranks import lifeline as lifelines
-from flsv.engines.ranks.meeting import Meeting, meet
+from flsv.engines.ranks import FederatedStrategy, Gone, group, ranks_of, ranks_of_environment, rendezvous, training
+from flsv.engines.ranks import heartbeat as lifelines
 from flsv.engines.ranks.parent import told_to_children
+from flsv.engines.ranks.rendezvous import Rendezvous, meet
 from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility
 from flsv.loop import FederatedLoop
@@ -58,7 +58,7 @@ from flsv.metrics import (
     SurrogateFederatedShapley,
 )
 from flsv.models.classifier import ClassifierClient
-from flsv.participants import converse
+from flsv.participants import run_protocol
 from flsv.participants.artifacts import keep_artifact
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
@@ -141,7 +141,7 @@ class Drawing(torchmetrics.Metric):
         self.add_state("seen", torch.zeros(2), dist_reduce_fx="sum")
 
     def update(self, clients: Any) -> None:
-        converse(clients, lambda client: client.ask(keep_artifact, "empty", Figure))
+        run_protocol(clients, lambda client: client.ask(keep_artifact, "empty", Figure))
         self.seen += 1
 
     def compute(self) -> Tensor:
@@ -552,7 +552,7 @@ class Told(Callback):
 
     def on_train_start(self, trainer: L.Trainer, *args: Any) -> None:
         ranks = ranks_of(trainer)
-        print(self.name, ranks.rank, getattr(ranks, "lifeline", None) and ranks.lifeline.peers(), flush=True)
+        print(self.name, ranks.rank, getattr(ranks, "heartbeat", None) and ranks.heartbeat.peers(), flush=True)
 
 
 def run_all(folder: str, names: list[str]) -> None:
@@ -617,7 +617,7 @@ absent().fit(BoringModel())
 
 
 def absent() -> L.Trainer:
-    """Its rank 0 does not come to the meeting."""
+    """Its rank 0 does not come to the rendezvous."""
 
     class Absent(FederatedStrategy):
         def setup_environment(self) -> None:
@@ -640,7 +640,7 @@ def starts_a_rank(folder: str) -> None:
 
 
 def forks_a_rank(how: str) -> None:
-    """A rank that takes its time before the meeting, and one that comes to be when its parent is gone already."""
+    """A rank that takes its time before the rendezvous, and one that comes to be when its parent is gone already."""
     parent = os.getpid()
     with nullcontext() if how == "torchrun" else told_to_children():
         if not os.fork():
@@ -657,24 +657,24 @@ def forks_a_rank(how: str) -> None:
 def dies_between(folder: str) -> None:
     """Rank 1 is killed when the lifelines are there and the group is not."""
     lifelines.UNNOTICED = 1.0
-    found = meeting._lifeline
+    found = rendezvous._heartbeat
 
-    def lifeline(*args: Any) -> Any:
+    def heartbeat(*args: Any) -> Any:
         result = found(*args)
         if args[0].rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    meeting._lifeline = lifeline
+    rendezvous._heartbeat = heartbeat
     fit(Path(folder), shapfed_wa())
 
 
 def exchanges(folder: str) -> None:
     """All that ranks exchange."""
     rank, size = int(os.environ["LOCAL_RANK"]), int(os.environ["RANKS"])
-    meeting = Meeting(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, size)
-    ranks = meet(meeting, torch.device("cpu"))
-    assert meet(meeting, torch.device("cpu")) is ranks
+    rendezvous = Rendezvous(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), rank, size)
+    ranks = meet(rendezvous, torch.device("cpu"))
+    assert meet(rendezvous, torch.device("cpu")) is ranks
     whole = torch.arange(1000.0).view(10, 100)
     told = {
         "view": whole[rank, :3],

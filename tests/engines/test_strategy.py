@@ -16,7 +16,7 @@ from torch.distributed import HashStore
 from toys import fit, toy_data, vector
 
 from flsv.engines.ranks import FederatedStrategy, ranks_of
-from flsv.engines.ranks.meeting import Meeting, _lifeline, check_versions, meet, versions
+from flsv.engines.ranks.rendezvous import Rendezvous, _heartbeat, check_versions, meet, versions
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 
@@ -66,28 +66,28 @@ def test_a_rank_more_than_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_who_does_not_come_is_not_waited_for(alive: Callable[[], str | None], message: str) -> None:
-    meeting = Meeting("127.0.0.1", free_port(), 0, 2, start_timeout=0.2)
+    rendezvous = Rendezvous("127.0.0.1", free_port(), 0, 2, start_timeout=0.2)
     with pytest.raises(ConfigurationError, match=f"rank 0 of 2 waits for rank 1, which does not come: {message}"):
-        meet(meeting, torch.device("cpu"), alive=alive)
+        meet(rendezvous, torch.device("cpu"), alive=alive)
 
 
 def test_who_is_not_there_for_the_lifeline_is_not_waited_for() -> None:
     store = HashStore()
-    meeting = Meeting("127.0.0.1", free_port(), 0, 2)
+    rendezvous = Rendezvous("127.0.0.1", free_port(), 0, 2)
     with pytest.raises(ConfigurationError, match="rank 0 of 2 waits for rank 1, which does not come: it has ended"):
-        _lifeline(meeting, store, lambda: "it has ended", time.monotonic() + 5)
+        _heartbeat(rendezvous, store, lambda: "it has ended", time.monotonic() + 5)
 
 
 def test_torchruns_store_is_there_before_the_ranks_or_not_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     store = Mock(side_effect=RuntimeError("refused"))
-    monkeypatch.setattr("flsv.engines.ranks.meeting.TCPStore", store)
+    monkeypatch.setattr("flsv.engines.ranks.rendezvous.TCPStore", store)
     with pytest.raises(ConfigurationError, match="rank 1 of 2 cannot reach the ranks' store at .*: refused"):
-        meet(Meeting("127.0.0.1", free_port(), 1, 2, start_timeout=0.2), torch.device("cpu"))
+        meet(Rendezvous("127.0.0.1", free_port(), 1, 2, start_timeout=0.2), torch.device("cpu"))
     assert store.call_count == 1
 
 
 def test_a_store_that_cannot_be_reached() -> None:
-    meeting = Meeting("127.0.0.1", free_port(), 1, 2, start_timeout=0.5)
+    rendezvous = Rendezvous("127.0.0.1", free_port(), 1, 2, start_timeout=0.5)
     with pytest.raises(ConfigurationError, match="rank 1 of 2 cannot reach the ranks' store at 127.0.0.1"):
-        meet(meeting, torch.device("cpu"))
+        meet(rendezvous, torch.device("cpu"))

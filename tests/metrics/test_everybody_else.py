@@ -20,7 +20,7 @@ from flsv.metrics import ContributionEstimation, ContributionMetric, CosineGradi
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, LocalData
 from flsv.round import Round
-from flsv.server.board import ContributionBoard
+from flsv.server.contribution_metrics import ContributionMetrics
 
 
 def data(**kwargs: Any) -> FederatedDataModule:
@@ -95,7 +95,7 @@ def pairwise_masks(samples: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def valued(metric: ContributionMetric, round: Round) -> torch.Tensor:
-    board = ContributionBoard({"metric": metric})
+    board = ContributionMetrics({"metric": metric})
     board.bind(len(round), 2, None)
     for stage in ("training", "aggregation"):
         board.update(round, stage)  # type: ignore[arg-type]
@@ -121,7 +121,7 @@ def test_the_server_is_given_sums_only() -> None:
 
 
 def test_the_metric_has_no_word_for_a_single_update() -> None:
-    (fields,) = ContributionBoard({"ee": EverybodyElse()}).fields.values()
+    (fields,) = ContributionMetrics({"ee": EverybodyElse()}).fields.values()
     assert set(fields) == {"client_ids", "aggregation_weights", "aggregate", "clients"}
     assert {field for field in fields.values() if isinstance(field, str)} == {
         "client_ids",

@@ -17,7 +17,7 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric, SurrogateFederatedShapley
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort, ShapleyImportanceSampler
-from flsv.server.board import ContributionBoard
+from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.valuation import clients_of, server_of
 
 N, M, COHORT = 4, 2, torch.tensor([0, 2])
@@ -114,7 +114,7 @@ def test_never_seen_is_nan(name: str) -> None:
 def test_strategies_see_the_prior(init: float) -> None:
     """AFedSV's clients start at a weight, which is no measurement."""
     metric = SurrogateFederatedShapley(num_clients=N, init=init)
-    board = ContributionBoard({"ssv": metric})
+    board = ContributionMetrics({"ssv": metric})
     play(metric)
     board.contributions["ssv"] = metric.compute()
     assert board.contributions["ssv"][[1, 3]].isnan().all()

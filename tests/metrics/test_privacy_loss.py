@@ -13,7 +13,7 @@ from flsv.loop import FederatedLoop
 from flsv.metrics.privacy_loss import PrivacyLoss
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.sampling import UniformSampler
-from flsv.uploads import Departure, Upload
+from flsv.uploads import Upload, UploadContext
 
 COHORTS = ([0, 2], [2], [2, 3], [0, 2])
 
@@ -103,7 +103,7 @@ def test_in_a_loop_it_follows_the_cohorts(tmp_path: Path) -> None:
 class Swollen(Upload):
     """Makes client 1's update far larger than it may be, after the noise."""
 
-    def apply(self, update: torch.Tensor, departure: Departure) -> torch.Tensor:
+    def apply(self, update: torch.Tensor, departure: UploadContext) -> torch.Tensor:
         return update * (1e6 if departure.client == 1 else 1)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from flsv.participants import ALONE, Channel, Client, LocalData, Owners, Ranks, converse
+from flsv.participants import ALONE, Channel, Client, LocalData, Owners, Ranks, run_protocol
 from flsv.participants.ranks import longest_first
 
 
@@ -89,7 +89,7 @@ def test_answers_and_traffic_are_those_of_one_process(size: int) -> None:
     def ask(ranks: Ranks) -> Any:
         clients, channel, asked = clients_of(ranks)
         first = [client.ask(answer, torch.tensor(3)) for client in clients[:2]]
-        second = converse(clients[1:], lambda client: client.ask(answer, torch.tensor(client.id)))
+        second = run_protocol(clients[1:], lambda client: client.ask(answer, torch.tensor(client.id)))
         return torch.stack([*first, *second]), channel.messages, asked
 
     alone, messages, _ = ask(ALONE)
@@ -105,7 +105,7 @@ def test_a_conversation_is_with_one_client() -> None:
         clients, _, _ = clients_of(ranks, 2)
         other = {0: clients[1], 1: clients[0]}
         with pytest.raises(RuntimeError, match="within a conversation with another") as caught:
-            converse(clients, lambda client: other[client.id].ask(answer, torch.tensor(1)))
+            run_protocol(clients, lambda client: other[client.id].ask(answer, torch.tensor(1)))
         return str(caught.value)
 
     assert len(on_ranks(2, cheat)) == 2

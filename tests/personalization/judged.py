@@ -15,7 +15,7 @@ from flsv.participants import Channel, Client, LocalData, at
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL
 from flsv.round import ClientUpdate, FederationState, Round
-from flsv.server import ContributionBoard, RoundServer
+from flsv.server import ContributionMetrics, RoundServer
 from flsv.strategy import Federation
 
 nan = float("nan")
@@ -63,7 +63,7 @@ def play(
     space: ParameterSpace = SPACE,
 ) -> tuple[dict[int, Tensor], Round]:
     """A round in which the clients upload these vectors: the models that they go on from, and the round."""
-    board, channel = ContributionBoard({}), Channel()
+    board, channel = ContributionMetrics({}), Channel()
     board.contributions = {} if relevance is None else {"relevance": relevance}
     server = RoundServer(board, FedAvg("uniform"), method, [method], space, channel)
     state = FederationState(method._num_clients, round_index=index, global_vector=torch.zeros_like(vectors[0]))

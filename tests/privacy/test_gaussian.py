@@ -13,7 +13,7 @@ from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.seeding import generator_for
-from flsv.uploads import Departure
+from flsv.uploads import UploadContext
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -140,8 +140,8 @@ def test_errors(arguments: dict[str, Any], message: str) -> None:
 
 def test_noise_on_the_updates_device() -> None:
     """Is the usual noise on the CPU; other devices: ``tests/device``."""
-    update, departure = torch.ones(50), Departure(1, 3, 50, 4, seed=7)
+    update, context = torch.ones(50), UploadContext(1, 3, 50, 4, seed=7)
     usual, there = (GaussianPrivacy(1.0, 2.0, noise_on_device=where) for where in (False, True))
-    assert torch.equal(usual.apply(update, departure), there.apply(update, departure))
+    assert torch.equal(usual.apply(update, context), there.apply(update, context))
     assert "noise_on_device=True" in repr(there)
     assert "noise_on_device" not in repr(usual)

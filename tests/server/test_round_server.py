@@ -11,7 +11,7 @@ from flsv.aggregation import Aggregator
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel
 from flsv.round import FederationState, Round
-from flsv.server import ContributionBoard
+from flsv.server import ContributionMetrics
 from flsv.server.round_server import RoundServer
 
 
@@ -32,7 +32,7 @@ def test_an_aggregate_that_is_a_clients_model_leaves_that_model_alone() -> None:
     before = models.clone()
     start = torch.full((space.size,), 10.0)
     aggregator = First()
-    server = RoundServer(ContributionBoard({}), aggregator, None, [aggregator], space, Channel(), server_lr=0.5)
+    server = RoundServer(ContributionMetrics({}), aggregator, None, [aggregator], space, Channel(), server_lr=0.5)
     round = Round(0, torch.arange(2), torch.tensor([1, 1]), start, models, space)
     done = server.finish(round, FederationState(2, global_vector=start))
     cut = space.num_parameters

@@ -14,10 +14,10 @@ from flsv.attacks import Scaling
 from flsv.loop import FederatedLoop
 from flsv.participants import Traffic
 from flsv.privacy import GaussianPrivacy
-from flsv.uploads import Departure, Quantized, TopK, Upload, upload
+from flsv.uploads import Quantized, TopK, Upload, UploadContext, upload
 
 VECTOR, START, GLOBAL = torch.tensor([5.0, 7.0]), torch.tensor([1.0, 2.0]), torch.tensor([0.0, 3.0])
-WHO = Departure(client=1, num_clients=3, num_parameters=2, round_index=4, seed=9)
+WHO = UploadContext(client=1, num_clients=3, num_parameters=2, round_index=4, seed=9)
 
 
 class Recorded(Upload):
@@ -28,12 +28,12 @@ class Recorded(Upload):
         self.given: list[Tensor] = []
         self.positions: list[int] = []
 
-    def apply(self, update: Tensor, departure: Departure) -> Tensor:
+    def apply(self, update: Tensor, context: UploadContext) -> Tensor:
         self.given.append(update.clone())
-        self.positions.append(departure.position)
+        self.positions.append(context.position)
         return update / 2
 
-    def traffic(self, before: Traffic, sent: Tensor, departure: Departure) -> Traffic:
+    def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
         assert torch.equal(sent, self.given[-1] / 2)
         return before + Traffic(self.numbers, 0.5)
 
@@ -71,13 +71,13 @@ def test_the_loops_order_is_attacks_privacy_and_the_rest() -> None:
 
 
 def test_the_loop_says_who_sends_what_and_counts_it(tmp_path: Path) -> None:
-    seen: list[Departure] = []
+    seen: list[UploadContext] = []
 
     class Seen(Recorded):
-        def apply(self, update: Tensor, departure: Departure) -> Tensor:
-            seen.append(departure)
-            departure.state["visits"] = departure.state.get("visits", torch.tensor(0)) + 1
-            return super().apply(update, departure)
+        def apply(self, update: Tensor, context: UploadContext) -> Tensor:
+            seen.append(context)
+            context.state["visits"] = context.state.get("visits", torch.tensor(0)) + 1
+            return super().apply(update, context)
 
     loop = FederatedLoop(uploads=[Seen(numbers=7)], seed=9)
     fit(loop, tmp_path, rounds=2)

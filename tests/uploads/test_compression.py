@@ -22,7 +22,7 @@ from flsv.participants import Traffic
 from flsv.personalization import Standalone
 from flsv.sampling import UniformSampler
 from flsv.seeding import generator_for
-from flsv.uploads import Compression, Departure, Quantized, TopK
+from flsv.uploads import Compression, Quantized, TopK, UploadContext
 
 SEED, ROUNDS = 4, 6
 
@@ -121,9 +121,9 @@ def test_resumes_to_the_bit(tmp_path: Path, compression: Compression) -> None:
 # ---- error feedback
 
 
-def departure(client: int = 0, entries: int = 40, state: Any = None, **kwargs: Any) -> Departure:
+def context(client: int = 0, entries: int = 40, state: Any = None, **kwargs: Any) -> UploadContext:
     kwargs = {"round_index": 0, **kwargs}
-    return Departure(client, 3, entries, state={} if state is None else state, **kwargs)
+    return UploadContext(client, 3, entries, state={} if state is None else state, **kwargs)
 
 
 UPDATES = torch.randn(30, 40, generator=torch.Generator().manual_seed(0))
@@ -135,21 +135,21 @@ def test_what_was_sent_and_what_is_kept_make_up_what_was_learnt(compression: Com
     sent = torch.zeros(40)
     for r, update in enumerate(UPDATES):
         before = update.clone()
-        sent += compression.apply(update, departure(state=state, round_index=r))
+        sent += compression.apply(update, context(state=state, round_index=r))
         assert torch.equal(update, before)
     torch.testing.assert_close(sent + state["upload.0.error"], UPDATES.sum(0), rtol=1e-5, atol=1e-5)
 
 
 def test_two_compressions_keep_their_errors_apart() -> None:
     state: dict[str, Tensor] = {}
-    once = TopK(0.5).apply(UPDATES[0], departure(state=state))
-    Quantized(2).apply(once, departure(state=state, position=1))
+    once = TopK(0.5).apply(UPDATES[0], context(state=state))
+    Quantized(2).apply(once, context(state=state, position=1))
     assert set(state) == {"upload.0.error", "upload.1.error"}
 
 
 def test_buffers_are_sent_as_they_are() -> None:
     for compression in (TopK(0.1), Quantized(2)):
-        sent = compression.apply(UPDATES[0], departure(entries=30))
+        sent = compression.apply(UPDATES[0], context(entries=30))
         assert torch.equal(sent[30:], UPDATES[0][30:])
         assert not torch.equal(sent[:30], UPDATES[0][:30])
 
@@ -199,7 +199,7 @@ def test_the_largest_entry_and_zeros_are_exact(stochastic: bool) -> None:
 
 def test_chance_follows_from_seed_round_client_and_position() -> None:
     def send(**kwargs: Any) -> Tensor:
-        return Quantized(2).apply(UPDATES[0], departure(**kwargs))
+        return Quantized(2).apply(UPDATES[0], context(**kwargs))
 
     assert torch.equal(send(), send())
     for other in ({"seed": 1}, {"round_index": 1}, {"client": 1}, {"position": 1}):
@@ -211,7 +211,7 @@ def test_chance_follows_from_seed_round_client_and_position() -> None:
 
 def test_traffic() -> None:
     whole, sent = Traffic(110, 440.0), torch.zeros(110)
-    who = departure(entries=100)
+    who = context(entries=100)
     assert TopK(0.05).traffic(whole, sent, who) == Traffic(2 * 5 + 10, 5 * 8 + 40.0)
     assert TopK(0.05).traffic(whole, sent.double(), who) == Traffic(2 * 5 + 10, 5 * 12 + 80.0)
     assert Quantized(8, 32).traffic(whole, sent, who) == Traffic(100 + 4 + 10, 100 + 16 + 40.0)

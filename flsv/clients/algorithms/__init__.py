@@ -1,6 +1,6 @@
 """What a client does differently when it trains: corrections of its gradients, optimizers. One file each."""
 
-from flsv.clients.algorithms.base import ClientAlgorithm, Visit
+from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.clients.algorithms.feddyn import FedDyn, FedDynServer
 from flsv.clients.algorithms.fedprox import FedProx
 from flsv.clients.algorithms.fedrep import FedRep
@@ -11,11 +11,11 @@ from flsv.clients.algorithms.scaffold import SCAFFOLD
 __all__ = [
     "SCAFFOLD",
     "ClientAlgorithm",
+    "ClientContext",
     "FedDyn",
     "FedDynServer",
     "FedProx",
     "FedRep",
     "InRunValues",
     "MoreauSGD",
-    "Visit",
 ]

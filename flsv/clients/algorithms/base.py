@@ -13,7 +13,7 @@ from flsv.round import Instruction
 from flsv.strategy import Strategy
 
 
-class Visit:
+class ClientContext:
     """One client's training in one round, as a client algorithm sees it.
 
     Attributes:
@@ -85,41 +85,41 @@ class Visit:
 class ClientAlgorithm(Strategy):
     """Base class. It works with any module, precision, accumulation and optimizer.
 
-    Of its two sides, what takes a :class:`Visit` happens at a client: it may use its arguments and the constructor's.
-    What a client keeps goes into ``visit.state``, what it reports is declared in ``reports``. What
+    Of its two sides, what takes a :class:`ClientContext` happens at a client: it may use its arguments and the
+    constructor's. What a client keeps goes into ``context.state``, what it reports is declared in ``reports``. What
     :class:`flsv.strategy.Strategy` has beside ``report`` happens at the server.
     """
 
-    def begin_client(self, visit: Visit) -> None:
+    def begin_client(self, context: ClientContext) -> None:
         """A client is about to train."""
 
-    def begin_batch(self, visit: Visit, batch: Any) -> None:
+    def begin_batch(self, context: ClientContext, batch: Any) -> None:
         """Before every batch, as ``training_step`` gets it. Several of them are one step's where gradients are
         accumulated."""
 
-    def resting(self, visit: Visit, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+    def frozen_parameters(self, context: ClientContext, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
         """Before every optimizer step: those of the parameters that it is to leave as they are.
 
         Args:
-            visit: the client's.
+            context: the client's.
             parameters: all that have a gradient, whether they are shared or not.
         """
         return ()
 
-    def gradients(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         """Before every optimizer step, and before gradient clipping: change the gradients, in place.
 
         Args:
-            visit: the client's.
+            context: the client's.
             parameters: the trainable parameters that have a gradient and are shared.
             gradients: their gradients.
         """
 
-    def leave_client(self, visit: Visit) -> None:
+    def leave_client(self, context: ClientContext) -> None:
         """The client trains no more, in this round or ever: whatever :meth:`begin_client` has done to the module is
         undone. Called before :meth:`end_client`, and also where the model is not finite or training has failed."""
 
-    def end_client(self, visit: Visit) -> Mapping[str, Tensor | float]:
-        """The client has trained: ``visit.trained`` and ``visit.sent`` are there. What it reports, by names declared in
-        ``reports``. Not called where the model is not finite."""
+    def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
+        """The client has trained: ``context.trained`` and ``context.sent`` are there. What it reports, by names
+        declared in ``reports``. Not called where the model is not finite."""
         return {}

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
 from flsv.arguments import check_number
-from flsv.clients.algorithms.base import ClientAlgorithm, Visit
+from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.errors import ConfigurationError
 from flsv.round import Round
 from flsv.strategy import Contributions, Federation
@@ -56,19 +56,19 @@ class FedDyn(ClientAlgorithm):
     def resume(self, federation: Federation) -> None:
         check_sides(federation)
 
-    def begin_client(self, visit: Visit) -> None:
-        visit.state.setdefault(GRADIENT, torch.zeros_like(visit.start[: visit.num_parameters]))
+    def begin_client(self, context: ClientContext) -> None:
+        context.state.setdefault(GRADIENT, torch.zeros_like(context.start[: context.num_parameters]))
 
     @torch.no_grad()
-    def gradients(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        drift = torch._foreach_sub(parameters, visit.entries(visit.start, parameters))
+    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        drift = torch._foreach_sub(parameters, context.entries(context.start, parameters))
         torch._foreach_add_(gradients, drift, alpha=self.alpha)
-        torch._foreach_sub_(gradients, visit.entries(visit.state[GRADIENT], parameters))
+        torch._foreach_sub_(gradients, context.entries(context.state[GRADIENT], parameters))
 
-    def end_client(self, visit: Visit) -> dict[str, Tensor]:
-        assert visit.sent is not None
-        cut = visit.num_parameters
-        visit.state[GRADIENT] = visit.state[GRADIENT] - self.alpha * (visit.sent[:cut] - visit.start[:cut])
+    def end_client(self, context: ClientContext) -> dict[str, Tensor]:
+        assert context.sent is not None
+        cut = context.num_parameters
+        context.state[GRADIENT] = context.state[GRADIENT] - self.alpha * (context.sent[:cut] - context.start[:cut])
         return {}
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flsv.arguments import check_number
-from flsv.clients.algorithms.base import ClientAlgorithm, Visit
+from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.errors import ConfigurationError
 from flsv.round import FederationState
 
@@ -46,6 +46,6 @@ class FedProx(ClientAlgorithm):
         return {} if at_start else {"anchor": state.model()}
 
     @torch.no_grad()
-    def gradients(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        anchors = visit.entries(visit.instruction.tensors.get("anchor", visit.start), parameters)
+    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        anchors = context.entries(context.instruction.tensors.get("anchor", context.start), parameters)
         torch._foreach_add_(gradients, torch._foreach_sub(parameters, anchors), alpha=self.mu)

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from flsv.arguments import check_number
-from flsv.clients.algorithms.base import ClientAlgorithm, Visit
+from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.errors import ConfigurationError
 from flsv.strategy import Federation
 
@@ -57,6 +57,6 @@ class FedRep(ClientAlgorithm):
                 f"FederatedLoop(local_epochs={self.head_epochs + 1}) or more."
             )
 
-    def resting(self, visit: Visit, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
-        head = visit.epoch < self.head_epochs
-        return [parameter for parameter in parameters if visit.is_shared(parameter) == head]
+    def frozen_parameters(self, context: ClientContext, parameters: Sequence[Tensor]) -> Iterable[Tensor]:
+        head = context.epoch < self.head_epochs
+        return [parameter for parameter in parameters if context.is_shared(parameter) == head]

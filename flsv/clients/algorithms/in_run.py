@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from flsv.arguments import check_number
-from flsv.clients.algorithms.base import ClientAlgorithm, Visit
+from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.clients.cohort import shuffle_stream
 from flsv.clients.ghost import GhostProducts
 from flsv.data.labels import batch_labels
@@ -108,7 +108,7 @@ class InRunValues(ClientAlgorithm):
                 "does not account for. Leave one of the two out; flsv.metrics.GradientShapley values noised updates."
             )
 
-    def play_on(self, games: Any) -> None:
+    def bind_evaluator(self, games: Any) -> None:
         self._games, self._sent = games, None
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
@@ -124,22 +124,22 @@ class InRunValues(ClientAlgorithm):
 
     # ---- at a client
 
-    def begin_client(self, visit: Visit) -> None:
-        self.leave_client(visit)
-        g = visit.received(GRADIENT)
-        shared: list[Tensor] = [p for p in visit.module.parameters() if p.requires_grad and visit.is_shared(p)]
-        names: dict[Tensor, str] = {p: name for name, p in visit.module.named_parameters()}
-        self._ghost = GhostProducts(visit.module, dict(zip((names[p] for p in shared), visit.entries(g, shared))))
+    def begin_client(self, context: ClientContext) -> None:
+        self.leave_client(context)
+        g = context.received(GRADIENT)
+        shared: list[Tensor] = [p for p in context.module.parameters() if p.requires_grad and context.is_shared(p)]
+        names: dict[Tensor, str] = {p: name for name, p in context.module.named_parameters()}
+        self._ghost = GhostProducts(context.module, dict(zip((names[p] for p in shared), context.entries(g, shared))))
         self._rates: list[float] = []
         self._watched: list[tuple[int, Tensor, Tensor]] = []
         self._products: list[Tensor] = []
         self._seen: list[tuple[Tensor, Tensor]] = []
         self._order, self._given, self._position = torch.empty(0, dtype=torch.long), 0, 0
-        self._offset = visit.instruction.round_index % min(self.every, max(visit.batches, 1))
+        self._offset = context.instruction.round_index % min(self.every, max(context.batches, 1))
         self._looked = 0
-        self._known = visit.state.get(CLASSES, torch.full((visit.samples,), UNSEEN)).cpu()
+        self._known = context.state.get(CLASSES, torch.full((context.samples,), UNSEEN)).cpu()
 
-    def begin_batch(self, visit: Visit, batch: Any) -> None:
+    def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._ghost is not None
         classes = batch_labels(batch)
         if classes is None:
@@ -147,34 +147,34 @@ class InRunValues(ClientAlgorithm):
                 f"{self!r} needs batches (x, y) with one class for every sample, int64 [B]; this one is a "
                 f"{type(batch).__name__} without."
             )
-        rows, classes = self._rows(visit, len(classes)), classes.clone()
+        rows, classes = self._rows(context, len(classes)), classes.clone()
         self._seen.append((rows, classes))
-        looks = (visit.num_steps - self._offset) % self.every == 0
+        looks = (context.num_steps - self._offset) % self.every == 0
         self._ghost.samples = len(classes) if looks else None
         if looks:
             self._watched.append((len(self._rates), rows, classes))
 
-    def gradients(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
         assert self._ghost is not None
-        group = visit.optimizer.param_groups[0]
+        group = context.optimizer.param_groups[0]
         self._rates.append(float(group["lr"]))
         self._momentum = float(group["momentum"])
         if self._ghost.samples is None:
             return
         if not self._looked:
             self._collect()
-            self._check(visit, parameters, gradients)
+            self._check(context, parameters, gradients)
         self._looked += 1
 
-    def leave_client(self, visit: Visit) -> None:
+    def leave_client(self, context: ClientContext) -> None:
         if self._ghost is not None:
             self._ghost.remove()
 
-    def end_client(self, visit: Visit) -> dict[str, Tensor]:
-        self._recognise(visit)
+    def end_client(self, context: ClientContext) -> dict[str, Tensor]:
+        self._recognise(context)
         self._collect()
         self._ghost = None
-        samples = visit.state.get(VALUES, torch.zeros(visit.samples, dtype=torch.float64)).cpu()
+        samples = context.state.get(VALUES, torch.zeros(context.samples, dtype=torch.float64)).cpu()
         self._values, self._classes = torch.empty(0, dtype=torch.float64), torch.empty(0, dtype=torch.long)
         if self._watched:
             steps, rows, classes = zip(*self._watched)
@@ -186,7 +186,7 @@ class InRunValues(ClientAlgorithm):
             self._values = moved[torch.tensor(steps)].repeat_interleave(counts) * torch.cat(self._products).cpu()
             self._classes = torch.cat(classes).cpu()
             samples = samples.index_add(0, torch.cat(rows), self._values)
-        visit.state[VALUES], visit.state[CLASSES] = samples, self._known
+        context.state[VALUES], context.state[CLASSES] = samples, self._known
         self._watched, self._products = [], []
         return {}
 
@@ -209,29 +209,29 @@ class InRunValues(ClientAlgorithm):
         products = self._ghost.take()
         self._products.append(torch.zeros(count, dtype=torch.float64) if products is None else products)
 
-    def _rows(self, visit: Visit, count: int) -> Tensor:
+    def _rows(self, context: ClientContext, count: int) -> Tensor:
         """Which of the client's training samples the next batch has, in its order."""
-        batches = max(visit.batches // visit.local_epochs, 1)
+        batches = max(context.batches // context.local_epochs, 1)
         epoch, first = divmod(self._position, batches)
         if first == 0:
-            self._recognise(visit)
-            told = visit.instruction
+            self._recognise(context)
+            told = context.instruction
             stream = shuffle_stream(told.seed, told.round_index, told.client_id, epoch)
-            trainer = getattr(visit.module, "_trainer", None)
+            trainer = getattr(context.module, "_trainer", None)
             in_order = trainer is not None and bool(trainer.overfit_batches)
-            n = visit.samples
+            n = context.samples
             self._order, self._given = torch.arange(n) if in_order else torch.randperm(n, generator=stream), 0
         self._position += 1
         rows = self._order[self._given : self._given + count]
         self._given += count
         if len(rows) != count:
             raise ConfigurationError(
-                f"client {visit.instruction.client_id} trains on more samples in an epoch than its {visit.samples}: "
-                "whose value is whose cannot be told. Leave out what adds samples to its batches."
+                f"client {context.instruction.client_id} trains on more samples in an epoch than its "
+                f"{context.samples}: whose value is whose cannot be told. Leave out what adds samples to its batches."
             )
         return rows
 
-    def _recognise(self, visit: Visit) -> None:
+    def _recognise(self, context: ClientContext) -> None:
         """After a pass: a sample has the class that it had in the pass before, or it is another sample."""
         if not self._seen:
             return
@@ -242,15 +242,15 @@ class InRunValues(ClientAlgorithm):
         if other:
             place = other[0]
             raise ConfigurationError(
-                f"{self!r}: training sample {int(rows[place])} of client {visit.instruction.client_id} has class "
+                f"{self!r}: training sample {int(rows[place])} of client {context.instruction.client_id} has class "
                 f"{int(classes[place])} now and had {int(before[place])} in an earlier pass: whose value is whose "
                 "cannot be told. Leave out what changes the order of a batch's samples, such as a collate_fn that "
                 "sorts them, or draws their classes anew."
             )
         self._known[rows] = classes
 
-    def _check(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        theirs = visit.entries(visit.received(GRADIENT), parameters)
+    def _check(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        theirs = context.entries(context.received(GRADIENT), parameters)
         pairs = [(p.flatten(), g.flatten()) for p, g in zip(gradients, theirs)]
         whole = sum(float(torch.dot(p, g)) for p, g in pairs)
         size = sum(float(p.norm()) * float(g.norm()) for p, g in pairs)
@@ -258,7 +258,7 @@ class InRunValues(ClientAlgorithm):
         gap = float(products.sum()) - whole
         if not abs(gap) <= _TOLERANCE * float(products.abs().sum()) + 1e-5 * size:
             raise ConfigurationError(
-                f"{self!r}: in the first step of client {visit.instruction.client_id} the samples' products sum to "
+                f"{self!r}: in the first step of client {context.instruction.client_id} the samples' products sum to "
                 f"{float(products.sum()):.6g}, and that of the gradient is {whole:.6g}. Parts of the gradient "
                 "have come by other ways than the layers' forward (a compiled module, a functional call, a penalty on "
                 "the weights), or are scaled (precision='16-mixed'). Use layers only, and 32-true or bf16-mixed."

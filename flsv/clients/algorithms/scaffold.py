@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.clients.algorithms.base import ClientAlgorithm, Visit
+from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.errors import ConfigurationError
 from flsv.round import FederationState, Round
 from flsv.strategy import Federation
@@ -65,21 +65,21 @@ class SCAFFOLD(ClientAlgorithm):
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
         return {VARIATE: self._variate.to(state.model())}
 
-    def begin_client(self, visit: Visit) -> None:
-        visit.state.setdefault(VARIATE, torch.zeros_like(visit.received(VARIATE)))
+    def begin_client(self, context: ClientContext) -> None:
+        context.state.setdefault(VARIATE, torch.zeros_like(context.received(VARIATE)))
 
     @torch.no_grad()
-    def gradients(self, visit: Visit, parameters: list[Tensor], gradients: list[Tensor]) -> None:
-        torch._foreach_add_(gradients, visit.entries(visit.received(VARIATE), parameters))
-        torch._foreach_sub_(gradients, visit.entries(visit.state[VARIATE], parameters))
+    def gradients(self, context: ClientContext, parameters: list[Tensor], gradients: list[Tensor]) -> None:
+        torch._foreach_add_(gradients, context.entries(context.received(VARIATE), parameters))
+        torch._foreach_sub_(gradients, context.entries(context.state[VARIATE], parameters))
 
-    def end_client(self, visit: Visit) -> dict[str, Tensor]:
-        assert visit.sent is not None
-        server, cut = visit.received(VARIATE), visit.num_parameters
-        if not visit.lr_sum:  # a schedule that starts at 0: nothing has been seen
+    def end_client(self, context: ClientContext) -> dict[str, Tensor]:
+        assert context.sent is not None
+        server, cut = context.received(VARIATE), context.num_parameters
+        if not context.lr_sum:  # a schedule that starts at 0: nothing has been seen
             return {CHANGE: torch.zeros_like(server)}
-        change = (visit.start[:cut] - visit.sent[:cut]) / visit.lr_sum - server
-        visit.state[VARIATE] = visit.state[VARIATE] + change
+        change = (context.start[:cut] - context.sent[:cut]) / context.lr_sum - server
+        context.state[VARIATE] = context.state[VARIATE] + change
         return {CHANGE: change}
 
     def end_round(self, round: Round) -> None:

@@ -4,8 +4,8 @@
 """
 
 from flsv.engines.ranks.agreement import agree
-from flsv.engines.ranks.lifeline import Gone
-from flsv.engines.ranks.meeting import ranks_of_environment
+from flsv.engines.ranks.heartbeat import Gone
+from flsv.engines.ranks.rendezvous import ranks_of_environment
 from flsv.engines.ranks.several_ranks import SeveralRanks
 from flsv.engines.ranks.strategy import FederatedStrategy, ranks_of
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.distributed import BroadcastOptions, GatherOptions
 
-from flsv.engines.ranks.lifeline import Gone, Lifeline
+from flsv.engines.ranks.heartbeat import Gone, Heartbeat
 from flsv.participants import Ranks
 
 
@@ -25,15 +25,15 @@ class RankGroup(Ranks):
         rank: this process's number.
         size: how many there are.
         group: a Gloo process group.
-        lifeline: knows who is gone.
+        heartbeat: knows who is gone.
         device: of this rank's tensors.
         fast: a NCCL process group for what lies on CUDA devices; None: it goes through the CPU.
     """
 
     def __init__(
-        self, rank: int, size: int, group: Any, lifeline: Lifeline, device: torch.device, fast: Any = None
+        self, rank: int, size: int, group: Any, heartbeat: Heartbeat, device: torch.device, fast: Any = None
     ) -> None:
-        self.rank, self.size, self.lifeline = rank, size, lifeline
+        self.rank, self.size, self.heartbeat = rank, size, heartbeat
         self._group, self._device, self._fast = group, device, fast
         #: Rank 0's is the server of all others: it has to last.
         self.store: Any = None
@@ -102,7 +102,7 @@ class RankGroup(Ranks):
     def give_up(self, why: str) -> None:
         if not self.given_up:
             self.given_up = True
-            self.lifeline.fail(f"rank {self.rank} has given up: {why}")
+            self.heartbeat.fail(f"rank {self.rank} has given up: {why}")
 
     def _broadcast(self, group: Any, tensor: Tensor, source: int) -> Any:
         options = BroadcastOptions()
@@ -120,16 +120,16 @@ class RankGroup(Ranks):
                 # The first milliseconds awake, or every exchange would last as long as a nap.
                 began = time.monotonic()
                 while not work.is_completed():
-                    self.lifeline.check()
+                    self.heartbeat.check()
                     waited = time.monotonic() - began
                     time.sleep(0 if waited < 0.002 else min(0.005, waited / 10))
                 work.wait()
         except Gone as error:
             self._stop(str(error), about, error)
         except RuntimeError as error:
-            self.lifeline.wait_for_failure(3.0)
-            who = f"ranks {sorted(self.lifeline.left)} are done and have left" if self.lifeline.left else str(error)
-            self._stop(self.lifeline.failure or who, about, error)
+            self.heartbeat.wait_for_failure(3.0)
+            who = f"ranks {sorted(self.heartbeat.left)} are done and have left" if self.heartbeat.left else str(error)
+            self._stop(self.heartbeat.failure or who, about, error)
 
     def _stop(self, why: str, about: str, error: BaseException) -> NoReturn:
         raise Gone(

@@ -13,9 +13,9 @@ from lightning.pytorch.callbacks import Checkpoint
 from torch import Tensor, nn
 
 from flsv._lightning.logged_values import LoggedValues
+from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.own_models import own_accuracy, received_models
-from flsv.clients.roster import Roster
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
@@ -70,11 +70,11 @@ class SeveralRanks(OneProcess):
         )
         self._save()
 
-    def _make_roster(self) -> Roster:
-        return Roster(self._trainer, self._data, self.space, self._states, self.owners)
+    def _make_manager(self) -> ClientManager:
+        return ClientManager(self._trainer, self._data, self.space, self._states, self.owners)
 
     def _make_training(self, local: LocalTraining) -> RankTraining:
-        return RankTraining(local, self.roster)
+        return RankTraining(local, self.manager)
 
     def loader(self, limit: float) -> CohortLoader:
         """The train dataloader of this rank's part of the current round."""
@@ -154,7 +154,7 @@ class SeveralRanks(OneProcess):
         mine = self.owners.mine(range(self._state.num_clients))
         models = {**self._received(), **trained}
         model = self._state.model()
-        own = own_accuracy(self._trainer, self._data, self.space, self.roster, models, model, mine)
+        own = own_accuracy(self._trainer, self._data, self.space, self.manager, models, model, mine)
         result = torch.full((self._state.num_clients,), float("nan"))
         for clients, values in self.ranks.everybody((mine, own), "the clients' tests"):
             result[clients] = values
@@ -164,7 +164,7 @@ class SeveralRanks(OneProcess):
         """Of this rank's clients."""
         mine = self.owners.mine(range(self._state.num_clients))
         instructions = self.server.instruct(mine, self._state)
-        return received_models(self._strategies.get("personalizer"), instructions, self.roster, self._state.model())
+        return received_models(self._strategies.get("personalizer"), instructions, self.manager, self._state.model())
 
     def _gathered(self) -> tuple[dict[int, Any], dict[str, Any]]:
         states, optimizers = super().kept()

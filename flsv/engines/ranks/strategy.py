@@ -14,8 +14,8 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.engines.ranks.group import RankGroup
-from flsv.engines.ranks.meeting import Meeting, meet
 from flsv.engines.ranks.parent import end_with_parent, told_to_children
+from flsv.engines.ranks.rendezvous import Rendezvous, meet
 from flsv.errors import ConfigurationError
 from flsv.participants import ALONE, Ranks
 
@@ -117,7 +117,7 @@ class FederatedStrategy(ParallelStrategy):
         if size == 1:
             return
         torch.set_num_threads(self._threads)
-        meeting = Meeting(
+        rendezvous = Rendezvous(
             environment.main_address,
             int(environment.main_port),
             self.global_rank,
@@ -127,8 +127,8 @@ class FederatedStrategy(ParallelStrategy):
             self._timeout,
         )
         launcher: Any = self._launcher
-        self.ranks = meet(meeting, self.root_device, self._backend, launcher.ended)
-        self.ranks.lifeline.enforced = True
+        self.ranks = meet(rendezvous, self.root_device, self._backend, launcher.ended)
+        self.ranks.heartbeat.enforced = True
 
     def setup(self, trainer: L.Trainer) -> None:
         if self.ranks.size > 1 and trainer.state.fn == "fit" and not self.federation:
@@ -144,7 +144,7 @@ class FederatedStrategy(ParallelStrategy):
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         if isinstance(self.ranks, RankGroup):
-            self.ranks.lifeline.check()
+            self.ranks.heartbeat.check()
         return super().training_step(*args, **kwargs)
 
     # Within a round a rank is by itself. Around it all ranks do the same, and rank 0's word on paths holds.
@@ -173,7 +173,7 @@ class FederatedStrategy(ParallelStrategy):
     def teardown(self) -> None:
         super().teardown()
         if isinstance(self.ranks, RankGroup):
-            self.ranks.lifeline.enforced = False
+            self.ranks.heartbeat.enforced = False
 
     def on_exception(self, exception: BaseException) -> None:
         self.ranks.give_up(in_a_line(exception))

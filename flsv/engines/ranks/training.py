@@ -137,7 +137,7 @@ class RankTraining(CohortTraining):
 
     def _move(self, client: int, row: Tensor, vector: Tensor) -> None:
         """What a client has trained is the row that it sends: one in memory."""
-        with at(self._roster.locals[client]) as local:
+        with at(self._manager.locals[client]) as local:
             if local.sent is row:
                 local.visit(local.start, vector if local.model is row else local.model, vector, local.tell)
 

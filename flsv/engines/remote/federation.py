@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv.clients.roster import Roster
+from flsv.clients.client_manager import ClientManager
 from flsv.clients.train_client import LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.data import FederatedDataModule
@@ -33,7 +33,7 @@ class RemoteCohort(CohortTraining):
 
     Args:
         local: of the server's module, which stays the global model.
-        roster: the sites.
+        manager: the sites.
         remote: the same, as those who train.
         send: counts the instructions that went down.
         count: counts the steps that were taken.
@@ -42,12 +42,12 @@ class RemoteCohort(CohortTraining):
     def __init__(
         self,
         local: LocalTraining,
-        roster: Roster,
+        manager: ClientManager,
         remote: Remote,
         send: Callable[[Mapping[int, Instruction]], None],
         count: Callable[[int], None],
     ) -> None:
-        super().__init__(local, roster)
+        super().__init__(local, manager)
         self._remote, self._send, self._count = remote, send, count
 
     def begin_round(self, loader: Any, instructions: Mapping[int, Instruction], num_samples: Tensor) -> None:
@@ -170,20 +170,20 @@ class RemoteFederation(OneProcess):
     def _everybody(self) -> dict[int, Instruction]:
         return self.server.instruct(range(self._state.num_clients), self._state)
 
-    def _make_roster(self) -> Roster:
+    def _make_manager(self) -> ClientManager:
         options = (self._trainer, self._data, self.space, self._states)
-        return RemoteRoster(self._remote, lambda: self._state.round_index, *options)
+        return RemoteClientManager(self._remote, lambda: self._state.round_index, *options)
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
         count = partial(count_steps, self._trainer)
-        return RemoteCohort(local, self.roster, self._remote, self.server.send, count)
+        return RemoteCohort(local, self.manager, self._remote, self.server.send, count)
 
     def _own_accuracy(self) -> Tensor:
         told = self._remote.test(self._state.round_index, self._everybody())
         return torch.tensor([told.get(client, float("nan")) for client in range(self._state.num_clients)])
 
 
-class RemoteRoster(Roster):
+class RemoteClientManager(ClientManager):
     """The sites, and the server's own data."""
 
     def __init__(

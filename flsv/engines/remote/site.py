@@ -14,7 +14,7 @@ import lightning as L
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from flsv._lightning.evaluation import accuracy
-from flsv.clients.roster import Roster
+from flsv.clients.client_manager import ClientManager
 from flsv.data import FederatedDataModule, OneClient
 from flsv.engines.remote.agreement import agreement
 from flsv.engines.remote.memory import Kept, SiteMemory, StillBusy, noise_seed, own_secret, site_key
@@ -27,7 +27,7 @@ from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates, LocalData, at
 from flsv.round import Instruction
 from flsv.strategy import Strategy
-from flsv.uploads import Departure, Upload, told
+from flsv.uploads import Upload, UploadContext, sanitize_report
 
 _log = logging.getLogger(__name__)
 #: Functions that a server may ask sites for, by module and name; a site may allow more.
@@ -215,11 +215,13 @@ class Site:
         states = ClientStates()
         states.load_state_dict({0: kept.get("state", {})})
         states.to(module.device)
-        local = Roster(trainer, self._data, space, states).locals[0]
+        local = ClientManager(trainer, self._data, space, states).locals[0]
         tell = None
         if "who" in kept:
             client, clients, index = kept["who"]
-            tell = partial(told, self._settings.uploads, Departure(client, clients, space.num_parameters, index))
+            tell = partial(
+                sanitize_report, self._settings.uploads, UploadContext(client, clients, space.num_parameters, index)
+            )
         start, trained, sent = (None if kept.get(n) is None else kept[n].to(module.device) for n in _VISIT)
         local.visit(start, trained, sent, tell)
         return space, local

@@ -15,10 +15,10 @@ from flsv._lightning.accumulation import AccumulationWindows
 from flsv._lightning.client_hooks import ClientHooks
 from flsv._lightning.patches import PatchedAttributes
 from flsv._lightning.stepping import stepping
+from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.local_steps import LocalSteps
 from flsv.clients.optimizers import ClientOptimizers
-from flsv.clients.roster import Roster
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.engines.remote.memory import Kept
@@ -146,7 +146,7 @@ class SiteVisit(L.Callback):
         client = self._instruction.client_id
         self._states.load_state_dict({0: self.kept["state"]} if self.kept.get("state") else {})
         self._states.to(pl_module.device)
-        self._roster = Roster(trainer, self._data, space, self._states)
+        self._manager = ClientManager(trainer, self._data, space, self._states)
         self._local = LocalTraining(
             pl_module,
             space,
@@ -179,7 +179,7 @@ class SiteVisit(L.Callback):
             None if start is None else start.to(pl_module.device),
             moved,
         )
-        self._local.begin(told, self._roster.locals[0], int(self._data.num_samples[0]), batches)
+        self._local.begin(told, self._manager.locals[0], int(self._data.num_samples[0]), batches)
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
@@ -214,7 +214,7 @@ class SiteVisit(L.Callback):
             return  # as if it had not taken part
         self._local.end_round(self.update.vector)
         self._states.commit()
-        with at(self._roster.locals[0]) as local:
+        with at(self._manager.locals[0]) as local:
             self.kept = {
                 "state": {name: tensor.cpu() for name, tensor in self._states.peek(0).items()},
                 "optimizers": self._local.optimizers.state_dict(),

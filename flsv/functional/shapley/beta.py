@@ -20,7 +20,7 @@ Sampled as ``stratified`` is: by coalition size, means with and without each pla
     phi_i = sum_{s=1..n} q_{s-1} E[U(S) | i in S, |S| = s] - sum_{s=0..n-1} q_s E[U(S) | i not in S, |S| = s],
     q_s = binom(n - 1, s) p_s.
 
-Departure: the paper samples marginal contributions of one player at a time and stops by a convergence rule; here a
+UploadContext: the paper samples marginal contributions of one player at a time and stops by a convergence rule; here a
 coalition serves all players, and as many of each size are drawn as minimises the variance if utilities spread equally
 at all sizes.
 """

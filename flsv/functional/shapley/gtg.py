@@ -9,7 +9,7 @@
   the players) against each of the last 10 orders, after at least 30 of them, as the authors' code does.
 
 Both truncations bias the values, by up to ``truncation`` and ``round_truncation``; without them (None) the estimate is
-unbiased up to the convergence rule. Departure: players lead in a fresh random order in each cycle instead of in the
+unbiased up to the convergence rule. UploadContext: players lead in a fresh random order in each cycle instead of in the
 order of their numbers, so that a budget that ends within a cycle favours nobody.
 
 The standard error pools the spread among orders with the same leader, plus what the leaders of an incomplete last cycle

@@ -11,7 +11,7 @@ from torchmetrics import Metric
 from flsv._lightning.validation import keep_batches
 from flsv.games.evaluation.metric_of_outputs import MetricOfOutputs
 from flsv.games.evaluation.validated import LoggedValues, ValidatedModels
-from flsv.games.performance import Performance
+from flsv.games.performance import ModelScore
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
 
@@ -34,12 +34,12 @@ def validated_models(
         seed: of what a validation draws.
 
     Returns:
-        By :attr:`flsv.games.Performance.evaluator`.
+        By :attr:`flsv.games.ModelScore.evaluator`.
 
     Raises:
         ConfigurationError: something cannot be had: a name that is not logged, outputs that a metric does not take.
     """
-    asked = {name: measure for name, measure in measures.items() if isinstance(measure, Performance)}
+    asked = {name: measure for name, measure in measures.items() if isinstance(measure, ModelScore)}
     if not asked:
         return {}
     with isolated_rngs(seed, "utility batches"):

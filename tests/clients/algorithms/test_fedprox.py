@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from toys import Plain, fit, network
 
-from flsv.clients.algorithms import FedProx, Visit
+from flsv.clients.algorithms import ClientContext, FedProx
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.parameters import ParameterSpace
@@ -23,13 +23,13 @@ def test_gradient_is_that_of_the_proximal_term(sent: bool) -> None:
     start, anchor = torch.randn(2, space.size)
     # Without an anchor from the server, it is the model that the client starts from.
     instruction = Instruction(0, 0, 0, start, {"anchor": anchor} if sent else {})
-    visit = Visit(module, space, instruction, {}, start)
+    context = ClientContext(module, space, instruction, {}, start)
     w, anchors = list(module), space.unflatten(anchor if sent else start).values()
     gradients = [torch.randn(3, 2), torch.randn(4)]
     before = [g.clone() for g in gradients]
     term = 0.7 / 2 * sum(((p - a) ** 2).sum() for p, a in zip(w, anchors))
     expected = torch.autograd.grad(term, w)
-    FedProx(mu=0.7).gradients(visit, w, gradients)
+    FedProx(mu=0.7).gradients(context, w, gradients)
     for got, own, added in zip(gradients, before, expected):
         torch.testing.assert_close(got, own + added)
 

@@ -9,7 +9,7 @@ from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from torch import nn
 from toys import Plain, fit, toy_data, trainer_for
 
-from flsv._lightning.lean import lean
+from flsv._lightning.unused_hooks import skip_unused_hooks
 from flsv.loop import FederatedLoop
 
 
@@ -27,7 +27,7 @@ def test_everything_is_put_back(tmp_path: Path) -> None:
     loop, module = FederatedLoop(seed=0), Named()
     trainer = trainer_for(loop, tmp_path, rounds=1)
     profiler = trainer.profiler  # type: ignore[attr-defined]
-    assert len(lean(trainer)) == 3
+    assert len(skip_unused_hooks(trainer)) == 3
     trainer.fit(module, toy_data())
     assert module.hook == "training_step"
     assert "also_net" in module._modules
@@ -46,6 +46,6 @@ def test_the_models_are_the_same_without(tmp_path: Path, monkeypatch: Any) -> No
     states = []
     for spared in (True, False):
         if not spared:
-            monkeypatch.setattr("flsv.loop.federated_loop.lean", lambda trainer: [])
+            monkeypatch.setattr("flsv.loop.federated_loop.skip_unused_hooks", lambda trainer: [])
         states.append(fit(FederatedLoop(seed=0), tmp_path / str(spared), rounds=2).state_dict())
     assert all(tensor.equal(states[1][name]) for name, tensor in states[0].items())

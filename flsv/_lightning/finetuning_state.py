@@ -1,8 +1,8 @@
-"""Layers that are thawed by rounds (``BaseFinetuning`` and its kind), in checkpoints.
+"""Layers that are finetuned by rounds (``BaseFinetuning`` and its kind), in checkpoints.
 
 Such a callback changes the optimizer and its own state when an epoch begins: a checkpoint saved within the round would
 hold that, and the resumed round would do it twice. And on resume Lightning freezes everything anew, but thaws nothing
-that had been thawed before. So here is what stood at the round's beginning, and which parameters were trained.
+that had been finetuned before. So here is what stood at the round's beginning, and which parameters were trained.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 _BatchNorm = nn.modules.batchnorm._BatchNorm
 
 
-class Thawing:
+class FinetuningState:
     """What a trainer's finetuning callbacks have done, at the last boundary between two rounds.
 
     Args:

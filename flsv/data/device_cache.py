@@ -24,7 +24,7 @@ SHARE = 0.25
 OnDevice = bool | Literal["auto"]
 
 
-class Residence:
+class DeviceCache:
     """Copies of tensors on a device, and loaders that read them there.
 
     Args:
@@ -34,7 +34,7 @@ class Residence:
     Example:
         >>> from flsv.data.loaders import TensorBatches
         >>> data = torch.arange(4.0)
-        >>> near = Residence([data], torch.device("meta")).near(TensorBatches([data], None, batch_size=3))
+        >>> near = DeviceCache([data], torch.device("meta")).near(TensorBatches([data], None, batch_size=3))
         >>> [x.device.type for (x,) in near]
         ['meta', 'meta']
     """
@@ -66,7 +66,7 @@ class Residence:
         return found
 
 
-def reside(data: FederatedData, on_device: OnDevice, device: torch.device, source: str) -> Residence | None:
+def reside(data: FederatedData, on_device: OnDevice, device: torch.device, source: str) -> DeviceCache | None:
     """The training and validation data on ``device``, if they are to be there.
 
     Args:
@@ -94,7 +94,7 @@ def reside(data: FederatedData, on_device: OnDevice, device: torch.device, sourc
         free = free_memory(device)
         if free is None or sum(tensor.nbytes for tensor in far) > SHARE * free:
             return None
-    return Residence(far, device)
+    return DeviceCache(far, device)
 
 
 def _tensors(data: FederatedData) -> Iterable[Tensor]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from toys import Plain, toy_data, toy_sets
 
-from flsv.data import FederatedDataModule, residence
+from flsv.data import FederatedDataModule, device_cache
 from flsv.data.corruption import ClosedSetLabelNoise, Corruption
 from flsv.data.loaders import TensorBatches
 from flsv.errors import ConfigurationError
@@ -22,7 +22,7 @@ def resident(data: FederatedDataModule, device: torch.device = META) -> Federate
     """``data`` as in a fit on ``device``."""
     data.setup("fit")
     trainer: Any = SimpleNamespace(lightning_module=Plain(), strategy=SimpleNamespace(root_device=device))
-    data.residence = data.reside(trainer)
+    data.device_cache = data.reside(trainer)
     return data
 
 
@@ -32,7 +32,7 @@ def devices(loader: Any) -> set[str]:
 
 @pytest.mark.parametrize(("free", "fits"), [(4 * BYTES, True), (4 * BYTES - 4, False), (None, False)])
 def test_what_fits(monkeypatch: pytest.MonkeyPatch, free: int | None, fits: bool) -> None:
-    monkeypatch.setattr(residence, "free_memory", lambda device: free)
+    monkeypatch.setattr(device_cache, "free_memory", lambda device: free)
     data = resident(toy_data())
     expected = {"meta"} if fits else {"cpu"}
     loaders = [data.client_loader(0), data.client_loader(0, shuffle=False), data.client_loader(1, "test")]
@@ -43,7 +43,7 @@ def test_what_fits(monkeypatch: pytest.MonkeyPatch, free: int | None, fits: bool
 def test_the_choice() -> None:
     assert devices(resident(toy_data(on_device=True)).client_loader(0)) == {"meta"}
     assert devices(resident(toy_data(on_device=False)).client_loader(0)) == {"cpu"}
-    assert resident(toy_data(on_device=True), torch.device("cpu")).residence is None
+    assert resident(toy_data(on_device=True), torch.device("cpu")).device_cache is None
     with pytest.raises(ConfigurationError, match="on_device='yes': expected \"auto\", True or False"):
         toy_data(on_device="yes")
 
@@ -57,7 +57,7 @@ def test_a_loader_of_an_evaluation_is_made_once() -> None:
     assert data.client_loader(0).indices.device.type == "cpu"  # it is shuffled by a CPU generator
     data.eval_batch_size = 3
     assert data.client_loader(0, "test").batch_size == 3
-    data.residence = None
+    data.device_cache = None
     assert devices(data.client_loader(0, "test")) == {"cpu"}
 
 
@@ -82,7 +82,7 @@ def test_what_is_gathered_is_the_same() -> None:
     data = toy_data()
     data.setup("fit")
     train = data._data.train
-    copies = residence.Residence(train.tensors, torch.device("cpu"))  # type: ignore[attr-defined]
+    copies = device_cache.DeviceCache(train.tensors, torch.device("cpu"))  # type: ignore[attr-defined]
     for shuffled in (True, False):
         expected = list(data.client_loader(0, shuffle=shuffled))
         near = copies.near(data.client_loader(0, shuffle=shuffled))

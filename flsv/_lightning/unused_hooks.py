@@ -20,7 +20,7 @@ from torch import nn
 _NOTHING = nullcontext()
 
 
-def lean(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
+def skip_unused_hooks(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
     """The attributes to patch, see :class:`flsv._lightning.patches.PatchedAttributes`."""
     changes: list[tuple[Any, str, Any]] = []
     if L.LightningModule.__setattr__ is nn.Module.__setattr__:

@@ -40,7 +40,7 @@ APART_FROM_UPDATES = {
 Field = str | Callable[[Round], Any]
 
 
-class ContributionBoard:
+class ContributionMetrics:
     """Metrics by name, and their current values.
 
     Args:

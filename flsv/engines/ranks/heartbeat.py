@@ -1,4 +1,4 @@
-"""Lifeline: every rank learns within seconds that another one is gone.
+"""Heartbeat: every rank learns within seconds that another one is gone.
 
 Ranks are by themselves while their clients train, for seconds or hours, and a rank that waits for one that is gone
 would wait for good. So each keeps a connection to rank 0, over which nothing is said but "I have failed" and "I am
@@ -29,7 +29,7 @@ class Gone(RuntimeError):
     """Another rank of the federation is gone."""
 
 
-class Lifeline:
+class Heartbeat:
     """One process's end of the connections, watched by a thread of its own.
 
     Args:
@@ -52,7 +52,7 @@ class Lifeline:
         self._since = 0.0
         for connection in connections.values():
             _keep_alive(connection)
-        self._thread = threading.Thread(target=self._watch, name="flsv-lifeline", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="flsv-heartbeat", daemon=True)
         self._thread.start()
 
     def peers(self) -> list[str]:

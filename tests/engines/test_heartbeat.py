@@ -1,4 +1,4 @@
-"""The lifeline, without processes that die."""
+"""The heartbeat, without processes that die."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from unittest.mock import patch
 
 import pytest
 
-from flsv.engines.ranks.lifeline import Gone, Lifeline
+from flsv.engines.ranks.heartbeat import Gone, Heartbeat
 
-Three = tuple[list[Lifeline], list[socket.socket]]
+Three = tuple[list[Heartbeat], list[socket.socket]]
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def three() -> Three:
         with socket.create_server(("127.0.0.1", 0)) as server:
             ends.append(socket.create_connection(server.getsockname()))
             accepted[rank] = server.accept()[0]
-    return [Lifeline(0, 3, accepted), *(Lifeline(rank, 3, {0: end}) for rank, end in enumerate(ends, start=1))], ends
+    return [Heartbeat(0, 3, accepted), *(Heartbeat(rank, 3, {0: end}) for rank, end in enumerate(ends, start=1))], ends
 
 
 def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
@@ -34,14 +34,14 @@ def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
 
 def test_everybody_learns_who_is_gone(three: Three) -> None:
     lifelines, ends = three
-    with patch("flsv.engines.ranks.lifeline.os._exit"):
+    with patch("flsv.engines.ranks.heartbeat.os._exit"):
         ends[0].shutdown(socket.SHUT_RDWR)  # as the system does for a process that is gone
         assert eventually(lambda: lifelines[2].failure == "the process of rank 1 is gone")
         assert lifelines[0].failure == "the process of rank 1 is gone"
         with pytest.raises(Gone, match="rank 1 is gone"):
             lifelines[2].check()
-        for lifeline in lifelines:
-            lifeline.leave()
+        for heartbeat in lifelines:
+            heartbeat.leave()
 
 
 def test_who_leaves_is_not_gone(three: Three) -> None:
@@ -50,16 +50,16 @@ def test_who_leaves_is_not_gone(three: Three) -> None:
     assert eventually(lambda: 1 in lifelines[2].left)
     ends[0].shutdown(socket.SHUT_RDWR)
     time.sleep(0.1)
-    assert [lifeline.failure for lifeline in lifelines] == [None] * 3
+    assert [heartbeat.failure for heartbeat in lifelines] == [None] * 3
     lifelines[2].check()
-    for lifeline in lifelines:
-        lifeline.leave()
+    for heartbeat in lifelines:
+        heartbeat.leave()
 
 
 def test_who_fails_says_why(three: Three) -> None:
     lifelines, _ = three
-    with patch("flsv.engines.ranks.lifeline.os._exit"):
+    with patch("flsv.engines.ranks.heartbeat.os._exit"):
         lifelines[2].fail("rank 2 has given up: out of samples")
         assert eventually(lambda: lifelines[1].failure == "rank 2 has given up: out of samples")
-        for lifeline in lifelines:
-            lifeline.leave()
+        for heartbeat in lifelines:
+            heartbeat.leave()

@@ -19,7 +19,7 @@ from flsv.parameters import leaves, named_layers, plain_state
 State = dict[str, dict[str, Any]]
 
 
-class Leftovers:
+class NonVectorState:
     """Buffers that are integer (counters, masks) or not persistent (MoCo's queue), and tensors that a module keeps as
     plain attributes, alone or in tuples (an LSTM's state). Whether they were there when training started, came later or
     take the place of a None does not matter.
@@ -35,10 +35,10 @@ class Leftovers:
 
     Example:
         >>> net = nn.BatchNorm1d(2)
-        >>> leftovers = Leftovers(net)
-        >>> before = leftovers.read()
+        >>> state = NonVectorState(net)
+        >>> before = state.read()
         >>> net.num_batches_tracked += 5
-        >>> leftovers.write(before)
+        >>> state.write(before)
         >>> net.num_batches_tracked.item()
         0
     """

@@ -1,4 +1,4 @@
-"""How ranks find each other: a store at rank 0, a first look at each other, a lifeline and a process group."""
+"""How ranks find each other: a store at rank 0, a first look at each other, a heartbeat and a process group."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from flsv.engines.ranks.group import RankGroup
-from flsv.engines.ranks.lifeline import Lifeline
+from flsv.engines.ranks.heartbeat import Heartbeat
 from flsv.engines.ranks.parent import end_with_parent, met
 from flsv.errors import ConfigurationError
 from flsv.participants import ALONE, Ranks
@@ -29,7 +29,7 @@ PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """Where and between whom.
 
     Args:
@@ -51,19 +51,19 @@ class Meeting:
     timeout: float = 7 * 86400.0
 
 
-_groups: dict[Meeting, RankGroup] = {}
+_groups: dict[Rendezvous, RankGroup] = {}
 
 
 def meet(
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     device: torch.device,
     backend: str | None = None,
     alive: Callable[[], str | None] = lambda: None,
 ) -> RankGroup:
-    """Meet the other ranks; a second meeting of one kind in a process is the first.
+    """Meet the other ranks; a second rendezvous of one kind in a process is the first.
 
     Args:
-        meeting: where.
+        rendezvous: where.
         device: of this rank.
         backend: of what lies on devices: ``"gloo"`` or ``"nccl"``; None: NCCL where every rank has a CUDA device of its
             own.
@@ -72,9 +72,9 @@ def meet(
     Raises:
         ConfigurationError: somebody does not come, or runs other versions.
     """
-    if meeting not in _groups:
-        _groups[meeting] = _meet(meeting, device, backend, alive)
-    return _groups[meeting]
+    if rendezvous not in _groups:
+        _groups[rendezvous] = _meet(rendezvous, device, backend, alive)
+    return _groups[rendezvous]
 
 
 def ranks_of_environment(device: torch.device | None = None, **options: Any) -> Ranks:
@@ -83,7 +83,7 @@ def ranks_of_environment(device: torch.device | None = None, **options: Any) -> 
 
     Args:
         device: of this rank's tensors; default: the CPU.
-        **options: of :class:`Meeting`.
+        **options: of :class:`Rendezvous`.
 
     Example:
         >>> ranks_of_environment().size  # outside of torchrun
@@ -94,15 +94,17 @@ def ranks_of_environment(device: torch.device | None = None, **options: Any) -> 
         return ALONE
     end_with_parent()
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    return meet(Meeting(address, port, int(os.environ["RANK"]), size, **options), device or torch.device("cpu"))
+    return meet(Rendezvous(address, port, int(os.environ["RANK"]), size, **options), device or torch.device("cpu"))
 
 
-def _meet(meeting: Meeting, device: torch.device, backend: str | None, alive: Callable[[], str | None]) -> RankGroup:
-    rank, size, end = meeting.rank, meeting.size, time.monotonic() + meeting.start_timeout
-    store = _store(meeting, alive, end)
+def _meet(
+    rendezvous: Rendezvous, device: torch.device, backend: str | None, alive: Callable[[], str | None]
+) -> RankGroup:
+    rank, size, end = rendezvous.rank, rendezvous.size, time.monotonic() + rendezvous.start_timeout
+    store = _store(rendezvous, alive, end)
     uuid = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
     store.set(f"hello/{rank}", json.dumps({"versions": versions(), "device": [device.type, uuid]}))
-    hellos = [json.loads(_get(store, f"hello/{other}", other, meeting, alive, end)) for other in range(size)]
+    hellos = [json.loads(_get(store, f"hello/{other}", other, rendezvous, alive, end)) for other in range(size)]
     check_versions([hello["versions"] for hello in hellos])
     devices = [tuple(hello["device"]) for hello in hellos]
     own_gpus = all(kind == "cuda" for kind, _ in devices) and len(set(devices)) == size
@@ -111,19 +113,19 @@ def _meet(meeting: Meeting, device: torch.device, backend: str | None, alive: Ca
             'FederatedStrategy(process_group_backend="nccl") needs a CUDA device of its own for every rank; the ranks '
             f"have {[kind for kind, _ in devices]}, {len(set(devices))} of them different. Leave it out."
         )
-    lifeline, address = _lifeline(meeting, store, alive, end)
+    heartbeat, address = _heartbeat(rendezvous, store, alive, end)
     met.set()
-    lifeline.enforced = True  # the group's meeting has the timeout of its rounds
+    heartbeat.enforced = True  # the group's rendezvous has the timeout of its rounds
     gloo: Any = ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=address)]
-    options._timeout = timedelta(seconds=meeting.timeout)
+    options._timeout = timedelta(seconds=rendezvous.timeout)
     group = gloo(PrefixStore("gloo", store), rank, size, options)
-    fast = _nccl(store, meeting, device) if own_gpus and backend != "gloo" else None
-    lifeline.enforced = False
-    result = RankGroup(rank, size, group, lifeline, device, fast)
+    fast = _nccl(store, rendezvous, device) if own_gpus and backend != "gloo" else None
+    heartbeat.enforced = False
+    result = RankGroup(rank, size, group, heartbeat, device, fast)
     result.store = store
-    atexit.register(_at_exit, lifeline)
+    atexit.register(_at_exit, heartbeat)
     return result
 
 
@@ -158,16 +160,16 @@ def check_versions(by_rank: list[dict[str, str]]) -> None:
             )
 
 
-def _store(meeting: Meeting, alive: Callable[[], str | None], end: float) -> Any:
+def _store(rendezvous: Rendezvous, alive: Callable[[], str | None], end: float) -> Any:
     # torchrun has a store of its own, at the same address, which outlives restarts: what the processes before these
     # have left in it is not for us. It is there before any rank is.
     hosted = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    master = meeting.rank == 0 and not hosted
+    master = rendezvous.rank == 0 and not hosted
     while True:
         try:
             store = TCPStore(
-                meeting.main_address,
-                meeting.main_port,
+                rendezvous.main_address,
+                rendezvous.main_port,
                 is_master=master,
                 wait_for_workers=False,
                 multi_tenant=True,
@@ -177,48 +179,53 @@ def _store(meeting: Meeting, alive: Callable[[], str | None], end: float) -> Any
         except RuntimeError as error:
             why = alive()
             if master or hosted or why or time.monotonic() > end:
+                place = f"{rendezvous.main_address}:{rendezvous.main_port}"
                 raise ConfigurationError(
-                    f"rank {meeting.rank} of {meeting.size} cannot {'open' if master else 'reach'} the ranks' store at "
-                    f"{meeting.main_address}:{meeting.main_port}: {why or error}. MASTER_ADDR and MASTER_PORT must be "
-                    "an address of rank 0's host that all others reach, and a free port there."
+                    f"rank {rendezvous.rank} of {rendezvous.size} cannot {'open' if master else 'reach'} the ranks' "
+                    f"store at {place}: {why or error}. MASTER_ADDR and MASTER_PORT must be an address "
+                    "of rank 0's host that all others reach, and a free port there."
                 ) from error
     run = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
     return PrefixStore(f"flsv/{run}", store)
 
 
-def _get(store: Any, key: str, other: int, meeting: Meeting, alive: Callable[[], str | None], end: float) -> bytes:
+def _get(
+    store: Any, key: str, other: int, rendezvous: Rendezvous, alive: Callable[[], str | None], end: float
+) -> bytes:
     while not store.check([key]):
-        _check_comes(other, meeting, alive, end)
+        _check_comes(other, rendezvous, alive, end)
         time.sleep(0.02)
     return store.get(key)
 
 
-def _check_comes(other: int, meeting: Meeting, alive: Callable[[], str | None], end: float) -> None:
+def _check_comes(other: int, rendezvous: Rendezvous, alive: Callable[[], str | None], end: float) -> None:
     why = alive()
     if why is None and time.monotonic() > end:
-        why = f"{meeting.start_timeout:.0f} s are over"
+        why = f"{rendezvous.start_timeout:.0f} s are over"
     if why is not None:
         raise ConfigurationError(
-            f"rank {meeting.rank} of {meeting.size} waits for rank {other}, which does not come: {why}. Start "
-            f"{meeting.size} processes that can reach {meeting.main_address}:{meeting.main_port}."
+            f"rank {rendezvous.rank} of {rendezvous.size} waits for rank {other}, which does not come: {why}. Start "
+            f"{rendezvous.size} processes that can reach {rendezvous.main_address}:{rendezvous.main_port}."
         )
 
 
-def _lifeline(meeting: Meeting, store: Any, alive: Callable[[], str | None], end: float) -> tuple[Lifeline, str]:
-    """The lifeline, and this host's own address on the ranks' network."""
-    rank = meeting.rank
+def _heartbeat(
+    rendezvous: Rendezvous, store: Any, alive: Callable[[], str | None], end: float
+) -> tuple[Heartbeat, str]:
+    """The heartbeat, and this host's own address on the ranks' network."""
+    rank = rendezvous.rank
     connections: dict[int, socket.socket] = {}
     if rank == 0:
         token = secrets.token_hex(16)
         # On all of the host's addresses, as torch's store: the main one may be mapped to another. Hence the token.
-        with socket.create_server(("", 0), family=_family(meeting.main_address)) as server:
-            store.set("lifeline", json.dumps([server.getsockname()[1], token]))
+        with socket.create_server(("", 0), family=_family(rendezvous.main_address)) as server:
+            store.set("heartbeat", json.dumps([server.getsockname()[1], token]))
             server.settimeout(0.5)
-            while missing := set(range(1, meeting.size)) - set(connections):
+            while missing := set(range(1, rendezvous.size)) - set(connections):
                 try:
                     connection, _ = server.accept()
                 except TimeoutError:
-                    _check_comes(min(missing), meeting, alive, end)
+                    _check_comes(min(missing), rendezvous, alive, end)
                     continue
                 connection.settimeout(10)
                 with contextlib.suppress(OSError, ValueError):
@@ -226,16 +233,16 @@ def _lifeline(meeting: Meeting, store: Any, alive: Callable[[], str | None], end
                     if said["token"] == token:
                         connection.settimeout(None)
                         connections[int(said["rank"])] = connection
-        address = meeting.address or socket.gethostbyname(meeting.main_address)
+        address = rendezvous.address or socket.gethostbyname(rendezvous.main_address)
     else:
-        port, token = json.loads(_get(store, "lifeline", 0, meeting, alive, end))
-        source = None if meeting.address is None else (meeting.address, 0)
-        connection = socket.create_connection((meeting.main_address, port), timeout=30, source_address=source)
+        port, token = json.loads(_get(store, "heartbeat", 0, rendezvous, alive, end))
+        source = None if rendezvous.address is None else (rendezvous.address, 0)
+        connection = socket.create_connection((rendezvous.main_address, port), timeout=30, source_address=source)
         connection.settimeout(None)
         connection.sendall(json.dumps({"token": token, "rank": rank}).encode() + b"\n")
         connections[0] = connection
         address = connection.getsockname()[0]
-    return Lifeline(rank, meeting.size, connections), address
+    return Heartbeat(rank, rendezvous.size, connections), address
 
 
 def _line(connection: socket.socket) -> bytes:
@@ -252,19 +259,19 @@ def _family(address: str) -> socket.AddressFamily:
     return socket.getaddrinfo(address, None)[0][0]
 
 
-def _nccl(store: Any, meeting: Meeting, device: torch.device) -> Any:
+def _nccl(store: Any, rendezvous: Rendezvous, device: torch.device) -> Any:
     from torch.distributed import ProcessGroupNCCL
 
     options = ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=meeting.timeout)
+    options._timeout = timedelta(seconds=rendezvous.timeout)
     torch.cuda.set_device(device)
-    return ProcessGroupNCCL(PrefixStore("nccl", store), meeting.rank, meeting.size, options)
+    return ProcessGroupNCCL(PrefixStore("nccl", store), rendezvous.rank, rendezvous.size, options)
 
 
-def _at_exit(lifeline: Lifeline) -> None:
-    if lifeline.failure is not None and (lifeline.noticed or lifeline.enforced):
+def _at_exit(heartbeat: Heartbeat) -> None:
+    if heartbeat.failure is not None and (heartbeat.noticed or heartbeat.enforced):
         # The group's own farewell would wait for the one that is gone.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
-    lifeline.leave()
+    heartbeat.leave()

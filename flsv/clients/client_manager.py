@@ -14,7 +14,7 @@ from flsv._lightning.evaluation import all_on_device, on_device
 from flsv._lightning.validation import keep_batches
 from flsv.data import FederatedDataModule
 from flsv.data.names import client_called
-from flsv.games import ModelEvaluator, Performance, ValidatedModels
+from flsv.games import ModelEvaluator, ModelScore, ValidatedModels
 from flsv.games.evaluation.any_task import validated_models
 from flsv.games.evaluation.replica import Replica
 from flsv.parameters import ParameterSpace
@@ -25,7 +25,7 @@ from flsv.seeding import isolated_rngs
 Private = Callable[[], Mapping[str, Tensor]]
 
 
-class Roster:
+class ClientManager:
     """Makes a :class:`Client` of every client of a data module, and the server's own :class:`LocalData`.
 
     All of them share one evaluator's copies of the module; each keeps its own batches.
@@ -56,7 +56,7 @@ class Roster:
         self._trainer, self._data, self._space, self._states, self._owners = trainer, data, space, states, owners
         self._first: ModelEvaluator | None = None
         self._chunk: int | None = None
-        self._any_task: dict[Performance, ValidatedModels] = {}
+        self._any_task: dict[ModelScore, ValidatedModels] = {}
         self._replica: Replica | None = None
         self.channel = Channel()
         population = data.class_counts.sum(0)
@@ -113,7 +113,7 @@ class Roster:
             return self._first.on(None, private)
         return self._first.on(batches, private)
 
-    def any_task(self, client: int, split: Split, performance: Performance) -> ValidatedModels:
+    def any_task(self, client: int, split: Split, performance: ModelScore) -> ValidatedModels:
         """An evaluator on a client's split by what is no classifier's score; the first of its kind is tried.
 
         Raises:

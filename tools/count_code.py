@@ -1,0 +1,95 @@
+"""How much code there is: lines with a token that is no comment and no docstring, and what is over the house's limits.
+
+    python tools/count_code.py [FOLDER] [--rooms] [--complexity 20]
+
+Prints the lines and files of ``flsv`` (or FOLDER), with ``--rooms`` of each folder in it, files of more than 400
+lines of any kind, functions of a higher cyclomatic complexity, and the arguments of the loop and of the data module.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import io
+import tokenize
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+LONGEST = 400
+NOTHING = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}  # fmt: skip
+BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.IfExp, ast.ExceptHandler, ast.Assert, ast.comprehension)
+
+
+def docstrings(tree: ast.Module) -> Iterator[tuple[int, int]]:
+    """First and last line of each; a string below an attribute is one, too."""
+    for node in ast.walk(tree):
+        for child in getattr(node, "body", []) if not isinstance(node, (ast.Lambda, ast.IfExp)) else []:
+            if (
+                isinstance(child, ast.Expr)
+                and isinstance(child.value, ast.Constant)
+                and isinstance(child.value.value, str)
+            ):
+                yield child.lineno, child.end_lineno or child.lineno
+
+
+def code_lines(source: str) -> int:
+    """Lines that hold code."""
+    words = {line for first, last in docstrings(ast.parse(source)) for line in range(first, last + 1)}
+    found: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in NOTHING:
+            found |= set(range(token.start[0], token.end[0] + 1))
+    return len(found - words)
+
+
+def complexity(function: ast.AST) -> int:
+    """McCabe's: one, and one for every place where it branches; functions inside of it count for themselves."""
+    total, open_nodes = 1, list(ast.iter_child_nodes(function))
+    while open_nodes:
+        node = open_nodes.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        total += isinstance(node, BRANCHES) + (len(node.values) - 1 if isinstance(node, ast.BoolOp) else 0)
+        open_nodes += ast.iter_child_nodes(node)
+    return total
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parents[1] / "flsv")
+    parser.add_argument("--rooms", action="store_true", help="lines and files of each folder, too")
+    parser.add_argument("--complexity", type=int, default=20, help="functions above it are named")
+    options = parser.parse_args()
+    files = sorted(path for path in options.folder.rglob("*.py"))
+    lines, rooms, count = {}, Counter(), Counter()
+    for path in files:
+        source = path.read_text()
+        lines[path] = code_lines(source)
+        room = path.relative_to(options.folder).parts[0] if path.parent != options.folder else "."
+        rooms[room] += lines[path]
+        count[room] += 1
+    print(f"{options.folder.name}: {sum(lines.values()):,} lines of code in {len(files)} files")
+    for room, total in rooms.most_common() if options.rooms else ():
+        print(f"  {room:20} {total:6,} lines {count[room]:4} files")
+    for path in files:
+        source = path.read_text()
+        if source.count("\n") > LONGEST:
+            print(f"more than {LONGEST} lines: {path.relative_to(options.folder.parent)} ({source.count(chr(10))})")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and complexity(node) > options.complexity:
+                print(f"complexity {complexity(node)}: {path.relative_to(options.folder.parent)}, {node.name}")
+    if options.folder.name == "flsv":
+        from flsv import FederatedDataModule, FederatedLoop
+
+        for found in (FederatedLoop, FederatedDataModule):
+            print(f"{found.__name__}: {len(inspect.signature(found).parameters)} arguments")
+
+
+if __name__ == "__main__":
+    main()
