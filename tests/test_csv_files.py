@@ -16,7 +16,7 @@ from flsv.cli.own_models import MEASURES
 from flsv.cli.rows import write_rows
 from flsv.cli.value import write_csv as write_valuation
 from flsv.csv_files import csv_text, read_csv
-from flsv.reporting.contributions_csv import ContributionsFile, read_measurements
+from flsv.report.contributions_csv import ContributionsFile, read_measurements
 
 NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
 

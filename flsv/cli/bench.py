@@ -40,7 +40,7 @@ from flsv.benchmark.truth import SEEDS, settings
 from flsv.cli.help import command_parser, positive
 from flsv.drawing import drawing
 from flsv.engines.ranks import ranks_of_environment
-from flsv.reporting.folder_lock import FolderLock
+from flsv.report.folder_lock import FolderLock
 
 #: What is added to names of files on federations of many clients, whose truth is sampled.
 MANY = "_many"

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from flsv._lightning.checkpoint_io import DurableCheckpointIO
 from flsv.errors import ConfigurationError
-from flsv.reporting.folder import runs_folder
+from flsv.report.folder import runs_folder
 
 #: What the best model is judged by, in this order, and which way is better.
 MONITORS: dict[str, Literal["max", "min"]] = {"val_accuracy": "max", "val_loss": "min"}

@@ -6,7 +6,7 @@ import lightning as L
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.cli.paths import shown
-from flsv.reporting.folder import run_folder, runs_folder
+from flsv.report.folder import run_folder, runs_folder
 
 
 def say_where(trainer: L.Trainer) -> None:

@@ -34,10 +34,10 @@ from flsv.data.contents import loader_hash
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import Standalone
-from flsv.reporting.folder import run_folder
-from flsv.reporting.folder_lock import FolderLock
-from flsv.reporting.table import chosen as chosen_clients
-from flsv.reporting.table import make_console, print_table
+from flsv.report.folder import run_folder
+from flsv.report.folder_lock import FolderLock
+from flsv.report.table import chosen as chosen_clients
+from flsv.report.table import make_console, print_table
 from flsv.server.identity import Identity
 
 STANDALONE = "standalone"

@@ -27,7 +27,7 @@ from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
 from flsv.cli.packaged import config_name
 from flsv.cli.predictions import WritePredictions
 from flsv.errors import ConfigurationError
-from flsv.reporting.folder import leaves_files, runs_folder
+from flsv.report.folder import leaves_files, runs_folder
 from flsv.server.fingerprint import dealt
 from flsv.server.identity import Identity, configured
 

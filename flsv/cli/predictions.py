@@ -14,7 +14,7 @@ from torch import Tensor
 from flsv._lightning.durable import replacing
 from flsv.cli.paths import shown
 from flsv.csv_files import save_csv
-from flsv.reporting.folder import run_folder
+from flsv.report.folder import run_folder
 
 
 class WritePredictions(BasePredictionWriter):

@@ -33,9 +33,9 @@ from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import LEVEL
 from flsv.report import Run, open_run
-from flsv.reporting.folder_lock import FolderLock
-from flsv.reporting.names import CONTRIBUTIONS
-from flsv.reporting.table import make_console, print_table
+from flsv.report.folder_lock import FolderLock
+from flsv.report.names import CONTRIBUTIONS
+from flsv.report.table import make_console, print_table
 from flsv.server.identity import Identity
 
 HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")

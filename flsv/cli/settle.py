@@ -43,12 +43,12 @@ from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_co
 from flsv.functional.shapley.kernel_shap import kernel_shap
 from flsv.games.kept import KeptUtility
 from flsv.games.retraining import RetrainedUtility
-from flsv.report.blocks import NONE
-from flsv.report.caveats import settled_caveats
+from flsv.report.folder_lock import FolderLock
+from flsv.report.names import CONTRIBUTIONS, RECORD, SETTLED
+from flsv.report.page.blocks import NONE
+from flsv.report.page.caveats import settled_caveats
 from flsv.report.reading import open_run, read_record
-from flsv.reporting.folder_lock import FolderLock
-from flsv.reporting.names import CONTRIBUTIONS, RECORD, SETTLED
-from flsv.reporting.table import make_console, print_table
+from flsv.report.table import make_console, print_table
 from flsv.sampling import FixedCohort
 from flsv.server.identity import Identity
 from flsv.strategy import Strategy

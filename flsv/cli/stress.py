@@ -31,7 +31,7 @@ from flsv.benchmark.registry import entry
 from flsv.benchmark.stress import gain, stress
 from flsv.benchmark.stress_page import Trials, by_gain, markdown, most
 from flsv.cli.help import command_parser, positive
-from flsv.reporting.folder_lock import FolderLock
+from flsv.report.folder_lock import FolderLock
 
 METRICS = (
     "size",

@@ -46,8 +46,8 @@ from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.participants import ClientStates
 from flsv.personalization import Personalizer
 from flsv.privacy import GaussianPrivacy, warn_of_noise
-from flsv.reporting.folder import run_folder
-from flsv.reporting.folder_lock import FolderLock
+from flsv.report.folder import run_folder
+from flsv.report.folder_lock import FolderLock
 from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import seed_global_rngs

@@ -11,7 +11,7 @@ from flsv._lightning.finetuning_state import FinetuningState
 from flsv._lightning.round_boundary import RoundBoundary
 from flsv.loop.known import KnownLoop
 from flsv.participants import ClientStates
-from flsv.reporting.reporter import Reporter
+from flsv.report.reporter import Reporter
 from flsv.server.resume import check_state
 
 #: What a loop has from the start of a fit on and does not take with it when it is copied or pickled.

@@ -17,11 +17,11 @@ from flsv.engines.one_process import OneProcess
 from flsv.loop.learned import verdicts
 from flsv.loop.saved import SavedLoop
 from flsv.privacy import GaussianPrivacy
-from flsv.reporting.folder import leaves_files
-from flsv.reporting.progress import ProgressText
-from flsv.reporting.record import ended, record_of
-from flsv.reporting.record_schema import write_record
-from flsv.reporting.reporter import Reporter
+from flsv.report.folder import leaves_files
+from flsv.report.progress import ProgressText
+from flsv.report.record import ended, record_of
+from flsv.report.record_schema import write_record
+from flsv.report.reporter import Reporter
 from flsv.round import Round
 from flsv.server.description import chosen, settings
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from flsv.csv_files import NAN, Cell, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
-from flsv.reporting.contributions_csv import Measurement, read_measurements
-from flsv.reporting.names import CONTRIBUTIONS, RECORD, SETTLED, VERSION
-from flsv.reporting.record_schema import fault_of
+from flsv.report.contributions_csv import Measurement, read_measurements
+from flsv.report.names import CONTRIBUTIONS, RECORD, SETTLED, VERSION
+from flsv.report.record_schema import fault_of
 
 #: Rows of ``contributions.csv`` that belong to one round and are no metric's.
 OF_A_ROUND = ("weight", "accuracy", "update_norm")

@@ -14,7 +14,7 @@ from scipy import stats
 from flsv.cli import main, repeat
 from flsv.errors import ConfigurationError
 from flsv.report import Run, open_run
-from flsv.reporting.contributions_csv import Measurement
+from flsv.report.contributions_csv import Measurement
 
 CONFIG: dict[str, Any] = {
     "trainer": {"max_epochs": 1, "accelerator": "cpu"},

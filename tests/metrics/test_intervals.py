@@ -23,7 +23,7 @@ from flsv.metrics import (
     PartialFederatedShapley,
 )
 from flsv.report import open_run
-from flsv.report.figures import values_of
+from flsv.report.page.measured import values_of
 from flsv.sampling import UniformSampler
 
 EVERY = range(len(COHORTS))

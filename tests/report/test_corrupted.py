@@ -22,11 +22,11 @@ from flsv.csv_files import as_text
 from flsv.errors import ConfigurationError
 from flsv.games.kept import KeptUtility
 from flsv.report import Run, open_run
-from flsv.report.for_all import page_for_all
-from flsv.report.for_one import page_for_one
-from flsv.report.html import to_html
-from flsv.report.markdown import to_markdown
-from flsv.reporting.contributions_csv import ContributionsFile
+from flsv.report.contributions_csv import ContributionsFile
+from flsv.report.page.for_all import page_for_all
+from flsv.report.page.for_one import page_for_one
+from flsv.report.page.html import to_html
+from flsv.report.page.markdown import to_markdown
 
 NAMES = ("Málaga", "=1+1", "'-x")
 ROUNDS = 3

@@ -17,8 +17,8 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from flsv.reporting.event_file import EventFile, summary_of, void_from
-from flsv.reporting.scalars import RoundScalars
+from flsv.report.tensorboard.event_file import EventFile, summary_of, void_from
+from flsv.report.tensorboard.scalars import RoundScalars
 
 
 class EventFiles:

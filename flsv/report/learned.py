@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flsv.reporting.table import NONE
+from flsv.report.table import NONE
 
 
 def lines_of(record: Mapping[str, Any]) -> list[str]:

@@ -26,8 +26,8 @@ from flsv.data import FederatedDataModule
 from flsv.functional import collaborative_fairness
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
-from flsv.reporting.figures import FixedScale, due
-from flsv.reporting.scalars import RoundScalars, followed
+from flsv.report.tensorboard.figures import FixedScale, due
+from flsv.report.tensorboard.scalars import RoundScalars, followed
 
 NAMES = ("Boston", "St. Mary's/East", "2")
 CLASSES = ["T-shirt/top", "Dress", "2"]
@@ -241,7 +241,7 @@ def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
 
 
 def test_markup_in_names_stays_text() -> None:
-    from flsv.reporting.texts import results_text
+    from flsv.report.tensorboard.texts import results_text
 
     shown = results_text(["a|b", "<script>"], {}, {"*sv*": torch.tensor([0.5, float("nan")])}, {})
     assert shown.splitlines() == ["| client | \\*sv\\* |", "|---|---|", "| a\\|b | 0.5 |", "| &lt;script> |  |"]
@@ -334,7 +334,7 @@ def test_a_killed_run_goes_on_without_doubles_and_gaps(tmp_path: Path) -> None:
 
 
 def test_a_round_that_was_written_and_lost_is_there_once(tmp_path: Path) -> None:
-    from flsv.reporting.event_files import EventFiles
+    from flsv.report.tensorboard.event_files import EventFiles
 
     def write(first: int, rounds: range, value: float) -> None:
         logger = TensorBoardLogger(tmp_path, name="", version="run")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from flsv.report.blocks import Bars, Heat, Lines, number, numbers
+from flsv.report.page.blocks import Bars, Heat, Lines, number, numbers
 
 #: Okabe and Ito's colours, which the colour-blind can tell apart; yellow is left out, which vanishes on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")

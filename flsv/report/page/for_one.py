@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flsv.report.blocks import (
+from flsv.report.page.blocks import (
     NONE,
     Block,
     Bullets,
@@ -26,9 +26,9 @@ from flsv.report.blocks import (
     number,
     percent,
 )
-from flsv.report.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats
-from flsv.report.figures import algorithm, client_label, guides, logged, or_none, share, state_of, values_of
-from flsv.report.for_all import GAIN_HEAD, SETTLED, SETTLED_HEAD, gain_cells, settled_cells
+from flsv.report.page.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats
+from flsv.report.page.for_all import GAIN_HEAD, SETTLED, SETTLED_HEAD, gain_cells, settled_cells
+from flsv.report.page.measured import algorithm, client_label, guides, logged, or_none, share, state_of, values_of
 from flsv.report.reading import NAN, Run
 
 #: Clients below which nothing is told that is worked out from all of them.

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from flsv.report.blocks import (
+from flsv.report.names import CONTRIBUTIONS
+from flsv.report.page.blocks import (
     NONE,
     Bars,
     Block,
@@ -23,8 +24,8 @@ from flsv.report.blocks import (
     numbers,
     percent,
 )
-from flsv.report.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats, settled_caveats
-from flsv.report.figures import (
+from flsv.report.page.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats, settled_caveats
+from flsv.report.page.measured import (
     algorithm,
     client_label,
     ends_of,
@@ -36,7 +37,6 @@ from flsv.report.figures import (
     values_of,
 )
 from flsv.report.reading import NAN, Run
-from flsv.reporting.names import CONTRIBUTIONS
 
 #: Classes up to which their samples are counted client by client.
 COUNTED = 20

@@ -9,7 +9,7 @@ from toys import fit
 
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.reporting.contributions_csv import ContributionsFile
+from flsv.report.contributions_csv import ContributionsFile
 
 ROWS = {r: [(r, "cssv", 0, "", 0.1 + r), (r, "cssv", 0, 3, 1 / 3)] for r in range(4)}
 

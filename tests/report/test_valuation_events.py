@@ -11,7 +11,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from flsv.cli.value import columns_of, value
 from flsv.data import FederatedDataModule, SizePartitioner
-from flsv.reporting.valuation_events import write_events
+from flsv.report.tensorboard.valuation_events import write_events
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, clients_of, server_of
 

@@ -12,7 +12,7 @@ from toys import Plain, network, toy_data, trainer_for
 from flsv.clients.algorithms import InRunValues
 from flsv.loop import FederatedLoop
 from flsv.metrics import InRunShapley
-from flsv.reporting.folder_lock import FolderLock
+from flsv.report.folder_lock import FolderLock
 
 FILES = {"contributions.csv", "run.json", "clients"}
 

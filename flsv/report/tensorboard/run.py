@@ -20,12 +20,12 @@ from flsv.drawing import client_labels, drawing
 from flsv.functional.collaborative_fairness import collaborative_fairness
 from flsv.metrics import ContributionMetric
 from flsv.participants.artifacts import client_folders
-from flsv.reporting import figures
-from flsv.reporting.event_files import EventFiles
-from flsv.reporting.hyperparameters import accuracies, hyperparameters
-from flsv.reporting.layout import layout, layout_summary
-from flsv.reporting.scalars import MOST_PER_CLASS, PER_CLASS, RoundScalars, class_part
-from flsv.reporting.texts import guide_text, results_text, settings_text
+from flsv.report.tensorboard import figures
+from flsv.report.tensorboard.event_files import EventFiles
+from flsv.report.tensorboard.hyperparameters import accuracies, hyperparameters
+from flsv.report.tensorboard.layout import layout, layout_summary
+from flsv.report.tensorboard.scalars import MOST_PER_CLASS, PER_CLASS, RoundScalars, class_part
+from flsv.report.tensorboard.texts import guide_text, results_text, settings_text
 
 #: A figure and its axis.
 Picture = tuple[Figure, Any]

@@ -16,7 +16,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import (
 from torch.utils.tensorboard.summary import custom_scalars
 
 from flsv.drawing import client_labels
-from flsv.reporting.scalars import MOST_PER_CLASS, class_part, client_part
+from flsv.report.tensorboard.scalars import MOST_PER_CLASS, class_part, client_part
 
 #: Charts of one metric's clients, beyond which nobody looks through them.
 MOST_CLIENTS = 30

@@ -15,7 +15,7 @@ from flsv import counting
 from flsv.cli.counted_bar import CountedBar
 from flsv.loop import FederatedLoop
 from flsv.metrics import CumulativeShapley, PartialFederatedShapley
-from flsv.reporting import progress
+from flsv.report import progress
 from flsv.valuation import FedBary, clients_of
 
 

@@ -20,7 +20,7 @@ from flsv.data import FederatedDataModule
 from flsv.metrics import ContributionMetric
 from flsv.metrics.guide import what_it_is
 from flsv.participants.artifacts import client_folders
-from flsv.reporting.names import VERSION
+from flsv.report.names import VERSION
 
 
 def record_of(

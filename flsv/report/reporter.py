@@ -20,13 +20,13 @@ from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
 from flsv.metrics import ContributionMetric
-from flsv.reporting.contributions_csv import ContributionsFile, Row
-from flsv.reporting.folder import run_folder
-from flsv.reporting.learned import lines_of
-from flsv.reporting.names import MEANING
-from flsv.reporting.scalars import PER_CLASS, RoundScalars, client_tag, followed
-from flsv.reporting.table import chosen, class_columns, client_columns, make_console, print_table
-from flsv.reporting.tensorboard import Picture, TensorBoardRun, fairness
+from flsv.report.contributions_csv import ContributionsFile, Row
+from flsv.report.folder import run_folder
+from flsv.report.learned import lines_of
+from flsv.report.names import MEANING
+from flsv.report.table import chosen, class_columns, client_columns, make_console, print_table
+from flsv.report.tensorboard.run import Picture, TensorBoardRun, fairness
+from flsv.report.tensorboard.scalars import PER_CLASS, RoundScalars, client_tag, followed
 
 
 class Reporter:
@@ -44,7 +44,7 @@ class Reporter:
         evaluated: whether the clients' own models are evaluated.
 
     Attributes:
-        folder: of this run, see :func:`flsv.reporting.folder.run_folder`.
+        folder: of this run, see :func:`flsv.report.folder.run_folder`.
         csv: the file of contributions; None where none is written.
     """
 

@@ -17,7 +17,7 @@ from toys import fit
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
-from flsv.reporting.table import chosen, class_columns, client_columns, make_console, print_table
+from flsv.report.table import chosen, class_columns, client_columns, make_console, print_table
 
 
 def printed(width: int, names: list[str], columns: dict[str, list[str]], **options: Any) -> str:
@@ -103,7 +103,7 @@ def test_it_is_printed_when_the_bar_has_stopped(
                 assert not self.progress.live.is_started
             events.append("bar stopped")
 
-    monkeypatch.setattr("flsv.reporting.reporter.Reporter.table", lambda *_: events.append("table"))
+    monkeypatch.setattr("flsv.report.reporter.Reporter.table", lambda *_: events.append("table"))
     bar = Bar()
     federation = loop()
     fit(federation, tmp_path, rounds=1, enable_progress_bar=True, callbacks=[bar])
@@ -119,7 +119,7 @@ def test_nothing_is_printed_later_after_an_error(tmp_path: Path, monkeypatch: py
             raise ArithmeticError
 
     printed: list[str] = []
-    monkeypatch.setattr("flsv.reporting.reporter.Reporter.table", lambda *_: printed.append("table"))
+    monkeypatch.setattr("flsv.report.reporter.Reporter.table", lambda *_: printed.append("table"))
     bar = TQDMProgressBar()
     with pytest.raises(ArithmeticError):
         fit(loop(), tmp_path, rounds=1, enable_progress_bar=True, callbacks=[bar, Fail()])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from html import escape
 
-from flsv.report import charts
-from flsv.report.blocks import Bars, Block, Bullets, Code, Heat, Page, Section, Table, Text, number
+from flsv.report.page import charts
+from flsv.report.page.blocks import Bars, Block, Bullets, Code, Heat, Page, Section, Table, Text, number
 
 #: Columns up to which a heatmap is a table with numbers.
 NUMBERED = 12

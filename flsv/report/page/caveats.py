@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flsv.report.blocks import percent
+from flsv.report.page.blocks import percent
 
 _GAME = (
     "Contributions are relative to the server's validation set and to who else takes part: another set, or other "

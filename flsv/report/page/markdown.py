@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from flsv.report.blocks import Bars, Block, Bullets, Code, Heat, Page, Table, Text, number, numbers
+from flsv.report.page.blocks import Bars, Block, Bullets, Code, Heat, Page, Table, Text, number, numbers
 
 #: Rounds of a history that are shown.
 SHOWN = 6

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from flsv._lightning.durable import replacing
 from flsv.errors import ConfigurationError
-from flsv.report.for_all import page_for_all
-from flsv.report.for_one import page_for_one
-from flsv.report.html import to_html
-from flsv.report.markdown import to_markdown
+from flsv.report.page.for_all import page_for_all
+from flsv.report.page.for_one import page_for_one
+from flsv.report.page.html import to_html
+from flsv.report.page.markdown import to_markdown
 from flsv.report.reading import Run, open_run
-from flsv.reporting.record_schema import write_record
+from flsv.report.record_schema import write_record
 
 WRITERS = {".html": to_html, ".md": to_markdown}
 

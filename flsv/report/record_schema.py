@@ -10,7 +10,7 @@ from typing import Any
 
 from flsv._lightning.durable import replacing
 from flsv.csv_files import LARGEST
-from flsv.reporting.names import RECORD
+from flsv.report.names import RECORD
 
 Is = Callable[[Any], bool]
 #: Of whole numbers: what 64 bits hold.
@@ -29,7 +29,7 @@ def write_record(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def fault_of(record: Mapping[str, Any]) -> str | None:
-    """What is wrong with a record, in words; None where it is as :func:`flsv.reporting.record.record_of` makes it.
+    """What is wrong with a record, in words; None where it is as :func:`flsv.report.record.record_of` makes it.
     Entries that nobody here knows are let be.
 
     Example:

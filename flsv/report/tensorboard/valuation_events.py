@@ -10,9 +10,9 @@ from torch.utils.tensorboard import SummaryWriter
 
 from flsv.drawing import client_labels, drawing
 from flsv.participants.artifacts import client_folders
-from flsv.reporting.event_file import EventFile
-from flsv.reporting.layout import layout, layout_summary
-from flsv.reporting.texts import results_text
+from flsv.report.tensorboard.event_file import EventFile
+from flsv.report.tensorboard.layout import layout, layout_summary
+from flsv.report.tensorboard.texts import results_text
 from flsv.valuation import Valuation
 from flsv.valuation.report import draw_contributions, histograms_of
 

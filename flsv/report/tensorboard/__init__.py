@@ -1,0 +1,1 @@
+"""A run in TensorBoard: scalars, pictures, texts, the layout of its charts."""
