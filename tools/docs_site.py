@@ -250,12 +250,13 @@ def inside_docs(markdown: str, source: str) -> str:
 def on_config(config: Any) -> Any:
     """The pages that nobody has to list."""
     results = sorted((ROOT / "docs" / "results").glob("*.md"), key=lambda path: _title(path.stem).casefold())
+    logs = [f"lab/{path.name}" for path in sorted((ROOT / "docs" / "lab").glob("*.md"))]
     first = [page for page in MEASURED if (ROOT / "docs" / page).is_file()]
     for section in config.nav:
         if "Algorithms" in section:
             section["Algorithms"] = ["algorithms/index.md", *({e.title: page_of(e)} for e in algorithms())]
         if "Results" in section:
-            section["Results"] = [*first, *(f"results/{path.name}" for path in results)]
+            section["Results"] = [*first, *(f"results/{path.name}" for path in results), {"Logs": logs}]
         if "Reference" in section:
             section["Reference"] += [{package: f"reference/{package}.md"} for package in PACKAGES]
     return config

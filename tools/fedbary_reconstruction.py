@@ -1,6 +1,6 @@
 """What FedBary's protocol gives away: a client's samples, worked out from what crosses, by the number of points S.
 
-    python tools/fedbary_reconstruction.py [--root DATA] [--out docs/results/fedbary_reconstruction.md]
+    python tools/fedbary_reconstruction.py [--root DATA] [--out FILE.md]
 
 The attacker is a server that keeps to the protocol and remembers: it has sent gamma ``[S, d]`` and received the
 interpolant eta ``[S, d]``. Each row of eta is (1 - t) times a mean of the client's samples plus t times a row of gamma,

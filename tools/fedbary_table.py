@@ -1,6 +1,6 @@
 """FedBary's comparison (Li et al., CVPR 2024): figures 2 to 5 and tables 2 to 4, on what is at hand.
 
-    python tools/fedbary_table.py [--root DATA] [--seeds 5] [--workers 2] [--out docs/results/fedbary.md]
+    python tools/fedbary_table.py [--root DATA] [--seeds 5] [--workers 2] [--out FILE.md]
     python tools/fedbary_table.py --parts time                    runs alone, twenty minutes of it
     python tools/fedbary_table.py --parts detection --only mnist  one of a part's rows
     python tools/fedbary_table.py --full --root DATA              the paper's sizes

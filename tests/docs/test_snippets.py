@@ -17,8 +17,8 @@ from flsv import FederatedLoop
 from flsv.cli.parser import make_cli
 
 ROOT = Path(__file__).parents[2]
-#: Pages of results show what tools and `flsv bench` print; they have tests of their own.
-WRITTEN = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "results")
+#: Pages of results and their logs show what tools and `flsv bench` print; they have tests of their own.
+WRITTEN = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name not in ("results", "lab"))
 WRITTEN = [path for path in WRITTEN if path.name not in docs_site.MEASURED]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
 

@@ -1,0 +1,58 @@
+"""Pages of results: they open with their answer, and the answer's numbers are those of their tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = sorted(path for path in (DOCS / "results").glob("*.md") if path.name != "README.md")
+#: An opening of that many words fills half a screen or less.
+WORDS = range(60, 330)
+
+
+def opening(page: str) -> str:
+    """What comes before the first command, table, picture or heading of a page."""
+    return re.split(r"^(?:```|\||!\[|## )", page.split("\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def numbers(text: str) -> list[str]:
+    """Numbers with a decimal point."""
+    return re.findall(r"(?<![\w.])[+-]?\d+\.\d+(?:e[+-]?\d+)?(?![\d.])", text)
+
+
+def is_rounded(number: str, of: set[str]) -> bool:
+    decimals = len(number.partition(".")[2].partition("e")[0])
+    if "e" in number:
+        return number in of
+    return any(abs(abs(float(number)) - abs(float(each))) <= 0.5 * 10**-decimals + 1e-9 for each in of)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_a_page_opens_with_its_answer(path: Path) -> None:
+    words = len(opening(path.read_text()).split())
+    assert words in WORDS, f"{words} words"
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_the_openings_numbers_are_those_of_the_tables(path: Path) -> None:
+    page, log = path.read_text(), DOCS / "lab" / path.name
+    top = opening(page)
+    rest = set(numbers(page.replace(top, "") + (log.read_text() if log.is_file() else "")))
+    for name in re.findall(r"\]\(\.\./(\w+)\.md\)", top):
+        rest |= set(numbers((DOCS / f"{name}.md").read_text()))
+    assert [number for number in numbers(top) if not is_rounded(number, rest)] == []
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "lab").glob("*.md")), ids=lambda path: path.stem)
+def test_a_log_and_its_page_lead_to_each_other(path: Path) -> None:
+    page = DOCS / "results" / path.name
+    assert f"(../lab/{path.name})" in page.read_text()
+    assert f"(../results/{path.name})" in path.read_text()
+
+
+def test_a_number_that_no_table_has_is_found() -> None:
+    assert is_rounded("5.6", {"-5.63"})
+    assert not is_rounded("5.7", {"-5.63"})
