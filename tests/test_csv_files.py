@@ -52,7 +52,7 @@ def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
     file = ContributionsFile(tmp_path / "contributions.csv", NAMES, ["=class", "-"])
     file.begin(0)
     file.append([(0, "=sv", i, 0, -0.5) for i in range(len(NAMES))])
-    write_rows(tmp_path / "settled.csv", ("client_name", "value"), [{"client_name": n, "value": -0.5} for n in NAMES])
+    write_rows(tmp_path / "retrained.csv", ("client_name", "value"), [{"client_name": n, "value": -0.5} for n in NAMES])
     write_valuation(tmp_path / "valuation.csv", {"distance": values}, NAMES)
     scores = {models: dict.fromkeys(MEASURES, values) for models in ("received", "trained")}
     outcome = Outcome("=algorithm", scores, 1.0, 3, "shared", None, NAMES)

@@ -300,7 +300,7 @@ As an interval of **what the metric itself says under another seed** it holds th
 The mean over seeds (`flsv repeat`) is nearer to the truth by a third for {better} of {
         len(found)
     } metrics. For an interval
-of the retrained game, train: `flsv settle`.
+of the retrained game, train: `flsv retrain`.
 """
 
 

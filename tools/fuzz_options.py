@@ -73,8 +73,8 @@ add("command line", "whole number as a float", fit("--config", "quickstart", "--
 add("command line", "underscores in a number", fit("--config", "quickstart", "--data.batch_size=1_6"), "either")
 for name, given in {
     "no such subcommand": ["fti", "--config", "quickstart"],
-    "settle without a run": ["settle"],
-    "settle what is no run": ["settle", "."],
+    "retrain without a run": ["retrain"],
+    "retrain what is no run": ["retrain", "."],
     "report what is no run": ["report", "."],
     "report what is not there": ["report", "nowhere"],
     "repeat without a number": ["repeat", "--config", "quickstart"],

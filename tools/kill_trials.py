@@ -1,13 +1,13 @@
 """Kill -9 at random moments: does what goes on afterwards end as if nothing had been?
 
     python tools/kill_trials.py                    # seven trials of each kind
-    python tools/kill_trials.py --trials 2 --only settle ranks
+    python tools/kill_trials.py --trials 2 --only retrain ranks
 
 Every kind is a command as a user types it. It runs once undisturbed; then, in every trial, it is started, killed after
 a random share of the time that the undisturbed run took, and started again (``--ckpt_path last`` for a fit that has
 saved one, the same command otherwise) until it ends, with at most three kills. What it leaves is compared to the bit:
 the last checkpoint without paths and batch counters, ``contributions.csv`` as it is read back, and the tables of
-settle, repeat, compare and bench without their seconds. Of a run on two ranks either may be the one that is killed. A
+retrain, repeat, compare and bench without their seconds. Of a run on two ranks either may be the one that is killed. A
 process that is alive ten seconds after the run was killed counts as a difference.
 """
 
@@ -43,7 +43,7 @@ from flsv.report import open_run  # noqa: E402
 os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *(path for path in sys.path if path)])
 os.environ["OMP_NUM_THREADS"] = "1"
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["flsv.cli.parser", "flsv.cli.settle", "flsv.cli.compare", "flsv.cli.bench"])
+_context.set_forkserver_preload(["flsv.cli.parser", "flsv.cli.retrain", "flsv.cli.compare", "flsv.cli.bench"])
 
 FIT = ("fit", "--config", "quickstart", "--trainer.max_epochs", "6", "--federation.print_table", "false")
 BATCHES = ("--trainer.limit_train_batches", "8", "--trainer.enable_progress_bar", "false")
@@ -115,9 +115,9 @@ KINDS = {
     "SCAFFOLD, optimizers kept": Kind(
         fit("--config", "scaffold", "--federation.client_optimizer", "keep"), fits_differ
     ),
-    "settle": Kind(
-        lambda folder: ["settle", run_of(folder), "--rounds", "2", "--trainings", "singles"],
-        tables_differ("settled*.csv"),
+    "retrain": Kind(
+        lambda folder: ["retrain", run_of(folder), "--rounds", "2", "--trainings", "singles"],
+        tables_differ("retrained*.csv"),
         lambda folder: ["fit", *SHORT, *root_of(folder)],
     ),
     "repeat": Kind(

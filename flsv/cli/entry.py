@@ -29,14 +29,16 @@ OWN = {
     "compare": "several algorithms on one partition, and what each client gains",
     "repeat": "the same run with other seeds, and what each client is worth on average",
     "value": "what clients and their samples are worth, before anything is trained",
-    "settle": "what each client is worth by training without it, after the fact",
+    "retrain": "what each client is worth by training without it, after the fact",
     "bench": "which contribution metric to trust: all of them against retrained Shapley values",
     "report": "a run's results as a page to hand out, for all or for one client",
     "stress": "what a client gains that cheats the contribution metrics",
     "init": "a project to start from",
 }
+#: Old names, for one version.
+RENAMED = {"settle": "retrain"}
 #: Those that fit dozens of times: what Lightning says of each is of no use.
-MANY_FITS = ("settle", "repeat", "bench", "stress")
+MANY_FITS = ("retrain", "repeat", "bench", "stress")
 QUIET = ("-q", "--quiet")
 #: What --quiet is, for Lightning.
 _BARS_OFF = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
@@ -87,6 +89,12 @@ def _run(given: list[str]) -> int:
     quiet = any(word in QUIET for word in given)
     given = [word for word in given if word not in QUIET]
     first = given[0] if given else "--help"
+    if first in RENAMED:
+        print(
+            f"flsv: `flsv {first}` is now `flsv {RENAMED[first]}`; this version still knows the old name.",
+            file=sys.stderr,
+        )
+        first = RENAMED[first]
     if first == "--version":
         print(f"flsv {__version__}")
     elif first in ("-h", "--help"):

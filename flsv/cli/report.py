@@ -8,7 +8,7 @@ One HTML file that needs no network, and the same as Markdown: who took part, wh
 is, per class and over the rounds, what it gave compared with training alone, suspicious samples, settings, hashes. With
 --client, the page that this participant may see: of the others it has nothing but, of five participants or more and at
 the end of the run, means over all. With --pay, somebody has looked at clients whose payment is held back, for sending
-one another's updates: these are to be paid. It is kept in the run's folder, also for flsv settle and flsv repeat.
+one another's updates: these are to be paid. It is kept in the run's folder, also for flsv retrain and flsv repeat.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
     def named(self) -> dict[int, tuple[int, int]]:
         """Client id to in how many rounds its update was at fault (not finite, or far too large), of how many that it
         sent; without those in order. A round in which a client was named counts nothing for it: no metric has measured
-        what it sent, and ``flsv settle`` takes the round's share off its value."""
+        what it sent, and ``flsv retrain`` takes the round's share off its value."""
         return self.state.named
 
     @property

@@ -2,7 +2,7 @@
 
 CONTRIBUTIONS = "contributions.csv"
 RECORD = "run.json"
-SETTLED = "settled.csv"
+RETRAINED = "retrained.csv"
 #: Of the layout of ``run.json``.
 VERSION = 1
 #: What the intervals of metrics are of.

@@ -12,7 +12,7 @@ from typing import Any
 from flsv.csv_files import NAN, Cell, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
 from flsv.report.contributions_csv import Measurement, read_measurements
-from flsv.report.names import CONTRIBUTIONS, RECORD, SETTLED, VERSION
+from flsv.report.names import CONTRIBUTIONS, RECORD, RETRAINED, VERSION
 from flsv.report.record_schema import fault_of
 
 #: Rows of ``contributions.csv`` that belong to one round and are no metric's.
@@ -183,10 +183,10 @@ class Run:
         accuracies = [f"accuracy_{models}" for models in ("alone", "received", "trained")]
         return self._by_client(self.folder / GAINS, dict.fromkeys(accuracies, number_or_nan))
 
-    def settled(self) -> list[dict[str, Any]]:
-        """``[n]``, what each client is worth by training with some of the clients only, where ``flsv settle`` has."""
+    def retrained(self) -> list[dict[str, Any]]:
+        """``[n]``, what each client is worth by training with some of the clients only, where ``flsv retrain`` has."""
         columns = ("value", "low", "high", "share", "kernel_shap", "majority")
-        return self._by_client(self.folder / SETTLED, {"by": str, **dict.fromkeys(columns, number_or_nan)})
+        return self._by_client(self.folder / RETRAINED, {"by": str, **dict.fromkeys(columns, number_or_nan)})
 
     def valued(self) -> list[dict[str, float]]:
         """``[n]``, what ``flsv value`` has found of each client, without its name; empty without a valuation.

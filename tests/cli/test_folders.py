@@ -18,7 +18,7 @@ COMMANDS = {
     "bench": ["bench", "--metric", "size", "--federations", "digits_sizes", "--out", "{}"],
     "stress": ["stress", "--metric", "size", "--out", "{}"],
     "value": ["value", "--config", "quickstart", "--out", "{}"],
-    "settle": ["settle", "{}"],
+    "retrain": ["retrain", "{}"],
     "report": ["report", "{}"],
 }
 
@@ -27,7 +27,7 @@ def run(name: str, folder: Path) -> int:
     return main([word.format(folder) for word in COMMANDS[name]])
 
 
-@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("settle", "report")])
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("retrain", "report")])
 def test_a_folder_below_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").touch()
     assert run(name, tmp_path / "file" / "out") == 2

@@ -69,7 +69,7 @@ def valid(folder: Path) -> Path:
         "client,client_name,tests,accuracy_alone,accuracy_received,accuracy_trained\r\n"
         + "".join(f"{i},n,shared,0.5,0.625,nan\r\n" for i in range(3))
     )
-    (folder / "settled.csv").write_text(
+    (folder / "retrained.csv").write_text(
         "client,client_name,by,value,low,high,share,kernel_shap,majority\n"
         + "".join(f"{i},n,accuracy,{0.1 + i},-0.5,3.5,0.25,0.5,nan\n" for i in range(3))
     )
@@ -81,7 +81,7 @@ def valid(folder: Path) -> Path:
     return folder
 
 
-FILES = ("contributions.csv", "run.json", "gains.csv", "settled.csv", "valuation.csv", "clients/b/flagged.csv")
+FILES = ("contributions.csv", "run.json", "gains.csv", "retrained.csv", "valuation.csv", "clients/b/flagged.csv")
 
 
 def rows_of(r: int) -> list[tuple[int, str, int, int | str, float]]:
@@ -207,7 +207,7 @@ def test_a_run_goes_on_with_a_damaged_file_or_refuses_it_in_one_line(data: st.Da
 def test_damaged_trainings_are_used_as_they_stand_or_refused_in_one_line(data: st.DataObject) -> None:
     masks = torch.tensor([[False, False, True], [True, True, False], [True, True, True]])
     with tempfile.TemporaryDirectory() as place:
-        path = Path(place, "settled_0.jsonl")
+        path = Path(place, "retrained_0.jsonl")
         KeptUtility(lambda masks: masks.sum(1) / 8, path, {"seed": 0})(masks)
         path.write_bytes(data.draw(damages(path.read_bytes())))
         values = outcome(lambda: KeptUtility(lambda masks: masks.sum(1) / 8, path, {"seed": 0})(masks))
@@ -219,7 +219,7 @@ def test_damaged_trainings_are_used_as_they_stand_or_refused_in_one_line(data: s
             assert values.tolist() == [kept[tuple(mask.nonzero().flatten().tolist())] for mask in masks]
 
 
-@pytest.mark.parametrize("name", ["contributions.csv", "settled.csv"])
+@pytest.mark.parametrize("name", ["contributions.csv", "retrained.csv"])
 def test_wherever_a_file_was_cut_its_whole_lines_are_read(tmp_path: Path, name: str) -> None:
     folder = valid(tmp_path)
     run, whole = open_run(folder), (folder / name).read_bytes()
@@ -231,8 +231,8 @@ def test_wherever_a_file_was_cut_its_whole_lines_are_read(tmp_path: Path, name: 
         assert [repr(row) for row in found.rows] == [repr(row) for row in run.rows][
             : count if "contr" in name else None
         ]
-        if name == "settled.csv":
-            assert sum(map(bool, found.settled())) == count
+        if name == "retrained.csv":
+            assert sum(map(bool, found.retrained())) == count
 
 
 @pytest.mark.parametrize(

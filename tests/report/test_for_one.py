@@ -70,13 +70,13 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
     record["metrics"]["sv"] = {**record["metrics"]["cssv"], "class": "FederatedShapley", "per_class": False}
     record["logged"] = {"val_accuracy": 0.1 + sum(last.values())}
     (folder / "run.json").write_text(json.dumps(record))
-    settled = [
+    retrained = [
         (i, names[i], "accuracy", x, x - own(i, "a"), x + own(i, "b"), x / sum(last.values()), x, 0.5)
         for i, x in sorted(last.items())
     ]
     save_csv(
-        folder / "settled.csv",
-        [("client", "client_name", "by", "value", "low", "high", "share", "kernel_shap", "majority"), *settled],
+        folder / "retrained.csv",
+        [("client", "client_name", "by", "value", "low", "high", "share", "kernel_shap", "majority"), *retrained],
     )
     accuracies = [[own(i, "alone"), own(i, "received"), own(i, "trained")] for i in range(clients)]
     head = ["client", *(f"accuracy_{what}" for what in ("alone", "received", "trained"))]

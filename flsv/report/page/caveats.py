@@ -110,7 +110,7 @@ NOT_KNOWN = "Whether the model has learned anything is not known"
 _MOSTLY = 0.7
 _ONE_CLASS = (
     "{} of the validation set is of one class: an answer that is always the same has most of the accuracy that these "
-    "values share out, and a client whose data teach nothing is paid nearly like the others. Settle by --metric "
+    "values share out, and a client whose data teach nothing is paid nearly like the others. Retrain by --metric "
     "balanced_accuracy or negative_loss."
 )
 _OTHER_SHAPE = (
@@ -128,11 +128,11 @@ def at_chance(record: Mapping[str, Any]) -> list[str]:
     return list({told["by"]: None for told in record.get("paid_in", {}).values() if told["told_apart"] is False})
 
 
-def settled_caveats(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """What to bear in mind of settled values.
+def retrained_caveats(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """What to bear in mind of retraining-based values.
 
     Args:
-        rows: of ``settled.csv``.
+        rows: of ``retrained.csv``.
         names: of the same clients.
     """
     outside = [row["kernel_shap"] < row["low"] or row["kernel_shap"] > row["high"] for row in rows]

@@ -24,7 +24,7 @@ from flsv.report.page.blocks import (
     numbers,
     percent,
 )
-from flsv.report.page.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats, settled_caveats
+from flsv.report.page.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats, retrained_caveats
 from flsv.report.page.measured import (
     algorithm,
     client_label,
@@ -50,7 +50,7 @@ def page_for_all(run: Run) -> Page:
         *_contributions(run),
         *_over_rounds(run),
         *_per_class(run),
-        *_settled(run),
+        *_retrained(run),
         *_gains(run),
         Section("Suspicious samples", _suspicious(run)),
         *_valuation(run),
@@ -97,7 +97,7 @@ def _in_short(run: Run) -> list[Block]:
         names = ", ".join(f"{client_label(run, who)} ({n} of {of} rounds)" for who, (n, of) in run.named.items())
         items.append(
             f"Sent an update that was not finite, or far larger than all others: {names}. Those rounds count nothing "
-            "for them: what they sent was not measured, and flsv settle takes the rounds' share off their values."
+            "for them: what they sent was not measured, and flsv retrain takes the rounds' share off their values."
         )
     for group in run.copies:
         names = ", ".join(client_label(run, client) for client in group)
@@ -251,31 +251,33 @@ def _gains(run: Run) -> list[Section]:
     return [Section("Compared with training alone", [Text(text), Bars(names, gains), table])]
 
 
-def _settled(run: Run) -> list[Section]:
-    rows = run.settled()
+def _retrained(run: Run) -> list[Section]:
+    rows = run.retrained()
     if not any(rows):
         return []
     order = [client for client in ends_of(order_of(run)) if rows[client]]
     names = [client_label(run, client) for client in order]
     values, low, high = ([rows[client][name] for client in order] for name in ("value", "low", "high"))
-    cells = [[*settled_cells(rows[client]), number(rows[client]["kernel_shap"])] for client in order]
-    table = Table([*SETTLED_HEAD, "KernelSHAP"], [[name, *row] for name, row in zip(names, cells)])
-    text = SETTLED.format(rows[order[0]]["by"])
+    cells = [[*retrained_cells(rows[client]), number(rows[client]["kernel_shap"])] for client in order]
+    table = Table([*RETRAINED_HEAD, "KernelSHAP"], [[name, *row] for name, row in zip(names, cells)])
+    text = RETRAINED.format(rows[order[0]]["by"])
     bars = Bars(names, values, low, high)
-    notes = settled_caveats([rows[client] for client in order], names)
-    return [Section("Settled by training again", [Text(text), bars, table, *([Bullets(notes)] if notes else [])])]
+    notes = retrained_caveats([rows[client] for client in order], names)
+    return [
+        Section("Retrained with some clients only", [Text(text), bars, table, *([Bullets(notes)] if notes else [])])
+    ]
 
 
-SETTLED = (
-    "The same federation was trained again with some of its clients only (flsv settle), each model was judged by {} on "
-    "the server's validation set, and a Shapley value fitted to what came of it. Intervals, 90 %, say what these "
+RETRAINED = (
+    "The same federation was trained again with some of its clients only (flsv retrain), each model was judged by {} "
+    "on the server's validation set, and a Shapley value fitted to what came of it. Intervals, 90 %, say what these "
     "trainings leave open."
 )
-SETTLED_HEAD = ("client", "value", "90 % interval", "share")
+RETRAINED_HEAD = ("client", "value", "90 % interval", "share")
 
 
-def settled_cells(row: Mapping[str, float]) -> list[str]:
-    """A client's value, interval and share, in ``SETTLED_HEAD``'s order."""
+def retrained_cells(row: Mapping[str, float]) -> list[str]:
+    """A client's value, interval and share, in ``RETRAINED_HEAD``'s order."""
     value, low, high = (number(row[name]) for name in ("value", "low", "high"))
     return [value, f"{low} to {high}" if row["low"] == row["low"] else low, percent(row["share"])]
 

@@ -27,7 +27,7 @@ from flsv.report.page.blocks import (
     percent,
 )
 from flsv.report.page.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats
-from flsv.report.page.for_all import GAIN_HEAD, SETTLED, SETTLED_HEAD, gain_cells, settled_cells
+from flsv.report.page.for_all import GAIN_HEAD, RETRAINED, RETRAINED_HEAD, gain_cells, retrained_cells
 from flsv.report.page.measured import algorithm, client_label, guides, logged, or_none, share, state_of, values_of
 from flsv.report.reading import NAN, Run
 
@@ -45,7 +45,7 @@ def page_for_one(run: Run, client: int) -> Page:
         Section("What you contributed", _contributions(run, client)),
         *_over_rounds(run, client),
         *_per_class(run, client),
-        *_settled(run, client),
+        *_retrained(run, client),
         *_gains(run, client),
         *_valuation(run, client),
         *_suspicious(run, client),
@@ -139,15 +139,15 @@ def _per_class(run: Run, client: int) -> list[Section]:
     return [Section("Class by class", blocks)] if blocks else []
 
 
-def _settled(run: Run, client: int) -> list[Section]:
-    rows = run.settled()
+def _retrained(run: Run, client: int) -> list[Section]:
+    rows = run.retrained()
     if not rows or not rows[client]:
         return []
     # Of how many that is the share, is not told either.
     told = _told(run, [row.get("value", NAN) for row in rows])
     shown = slice(None if told else -1)
-    table = Table(SETTLED_HEAD[1:][shown], [settled_cells(rows[client])[shown]])
-    return [Section("Settled by training again", [Text(SETTLED.format(rows[client]["by"])), table])]
+    table = Table(RETRAINED_HEAD[1:][shown], [retrained_cells(rows[client])[shown]])
+    return [Section("Retrained with some clients only", [Text(RETRAINED.format(rows[client]["by"])), table])]
 
 
 def _gains(run: Run, client: int) -> list[Section]:

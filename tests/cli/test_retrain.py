@@ -14,7 +14,7 @@ import yaml
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.cli import main
-from flsv.cli.settle import _performance_of, settle
+from flsv.cli.retrain import _performance_of, retrain
 from flsv.data import SizePartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
@@ -63,7 +63,7 @@ CONFIG = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run's folder, as the command line leaves it."""
-    folder = tmp_path_factory.mktemp("settled")
+    folder = tmp_path_factory.mktemp("retrained")
     (folder / "federation.yaml").write_text(yaml.safe_dump(CONFIG))
     assert main(["fit", "--config", str(folder / "federation.yaml"), f"--trainer.default_root_dir={folder}"]) == 0
     return next(folder.glob("lightning_logs/*"))
@@ -77,7 +77,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run: Path) -> None:
     from flsv.aggregation import ShapFedWA
 
-    found, path = settle(run, "all", metric="negative_loss")
+    found, path = retrain(run, "all", metric="negative_loss")
     data = FederatedDataModule(
         "digits", SizePartitioner([1, 2, 4], seed=0), server_val_fraction=0.2, batch_size=64, seed=0
     )
@@ -99,62 +99,62 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run: Path) -> 
     torch.testing.assert_close(torch.tensor([r["value"] for r in found]).double(), exact, rtol=0, atol=1e-7)
     assert [row["client"] for row in rows(path)] == ["0", "1", "2"]
     assert float(rows(path)[2]["value"]) == found[2]["value"]
-    for file in run.glob("settled*"):
+    for file in run.glob("retrained*"):
         file.unlink()
 
 
 def test_the_command_goes_on_and_its_shares_sum_to_one(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["settle", str(run), "--rounds", "1", "--trainings", "singles"]
+    command = ["retrain", str(run), "--rounds", "1", "--trainings", "singles"]
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "accuracy, settled by singles trainings" in said
-    assert "Settled:" in said
-    kept = run / "settled_accuracy_3.jsonl"
+    assert "accuracy, by retraining (singles)" in said
+    assert "Retrained:" in said
+    kept = run / "retrained_accuracy_3.jsonl"
     lines = kept.read_bytes().splitlines(keepends=True)
     assert len(lines) == 1 + 5
-    before = rows(run / "settled.csv")
+    before = rows(run / "retrained.csv")
     assert sum(float(row["share"]) for row in before) == pytest.approx(1)
     assert all(float(row["low"]) <= float(row["value"]) <= float(row["high"]) for row in before)
     kept.write_bytes(b"".join(lines[:3]) + lines[3][:9])
     assert main(command) == 0
     assert kept.read_bytes() == b"".join(lines)
-    assert rows(run / "settled.csv") == before
+    assert rows(run / "retrained.csv") == before
     page, mine = run / "all.md", run / "mine.md"
     assert main(["report", str(run), "--out", str(page)]) == 0
     assert main(["report", str(run), "--out", str(mine), "--client", "1"]) == 0
     assert {row["by"] for row in before} == {"accuracy"}
     for text in (page.read_text(), mine.read_text()):
-        assert "Settled by training again" in text
+        assert "Retrained with some clients only" in text
         assert "each model was judged by accuracy" in " ".join(text.split())
     # More of the same game: what is known is not trained again.
     assert main([*command[:-1], "both", "--quiet"]) == 0
     assert kept.read_bytes().startswith(b"".join(lines))
-    for file in run.glob("settled*"):
+    for file in run.glob("retrained*"):
         file.unlink()
 
 
 def test_seeds_tell_the_noise(run: Path) -> None:
-    settle(run, "singles", rounds=1, seeds=2, metric="negative_loss")
-    assert {file.name for file in run.glob("settled*")} == {
-        "settled_negative_loss_3.jsonl",
-        "settled_negative_loss_4.jsonl",
-        "settled.csv",
+    retrain(run, "singles", rounds=1, seeds=2, metric="negative_loss")
+    assert {file.name for file in run.glob("retrained*")} == {
+        "retrained_negative_loss_3.jsonl",
+        "retrained_negative_loss_4.jsonl",
+        "retrained.csv",
     }
-    assert all(float(row["high"]) > float(row["low"]) for row in rows(run / "settled.csv"))
-    settle(run, "singles", rounds=1)  # another performance has trainings of its own
-    assert (run / "settled_accuracy_3.jsonl").is_file()
-    for file in run.glob("settled*"):
+    assert all(float(row["high"]) > float(row["low"]) for row in rows(run / "retrained.csv"))
+    retrain(run, "singles", rounds=1)  # another performance has trainings of its own
+    assert (run / "retrained_accuracy_3.jsonl").is_file()
+    for file in run.glob("retrained*"):
         file.unlink()
 
 
 def test_all_coalitions_of_one_seed_have_no_interval(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["settle", str(run), "--rounds", "1", "--trainings", "all"]) == 0
+    assert main(["retrain", str(run), "--rounds", "1", "--trainings", "all"]) == 0
     assert "nothing tells the error of their values: use --seeds 2" in " ".join(capsys.readouterr().out.split())
-    found = rows(run / "settled.csv")
+    found = rows(run / "retrained.csv")
     assert {row["low"] for row in found} == {row["high"] for row in found} == {"nan"}
     assert [float(row["kernel_shap"]) for row in found] == pytest.approx([float(row["value"]) for row in found])
     assert main(["report", str(run), "--out", str(run / "all.md")]) == 0
-    for file in run.glob("settled*"):
+    for file in run.glob("retrained*"):
         file.unlink()
 
 
@@ -171,7 +171,7 @@ def test_where_one_class_has_most_of_the_accuracy_it_is_said(
     run = next(tmp_path.glob("lightning_logs/*"))
     for metric, said in (("accuracy", True), ("negative_loss", False)):
         capsys.readouterr()
-        assert main(["settle", str(run), "--trainings", "singles", "--metric", metric]) == 0
+        assert main(["retrain", str(run), "--trainings", "singles", "--metric", metric]) == 0
         assert ("of the validation set is of one class" in " ".join(capsys.readouterr().out.split())) is said
         assert main(["report", str(run), "--out", str(run / "all.md")]) == 0
         assert ("of the validation set is of one class" in (run / "all.md").read_text()) is said
@@ -181,14 +181,14 @@ def test_where_kernel_shap_disagrees_it_is_said(
     run: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     far = torch.tensor([9.0, 0.0, 0.0], dtype=torch.float64)
-    monkeypatch.setattr("flsv.cli.settle.kernel_shap", lambda masks, utilities: far.clone())
-    assert main(["settle", str(run), "--rounds", "1", "--trainings", "singles"]) == 0
+    monkeypatch.setattr("flsv.cli.retrain.kernel_shap", lambda masks, utilities: far.clone())
+    assert main(["retrain", str(run), "--rounds", "1", "--trainings", "singles"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "KernelSHAP of the same trainings is outside of the interval of" in said
     page = run / "all.md"
     assert main(["report", str(run), "--out", str(page)]) == 0
     assert "KernelSHAP of the same trainings is outside of the interval of" in page.read_text()
-    for file in run.glob("settled*"):
+    for file in run.glob("retrained*"):
         file.unlink()
 
 
@@ -209,13 +209,13 @@ def test_it_inherits_the_runs_performance() -> None:
 
 def test_a_metric_of_the_run_joins_the_fit(run: Path) -> None:
     options: dict[str, Any] = {"rounds": 1, "metric": "negative_loss"}
-    plain, _ = settle(run, "leave-one-out", **options)
-    hinted, _ = settle(run, "leave-one-out", hint="cssv", **options)
+    plain, _ = retrain(run, "leave-one-out", **options)
+    hinted, _ = retrain(run, "leave-one-out", hint="cssv", **options)
     assert [row["value"] for row in plain] != [row["value"] for row in hinted]
     assert sum(row["value"] for row in plain) == pytest.approx(sum(row["value"] for row in hinted))
     with pytest.raises(ConfigurationError, match="hint='ssv': the run has the metrics cssv"):
-        settle(run, "leave-one-out", hint="ssv", **options)
-    for file in run.glob("settled*"):
+        retrain(run, "leave-one-out", hint="ssv", **options)
+    for file in run.glob("retrained*"):
         file.unlink()
 
 
@@ -225,19 +225,19 @@ def test_who_is_held_takes_part_and_has_no_value_until_somebody_has_looked(
     held = Path(shutil.copytree(run, tmp_path / "held"))
     record = json.loads((held / "run.json").read_text())
     (held / "run.json").write_text(json.dumps({**record, "copies": [[0, 2]]}))
-    settling = ["settle", str(held), "--trainings", "singles", "--rounds", "1", "--hint", "cssv"]
-    assert main(settling) == 0
+    retraining = ["retrain", str(held), "--trainings", "singles", "--rounds", "1", "--hint", "cssv"]
+    assert main(retraining) == 0
     assert "nan" not in capsys.readouterr().out
-    found = rows(held / "settled.csv")
+    found = rows(held / "retrained.csv")
     assert [row["value"] == "nan" for row in found] == [True, False, True]
     assert [float(row["share"]) for row in found] == [0, 1, 0]
-    trained = (held / "settled_accuracy_3.jsonl").read_text()
+    trained = (held / "retrained_accuracy_3.jsonl").read_text()
     assert [json.loads(line)["members"] for line in trained.splitlines()[1:4]] == [[], [0, 1, 2], [0]]
     assert main(["report", str(held), "--pay", "0"]) == 0
     assert "held back of: client 2." in (held / "report.md").read_text()
-    assert main(settling) == 0
-    assert (held / "settled_accuracy_3.jsonl").read_text() == trained  # nobody was trained again
-    assert [row["value"] == "nan" for row in rows(held / "settled.csv")] == [False, False, True]
+    assert main(retraining) == 0
+    assert (held / "retrained_accuracy_3.jsonl").read_text() == trained  # nobody was trained again
+    assert [row["value"] == "nan" for row in rows(held / "retrained.csv")] == [False, False, True]
 
 
 def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -261,9 +261,9 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
     command = ["fit", "--config", str(tmp_path / "federation.yaml"), f"--trainer.default_root_dir={tmp_path}"]
     assert main(command) == 0
     run = next(tmp_path.glob("lightning_logs/*"))
-    again = ["settle", str(run), "--trainings", "singles", "-q"]
+    again = ["retrain", str(run), "--trainings", "singles", "-q"]
     assert main(again) == 0
-    before = (run / "settled.csv").read_bytes()
+    before = (run / "retrained.csv").read_bytes()
     swapped = [[*row[:2], "9", row[3]] if row[0] == "B" else row for row in rows]
     for changed, said in (
         (swapped, "other samples or labels for clients"),
@@ -276,23 +276,23 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
         error = capsys.readouterr().err
         assert f"the data are not those of {run}" in error
         assert said in error
-        assert (run / "settled.csv").read_bytes() == before
+        assert (run / "retrained.csv").read_bytes() == before
     # The same data in another folder are the same, and none of the trainings is done again.
     write(rows)
-    kept = (run / "settled_accuracy_3.jsonl").read_bytes()
+    kept = (run / "retrained_accuracy_3.jsonl").read_bytes()
     (tmp_path / "moved").mkdir()
     moved = file.rename(tmp_path / "moved" / file.name)
     assert main([*again, f"--data.source={moved}"]) == 0
-    assert (run / "settled_accuracy_3.jsonl").read_bytes() == kept
+    assert (run / "retrained_accuracy_3.jsonl").read_bytes() == kept
 
 
 def test_rounds_in_which_a_client_was_named_are_taken_off_its_value(run: Path, tmp_path: Path) -> None:
     named = Path(shutil.copytree(run, tmp_path / "named"))
     options: dict[str, Any] = {"which": "singles", "rounds": 1, "metric": "negative_loss"}
-    before, _ = settle(named, **options)
+    before, _ = retrain(named, **options)
     record = json.loads((named / "run.json").read_text())
     (named / "run.json").write_text(json.dumps({**record, "named": {"1": [1, 4], "2": [2, 2]}}))
-    after, _ = settle(named, **options)
+    after, _ = retrain(named, **options)
     assert after[0]["value"] == before[0]["value"]
     assert before[1]["value"] > 0
     assert after[1]["value"] == pytest.approx(0.75 * before[1]["value"])
@@ -301,12 +301,19 @@ def test_rounds_in_which_a_client_was_named_are_taken_off_its_value(run: Path, t
 
 
 def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["settle", str(tmp_path)]) == 2
+    assert main(["retrain", str(tmp_path)]) == 2
     assert "holds no config.yaml: name the folder of a run of flsv fit" in capsys.readouterr().err
     (tmp_path / "config.yaml").write_text("seed_everything: 0\n")
     with pytest.raises(ConfigurationError, match="seeds=0: expected 1 or more"):
-        settle(tmp_path, seeds=0)
+        retrain(tmp_path, seeds=0)
     with pytest.raises(ConfigurationError, match="say balanced_accuracy, which is their mean"):
-        settle(tmp_path, metric="per_class_accuracy")
+        retrain(tmp_path, metric="per_class_accuracy")
     with pytest.raises(ConfigurationError, match="mode='min': say by metric, too"):
-        settle(tmp_path, mode="min")
+        retrain(tmp_path, mode="min")
+
+
+def test_the_old_name_of_the_command_says_the_new_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settle", str(tmp_path)]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("flsv: `flsv settle` is now `flsv retrain`")
+    assert "holds no config.yaml" in said

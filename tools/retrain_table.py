@@ -1,8 +1,8 @@
-"""How well a few trainings settle what clients are worth: of the shipped tables of all coalitions, a few are shown.
+"""How well a few retrainings tell what clients are worth: of the shipped tables of all coalitions, a few are shown.
 
-    python tools/settle_table.py [--sets tuning held_out] [--values BENCH/values.csv] [--out FILE.md]
+    python tools/retrain_table.py [--sets tuning held_out] [--values BENCH/values.csv] [--out FILE.md]
 
-Of each federation of ``flsv.benchmark`` every coalition has been trained with several seeds. ``flsv settle`` is given
+Of each federation of ``flsv.benchmark`` every coalition has been trained with several seeds. ``flsv retrain`` is given
 the coalitions that it would have trained, of one seed (or of two, averaged), and its values are compared with the mean
 Shapley values of the other seeds; and its shares with those by all coalitions of the same seed, as are those of
 KernelSHAP and of the fit without a bound on the noise. ``--values`` is what ``flsv bench`` has written: then the metric

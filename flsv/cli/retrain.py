@@ -1,19 +1,19 @@
-"""``flsv settle``: what each client is worth by training without it, after the fact.
+"""``flsv retrain``: what each client is worth by training without it, after the fact.
 
-    flsv settle runs/lightning_logs/version_0
-    flsv settle runs/lightning_logs/version_0 --trainings singles --rounds 10
-    torchrun --nproc-per-node 4 -m flsv settle runs/lightning_logs/version_0
+    flsv retrain runs/lightning_logs/version_0
+    flsv retrain runs/lightning_logs/version_0 --trainings singles --rounds 10
+    torchrun --nproc-per-node 4 -m flsv retrain runs/lightning_logs/version_0
 
 What a metric says during a run is cheap and approximate. This trains the same federation again with some of its
-clients only: each alone, all but one, all (2 n + 1 trainings), and fits what these come to; the values of the fitted
-game are what is settled by. They are written to settled.csv in the run's folder with intervals, and shown by flsv
-report, beside KernelSHAP of the same trainings, which assumes nothing of the game; where that is outside of an
-interval, it is said. Models are judged as the run's metrics judged them, or by --metric (``by`` in the file);
-trainings are kept for each of these. Where that is accuracy and most samples are of one class, it is said. A client
-whose payment is held back (see flsv report --pay) takes part, and has no value until somebody has looked at it; then
-settle again. Rounds in which a client's update was at fault (not finite, or far larger than all others) are taken off
-its value, by their share of all its rounds. Data that are not the run's are refused. A training that is done is kept:
-start again what was stopped.
+clients only (each alone, all but one, all: 2 n + 1 trainings) and fits a game to the utilities of these coalitions. The
+Shapley values of the fitted game, with intervals, are written to retrained.csv in the run's folder and shown by flsv
+report. Beside them stands KernelSHAP of the same trainings, which assumes nothing of the game; where it lies outside of
+an interval, the command says so. Models are judged as the run's metrics judged them, or by --metric (``by`` in the
+file); trainings are kept for each of these. Where that is accuracy and most samples are of one class, it is said. A
+client whose payment is held back (see flsv report --pay) takes part, and has no value until somebody has looked at it;
+then retrain again. Rounds in which a client's update was at fault (not finite, or far larger than all others) are taken
+off its value, by their share of all its rounds. Data that are not the run's are refused. A training that is done is
+kept: start again what was stopped.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from flsv.functional.shapley.kernel_shap import kernel_shap
 from flsv.games.kept import KeptUtility
 from flsv.games.retraining import RetrainedUtility
 from flsv.report.folder_lock import FolderLock
-from flsv.report.names import CONTRIBUTIONS, RECORD, SETTLED
+from flsv.report.names import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.report.page.blocks import NONE
-from flsv.report.page.caveats import settled_caveats
+from flsv.report.page.caveats import retrained_caveats
 from flsv.report.reading import open_run, read_record
 from flsv.report.table import make_console, print_table
 from flsv.sampling import FixedCohort
@@ -72,7 +72,7 @@ _OF_THE_RUN = (Checkpoint, EarlyStopping, LearningRateMonitor)
 HEADER = ("client", "client_name", "by", "value", "low", "high", "share", "kernel_shap", "majority")
 
 
-def settle(
+def retrain(
     run: Path,
     which: Which = "both",
     *,
@@ -153,7 +153,7 @@ def settle(
             identity = cli.identity()
             _check_data(run, record, identity, cli.datamodule.client_names)
             settings = {**identity.flat(), "metric": metric, "mode": mode, "seed": seed}
-            name = f"settled_{metric.replace('/', '-')}_{seed}.jsonl"
+            name = f"retrained_{metric.replace('/', '-')}_{seed}.jsonl"
             masks = few_coalitions(utility.num_players, which)
             utilities.append(KeptUtility(utility, run / name, settings, ranks, told)(masks))
         names = cli.datamodule.client_names
@@ -169,7 +169,7 @@ def settle(
     rows = _rows(names, *_payable(run, found.values.double(), stderr), additive, level)
     by = metric if mode is None else f"{metric} ({mode})"
     rows = [{**row, "by": by, "majority": majority} for row in rows]
-    path = run / SETTLED
+    path = run / RETRAINED
     if ranks.rank == 0:
         write_rows(path, HEADER, rows)
     return rows, path
@@ -289,9 +289,9 @@ def _rows(names: Sequence[str], values: Tensor, stderr: Tensor, additive: Tensor
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
-    """The command line, without ``settle`` itself."""
+    """The command line, without ``retrain`` itself."""
     further = "Further arguments are those of flsv fit and override the run's configuration."
-    parser = command_parser("flsv settle", __doc__, further)
+    parser = command_parser("flsv retrain", __doc__, further)
     parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
     parser.add_argument(
         "--trainings",
@@ -320,7 +320,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
     alone = ranks_of_environment().rank == 0 and options.run.is_dir()
     with FolderLock(options.run) if alone else nullcontext():
-        rows, path = settle(
+        rows, path = retrain(
             options.run,
             options.trainings,
             metric=options.metric,
@@ -342,9 +342,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         "share": [f"{100 * row['share']:.1f} %" for row in rows],
     }
     names = [row["client_name"] for row in rows]
-    print_table(make_console(), f"{rows[0]['by']}, settled by {options.trainings} trainings", names, columns)
+    print_table(make_console(), f"{rows[0]['by']}, by retraining ({options.trainings})", names, columns)
     if any(known) and not any(bounded):
         print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 2.")
-    for text in settled_caveats(rows, names):
+    for text in retrained_caveats(rows, names):
         print(text)
-    print(f"Settled: {shown(path)}")
+    print(f"Retrained: {shown(path)}")

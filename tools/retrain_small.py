@@ -1,10 +1,10 @@
-"""Shares and intervals of ``flsv settle`` for small tables with a rare class, as clinics have them.
+"""Shares and intervals of ``flsv retrain`` for small tables with a rare class, as clinics have them.
 
-    python tools/settle_small.py [--seeds 5] [--out FILE.md]
+    python tools/retrain_small.py [--seeds 5] [--out FILE.md]
 
 Tables by scikit-learn's ``make_classification``, 12 columns, dealt to clinics of unequal sizes, one of which has 35 %
 of its labels wrong; an MLP-32 of ten rounds. All coalitions are trained with every seed, and a few of them are given to
-every fit of ``settle_table.py``, by each performance. Takes two minutes.
+every fit of ``retrain_table.py``, by each performance. Takes two minutes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from common import be_quiet
-from settle_table import errors
+from retrain_table import errors
 from sklearn.datasets import make_classification
 from torch import Tensor
 
