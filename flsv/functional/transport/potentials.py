@@ -195,8 +195,9 @@ def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
     omega = 2 / (1 + (1 - lambda)^(1/2)) by omega - 1 (Young). Lambda is found by how the error falls.
     """
     u, v = plan.new_zeros(len(plan)), plan.new_zeros(plan.shape[1])
-    omega, before, error, steps = 1.0, math.inf, math.inf, 0
+    omega, most, before, error, steps = 1.0, MOST_OMEGA, math.inf, math.inf, 0
     while steps < iterations:
+        known = u, v
         for _ in range(BLOCK):
             down = -(u.exp() @ plan / len(u)).clamp(min=TINY).log() - v
             v = v + omega * down
@@ -204,6 +205,10 @@ def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
             u = u + omega * across
         steps += BLOCK
         step = float(across.abs().mean() + down.abs().mean())
+        if not math.isfinite(step):
+            # Far from the limit so long a stride leads away from it; turns of omega = 1 never do.
+            (u, v), omega, most, before = known, 1.0, 1 + (omega - 1) / 2, math.inf
+            continue
         rate = max((step / before) ** (1 / BLOCK), omega - 1)
         # What is left to go is a geometric series.
         error = step / (1 - rate) if rate < 1 else math.inf
@@ -211,7 +216,7 @@ def _over_relaxed(plan: Tensor, iterations: int) -> Finished:
             break
         if omega - 1 < rate < 1:
             slowest = min((rate + omega - 1) ** 2 / (omega**2 * rate), 1.0)
-            omega = min(max(omega, 2 / (1 + math.sqrt(1 - slowest))), MOST_OMEGA)
+            omega = min(max(omega, 2 / (1 + math.sqrt(1 - slowest))), most)
         before = step
     return u, v, steps, error
 

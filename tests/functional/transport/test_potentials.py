@@ -67,6 +67,18 @@ def test_what_does_not_settle_is_said() -> None:
         debiased_potential(x, x2, blur=0.01)
 
 
+@pytest.mark.filterwarnings("ignore:The transport's potentials have not settled")
+@pytest.mark.parametrize(("seed", "m", "m2", "eps"), [(106, 16, 17, 1e-4), (499, 30, 31, 1e-5)])
+def test_a_stride_that_leads_away_is_taken_back(seed: int, m: int, m2: int, eps: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(m, 2, generator=generator) * torch.tensor([1.0, 0.05])
+    x2 = torch.randn(m2, 2, generator=generator) + 3 * (seed % 2)
+    cost = torch.cdist(x, x2).square() / 2
+    f, g = entropic_potentials(cost.clone(), eps * float(cost.max()), 0.7)
+    exact = ot.emd2([], [], cost.double().numpy())  # the dual's value at eps = 0
+    assert float(f.mean() + g.mean()) == pytest.approx(exact, rel=0.05)
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1e4])
 def test_float32_at_any_scale_agrees_with_float64(scale: float) -> None:
     (x, _), (x2, _) = labelled(0), labelled(1, m=25)
