@@ -128,11 +128,50 @@ def page(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost], resu
     agreement, game = s["gradient_agreement"], s["gradient_agreement_game"]
     return f"""# The benchmark with many clients
 
-[The benchmark](benchmark.md) has all coalitions trained, of four to six clients. Of 20 they are a million. Here is which
-metrics come near the truth in {len(known)} federations of more, {tuning} for tuning and {
+Which metrics come near the truth with many clients? {len(known)} federations, {tuning} for tuning and {
         len(known) - tuning
-    } held out. No metric has
-been tuned on any of them so far, and their settings were fixed before a metric was run.
+    } held out, of {
+        " and ".join(str(n) for n in sorted({t.num_clients for t in truths}))
+    } clients, whose 2^n coalitions are
+too many to train all, as [the benchmark](benchmark.md) does. No metric has been tuned on any of them.
+
+Nearest to the truth by rank correlation, where one other seed of the truth has {
+        _mean([t.ceiling for t in truths]):.2f}: {first}. Farthest:
+{last}. Counting samples has {s["size"].mean:.2f}.
+
+- `GradientAgreementGame` has {game.mean:.2f} and `GradientAgreement`, which evaluates no model, {
+        agreement.mean:.2f}, at {1000 * costs["gradient_agreement_game"].seconds:.0f} and {
+        1000 * costs["gradient_agreement"].seconds:.1f} ms a round. AUROC of bad clients: {_bad(game.auroc)}; and {
+        _bad(agreement.auroc)
+    }.
+- The truth's own values find bad clients with AUROC {
+        _bad(_of_truth(known))
+    }: who is bad by the file need not be worth less than all others.
+- Estimators of the same game (averages by samples) at the same budget: {sampled}.
+- {
+        so(
+            max(each.mean for each in games.values()) < agreement.mean,
+            f"The {len(games)} metrics that sum or average games of rounds ({', '.join(f'`{name}`' for name in games)}) have "
+            f"{min(each.mean for each in games.values()):.2f} to {max(each.mean for each in games.values()):.2f}: all are "
+            "behind gradient agreement, which costs a small part of their time.",
+        )
+    }
+
+![Cost against rank correlation](images/benchmark_many.png)
+
+## What this rests on
+
+{len(known)} federations, networks of one hidden layer, {
+        _samples(known)
+    } samples a client, 10 rounds, everybody in every round, {so(min(seeds) >= 2, f"{min(seeds)} seeds or more")}.
+So few say little of differences: half the 90 % interval over the seeds is up to {widest:.2f}. More than {
+        max(t.num_clients for t in truths)
+    } clients,
+sampled cohorts, absence, other aggregators and larger models are not measured. Costs are those on {
+        COSTS_IN
+    }, 2026-11-21, two cores of a virtual machine.
+
+## How it is measured
 
 ```
 flsv bench --federations {" ".join(known)} --seeds {min(seeds)} --conditions --out runs/benchmark
@@ -157,44 +196,6 @@ clients they come to the exact values (`tests/benchmark/test_circles.py`).
 
 **Games of a round** are sampled, too: all estimators have 20 evaluations a client a round here, which is what `"auto"`
 takes above ten clients (the surrogate). `permutation_24` and its like have that in place of 24.
-
-![Cost against rank correlation](images/benchmark_many.png)
-
-## What comes out
-
-Nearest to the truth by rank correlation, where one other seed of the truth has {
-        _mean([t.ceiling for t in truths]):.2f}: {first}. Farthest:
-{last}. Counting samples has {s["size"].mean:.2f}.
-
-- `GradientAgreementGame` has {game.mean:.2f} and `GradientAgreement`, which evaluates no model, {
-        agreement.mean:.2f}, at {1000 * costs["gradient_agreement_game"].seconds:.0f} and {
-        1000 * costs["gradient_agreement"].seconds:.1f} ms a round. AUROC of bad clients: {_bad(game.auroc)}; and {
-        _bad(agreement.auroc)
-    }.
-- The truth's own values find bad clients with AUROC {
-        _bad(_of_truth(known))
-    }: who is bad by the file need not be worth less than all others.
-- Estimators of the same game (averages by samples) at the same budget: {sampled}.
-- {
-        so(
-            max(each.mean for each in games.values()) < agreement.mean,
-            f"The {len(games)} metrics that sum or average games of rounds ({', '.join(f'`{name}`' for name in games)}) have "
-            f"{min(each.mean for each in games.values()):.2f} to {max(each.mean for each in games.values()):.2f}: all are "
-            "behind gradient agreement, which costs a small part of their time.",
-        )
-    }
-
-## What this rests on
-
-{len(known)} federations, networks of one hidden layer, {
-        _samples(known)
-    } samples a client, 10 rounds, everybody in every round, {so(min(seeds) >= 2, f"{min(seeds)} seeds or more")}.
-So few say little of differences: half the 90 % interval over the seeds is up to {widest:.2f}. More than {
-        max(t.num_clients for t in truths)
-    } clients,
-sampled cohorts, absence, other aggregators and larger models are not measured. Costs are those on {
-        COSTS_IN
-    }, 2026-11-21, two cores of a virtual machine.
 """
 
 

@@ -3,9 +3,9 @@
     flsv bench --out runs/benchmark
     python tools/bench_page.py --runs runs/benchmark [--docs docs]
 
-Every number on the page is taken from the values, but for the section on what was tried, which is written by hand and
-stays as it is. Where a sentence says more than a number, what it says is checked first (``bench_page_text.py``), and
-nothing is written where it is not so.
+Every number on the page is taken from the values; what was tried is written by hand, in docs/lab/benchmark.md. Where a
+sentence says more than a number, what it says is checked first (``bench_page_text.py``): nothing is written that
+is not so.
 """
 
 from __future__ import annotations
