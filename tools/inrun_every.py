@@ -27,7 +27,7 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.benchmark.scores import spearman
 from flsv.clients.algorithms import InRunValues
 from flsv.data import DirichletPartitioner
-from flsv.data.sets.digits import digits
+from flsv.data.sources.named import digits
 from flsv.metrics import InRunShapley
 
 EVERY = (1, 2, 4, 8)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from flsv._lightning.evaluation import all_on_device, on_device
 from flsv._lightning.validation import keep_batches
 from flsv.data import FederatedDataModule
-from flsv.data.names import client_called
+from flsv.data.groups import client_called
 from flsv.games import ModelEvaluator, ModelScore, ValidatedModels
 from flsv.games.evaluation.any_task import validated_models
 from flsv.games.evaluation.replica import Replica

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from flsv.data import FederatedDataModule
+from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches
-from flsv.data.names import client_called
 from flsv.seeding import generator_for, isolated_rngs, seed_global_rngs
 
 

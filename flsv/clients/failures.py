@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
-from flsv.data.names import client_called
+from flsv.data.groups import client_called
 
 
 def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:

@@ -27,7 +27,11 @@ from flsv.data.partition import (
     partition_counts,
     plot_partition,
 )
-from flsv.data.sets import DATA_SETS, CharacterData, Columns, CSVData, ImageData, TableData, TextData, load_image_data
+from flsv.data.sources.base import ImageData
+from flsv.data.sources.csv_data import CharacterData, CSVData, TextData
+from flsv.data.sources.named import DATA_SETS, load_image_data
+from flsv.data.tables.columns import Columns
+from flsv.data.tables.sources import TableData
 
 __all__ = [
     "DATA_SETS",

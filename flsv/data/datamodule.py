@@ -17,15 +17,16 @@ from torch.utils.data import Dataset
 from flsv._lightning.nested_hparams import keep_apart
 from flsv._lightning.old_package import check_package
 from flsv.data.corruption import Corruption
-from flsv.data.corruption.open_set import unknown_classes
+from flsv.data.corruption.labels import unknown_classes
 from flsv.data.device_cache import DeviceCache
 from flsv.data.federated_data import FederatedData, deal
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.filtering import without_flagged
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner
-from flsv.data.sets import Columns, is_downloadable, is_known, load_image_data
-from flsv.data.source import OwnData, open_source, source_name
+from flsv.data.sources.named import is_downloadable, is_known, load_image_data
+from flsv.data.sources.source import OwnData, open_source, source_name
 from flsv.data.splits import SplitOptions
+from flsv.data.tables.columns import Columns
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary
@@ -49,7 +50,7 @@ class FederatedDataModule(FederationView):
             - a ``LightningDataModule``, used as it is: its training loader tells the data set and how to read it (batch
               size, ``collate_fn``, workers), its validation loader is the server's, its test loader is passed on;
             - a map-style data set, or ``(train, test)``;
-            - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.parts.arrays.array_set`;
+            - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.arrays.array_set`;
             - with ``label``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set, or its splits by name.
 
         partitioner: who gets what; by default ``GroupPartitioner()`` where the data are given by client or ``groups``

@@ -13,17 +13,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from flsv.data.classes import find_classes
+from flsv.data.contents import check_inputs
 from flsv.data.corruption import Corruption
 from flsv.data.corruption.corrupted_data import CorruptedData, corrupt_clients
-from flsv.data.corruption.open_set import known_samples, leave_out_unknown, unknown_classes
-from flsv.data.finite import check_inputs
-from flsv.data.groups import named_groups
+from flsv.data.corruption.labels import known_samples, leave_out_unknown, unknown_classes
+from flsv.data.groups import client_called, named_groups
 from flsv.data.held_generators import can_be_seeded, held_generators
-from flsv.data.loaders import TensorBatches, make_loader
-from flsv.data.names import client_called
+from flsv.data.loaders import TensorBatches, make_loader, preload
 from flsv.data.partition import Partitioner, partition_counts
-from flsv.data.preload import preload
-from flsv.data.source_data import SourceData
+from flsv.data.sources.base import SourceData
 from flsv.data.splits import FederatedSplits, SplitOptions, split_federation
 from flsv.errors import ConfigurationError
 

@@ -18,9 +18,9 @@ from flsv.data.device_cache import DeviceCache, reside
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import TensorBatches
 from flsv.data.partition import Partitioner
-from flsv.data.sets.columns import Columns
-from flsv.data.source import OwnData, Source, source_name
+from flsv.data.sources.source import OwnData, Source, source_name
 from flsv.data.splits import SplitOptions
+from flsv.data.tables.columns import Columns
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flsv.data.federated_data import FederatedData, check_full_batches
-from flsv.data.names import client_called
+from flsv.data.groups import client_called
 from flsv.errors import ConfigurationError
 from flsv.participants import LocalData
 from flsv.seeding import generator_for

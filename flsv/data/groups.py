@@ -1,7 +1,12 @@
-"""Each sample's natural group: a hospital, a writer, a device."""
+"""Each sample's natural group (a hospital, a writer), and what clients are called: by the keys, folders or groups that
+their samples come from, else by their numbers."""
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
@@ -9,8 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from flsv.data.columns import attribute, column
-from flsv.data.names import plain_names
+from flsv.data.labels import attribute, column
 from flsv.errors import ConfigurationError
 
 
@@ -81,3 +85,113 @@ def kind_of_groups(dataset: Dataset) -> str | None:
     while isinstance(dataset, Subset) and not hasattr(dataset, "group_kind"):
         dataset = dataset.dataset
     return getattr(dataset, "group_kind", None)
+
+
+#: A client of several groups is called after so many of them at most.
+_MOST = 3
+#: Words that say no more than that there are several.
+GENERIC = ("group", "site")
+_NUMBER = re.compile(r"[-+]?\d+([.]\d+)?")
+
+
+def client_called(client: int, names: Sequence[str] = (), noun: str = "client") -> str:
+    """A client in a sentence: its number, and its name if it has one.
+
+    Args:
+        client: its number.
+        names: of the clients; empty where they have none.
+        noun: what a client is called, such as ``"Client"`` at the beginning.
+
+    Example:
+        >>> client_called(1), client_called(1, ("0", "1")), client_called(1, ("Boston", "Lyon"))
+        ('client 1', 'client 1', "client 1 ('Lyon')")
+    """
+    name = names[client] if client < len(names) else str(client)
+    return f"{noun} {client}" if name == str(client) else f"{noun} {client} ({name!r})"
+
+
+def spelled_alike(names: Iterable[str]) -> list[list[str]]:
+    """Names that a person takes for one: equal numbers, and words that differ in case or white space.
+
+    Example:
+        >>> spelled_alike(["0", "True", "00", "yes", "true ", "0.0"])
+        [['0', '00', '0.0'], ['True', 'true ']]
+    """
+    spellings: dict[Any, list[str]] = {}
+    for name in names:
+        spellings.setdefault(_meaning(name), []).append(name)
+    return [alike for alike in spellings.values() if len(alike) > 1]
+
+
+def check_spelling(names: Iterable[str], where: str) -> None:
+    """Raise ConfigurationError where several classes are one to a person, which a model would tell apart."""
+    for alike in spelled_alike(names):
+        raise ConfigurationError(
+            f"{where} has {', '.join(map(repr, alike))}, which are one class to a person. Spell it alike everywhere; "
+            "classes that do differ need names that differ in more."
+        )
+
+
+def _meaning(name: str) -> Any:
+    plain = " ".join(unicodedata.normalize("NFKC", name).casefold().split())
+    try:
+        number = Decimal(plain)
+    except InvalidOperation:
+        return plain
+    return number if number.is_finite() and "_" not in plain else plain
+
+
+def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
+    """What keys, folders or groups are called: on one line, and never by a number alone.
+
+    A school 7 is rarely client 7, so a number gets a word before it: ``"school 7"``.
+
+    Args:
+        values: strings or numbers.
+        kind: that word; where it is only ``"group"`` or ``"site"``, numbers 0 .. n-1 stay alone: they are the clients'.
+
+    Raises:
+        ConfigurationError: a name without a character, or two alike.
+
+    Example:
+        >>> plain_names(["Sankt  Anna", 7, "08"], "ward")
+        ('Sankt Anna', 'ward 7', 'ward 08')
+    """
+    values = list(values)
+    if kind in GENERIC and list(map(str, values)) == list(map(str, range(len(values)))):
+        return tuple(map(str, values))
+    found: dict[str, Any] = {}
+    for value in values:
+        name = " ".join("".join(c if c.isprintable() else " " for c in str(value)).split())
+        if not name:
+            raise ConfigurationError(f"A client is called {value!r}: a name needs a character that can be seen.")
+        if _NUMBER.fullmatch(name):
+            name = f"{kind} {name}"
+        if name in found:
+            raise ConfigurationError(f"Two clients are called {name!r} ({found[name]!r} and {value!r}). Names differ.")
+        found[name] = value
+    return tuple(found)
+
+
+def names_of_parts(parts: Sequence[Tensor], groups: Tensor, names: Sequence[str]) -> tuple[str, ...]:
+    """Clients that hold whole groups by the names of these, such as ``"Boston"`` or ``"Boston + Lyon + 3 more"``.
+
+    Args:
+        parts: each client's samples, int64 ``[n]``.
+        groups: group of every sample, int64 ``[N]``.
+        names: of the groups, by number.
+
+    Example:
+        >>> import torch
+        >>> names_of_parts([torch.tensor([0, 3]), torch.tensor([1, 2])], torch.tensor([2, 0, 0, 1]), ("a", "b", "c"))
+        ('b + c', 'a')
+    """
+    found: list[str] = []
+    for part in parts:
+        held = [names[group] for group in groups[part].unique().tolist()]
+        more = [f"{len(held) - _MOST} more"] if len(held) > _MOST else []
+        name = " + ".join([*held[:_MOST], *more])
+        name = f"group {name}" if _NUMBER.fullmatch(name) and name != str(len(found)) else name
+        # A group may itself be called "a + b".
+        found.append(name if name not in found else f"{name} ({len(found)})")
+    return tuple(found)

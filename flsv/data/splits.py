@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from flsv.data.names import client_called, names_of_parts
+from flsv.data.groups import client_called, names_of_parts
 from flsv.data.partition.base import Partitioner, shuffled
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.data.names import client_called
+from flsv.data.groups import client_called
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.guide import Guide
 from flsv.privacy.gaussian import GaussianPrivacy

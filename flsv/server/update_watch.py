@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from flsv.data.names import client_called
+from flsv.data.groups import client_called
 from flsv.functional.update_copies import ROUNDS, SPEAKING, alike, groups_of, similarities, standing_apart
 from flsv.functional.update_outliers import drowning_updates, large_updates
 

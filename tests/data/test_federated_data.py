@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flsv.data import IIDPartitioner, SizePartitioner, TensorBatches
 from flsv.data.federated_data import deal
-from flsv.data.source import SourceData
+from flsv.data.sources.source import SourceData
 from flsv.data.splits import SplitOptions
 from flsv.errors import ConfigurationError
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from flsv.data import FederatedDataModule, IIDPartitioner
-from flsv.data.finite import not_finite
+from flsv.data.contents import not_finite
 from flsv.errors import ConfigurationError
 
 Y = torch.arange(3000) % 3

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from flsv.data.names import client_called, names_of_parts, plain_names
+from flsv.data.groups import client_called, names_of_parts, plain_names
 from flsv.errors import ConfigurationError
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
-from flsv.data.preload import preload
+from flsv.data.loaders import preload
 from flsv.errors import ConfigurationError
 
 

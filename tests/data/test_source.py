@@ -14,7 +14,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from flsv.data.source import dataset_source, module_source, open_source, source_name
+from flsv.data.sources.source import dataset_source, module_source, open_source, source_name
 from flsv.errors import ConfigurationError
 
 DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)

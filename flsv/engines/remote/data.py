@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash
-from flsv.data.names import client_called
+from flsv.data.groups import client_called
 from flsv.errors import ConfigurationError
 
 

@@ -1,0 +1,204 @@
+"""Label skew: Dirichlet shares (Hsu et al. 2019), a few classes each, and label-sorted shards (McMahan et al. 2017,
+Communication-Efficient Learning of Deep Networks, section 3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flsv.data.partition.base import Partitioner, shuffled
+from flsv.errors import ConfigurationError
+from flsv.seeding import derive_seed
+
+_MAX_DRAWS = 1000
+
+
+class DirichletPartitioner(Partitioner):
+    """Each class's samples are split over the clients in proportions drawn from ``Dirichlet(alpha, ..., alpha)``.
+
+    Small ``alpha``: each class sits with few clients; large ``alpha``: close to IID. All samples are used. The whole
+    draw is repeated until every client has ``min_samples``, at most 1000 times.
+
+    Args:
+        num_clients: number of clients, at least 2.
+        alpha: concentration, above 0. Common values are 0.1 (strong skew) to 1.
+        min_samples: least number of samples of a client, at least 1.
+        seed: seed of the draws.
+
+    Raises:
+        ConfigurationError: arguments out of range; at the call, ``min_samples`` that cannot be met.
+
+    Example:
+        >>> labels = torch.arange(10).repeat_interleave(100)
+        >>> parts = DirichletPartitioner(num_clients=5, alpha=0.3)(labels, num_classes=10)
+        >>> sum(len(part) for part in parts)
+        1000
+    """
+
+    def __init__(self, num_clients: int, alpha: float, min_samples: int = 1, seed: int = 0) -> None:
+        super().__init__(num_clients, seed)
+        self.alpha = alpha
+        self.min_samples = min_samples
+        if not (math.isfinite(alpha) and alpha > 0):
+            raise ConfigurationError(f"{self!r}: alpha must be a positive number, for example 0.3.")
+        if min_samples < 1:
+            raise ConfigurationError(f"{self!r}: min_samples must be at least 1, since every client needs a sample.")
+
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
+    ) -> Sequence[Tensor]:
+        available = len(labels)
+        if self.min_samples * self.num_clients > available:
+            raise ConfigurationError(
+                f"{self!r} cannot be met: the data set has {available} samples. Lower min_samples to "
+                f"{available // self.num_clients} or num_clients to {available // self.min_samples}."
+            )
+        class_sizes = np.bincount(labels.numpy(), minlength=num_classes)
+        ends, best = self._draw(class_sizes, self.alpha, _MAX_DRAWS)
+        if ends is None:
+            raise ConfigurationError(self._advice(class_sizes, best))
+        pieces: list[list[Tensor]] = [[] for _ in range(self.num_clients)]
+        for label in range(num_classes):
+            members = shuffled(torch.nonzero(labels == label).flatten(), generator)
+            for client, piece in enumerate(members.tensor_split(torch.from_numpy(ends[label, :-1]))):
+                pieces[client].append(piece)
+        return [torch.cat(piece) for piece in pieces]
+
+    def _draw(self, class_sizes: np.ndarray, alpha: float, tries: int) -> tuple[np.ndarray | None, int]:
+        """Cut points ``[num_classes, num_clients]`` of the first draw that gives all enough, and the best minimum."""
+        # numpy's Dirichlet stays finite at small alpha, where normalised gamma variates all underflow to 0.
+        rng = np.random.default_rng(derive_seed(self.seed, "dirichlet"))
+        best = 0
+        for _ in range(tries):
+            shares = rng.dirichlet(np.full(self.num_clients, alpha), size=len(class_sizes))
+            ends = np.rint(np.cumsum(shares, axis=1) * class_sizes[:, None]).astype(np.int64)
+            ends[:, -1] = class_sizes
+            smallest = int(np.diff(ends, axis=1, prepend=0).sum(axis=0).min())
+            if smallest >= self.min_samples:
+                return ends, smallest
+            best = max(best, smallest)
+        return None, best
+
+    def _advice(self, class_sizes: np.ndarray, best: int) -> str:
+        # The advice names a value that was seen to work, so that following it ends the matter.
+        alpha = self.alpha
+        while alpha < 1000:
+            alpha *= 2
+            if self._draw(class_sizes, alpha, tries=20)[0] is not None:
+                break
+        ways = [f"raise alpha to {alpha:.3g}"] if alpha < 1000 else []
+        ways += [f"lower min_samples to {best}"] if best else []
+        ways += ["lower num_clients", "try another seed"]
+        return (
+            f"{self!r} cannot be met: in {_MAX_DRAWS} draws over {int(class_sizes.sum())} samples some client always "
+            f"had fewer than {self.min_samples} (at best {best}). To get a partition, {', or '.join(ways)}."
+        )
+
+
+class PathologicalPartitioner(Partitioner):
+    """Every client holds exactly ``classes_per_client`` classes; a class is split evenly among its holders.
+
+    Classes are dealt at random, the least held first: no class is held twice while another has no holder, so all are
+    held when ``num_clients * classes_per_client >= num_classes``. Otherwise some classes' samples stay unused.
+
+    Args:
+        num_clients: number of clients, at least 2.
+        classes_per_client: classes of each client, at least 1.
+        seed: seed of the deal.
+
+    Raises:
+        ConfigurationError: more classes per client than the data have, or a class with fewer samples than holders.
+
+    Example:
+        >>> labels = torch.arange(10).repeat_interleave(100)
+        >>> parts = PathologicalPartitioner(num_clients=5, classes_per_client=2)(labels, num_classes=10)
+        >>> [len(labels[part].unique()) for part in parts]
+        [2, 2, 2, 2, 2]
+    """
+
+    def __init__(self, num_clients: int, classes_per_client: int, seed: int = 0) -> None:
+        super().__init__(num_clients, seed)
+        self.classes_per_client = classes_per_client
+        if classes_per_client < 1:
+            raise ConfigurationError(f"{self!r}: classes_per_client must be at least 1.")
+
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
+    ) -> Sequence[Tensor]:
+        present = labels.unique()
+        if self.classes_per_client > len(present):
+            raise ConfigurationError(
+                f"{self!r}: the data have samples of {len(present)} classes only. Lower classes_per_client to "
+                f"{len(present)} or less."
+            )
+        holders: list[list[int]] = [[] for _ in present]
+        for client in range(self.num_clients):
+            # A stable sort of a random order by load: the least held classes first, ties at random.
+            order = torch.randperm(len(present), generator=generator).tolist()
+            for position in sorted(order, key=lambda position: len(holders[position]))[: self.classes_per_client]:
+                holders[position].append(client)
+
+        pieces: list[list[Tensor]] = [[] for _ in range(self.num_clients)]
+        for label, clients in zip(present.tolist(), holders, strict=True):
+            if not clients:
+                continue
+            members = shuffled(torch.nonzero(labels == label).flatten(), generator)
+            if len(members) < len(clients):
+                raise ConfigurationError(
+                    f"{self!r}: class {label} has {len(members)} samples for its {len(clients)} holders, each of "
+                    f"which needs one. Lower num_clients or classes_per_client, or use more data."
+                )
+            for client, piece in zip(clients, members.tensor_split(len(clients)), strict=True):
+                pieces[client].append(piece)
+        return [torch.cat(piece) for piece in pieces]
+
+
+class ShardPartitioner(Partitioner):
+    """Sort by label, cut into equal shards, deal ``shards_per_client`` random shards to each client.
+
+    A client sees at most about ``shards_per_client`` classes (one more for each class border inside a shard), and all
+    clients have the same number of samples up to one per shard. All samples are used.
+
+    Args:
+        num_clients: number of clients, at least 2.
+        shards_per_client: shards of each client, at least 1; the paper's value is 2.
+        seed: seed of the deal.
+
+    Raises:
+        ConfigurationError: more shards than samples.
+
+    Example:
+        >>> labels = torch.arange(10).repeat_interleave(60)
+        >>> parts = ShardPartitioner(num_clients=10, shards_per_client=2)(labels, num_classes=10)
+        >>> max(len(labels[part].unique()) for part in parts)
+        2
+    """
+
+    def __init__(self, num_clients: int, shards_per_client: int = 2, seed: int = 0) -> None:
+        super().__init__(num_clients, seed)
+        self.shards_per_client = shards_per_client
+        if shards_per_client < 1:
+            raise ConfigurationError(f"{self!r}: shards_per_client must be at least 1.")
+
+    def partition(
+        self, labels: Tensor, num_classes: int, groups: Tensor | None, generator: torch.Generator
+    ) -> Sequence[Tensor]:
+        num_shards = self.num_clients * self.shards_per_client
+        if num_shards > len(labels):
+            raise ConfigurationError(
+                f"{self!r}: {num_shards} shards cannot be cut from {len(labels)} samples. Lower num_clients or "
+                f"shards_per_client so that their product is at most {len(labels)}."
+            )
+        # Shuffled first, so that which samples of a class share a shard does not depend on their order in the file.
+        order = shuffled(torch.arange(len(labels)), generator)
+        order = order[labels[order].argsort(stable=True)]
+        shards = order.tensor_split(num_shards)
+        deal = torch.randperm(num_shards, generator=generator).tolist()
+        return [
+            torch.cat([shards[shard] for shard in deal[client :: self.num_clients]])
+            for client in range(self.num_clients)
+        ]

@@ -1,0 +1,93 @@
+"""What every source of data is brought to, and every data set by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from flsv.data.splits import FederatedSplits
+
+
+@dataclass(frozen=True)
+class SourceData:
+    """What a source has to offer.
+
+    Args:
+        train: the training data, map-style.
+        val: the source's own validation data, or None.
+        val_loaders: a loader, or several, to validate with as they are, where ``val`` would not do them justice.
+        test: test data, or None.
+        indices: which samples of ``train`` may be used, int64 ``[n]``; None for all.
+        class_names: names of the classes, empty where the source has none.
+        train_options: ``batch_size`` and what else a ``DataLoader`` is told, as far as the source says.
+        eval_options: the same for evaluation.
+        groups: number of each training sample's group, int64 ``[N]``, where the source itself says what they are.
+        group_names: their names, by number.
+        clients: whether these groups are the clients that somebody gave: none may be lost, none dealt anew.
+        pooled: whether inputs were made with numbers of all training samples, such as their means.
+        fitted: the same data with inputs that could not be made before it was known who trains on which sample; None
+            where the inputs are there.
+    """
+
+    train: Dataset
+    val: Dataset | None = None
+    val_loaders: Iterable[Any] | None = None
+    test: Dataset | None = None
+    indices: Tensor | None = None
+    class_names: tuple[str, ...] = ()
+    train_options: dict[str, Any] = field(default_factory=dict)
+    eval_options: dict[str, Any] = field(default_factory=dict)
+    groups: Tensor | None = None
+    group_names: tuple[str, ...] = ()
+    clients: bool = False
+    pooled: bool = False
+    fitted: Callable[[FederatedSplits], SourceData] | None = None
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """A labelled image data set.
+
+    Args:
+        train: training images; items are ``(image float32 [C, H, W], class)``.
+        test: test images, held by nobody; None where a folder has no such split.
+        val: the data set's own validation images, or None.
+        num_classes: number of classes.
+        class_names: their names, ``num_classes`` of them.
+    """
+
+    train: Dataset
+    test: Dataset | None
+    val: Dataset | None
+    num_classes: int
+    class_names: tuple[str, ...]
+
+
+def image_tensor(images: Any, mean: Sequence[float] = (0.0,), std: Sequence[float] = (1.0,)) -> Tensor:
+    """8-bit images as a normalised float32 tensor ``[N, C, H, W]``: ``(pixel / 255 - mean) / std`` by channel.
+
+    Args:
+        images: uint8 tensor or array ``[N, H, W]`` or ``[N, H, W, C]``.
+        mean: one number, or one per channel, of pixels in 0 .. 1.
+        std: likewise.
+
+    Example:
+        >>> image_tensor(np.full((2, 4, 4, 3), 255, np.uint8), mean=[0.5], std=[0.5])[1, 2].unique()
+        tensor([1.])
+    """
+    pixels = torch.as_tensor(images)
+    pixels = pixels[:, None] if pixels.ndim == 3 else pixels.permute(0, 3, 1, 2)
+    # In place on one contiguous copy: the sets are large beside the memory of a laptop.
+    floats = pixels.to(torch.float32, memory_format=torch.contiguous_format).div_(255)
+    return floats.sub_(torch.tensor(mean).view(-1, 1, 1)).div_(torch.tensor(std).view(-1, 1, 1))
+
+
+def tensor_set(images: Tensor, labels: Any) -> TensorDataset:
+    """Images and their int64 classes as a data set that can be read a batch at a time."""
+    return TensorDataset(images, torch.from_numpy(np.asarray(labels).astype(np.int64)))

@@ -1,0 +1,358 @@
+"""Data modules that read CSV files: what they share, texts with classes, and running text.
+
+Texts are hashed words. Joulin, Grave, Bojanowski, Mikolov, "Bag of Tricks for Efficient Text Classification", EACL
+2017: a text is the mean of its words' vectors; Weinberger et al., "Feature Hashing for Large Scale Multitask Learning",
+ICML 2009: a word's vector is found by its hash, so that nobody has to collect a vocabulary, which would say what words
+which client has.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+import zlib
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from flsv.arguments import check_number
+from flsv.data.tables.table import CSVFile, find_file, read_csv
+from flsv.data.tables.values import class_labels, class_names, group_values, with_values
+from flsv.errors import ConfigurationError
+from flsv.seeding import generator_for
+
+SPLITS = ("train", "val", "test")
+
+
+class CSVData(L.LightningDataModule):
+    """A data module that reads CSV files: subclasses say what becomes of the rows.
+
+    Validation and test samples are drawn at random over all groups, and never all of a group: one sample of each stays
+    for training.
+
+    Args:
+        path: the file, looked up below ``root``, then as it is.
+        group: the column whose values are the natural clients; None: there are none.
+        root: folder of the files.
+        test_path: a second file with the same columns for testing; None: ``test_fraction`` of the first.
+        batch_size: samples per batch.
+        val_fraction: share of the first file's samples for validation; 0: no validation set.
+        test_fraction: share of them for testing, unless there is a ``test_path``; 0: no test set.
+        delimiter: one character between values.
+        seed: of the choice of validation and test samples.
+
+    Attributes:
+        train_set, val_set, test_set: after ``setup``, each None where there is none. ``train_set.groups`` has the group
+            of each sample, ``train_set.group_kind`` the column's name, ``train_set.classes`` the classes' names.
+        group_names: the groups in the order in which :class:`~flsv.data.GroupPartitioner` makes clients of them.
+        input_shape: shape of one sample.
+        num_classes: number of classes; None where there are none.
+
+    Raises:
+        ConfigurationError: from construction, arguments out of range; from ``setup``, a file that is missing, no such
+            table, or without a named column, or a row without a group.
+    """
+
+    pooled_inputs = False
+    """Whether samples are made with numbers of all training rows, such as their means: no site alone can do that."""
+
+    def __init__(
+        self,
+        path: str,
+        group: str | None = None,
+        *,
+        root: str = "data",
+        test_path: str | None = None,
+        batch_size: int = 32,
+        val_fraction: float = 0.1,
+        test_fraction: float = 0.0,
+        delimiter: str = ",",
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        check_number(self, "batch_size", batch_size, least=1, whole=True)
+        for name, share in (("val_fraction", val_fraction), ("test_fraction", test_fraction)):
+            check_number(self, name, share, least=0, below=1)
+        if test_path is not None and test_fraction:
+            raise ConfigurationError(
+                f"{type(self).__name__}: test samples are those of test_path={test_path!r}, or test_fraction="
+                f"{test_fraction} of the first file. Give one of them."
+            )
+        if val_fraction + test_fraction >= 1:
+            raise ConfigurationError(
+                f"{type(self).__name__}: val_fraction={val_fraction} and test_fraction={test_fraction} leave nothing "
+                "to train on. Their sum must be below 1."
+            )
+        self.path, self.test_path, self.root, self.group = path, test_path, root, group
+        self.batch_size, self.delimiter, self.seed = batch_size, delimiter, seed
+        self.val_fraction, self.test_fraction = val_fraction, test_fraction
+        self.train_set: TensorDataset | None = None
+        self.val_set: TensorDataset | None = None
+        self.test_set: TensorDataset | None = None
+        self.group_names: tuple[str, ...] = ()
+        self.input_shape: tuple[int, ...] | None = None
+        self.num_classes: int | None = None
+
+    @abstractmethod
+    def encode(self, train: CSVFile, test: CSVFile | None) -> None:
+        """Make the data sets of the files; called once."""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the files. Calling it again changes nothing."""
+        if self.train_set is None:
+            files = [
+                None if path is None else read_csv(find_file(path, self.root), self.delimiter)
+                for path in (self.path, self.test_path)
+            ]
+            assert files[0] is not None
+            self.encode(files[0], files[1])
+
+    def train_dataloader(self) -> DataLoader:
+        """Shuffled batches of the training samples."""
+        generator = generator_for(self.seed, "csv", "order")
+        return DataLoader(self._set("train"), batch_size=self.batch_size, shuffle=True, generator=generator)
+
+    def val_dataloader(self) -> DataLoader | list[DataLoader]:
+        """Batches of the validation samples; an empty list if there are none."""
+        return [] if self.val_set is None else DataLoader(self.val_set, batch_size=max(self.batch_size, 256))
+
+    def test_dataloader(self) -> DataLoader:
+        """Batches of the test samples."""
+        return DataLoader(self._set("test"), batch_size=max(self.batch_size, 256))
+
+    # For subclasses
+
+    def read_groups(self, file: CSVFile) -> np.ndarray | None:
+        """The group of each row ``[N]``, as numbers if all are; None without a group column."""
+        if self.group is None:
+            return None
+        return group_values(file, self.group)
+
+    def split(self, samples: int, groups: np.ndarray | None) -> dict[str, np.ndarray]:
+        """Ascending sample numbers of ``train``, ``val`` and ``test``."""
+        order = torch.randperm(samples, generator=generator_for(self.seed, "csv", "split")).numpy()
+        # The first of each group in this order stays.
+        of = np.zeros(samples, dtype=int) if groups is None else groups
+        stays = order[np.unique(of[order], return_index=True)[1]]
+        free = order[~np.isin(order, stays)]
+        test, val = (int(share * samples + 0.5) for share in (self.test_fraction, self.val_fraction))
+        for name, size in (("val_fraction", val), ("test_fraction", test)):
+            if getattr(self, name) and not size:
+                raise ConfigurationError(
+                    f"{type(self).__name__}: {name}={getattr(self, name)} of {samples} samples is none. Raise it, or "
+                    "set it to 0."
+                )
+        if test + val > len(free):
+            raise ConfigurationError(
+                f"{type(self).__name__}: {test + val} of {samples} samples are to be held out, but one of each of the "
+                f"{len(stays)} groups has to stay for training. Lower val_fraction or test_fraction."
+            )
+        parts = (np.concatenate([stays, free[test + val :]]), free[test : test + val], free[:test])
+        return {name: np.sort(part) for name, part in zip(SPLITS, parts)}
+
+    def keep(
+        self,
+        tensors: Sequence[Tensor],
+        splits: dict[str, np.ndarray],
+        groups: np.ndarray | None,
+        test: Sequence[Tensor] | None,
+        classes: Sequence[str] | None = None,
+    ) -> None:
+        """Make the data sets: ``tensors`` by ``splits``, and ``test`` if there is a file for it."""
+        parts = {name: [tensor[torch.from_numpy(rows)] for tensor in tensors] for name, rows in splits.items()}
+        sets = {name: TensorDataset(*part) if len(part[0]) else None for name, part in parts.items()}
+        self.train_set, self.val_set = sets["train"], sets["val"]
+        self.test_set = sets["test"] if test is None else TensorDataset(*test)
+        assert self.train_set is not None
+        if groups is not None:
+            self.train_set.groups = groups[splits["train"]]  # type: ignore[attr-defined]
+            self.train_set.group_kind = self.group  # type: ignore[attr-defined]
+            self.group_names = tuple(map(str, np.unique(groups)))
+        if classes is not None:
+            self.train_set.classes = tuple(classes)  # type: ignore[attr-defined]
+            self.num_classes = len(classes)
+
+    def _set(self, split: str) -> TensorDataset:
+        found = getattr(self, f"{split}_set")
+        if found is not None:
+            return found
+        if self.train_set is None:
+            raise RuntimeError(
+                f"{type(self).__name__} has not read its file yet: let a Trainer do it, or call setup()."
+            )
+        raise ConfigurationError(
+            f"{type(self).__name__}({self.path!r}) has no test samples. Give test_fraction or test_path."
+        )
+
+
+_WORD = re.compile(r"\w+")
+
+
+def hashed_words(text: str, max_words: int) -> list[int]:
+    """The text's first words as numbers in 1 .. 2^32 - 1: CRC-32 of their UTF-8, the same everywhere and always.
+
+    A word is a run of letters, digits and underscores of any script; case and Unicode's compatible forms do not matter.
+
+    Example:
+        >>> hashed_words("Profit rose", 9), hashed_words("PROFIT, rose!", 1)
+        ([4122618561, 2587067636], [4122618561])
+    """
+    words = _WORD.findall(unicodedata.normalize("NFKC", text).casefold())[:max_words]
+    return [zlib.crc32(word.encode()) or 1 for word in words]
+
+
+class TextData(CSVData):
+    """The rows of a CSV file: a text, its class, and perhaps a column with the natural clients.
+
+    Samples are ``(words int64 [max_words], class int64)``: the hashes of the text's first words, then zeros, as
+    :class:`~flsv.models.FastText` takes them. Nothing is fitted to the texts. One without words is all zeros, and rows
+    without a class are left out; there is a warning of either.
+
+    Args:
+        path: the file, looked up below ``root``, then as it is.
+        text: the column with the texts.
+        label: the column with the classes.
+        group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
+        max_words: how many words of a text count.
+        options: see :class:`~flsv.data.CSVData`.
+
+    Raises:
+        ConfigurationError: from construction, arguments out of range; from ``setup``, a file that is no table, columns
+            that it has not, a row without a group, labels that are no classes, a class that only the second file has.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> rows = 'ship,"a boat, a port"\\nearn,profit rose\\n' * 2
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "news.csv").write_text("label,text\\n" + rows)
+        ...     data = TextData("news.csv", root=folder, max_words=4, val_fraction=0)
+        ...     data.setup()
+        >>> data.train_set.classes, data.train_set[1]
+        (('earn', 'ship'), (tensor([4122618561, 2587067636,          0,          0]), tensor(0)))
+    """
+
+    def __init__(
+        self,
+        path: str,
+        text: str = "text",
+        label: str = "label",
+        group: str | None = None,
+        max_words: int = 200,
+        **options: Any,
+    ) -> None:
+        super().__init__(path, group, **options)
+        check_number(self, "max_words", max_words, least=1, whole=True)
+        self.text, self.label, self.max_words = text, label, max_words
+
+    def encode(self, train: CSVFile, test: CSVFile | None) -> None:
+        files = [with_values(file, self.label, "label") for file in (train, test) if file is not None]
+        groups = self.read_groups(files[0])
+        about = f"label {self.label!r}"
+        labels = [[value.strip() for value in file.column(self.label, "label")] for file in files]
+        names = class_names(files[0], labels[0], about)
+        sets = [
+            (self._words(file, file.column(self.text, "text")), class_labels(file, values, names, about))
+            for file, values in zip(files, labels)
+        ]
+        self.keep(sets[0], self.split(len(files[0]), groups), groups, None if test is None else sets[1], names)
+        self.input_shape = (self.max_words,)
+
+    def _words(self, file: CSVFile, texts: Sequence[str]) -> Tensor:
+        words = torch.zeros(len(texts), self.max_words, dtype=torch.long)
+        for row, text in enumerate(texts):
+            hashes = hashed_words(text, self.max_words)
+            words[row, : len(hashes)] = torch.tensor(hashes, dtype=torch.long)
+        empty = (words[:, 0] == 0).nonzero().flatten().tolist()
+        if empty:
+            rank_zero_warn(f"{file.path}: {len(empty)} of {len(texts)} texts have no words: {file.places(empty)}.")
+        return words
+
+
+def windows(text: str, length: int) -> np.ndarray:
+    """A text's UTF-8 bytes in pieces that overlap by one: uint8 ``[n, length + 1]``.
+
+    The first ``length`` of a piece are to predict the last ``length``, so every byte but the first is predicted once. A
+    rest that fills no piece is left out.
+
+    Example:
+        >>> [bytes(piece).decode() for piece in windows("abcdefgh", 3)]
+        ['abcd', 'defg']
+    """
+    data = np.frombuffer(text.encode(), dtype=np.uint8)
+    count = max(len(data) - 1, 0) // length
+    return data[np.arange(count)[:, None] * length + np.arange(length + 1)]
+
+
+class CharacterData(CSVData):
+    """The documents of a CSV file as pieces of ``length`` characters and one more, for a language model.
+
+    Samples are ``(characters int64 [length + 1],)``, in 0 .. 255, and have no label. Characters are the bytes of UTF-8:
+    no alphabet has to be collected from the clients, no character is unknown, and one outside of ASCII counts as
+    several. Validation and test samples are pieces, not whole documents: the same tale may be in both.
+
+    Args:
+        path: the file, looked up below ``root``, then as it is.
+        text: the column with the documents.
+        group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`.
+        length: characters that a sample predicts.
+        options: see :class:`~flsv.data.CSVData`.
+
+    Raises:
+        ConfigurationError: from construction, arguments out of range; from ``setup``, a file that is no table, columns
+            that it has not, a row without a group, a group that is too short for one piece.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = Path(folder, "tales.csv").write_text("group,text\\nsea,the fish and his wife\\nwood,a wolf\\n")
+        ...     data = CharacterData("tales.csv", group="group", length=5, root=folder, val_fraction=0)
+        ...     data.setup()
+        >>> len(data.train_set), data.train_set.groups.tolist(), bytes(data.train_set[4][0].tolist())
+        (5, ['sea', 'sea', 'sea', 'sea', 'wood'], b'a wolf')
+    """
+
+    def __init__(
+        self,
+        path: str,
+        text: str = "text",
+        group: str | None = None,
+        length: int = 64,
+        **options: Any,
+    ) -> None:
+        super().__init__(path, group, **options)
+        check_number(self, "length", length, least=1, whole=True)
+        self.text, self.length = text, length
+
+    def encode(self, train: CSVFile, test: CSVFile | None) -> None:
+        pieces, counts = self._pieces(train, train.column(self.text, "text"))
+        groups = self.read_groups(train)
+        of, lost = None, []
+        if groups is not None:
+            of = np.repeat(groups, counts)
+            lost = np.setdiff1d(groups, of).tolist()
+        if lost or not len(pieces):
+            raise ConfigurationError(
+                f"{train.path}: {f'the texts of {lost[0]!r} ({self.group})' if lost else 'all texts'} are too short "
+                f"for a piece of {self.length + 1} characters. Lower length."
+            )
+        rest = None if test is None else (self._pieces(test, test.column(self.text, "text"))[0],)
+        if test is not None and rest is not None and not len(rest[0]):
+            raise ConfigurationError(
+                f"{test.path}: all texts are too short for a piece of {self.length + 1} characters. Lower length."
+            )
+        self.keep((pieces,), self.split(len(pieces), of), of, rest)
+        self.input_shape = (self.length + 1,)
+
+    def _pieces(self, file: CSVFile, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
+        """Pieces int64 ``[n, length + 1]``, and how many each text has."""
+        found = [windows(text, self.length) for text in texts]
+        return torch.from_numpy(np.concatenate(found).astype(np.int64)), [len(pieces) for pieces in found]

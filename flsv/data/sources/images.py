@@ -1,0 +1,226 @@
+"""Folders of images: what lies in a folder, and its image files."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from PIL import Image
+from torchvision import transforms
+from torchvision.datasets import ImageFolder
+from torchvision.datasets.folder import IMG_EXTENSIONS
+
+from flsv.data.sources.base import ImageData
+from flsv.errors import ConfigurationError
+
+
+def folder(path: Path, image_size: int = 224) -> ImageData:
+    """Image files sorted into class folders, read when they are needed.
+
+    Every file's header is read here, and the checksums of those that have some (PNG); what is found broken only when it
+    is decoded is an error then, which names the file.
+
+    Args:
+        path: the folder with ``train`` and ``test`` and, optionally, ``val``; or with a folder for each class, all of
+            whose images are for training then.
+        image_size: images are resized to a square of this many pixels; values lie in 0 .. 1.
+
+    Raises:
+        ConfigurationError: a missing or empty subfolder, splits whose classes differ, files that are no images, or
+            images of more than 8 bits per channel.
+    """
+    layout = folder_layout(path)
+    if layout.kind == "clients":
+        raise ConfigurationError(
+            f"{path} has data by client ({', '.join(list(layout.clients)[:5])}, ...): it is a source of a "
+            "FederatedDataModule."
+        )
+    if layout.kind == "classes":
+        whole = image_folder(path, image_size)
+        return ImageData(whole, None, None, len(whole.classes), tuple(whole.classes))
+    transform = _as_tensor(image_size)
+    sets = {}
+    for split in ("train", "test", "val"):
+        if split == "val" and not (path / split).is_dir():
+            continue
+        try:
+            sets[split] = ImageFolder(str(path / split), transform=transform, loader=read_image)
+        except FileNotFoundError as error:
+            raise ConfigurationError(
+                f"{path} is not a folder of images as expected: train/<class>/*.png (or .jpg ...) and "
+                f"test/<class>/*.png, optionally val/<class>/*.png. {error}"
+            ) from error
+    classes = sets["train"].classes
+    for split, images in sets.items():
+        # ImageFolder numbers a split's classes by itself: with a class missing, every later one would be another.
+        if images.classes != classes:
+            raise ConfigurationError(
+                f"{path}: {split} has the classes {images.classes}, train has {classes}. They must be the same."
+            )
+    for images in sets.values():
+        for file, _ in images.samples:
+            check_image(file)
+    return ImageData(sets["train"], sets["test"], sets.get("val"), len(classes), tuple(classes))
+
+
+def image_folder(path: Path, image_size: int = 224) -> ImageFolder:
+    """The images of ``<class>/*.png`` alone; a class folder without one is a class, of which there is nothing here.
+
+    Raises:
+        ConfigurationError: files that are no images, or images of more than 8 bits per channel.
+    """
+    images = ImageFolder(str(path), transform=_as_tensor(image_size), loader=read_image, allow_empty=True)
+    for file, _ in images.samples:
+        check_image(file)
+    return images
+
+
+def _as_tensor(image_size: int) -> transforms.Compose:
+    return transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()])
+
+
+def read_image(path: str) -> Image.Image:
+    """The image in RGB.
+
+    Raises:
+        ConfigurationError: it cannot be decoded.
+    """
+    try:
+        with Image.open(path) as image:
+            return image.convert("RGB")
+    except Exception as error:  # Pillow raises whatever its decoders do
+        raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
+
+
+def check_image(path: str) -> None:
+    """Raise ConfigurationError for what is no image or no 8-bit one, as far as can be told without decoding it."""
+    try:
+        with Image.open(path) as image:
+            mode = image.mode
+            image.verify()
+    except Exception as error:
+        raise ConfigurationError(f"{path} cannot be read as an image: {error}. Repair or remove it.") from error
+    if mode.startswith(("I", "F")):
+        # Pillow would cut every pixel at 255.
+        raise ConfigurationError(
+            f"{path} has more than 8 bits per pixel (Pillow's mode {mode}), whose scale is unknown. Save it with 8."
+        )
+
+
+#: Beside the clients, these are nobody's: what the server validates and tests with.
+HELD_OUT = ("val", "test")
+TABLES = (".csv", ".tsv")
+CAN_BE_READ = (
+    "What can be read: images as train/<class>/*.png and test/<class>/*.png, optionally val/<class>/*.png; as "
+    "<class>/*.png alone; or by client, <client>/<class>/*.png; tables by client, <client>.csv or one CSV file in each "
+    "<client>/. Beside the clients, val and test are the server's."
+)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What a folder has.
+
+    Args:
+        kind: ``"splits"`` or ``"classes"`` of images; ``"clients"``, each with images or a table.
+        clients: by name, a folder of class folders or a table; empty unless ``kind`` is ``"clients"``.
+        held_out: the same for ``val`` and ``test``.
+    """
+
+    kind: Literal["splits", "classes", "clients"]
+    clients: dict[str, Path]
+    held_out: dict[str, Path]
+
+
+def folder_layout(path: Path) -> Layout:
+    """Look at a folder, two levels deep.
+
+    Hidden files and folders do not count, nor do files of other kinds.
+
+    Raises:
+        ConfigurationError: nothing of what can be read, or several kinds of it.
+    """
+    folders = {entry.name: entry for entry in _entries(path) if entry.is_dir()}
+    tables = {entry.stem: entry for entry in _entries(path) if entry.is_file() and entry.suffix.lower() in TABLES}
+    if "train" in folders:
+        return Layout("splits", {}, {})
+    kinds = {name: _kind(folder) for name, folder in folders.items()}
+    if tables and not any(kinds.values()):
+        found = tables
+    elif tables or not kinds:
+        what = (
+            f"CSV files ({_some(tables)}) and folders ({_some(folders)})" if tables else "no folders and no CSV files"
+        )
+        raise ConfigurationError(f"{path} has {what}. {CAN_BE_READ}")
+    elif set(kinds.values()) == {"class"}:
+        return Layout("classes", {}, {})
+    else:
+        clients = {name: kind for name, kind in kinds.items() if name not in HELD_OUT}
+        which = set(clients.values()) or {""}
+        if len(which) > 1 or which & {"", "class"} or set(kinds.values()) != which:
+            told = "; ".join(f"{name} {_TOLD[kind]}" for name, kind in list(kinds.items())[:6])
+            raise ConfigurationError(
+                f"{path} has folders of which no federation can be made: {told}{'; ...' if len(kinds) > 6 else ''}. "
+                f"{CAN_BE_READ}"
+            )
+        found = {name: _table(folder) if kinds[name] == "table" else folder for name, folder in folders.items()}
+    return Layout(
+        "clients",
+        {name: each for name, each in found.items() if name not in HELD_OUT},
+        {name: each for name, each in found.items() if name in HELD_OUT},
+    )
+
+
+def has_class_folders(path: Path) -> bool:
+    """Whether a folder has images in folders by class, some of which may be empty, and no other folders."""
+    folders = [entry for entry in _entries(path) if entry.is_dir()]
+    kinds = ["class" if not _entries(folder) else _kind(folder) for folder in folders]
+    return set(kinds) == {"class"} and any(map(_entries, folders))
+
+
+_TOLD = {
+    "class": "has images",
+    "classes": "has folders of images",
+    "table": "has a CSV file",
+    "": "has neither images, nor folders of images, nor a single CSV file",
+}
+
+
+def _kind(folder: Path) -> str:
+    entries = _entries(folder)
+    tables = [entry for entry in entries if entry.suffix.lower() in TABLES]
+    images = any(map(_is_image, entries))
+    below = any(_is_image(file) for entry in entries if entry.is_dir() for file in _entries(entry))
+    if images + below + bool(tables) != 1 or len(tables) > 1:
+        return ""
+    return "class" if images else "classes" if below else "table"
+
+
+def _table(folder: Path) -> Path:
+    return next(entry for entry in _entries(folder) if entry.suffix.lower() in TABLES)
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in IMG_EXTENSIONS and path.is_file()
+
+
+def _entries(folder: Path) -> list[Path]:
+    shown = (entry for entry in folder.iterdir() if not entry.name.startswith((".", "__MACOSX")))
+    return sorted(shown, key=lambda entry: natural_key(entry.name))
+
+
+def natural_key(name: str) -> tuple[list[str | int], str]:
+    """To sort names by: clinic 2 comes before clinic 10.
+
+    Example:
+        >>> sorted(["clinic 10", "Annex", "clinic 2"], key=natural_key)
+        ['Annex', 'clinic 2', 'clinic 10']
+    """
+    parts = re.split(r"(\d+)", name)
+    return [int(part) if place % 2 else part.casefold() for place, part in enumerate(parts)], name
+
+
+def _some(names: dict[str, Path]) -> str:
+    return ", ".join(list(names)[:5]) + (", ..." if len(names) > 5 else "")

@@ -1,0 +1,226 @@
+"""Tables as the data of a federation: one with a column that says whose the rows are, or one of each client."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from flsv.data.groups import plain_names
+from flsv.data.sources.base import SourceData
+from flsv.data.sources.csv_data import CSVData
+from flsv.data.splits import FederatedSplits
+from flsv.data.tables.columns import Columns
+from flsv.data.tables.encoder import TableEncoder
+from flsv.data.tables.table import CSVFile
+from flsv.data.tables.values import group_values
+from flsv.errors import ConfigurationError
+
+
+def tables_source(
+    tables: Mapping[str, CSVFile],
+    held_out: Mapping[str, CSVFile | None],
+    label: str,
+    group: str | None,
+    columns: Columns,
+    clients: bool,
+) -> SourceData:
+    """Features and targets of tables, encoded as :class:`~flsv.data.Columns` says.
+
+    Means, deviations and categories are those of the clients' training rows, once it is known which these are: the
+    server's validation rows, and the clients' own, tell none.
+
+    Args:
+        tables: of each client by name, or a single one.
+        held_out: ``val`` and ``test``, whose rows belong to no client.
+        label: the column to predict.
+        group: the column of a single table that says whose the rows are.
+        columns: how the others become features.
+        clients: whether ``tables`` are of one client each.
+
+    Raises:
+        ConfigurationError: tables with other columns than the first; what :class:`TableEncoder` refuses.
+    """
+    columns.check_roles(label, "the client" if clients else group, "Columns")
+    encoder = TableEncoder(columns, label, group, "Columns")
+    train = {name: encoder.rows(table) for name, table in tables.items()}
+    held = {name: None if table is None else encoder.rows(table) for name, table in held_out.items()}
+    first = next(iter(train))
+    for name, table in {**train, **held}.items():
+        if table is not None:
+            _check_columns(train[first], table, first, name, group)
+    groups, names = _groups(train, group, clients)
+    rows = list(train.values())
+    everything = rows + [table for table in held.values() if table is not None]
+    classes = encoder.classes(rows)
+    # Who trains on which row is not known yet, and a number's scale with it: nothing looks at a number before.
+    nothing = np.ones(sum(map(len, everything)), dtype=bool)
+    unscaled = TableEncoder(replace(columns, standardise_target=False), label, group, "Columns")
+    unscaled.classes(rows)
+    targets = unscaled.targets(everything, nothing)
+    blank = [torch.zeros(len(target), 0) for target in targets]
+    fitted = partial(
+        _fitted, encoder=encoder, tables=everything, parts=len(rows), held=held, groups=groups, names=names
+    )
+    return replace(
+        _as_sets(blank, targets, len(rows), held),
+        class_names=classes or (),
+        groups=groups,
+        group_names=names,
+        clients=clients,
+        fitted=fitted,
+    )
+
+
+def _fitted(
+    splits: FederatedSplits,
+    encoder: TableEncoder,
+    tables: Sequence[CSVFile],
+    parts: int,
+    held: Mapping[str, CSVFile | None],
+    groups: Tensor | None,
+    names: Sequence[str],
+) -> SourceData:
+    """The data with the features that the clients' training rows tell."""
+    fit = np.zeros(sum(map(len, tables)), dtype=bool)
+    for client in splits.clients:
+        fit[client["train"].numpy()] = True
+    of = None
+    if encoder.columns.statistics == "group":
+        if groups is None or any(table is not None for table in held.values()):
+            raise ConfigurationError(
+                "Columns(statistics='group'): the val and test data are no client's, and have no statistics of their "
+                "own. Say statistics='pooled', or client_test_fraction for the clients' own test rows."
+            )
+        of = np.array(names)[groups.numpy()]
+    return _as_sets(encoder.features(tables, fit, of), encoder.targets(tables, fit), parts, held)
+
+
+def _as_sets(
+    features: Sequence[Tensor], targets: Sequence[Tensor], parts: int, held: Mapping[str, CSVFile | None]
+) -> SourceData:
+    train = TensorDataset(torch.cat(list(features[:parts])), torch.cat(list(targets[:parts])))
+    rest = iter(zip(features[parts:], targets[parts:]))
+    sets: dict[str, Dataset | None] = {
+        name: None if table is None else TensorDataset(*next(rest)) for name, table in held.items()
+    }
+    return SourceData(train, sets.get("val"), test=sets.get("test"))
+
+
+def _check_columns(first: CSVFile, table: CSVFile, one: str, other: str, group: str | None) -> None:
+    mine, theirs = set(first.columns) - {group}, set(table.columns) - {group}
+    if mine != theirs:
+        lacks, more = sorted(mine - theirs), sorted(theirs - mine)
+        told = [f"lacks {', '.join(lacks[:5])}"] if lacks else []
+        told += [f"has {', '.join(more[:5])} besides"] if more else []
+        raise ConfigurationError(
+            f"The tables have other columns: {other!r} ({table.path}) {' and '.join(told)}, compared with {one!r} "
+            f"({first.path}). All need the same."
+        )
+
+
+def _groups(tables: Mapping[str, CSVFile], group: str | None, clients: bool) -> tuple[Tensor | None, tuple[str, ...]]:
+    if clients:
+        return torch.repeat_interleave(torch.tensor([len(table) for table in tables.values()])), tuple(tables)
+    if group is None:
+        return None, ()
+    values, numbers = np.unique(group_values(next(iter(tables.values())), group), return_inverse=True)
+    return torch.from_numpy(numbers.reshape(-1).astype(np.int64)), plain_names(values.tolist(), group)
+
+
+class TableData(CSVData):
+    """The rows of a CSV file: features, one target, and perhaps a column with the natural clients.
+
+    Samples are ``(features float32 [D], target)``; the target is a class (int64) or a number (float32). What becomes of
+    the columns, and whose rows tell their means, deviations and categories, says :class:`~flsv.data.Columns`. Training
+    rows are all that are not held out here, those that a federation's clients hold out themselves included.
+
+    Args:
+        path: the file, looked up below ``root``, then as it is.
+        target: the column to predict.
+        task: see :class:`~flsv.data.Columns`, as all up to ``max_categories`` but ``group``.
+        group: the column whose values are the clients of a :class:`~flsv.data.GroupPartitioner`; no feature.
+        features: columns to predict from; None: all others, with identifiers and what came after the target.
+        exclude: columns to leave out of these.
+        categorical: columns whose numbers are names of categories.
+        gaps: what a missing value looks like, besides white space around it.
+        statistics: whose rows tell a column's mean and deviation: ``"pooled"`` or ``"group"``.
+        standardise_target: for regression.
+        max_categories: how many categories a column may have; more are taken for a mistake.
+        options: see :class:`~flsv.data.CSVData`.
+
+    Attributes:
+        feature_names: ``D`` names, such as ``("age", "ward=A", "ward=B", "age missing")``.
+        target_mean, target_std: what a prediction is multiplied by (``target_std``) and then moved by to be in the
+            file's unit; 0 and 1 unless ``standardise_target``.
+
+    Raises:
+        ConfigurationError: from construction, arguments out of range or that contradict each other; from ``setup``, a
+            file that is no table, columns that it has not, a row without a group, a feature that is partly numbers and
+            partly words, too many categories, a target that does not suit the task.
+
+    Example:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     text = "ward,age,sex,ill\\nA,30,f,no\\nA,50,m,yes\\nB,,f,no\\nB,40,m,yes\\n"
+        ...     _ = Path(folder, "wards.csv").write_text(text)
+        ...     data = TableData("wards.csv", "ill", group="ward", root=folder, val_fraction=0, test_fraction=0)
+        ...     data.setup()
+        >>> data.feature_names, data.group_names, data.train_set.classes
+        (('age', 'sex=f', 'sex=m', 'age missing'), ('A', 'B'), ('no', 'yes'))
+        >>> data.train_set[2]
+        (tensor([0., 1., 0., 1.]), tensor(0))
+    """
+
+    pooled_inputs = True
+
+    def __init__(
+        self,
+        path: str,
+        target: str,
+        task: Literal["classification", "regression"] = "classification",
+        group: str | None = None,
+        features: list[str] | None = None,
+        exclude: list[str] | None = None,
+        categorical: list[str] | None = None,
+        gaps: list[str] | None = None,
+        statistics: Literal["pooled", "group"] = "pooled",
+        standardise_target: bool = False,
+        max_categories: int = 50,
+        **options: Any,
+    ) -> None:
+        super().__init__(path, group, **options)
+        self.columns = Columns(
+            task, features, exclude, categorical, gaps, statistics, standardise_target, max_categories, self.delimiter
+        )
+        self.columns.check_roles(target, group, "TableData")
+        self.target, self.task = target, task
+        self.target_mean, self.target_std = 0.0, 1.0
+        self.feature_names: tuple[str, ...] = ()
+
+    def encode(self, train: CSVFile, test: CSVFile | None) -> None:
+        encoder = TableEncoder(self.columns, self.target, self.group, "TableData")
+        files = [encoder.rows(file) for file in (train, test) if file is not None]
+        groups = [self.read_groups(file) for file in files]
+        splits = self.split(len(files[0]), groups[0])
+        fit = np.zeros(sum(map(len, files)), dtype=bool)
+        fit[splits["train"]] = True
+        # As text: the files may differ in whether all groups are numbers.
+        of = (
+            None if self.group is None else np.concatenate([group.astype(str) for group in groups if group is not None])
+        )
+        features = encoder.features(files, fit, of)
+        classes = encoder.classes(files[:1])
+        targets = encoder.targets(files, fit)
+        rest = None if test is None else (features[1], targets[1])
+        self.keep((features[0], targets[0]), splits, groups[0], rest, classes)
+        self.input_shape = tuple(features[0].shape[1:])
+        self.feature_names = encoder.feature_names
+        self.target_mean, self.target_std = encoder.target_mean, encoder.target_std

@@ -1,0 +1,260 @@
+"""MedMNIST-style archives, made here and real."""
+
+import os
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from flsv.data.sources.npz import npz
+from flsv.errors import ConfigurationError
+
+ROOT = os.environ.get("FLSV_DATA_ROOT")
+
+
+def arrays(shape=(8, 8), dtype=np.uint8, splits=("train", "val", "test"), labels=3):
+    rng = np.random.default_rng(0)
+    made = {}
+    for split, length in zip(splits, (12, 5, 6), strict=False):
+        made[f"{split}_images"] = rng.integers(0, 256, (length, *shape)).astype(dtype)
+        made[f"{split}_labels"] = (np.arange(length) % labels)[:, None].astype(np.uint8)
+    return made
+
+
+@pytest.mark.parametrize(("shape", "expected"), [((8, 9), (1, 8, 9)), ((8, 9, 3), (3, 8, 9)), ((8, 9, 1), (1, 8, 9))])
+def test_images_and_labels(tmp_path, shape, expected):
+    made = arrays(shape)
+    np.savez(tmp_path / "set.npz", **made)
+    data = npz(tmp_path / "set.npz")
+    assert [len(part) for part in (data.train, data.val, data.test)] == [12, 5, 6]
+    image, label = data.train[4]
+    assert image.shape == expected
+    pixels = made["train_images"][4].reshape(8, 9, -1).transpose(2, 0, 1)
+    np.testing.assert_allclose(image.numpy(), pixels / 255 * 2 - 1, atol=1e-6)
+    assert label.dtype == torch.int64
+    assert int(label) == 1
+    assert data.num_classes == 3
+    assert data.class_names == ("0", "1", "2")
+
+
+def test_floating_point_images_are_taken_as_they_are(tmp_path):
+    made = arrays(dtype=np.float64)
+    np.savez(tmp_path / "set.npz", **made)
+    np.testing.assert_allclose(npz(tmp_path / "set.npz").train[2][0][0].numpy(), made["train_images"][2])
+
+
+def test_no_validation_images(tmp_path):
+    np.savez(tmp_path / "set.npz", **arrays(splits=("train", "test")))
+    assert npz(tmp_path / "set.npz").val is None
+
+
+def test_columns_become_attributes_of_the_training_set(tmp_path):
+    np.savez(
+        tmp_path / "set.npz",
+        **arrays(),
+        train_hospital=np.array(list("abcabcabcabc")),
+        train_about=np.zeros(3),
+        train_year=2020,
+        train_tensors=np.zeros(12),
+    )
+    train = npz(tmp_path / "set.npz").train
+    assert len(train.tensors) == 2
+    assert train.hospital.tolist() == list("abcabcabcabc")
+    assert not hasattr(train, "about")
+
+
+@pytest.mark.parametrize(("dtype", "white"), [("int64", 255), ("int16", 255), ("uint16", 255), ("uint16", 65535)])
+def test_wider_integers_are_scaled_by_their_bits_and_it_is_said(tmp_path, dtype, white):
+    narrow = arrays()
+    for split in ("train", "val", "test"):
+        narrow[f"{split}_images"][0, 0, :2] = 0, 255
+    wide = {name: a.astype(dtype) * (white // 255) if "images" in name else a for name, a in narrow.items()}
+    np.savez(tmp_path / "narrow.npz", **narrow)
+    np.savez(tmp_path / "wide.npz", **wide)
+    with pytest.warns(UserWarning, match=rf"train_images {dtype}.*0 \.\. {white}"):
+        data = npz(tmp_path / "wide.npz")
+    for split in ("train", "val", "test"):
+        expected = getattr(npz(tmp_path / "narrow.npz"), split)[:][0]
+        torch.testing.assert_close(getattr(data, split)[:][0], expected, atol=1e-6, rtol=0)
+
+
+def test_black_and_white(tmp_path):
+    made = arrays()
+    np.savez(tmp_path / "set.npz", **{n: a > 127 if "images" in n else a for n, a in made.items()})
+    assert npz(tmp_path / "set.npz").train[:][0].unique().tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (lambda a: a.astype(np.int64) // 16, r"train_images int64.*0 \.\. 15.*scale is unknown"),
+        (lambda a: a.astype(np.uint16) * 16, r"uint16.*whole numbers 0 \.\. 40\d\d.*scale is unknown"),
+        (lambda a: a.astype(np.int64) - 9, r"whole numbers -9 \.\. .*scale is unknown"),
+        (lambda a: a + 1j, "pixels must be real numbers; there are train_images complex128"),
+        (lambda a: a.astype(str), "pixels must be real numbers; there are train_images <U3"),
+        (lambda a: a * np.float64(1e300), "12 of 12 images have NaN or infinite pixels: 0 .. 11"),
+    ],
+)
+def test_pixels_of_unknown_scale_are_refused(tmp_path, images, message):
+    np.savez(tmp_path / "set.npz", **{n: images(a) if "images" in n else a for n, a in arrays().items()})
+    with pytest.raises(ConfigurationError, match=message):
+        npz(tmp_path / "set.npz")
+
+
+def test_splits_of_different_types_or_shapes(tmp_path):
+    made = arrays()
+    np.savez(tmp_path / "set.npz", **{**made, "val_images": made["val_images"] / 255})
+    with pytest.raises(ConfigurationError, match="train_images uint8.*val_images float64.*in one type"):
+        npz(tmp_path / "set.npz")
+    np.savez(tmp_path / "set.npz", **{**made, "test_images": made["test_images"][:, 1:]})
+    with pytest.raises(ConfigurationError, match=r"train_images are \[8, 8\] each, test_images \[7, 8\]"):
+        npz(tmp_path / "set.npz")
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+@pytest.mark.parametrize("value", [np.nan, -np.inf])
+def test_pixels_that_are_not_finite(tmp_path, split, value):
+    made = arrays(dtype=np.float32)
+    made[f"{split}_images"][[1, 4], 2, 3] = value
+    np.savez(tmp_path / "set.npz", **made)
+    with pytest.raises(ConfigurationError, match=rf"{split}_images: 2 of \d+ images have NaN or infinite pixels: 1, 4"):
+        npz(tmp_path / "set.npz")
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda y: y + 0.7, r"not whole numbers from 0 up, \d+ of \d+, such as 0.7 at 0"),
+        (lambda y: y.astype(np.int64) - 1, "such as -1 at 0"),
+        (lambda y: y + 0j, "found complex128"),
+        (lambda y: np.array(["cat", "dog", "eel"])[y], "found <U3"),
+        (lambda y: np.where(y == 2, np.nan, y), "such as nan at 2"),
+        (lambda y: np.where(y == 2, 10**9, y.astype(np.int64)), "largest label is 1000000000, and there are only"),
+        (lambda y: np.where(y == 2, 2.0**70, y), "such as 1.18"),
+        (lambda y: np.where(y == 2, np.uint64(2**63 + 1), y.astype(np.uint64)), "such as 9223372036854775809 at 2"),
+    ],
+)
+def test_labels_that_are_no_classes(tmp_path, split, change, message):
+    made = arrays()
+    np.savez(tmp_path / "set.npz", **{**made, f"{split}_labels": change(made[f"{split}_labels"][:, 0])})
+    with pytest.raises(ConfigurationError, match=message):
+        npz(tmp_path / "set.npz")
+
+
+def test_labels_from_one_or_with_gaps_are_numbered_anew_and_keep_their_names(tmp_path):
+    made = arrays()
+    gaps = np.array([1, 3, 7])
+    np.savez(tmp_path / "set.npz", **{n: gaps[a] if "labels" in n else a for n, a in made.items()})
+    with pytest.warns(UserWarning, match=r"the labels are 1, 3, 7, not 0 \.\. 2"):
+        data = npz(tmp_path / "set.npz")
+    assert data.train[:][1].tolist() == made["train_labels"][:, 0].tolist()
+    assert data.test[:][1].tolist() == made["test_labels"][:, 0].tolist()
+    assert data.class_names == ("1", "3", "7")
+
+
+def test_a_class_that_one_split_lacks_is_no_gap(tmp_path, recwarn):
+    made = arrays()
+    made["train_labels"][made["train_labels"] == 1] = 0
+    made["val_labels"][made["val_labels"] == 0] = 2
+    np.savez(tmp_path / "set.npz", **made)
+    data = npz(tmp_path / "set.npz")
+    assert data.num_classes == 3
+    assert data.train[:][1].unique().tolist() == [0, 2]
+    assert not recwarn.list
+
+
+def test_missing_arrays_are_named(tmp_path):
+    np.savez(tmp_path / "set.npz", train_images=np.zeros((3, 8, 8)), x=np.zeros(2))
+    with pytest.raises(ConfigurationError, match="no array train_labels, test_images, test_labels; it has train_imag"):
+        npz(tmp_path / "set.npz")
+    made = arrays()
+    del made["val_labels"]
+    np.savez(tmp_path / "set.npz", **made)
+    with pytest.raises(ConfigurationError, match="no array val_labels"):
+        npz(tmp_path / "set.npz")
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("train_labels", np.zeros((12, 14)), r"train_labels has shape \[12, 14\].*multi-label"),
+        ("train_labels", np.zeros(7), r"shape \[7\] for 12 images"),
+        ("test_images", np.zeros((6, 8, 8, 5)), r"test_images has shape \[6, 8, 8, 5\]"),
+        ("test_images", np.zeros(()), r"test_images has shape \[\]"),
+        ("test_labels", np.zeros(()), r"test_labels has shape \[\] for 6 images"),
+    ],
+)
+def test_shapes_that_do_not_fit(tmp_path, name, array, message):
+    np.savez(tmp_path / "set.npz", **{**arrays(), name: array})
+    with pytest.raises(ConfigurationError, match=message):
+        npz(tmp_path / "set.npz")
+
+
+def damaged(archive: bytes) -> bytes:
+    """Zeros in the middle of the first array."""
+    return archive[:300] + bytes(200) + archive[500:]
+
+
+@pytest.mark.parametrize("change", [lambda _: b"<html>404</html>", lambda _: b"", lambda a: a[: len(a) // 2], damaged])
+def test_a_file_that_is_no_archive(tmp_path, change):
+    file = tmp_path / "set.npz"
+    np.savez_compressed(file, **arrays())
+    file.write_bytes(change(file.read_bytes()))
+    with pytest.raises(ConfigurationError, match=r"set\.npz cannot be read as an \.npz archive"):
+        npz(file)
+
+
+def test_other_files_called_npz(tmp_path):
+    Image.new("L", (8, 8)).save(tmp_path / "set.png")
+    (tmp_path / "set.png").rename(tmp_path / "set.npz")
+    with pytest.raises(ConfigurationError, match=r"it begins with b'\\x89PNG"):
+        npz(tmp_path / "set.npz")
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    (tmp_path / "one.npy").rename(tmp_path / "set.npz")
+    with pytest.raises(ConfigurationError, match="it begins with .*NUMPY"):
+        npz(tmp_path / "set.npz")
+    with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
+        for name in arrays():
+            archive.writestr(f"{name}.npy", "junk")
+    with pytest.raises(ConfigurationError, match=r"as an \.npz archive of plain arrays: train_images: .*no array"):
+        npz(tmp_path / "set.npz")
+
+
+class Payload:
+    """Unpickled, it would leave a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return Path.touch, (self.file,)
+
+
+def test_pickled_objects_are_not_read(tmp_path):
+    labels = np.array([Payload(tmp_path / "executed")] * 12, dtype=object)
+    np.savez(tmp_path / "set.npz", **{**arrays(), "train_labels": labels})
+    with pytest.raises(ConfigurationError, match="train_labels: Object arrays cannot be loaded"):
+        npz(tmp_path / "set.npz")
+    assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.skipif(ROOT is None, reason="FLSV_DATA_ROOT is not set: no real image data")
+@pytest.mark.parametrize(
+    ("name", "sizes", "shape", "classes"),
+    [
+        ("pneumoniamnist.npz", (4708, 524, 624), (1, 28, 28), 2),
+        ("ham10000_28.npz", (7020, 996, 1999), (3, 28, 28), 7),
+    ],
+)
+def test_real_archives(name, sizes, shape, classes):
+    path = Path(ROOT, name)
+    if not path.is_file():
+        pytest.skip(f"FLSV_DATA_ROOT has no {name}")
+    data = npz(path)
+    assert tuple(len(part) for part in (data.train, data.val, data.test)) == sizes
+    assert data.train[0][0].shape == shape
+    assert data.num_classes == classes

@@ -1,0 +1,78 @@
+"""Comma-separated files, proper and not."""
+
+import csv
+
+import pytest
+
+from flsv.data.tables.table import find_file, read_csv
+from flsv.errors import ConfigurationError
+
+
+def written(folder, text, encoding="utf-8"):
+    path = folder / "table.csv"
+    path.write_bytes(text.encode(encoding))
+    return path
+
+
+def test_quotes_unicode_blank_lines_and_lines_inside_values(tmp_path):
+    text = 'a, b\r\n"x, y","he said ""no"""\r\n\r\n"two\nlines",Größe 漢字 🐺\r\n'
+    file = read_csv(written(tmp_path, text))
+    assert file.columns == {"a": ["x, y", "two\nlines"], "b": ['he said "no"', "Größe 漢字 🐺"]}
+    assert file.lines == [2, 5]
+    assert len(file) == 2
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
+    assert list(read_csv(written(tmp_path, "a;b\n1;2\n", "utf-8-sig"), ";").columns) == ["a", "b"]
+
+
+def test_long_values_and_the_csv_modules_limit_afterwards(tmp_path):
+    before = csv.field_size_limit()
+    file = read_csv(written(tmp_path, "tale\n" + "x" * 300_000 + "\n"))
+    assert len(file.columns["tale"][0]) == 300_000
+    assert csv.field_size_limit() == before
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("\na,b\n1,2\n", "its first line is"),
+        ("a,b\n", "no rows"),
+        ("a,b\n1,2\n3\n", "line 3: 1 values, but the header has 2 names"),
+        ("a,b\n1,2,3\n", "line 2: 3 values"),
+        ("a,a\n1,2\n", "several columns are called 'a'"),
+        ("a,\n1,2\n", "column 2 has no name"),
+        ("a;b\n1;2\n", "give delimiter=';'"),
+        ('a,b\n"x" y,2\n', "cannot be read as comma-separated"),
+        ('a,b\n"x,2\n', "cannot be read as comma-separated"),
+        ("a,b\n1,2\n3,w\0ell\n", "line 3 has a zero byte"),
+    ],
+)
+def test_what_is_no_table_is_refused(tmp_path, text, message):
+    with pytest.raises(ConfigurationError, match=message):
+        read_csv(written(tmp_path, text))
+
+
+def test_other_encodings_are_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"table\.csv is not UTF-8"):
+        read_csv(written(tmp_path, "a\nGröße\n", "latin-1"))
+
+
+def test_a_delimiter_is_one_character(tmp_path):
+    with pytest.raises(ConfigurationError, match="delimiter='::': expected one character"):
+        read_csv(written(tmp_path, "a\n1\n"), "::")
+
+
+def test_an_unknown_column_gets_a_suggestion(tmp_path):
+    file = read_csv(written(tmp_path, "Clinic,age\nA,3\n"))
+    with pytest.raises(ConfigurationError, match=r"no column 'clinic' \(group\)\. Did you mean 'Clinic'\? It has Clin"):
+        file.column("clinic", "group")
+
+
+def test_files_are_looked_for_below_the_root_and_as_they_are(tmp_path, monkeypatch):
+    path = written(tmp_path, "a\n1\n")
+    assert find_file("table.csv", str(tmp_path)) == path
+    assert find_file(str(path), "elsewhere") == path
+    with pytest.raises(ConfigurationError, match=r"none\.csv was not found: looked at .*none\.csv and"):
+        find_file("none.csv", str(tmp_path))

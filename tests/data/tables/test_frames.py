@@ -1,0 +1,349 @@
+"""DataFrames and Hugging Face data sets, imitated and, where they are installed, real."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from frames import ClassLabel, Frame, HuggingFace
+from PIL import Image
+from torch.utils.data import TensorDataset
+
+from flsv.data import Columns, FederatedDataModule
+from flsv.data.sources.arrays import ColumnSamples
+from flsv.data.tables.table import column_keys, frame_table, is_hugging_face, read_csv
+from flsv.errors import ConfigurationError
+
+ROWS = 40
+AGE = [float(20 + i) if i % 7 else float("nan") for i in range(ROWS)]
+SEX = ["fm"[i % 2] for i in range(ROWS)]
+WARD = [["Boston", "Lyon", "Köln / Ost"][i % 3] for i in range(ROWS)]
+ILL = [i % 4 // 3 for i in range(ROWS)]
+PATIENTS = {"age": AGE, "sex": SEX, "ward": WARD, "ill": ILL}
+
+
+def ready(*args, **kwargs):
+    data = FederatedDataModule(*args, **kwargs)
+    data.setup("fit")
+    return data
+
+
+def everything(data):
+    return [data._data.train.tensors, [data.client_indices(i) for i in range(data.num_clients)]]
+
+
+def test_columns_as_text():
+    table = frame_table(
+        Frame(a=[1.0, float("nan"), 3.0], b=[0.1, None, 2.0], c=[True, None, "x"], d=np.array([1, 2, 3]), e=[1, 2, 3]),
+        leave_out=("e",),
+    )
+    assert table.columns == {
+        "a": ["1", "", "3"],
+        "b": ["0.1", "", "2.0"],
+        "c": ["True", "", "x"],
+        "d": ["1", "2", "3"],
+        "e": ["", "", ""],
+    }
+    assert table.places([0, 2]) == "row 0, 2"
+
+
+def test_what_columns_say_of_themselves_stays():
+    """Categories whose names are numbers, words that look like numbers, the word NA, truth values."""
+    pandas = pytest.importorskip("pandas")
+    rows = np.arange(60)
+    frame = pandas.DataFrame(
+        {
+            "plan": pandas.Categorical(np.array([101, 205, 330])[rows % 3]),
+            "zip": np.array(["01234", "05678"], object)[rows % 2],
+            "country": ["NA" if row % 4 == 0 else "DE" for row in rows],
+            "smoker": rows % 5 == 0,
+            "age": rows.astype(float),
+            "ill": rows % 2,
+        }
+    )
+    x = ready(frame, label="ill", server_val_fraction=0, client_test_fraction=0)._data.train.tensors[0].numpy()
+    numbers = np.column_stack([rows % 5 == 0, rows])
+    named = [rows % 3 == 0, rows % 3 == 1, rows % 3 == 2, rows % 2 == 0, rows % 2 == 1, rows % 4 != 0, rows % 4 == 0]
+    expected = np.column_stack([(numbers - numbers.mean(0)) / numbers.std(0), *named])
+    np.testing.assert_allclose(x, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (lambda pd: pd.date_range("2020-01-01", periods=60), "'odd' has values of the type Timestamp"),
+        (lambda pd: [pd.Timestamp(2020, 1, 1 + i % 3).date() for i in range(60)], "the type date; expected numbers"),
+        (lambda pd: pd.Series([1, "1"] * 30, dtype=object), r"the type int, str.*categorical: \[odd\]"),
+        (lambda pd: [[1.0]] * 60, "of the type list"),
+        (lambda pd: np.arange(60).astype(str).astype(object), r"Numbers that are kept as words.*astype"),
+        (lambda pd: [1e300, *range(59)], "row 0: 1e.300 in 'odd' is too large"),
+        (lambda pd: [np.inf, *range(59)], "row 0: 'inf' in 'odd' is no finite number"),
+    ],
+)
+def test_columns_that_are_no_features(values, message):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"odd": values(pandas), "x": np.arange(60), "ill": np.arange(60) % 2})
+    with pytest.raises(ConfigurationError, match=message):
+        ready(frame, label="ill")
+    assert ready(frame, label="ill", columns=Columns(exclude=["odd"])).input_shape == (1,)
+
+
+def test_clients_whose_columns_are_of_other_kinds():
+    parts = {"Boston": Frame(zip=[1, 2] * 20, ill=[0, 1] * 20), "Lyon": Frame(zip=["1", "2"] * 20, ill=[0, 1] * 20)}
+    with pytest.raises(ConfigurationError, match="'zip' has numbers in Frame and categories in Frame"):
+        ready(clients=parts, label="ill")
+    assert ready(clients=parts, label="ill", columns=Columns(categorical=["zip"])).input_shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["0", "00", "1", "1.0"], "target 'ill' has '0', '00', which are one class to a person"),
+        (["True", "true", "TRUE", "no"], "'TRUE', 'True', 'true', which are one"),
+    ],
+)
+def test_classes_that_are_one_to_a_person(labels, message, tmp_path):
+    with pytest.raises(ConfigurationError, match=message):
+        ready(Frame(x=[1.0, 2.0, 3.0, 4.0] * 10, ill=labels * 10), label="ill")
+    rows = [f"{i},{label}" for i, label in enumerate(labels * 10)]
+    (tmp_path / "ill.csv").write_text("\n".join(["x,ill", *rows]))
+    with pytest.raises(ConfigurationError, match=message):
+        ready("ill.csv", root=str(tmp_path), label="ill")
+    with pytest.raises(ConfigurationError, match="which are one class to a person"):
+        ready(clients={"a": (np.zeros((40, 1)), labels * 10), "b": (np.zeros((40, 1)), labels * 10)})
+
+
+def test_spellings_of_a_client_and_of_a_category_are_warned_of():
+    frame = Frame(ward=["Boston", "boston "] * 20, sex=["f", "m", "F", "M"] * 10, ill=[0, 1] * 20)
+    with (
+        pytest.warns(UserWarning, match=r"'ward' \(group\) has 'Boston', 'boston', each a client"),
+        pytest.warns(UserWarning, match="'sex' has 'F', 'f', each a category"),
+    ):
+        ready(frame, label="ill", groups="ward")
+
+
+def test_columns_called_by_numbers():
+    frame = Frame()
+    frame.columns, frame._values = list(range(4)), dict(enumerate(PATIENTS.values()))
+    named = ready(Frame(**PATIENTS), label="ill", groups="ward", columns=Columns(features=["age"]))
+    numbered = ready(frame, label=3, groups=2, columns=Columns(features=[0]))
+    torch.testing.assert_close(everything(numbered), everything(named), rtol=0, atol=0)
+    with pytest.raises(ConfigurationError, match=r"no column '7' \(label\)"):
+        ready(frame, label=7)
+
+
+def test_what_has_columns():
+    assert column_keys(Frame(a=[1], b=[2])) == {"a": "a", "b": "b"}
+    assert is_hugging_face(HuggingFace({"a": [1]}))
+    assert not is_hugging_face(Frame(a=[1]))
+    for other in ([1], {"columns": [1]}, np.zeros((2, 2)), TensorDataset(torch.zeros(2)), "columns", None):
+        assert column_keys(other) is None
+    frame = Frame(a=[1])
+    frame.columns = ["a", "a"]
+    with pytest.raises(ConfigurationError, match="several columns are called 'a'"):
+        column_keys(frame)
+
+
+def test_a_frame_is_a_federation_in_one_line():
+    data = ready(Frame(**PATIENTS), label="ill", groups="ward", server_val_fraction=0.2)
+    assert data.client_names == ("Boston", "Köln / Ost", "Lyon")
+    assert data.class_names == ("0", "1")
+    assert int(data.num_samples.sum()) == 32
+    x, y = next(iter(data.client_loader(0)))
+    assert (x.shape[1:], y.dtype) == ((4,), torch.int64)  # age, sex=f, sex=m, age missing
+    wards = np.unique(WARD)
+    for client, ward in enumerate(wards):
+        assert {WARD[i] for i in data.client_indices(client).tolist()} == {ward}
+
+
+def test_a_frame_and_the_same_file_are_the_same(tmp_path):
+    rows = [f"{'' if np.isnan(a) else a},{s},{w},{i}" for a, s, w, i in zip(*PATIENTS.values())]
+    (tmp_path / "wards.csv").write_text("\n".join(["age,sex,ward,ill", *rows]), "utf-8")
+    frame = ready(Frame(**PATIENTS), label="ill", groups="ward")
+    file = ready("wards.csv", root=str(tmp_path), label="ill", groups="ward")
+    hugging = ready(HuggingFace(PATIENTS), label="ill", groups="ward")
+    assert read_csv(tmp_path / "wards.csv").columns["age"][:2] == ["", "21.0"]
+    for other in (file, hugging):
+        assert other.client_names == frame.client_names
+        torch.testing.assert_close(everything(other), everything(frame), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "Frame is a table: say label, the column to predict. It has age, sex, ward, ill"),
+        ({"label": "il"}, r"no column 'il' \(label\). Did you mean 'ill'\?"),
+        ({"label": "ill", "groups": "clinic"}, r"no column 'clinic' \(groups\)"),
+        ({"label": "ill", "groups": "ill"}, "target and group are both 'ill'"),
+        ({"label": "age"}, "34 different values in 34 rows, which are no classes"),
+        ({"label": "ill", "columns": Columns(features=["weight"])}, r"no column 'weight' \(features\)"),
+        (
+            {"label": "sex", "columns": Columns(task="regression")},
+            "'sex' .target. is no finite number",
+        ),
+        ({"label": "ill", "columns": Columns(statistics="group")}, "needs group"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*are left out")
+def test_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ready(Frame(**PATIENTS), **options)
+
+
+def test_missing_groups_and_labels():
+    gone = [None, *WARD[1:]]
+    with pytest.raises(ConfigurationError, match=r"1 of 40 rows have no 'ward' \(group\): row 0"):
+        ready(Frame(**{**PATIENTS, "ward": gone}), label="ill", groups="ward")
+    with pytest.warns(UserWarning, match=r"1 of 40 rows have no 'ill' \(target\) and are left out"):
+        data = ready(Frame(**{**PATIENTS, "ill": [None, *map(float, ILL[1:])]}), label="ill", groups="ward")
+    assert data.class_names == ("0", "1")  # not 0.0 and 1.0
+    assert int(data.num_samples.sum()) + len(data.server_val_indices) == 39
+
+
+def pictures(number, mode="L", side=6):
+    shape = (side, side + 1) if mode == "L" else (side, side + 1, 3)
+    return [Image.fromarray(np.full(shape, 51 * (i % 5), np.uint8)) for i in range(number)]
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3)])
+def test_pictures_with_named_classes(mode, channels):
+    source = HuggingFace(
+        {"image": pictures(30, mode), "label": [i % 3 for i in range(30)], "clinic": [f"c{i % 2}" for i in range(30)]},
+        label=ClassLabel(["cat", "dog", "eel"]),
+    )
+    data = ready(source, label="label", groups="clinic", columns=Columns(features=["image"]))
+    assert (data.class_names, data.client_names) == (("cat", "dog", "eel"), ("c0", "c1"))
+    assert data.input_shape == (channels, 6, 7)
+    x, y = next(iter(data.client_loader(0, shuffle=False)))
+    rows = data.client_indices(0).tolist()
+    assert y.tolist() == [row % 3 for row in rows]
+    assert x[:, 0, 0, 0].tolist() == pytest.approx([(row % 5) / 5 for row in rows])
+    with pytest.raises(ConfigurationError, match=r"name it, columns.features: \[image\]"):
+        ready(source, label="label")
+
+
+def test_nothing_is_read_of_pictures_before_it_is_needed():
+    source = HuggingFace({"image": pictures(30), "label": [i % 3 for i in range(30)]})
+    samples = ColumnSamples(source, "image", "label")
+    assert source.rows_read == 0
+    assert samples[4][1].item() == 1
+    assert source.rows_read == 1
+
+
+def test_named_numbers_of_a_column_are_categories_and_minus_1_a_gap():
+    plans = ClassLabel(["none", "basic", "full"])
+    source = HuggingFace({"plan": [-1, 0, 1, 2] * 10, "ill": [0, 1] * 20}, plan=plans)
+    assert ready(source, label="ill").input_shape == (4,)  # three categories and the gap
+    with pytest.warns(UserWarning, match=r"10 of 40 rows have no 'plan' \(target\)"):
+        assert ready(source, label="plan").class_names == ("basic", "full", "none")
+
+
+def test_arrays_and_targets_of_hugging_face():
+    source = HuggingFace({"x": [[i, 0.5] for i in range(20)], "y": [0.5 * i for i in range(20)]})
+    data = ready(source, label="y")
+    assert data.no_classes is not None
+    x, y = data._data.train[3]
+    assert (x.tolist(), y.item(), x.dtype) == ([3.0, 0.5], 1.5, torch.float32)
+    words = HuggingFace({"x": [[i, 0.5] for i in range(20)], "y": ["no", "yes"] * 10})
+    assert ready(words, label="y").class_names == ("no", "yes")
+
+
+def test_refused_columns_of_hugging_face():
+    with pytest.raises(ConfigurationError, match=r"1 of 2 rows have no 'y' \(label\), such as row 1"):
+        ColumnSamples(HuggingFace({"x": [[1], [2]], "y": [1, None]}), "x", "y")
+    odd = ColumnSamples(HuggingFace({"x": [[1], {"a": 1}], "y": [1, 0]}), "x", "y")
+    with pytest.raises(ConfigurationError, match="row 1: 'x' is a dict, which is no image and no array"):
+        odd[1]
+    deep = ColumnSamples(HuggingFace({"x": [Image.new("I;16", (3, 3))], "y": [1]}), "x", "y")
+    with pytest.raises(ConfigurationError, match="more than 8 bits per pixel"):
+        deep[0]
+
+
+def test_clients_number_the_classes_alike():
+    parts = {
+        name: HuggingFace({"x": [[1.0, 2.0]] * 20, "y": words}, y=None)
+        for name, words in {"Boston": ["cat", "dog"] * 10, "Lyon": ["dog"] * 20}.items()
+    }
+    data = ready(clients=parts, label="y", server_val_fraction=0.0)
+    assert data.class_names == ("cat", "dog")
+    assert data.class_counts.tolist() == [[10, 10], [0, 20]]
+
+
+def test_splits_by_name():
+    train, test = (HuggingFace({"x": [1.0, 2.0] * n, "y": ["a", "b"] * n}) for n in (20, 5))
+    data = ready({"train": train, "validation": test, "test": test}, label="y")
+    assert len(data.server_val_indices) == 0
+    assert sum(len(y) for _, y in data.val_dataloader()) == 10
+    assert sum(len(y) for _, y in data.test_dataloader()) == 10
+    with pytest.raises(ConfigurationError, match="Data by client are given as clients"):
+        ready({"Boston": train, "Lyon": test}, label="y")
+
+
+def test_hugging_face_without_label_stays_rows():
+    rows = HuggingFace({"x": [torch.ones(2)] * 20, "label": [0, 1] * 10})
+    data = ready(rows)
+    assert set(next(iter(data.client_loader(0)))) == {"x", "label"}
+
+
+def test_pandas():
+    pandas = pytest.importorskip("pandas")
+    data = pandas.DataFrame(PATIENTS)
+    found = ready(data, label="ill", groups="ward")
+    torch.testing.assert_close(
+        everything(found), everything(ready(Frame(**PATIENTS), label="ill", groups="ward")), rtol=0, atol=0
+    )
+    by_ward = {name: rows.drop(columns="ward") for name, rows in data.groupby("ward")}
+    assert ready(clients=by_ward, label="ill").client_names == found.client_names
+    odd = data.assign(
+        age=pandas.array([None if np.isnan(a) else int(a) for a in AGE], dtype="Int64"),
+        sex=pandas.Categorical(SEX),
+        ill=pandas.Series(ILL).astype("boolean"),
+    )
+    again = ready(odd, label="ill", groups="ward")
+    assert again.class_names == ("False", "True")
+    torch.testing.assert_close(everything(again), everything(found), rtol=0, atol=0)
+    series = ready((data[["age"]].fillna(0).to_numpy(), data["ill"]))
+    assert series.class_counts.sum(0).tolist() != [0, 0]
+
+
+def test_the_real_library():
+    datasets, arrow = pytest.importorskip("datasets"), pytest.importorskip("pyarrow")
+
+    def made(columns, features):
+        table = arrow.table(columns, schema=features.arrow_schema)
+        # With a fingerprint: to make one, the library pickles the table, which some versions of its own parts cannot.
+        info = datasets.DatasetInfo(features=features)
+        return datasets.Dataset(datasets.table.InMemoryTable(table), info=info, fingerprint="made here")
+
+    kinds = {"age": "float64", "sex": "string", "ward": "string", "ill": "int64"}
+    real = made(PATIENTS, datasets.Features({name: datasets.Value(kind) for name, kind in kinds.items()}))
+    found = ready(real, label="ill", groups="ward")
+    torch.testing.assert_close(
+        everything(found), everything(ready(Frame(**PATIENTS), label="ill", groups="ward")), rtol=0, atol=0
+    )
+    assert ready(real.with_format("torch"), label="ill", groups="ward").client_names == found.client_names
+
+    def png(image):
+        file = io.BytesIO()
+        image.save(file, "PNG")
+        return {"bytes": file.getvalue(), "path": None}
+
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    source = made({"image": list(map(png, pictures(20))), "label": [0, 1] * 10}, features)
+    data = ready(datasets.DatasetDict({"train": source, "test": source}), label="label")
+    assert data.class_names == ("cat", "dog")
+    assert data.input_shape == (1, 6, 7)
+    assert ready(clients={"a": source, "b": source}, label="label").client_names == ("a", "b")
+    assert ready(real, labels="ill", groups="ward").client_names == found.client_names  # rows, as dictionaries
+
+
+@pytest.mark.parametrize("library", ["polars", "pyarrow"])
+def test_other_tables(library):
+    module = pytest.importorskip(library)
+    table = (module.DataFrame if library == "polars" else module.table)({**PATIENTS})
+    torch.testing.assert_close(
+        everything(ready(table, label="ill", groups="ward")),
+        everything(ready(Frame(**PATIENTS), label="ill", groups="ward")),
+        rtol=0,
+        atol=0,
+    )
