@@ -245,7 +245,7 @@ def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost], ma
 |---|---|---|
 {table}
 
-To pay by any of these, read [what cheating brings](stress.md): under `GradientAgreementGame` a client that copies its samples
+To pay by any of these, read [what cheating brings](results/stress.md): under `GradientAgreementGame` a client that copies its samples
 gains 20 points of the payment, and with all safeguards the best cheat 7.
 
 *Counting samples* has {_two(s["size"].mean)}: the least that a metric has to beat. {

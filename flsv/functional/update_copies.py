@@ -51,7 +51,7 @@ ROUNDS = 3
 """Rounds that have to speak for a pair, and the first rounds of a pair that the gap is looked for in."""
 SPEAKING = 0.4
 """Similarity from which on a round speaks for a pair; chosen on digits_sizes, digits_dirichlet and digits_label_noise.
-``docs/stress.md`` has how often honest, copying and framed clients are named on others."""
+``docs/results/stress.md`` has how often honest, copying and framed clients are named on others."""
 
 
 def products_without_mean(gram: Tensor) -> Tensor:

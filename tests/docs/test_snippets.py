@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 #: Pages of results and their logs show what tools and `flsv bench` print; they have tests of their own.
 WRITTEN = sorted(path for path in (ROOT / "docs").rglob("*.md") if path.parent.name not in ("results", "lab"))
 WRITTEN = [path for path in WRITTEN if path.name not in docs_site.MEASURED]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *WRITTEN]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "docs" / "results" / "stress.md", *WRITTEN]
 
 
 @pytest.fixture(autouse=True)
