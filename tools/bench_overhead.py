@@ -4,7 +4,7 @@
 
 10 clients x 320 samples, batch 8, a linear layer: a step so small that the rest shows. Processor time, so that a busy
 machine disturbs less; the least over the rounds. A plain PyTorch loop, ``FederatedLoop`` with ``ClassifierClient`` and
-with a LightningModule of a user's, and the same without :mod:`flsv._lightning.unused_hooks`, turn by turn in one
+with a LightningModule of a user's, and the same without ``skip_unused_hooks``, turn by turn in one
 process.
 """
 

@@ -30,8 +30,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ParameterSpace
-from flsv._lightning.patches import PatchedAttributes
-from flsv._lightning.unused_hooks import skip_unused_hooks
+from flsv._lightning.patches import PatchedAttributes, skip_unused_hooks
 from flsv._lightning.validation import keep_batches
 from flsv.games import LoggedValues
 from flsv.models import LeNet5

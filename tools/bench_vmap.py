@@ -28,8 +28,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
-from flsv.clients.batched import BatchedTraining
-from flsv.clients.stacked_batches import GatheredBatches
+from flsv.clients.batched import BatchedTraining, GatheredBatches
 from flsv.data import IIDPartitioner
 from flsv.engines.vmap import ON_CPU, VmapProcess
 

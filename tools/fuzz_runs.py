@@ -15,8 +15,7 @@ import torch
 from fuzz_cases import Make, add, command, digest, fitted
 from fuzz_options import SHORT
 
-from flsv.engines.remote.messages import BadReply, read_update, update_packet
-from flsv.engines.remote.wire import Packet
+from flsv.engines.remote.messages import BadReply, Packet, read_update, update_packet
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.participants import Traffic

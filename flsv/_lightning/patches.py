@@ -1,9 +1,20 @@
-"""Attributes of other objects, changed for the length of a fit and then put back."""
+"""Attributes of a Trainer and its loggers that are replaced for the length of a fit and then put back."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sized
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
 from typing import Any
+
+import lightning as L
+from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loops import training_epoch_loop
+from lightning.pytorch.profilers import PassThroughProfiler
+from torch import nn
+from torch.optim import Optimizer
 
 _CLASS = object()
 
@@ -39,3 +50,119 @@ class PatchedAttributes:
             else:
                 setattr(owner, name, value)
         self._before = []
+
+
+def round_axis(trainer: L.Trainer) -> tuple[Any, str, Any]:
+    """The attribute to patch so that the round is the x-axis of what Lightning logs once an epoch.
+
+    Lightning plots epoch-level values over the number of batches so far, unless a module logs a value named ``step``.
+    That name, however, is also what checkpoints are named by, so the round is handed to the loggers directly. What is
+    logged per batch stays over batches, and a module that logs its own ``step`` keeps it.
+    """
+    connector = trainer._logger_connector
+    log_metrics = connector.log_metrics
+
+    def with_round(metrics: dict[str, Any], step: int | None = None) -> None:
+        # Between two batches it is a bool.
+        epoch_level = step is None and connector._first_loop_iter is None
+        if not epoch_level or "step" in metrics:
+            log_metrics(metrics, step=step)
+            return
+        log_metrics(metrics, step=trainer.current_epoch)
+        if not metrics:  # Lightning saves nothing then, and a killed run would lose the round's own curves
+            for logger in trainer.loggers:
+                logger.save()
+
+    return connector, "log_metrics", with_round
+
+
+def no_placeholder(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
+    """The attributes to patch so that Lightning writes no placeholder into TensorBoard's table of runs.
+
+    Lightning hands a module's and a data module's hyper-parameters to TensorBoard as soon as a fit begins, all of
+    them, with ``hp_metric = -1`` as the only result; and TensorBoard keeps the first table that it is given. Without
+    the placeholder they go to ``hparams.yaml`` only.
+    """
+    return [(x, "_default_hp_metric", False) for x in trainer.loggers if isinstance(x, TensorBoardLogger)]
+
+
+_NOTHING = nullcontext()
+
+
+def skip_unused_hooks(trainer: L.Trainer) -> list[tuple[Any, str, Any]]:
+    """The attributes to patch to disable Lightning hooks that nobody uses, which cuts the overhead of every batch.
+
+    A batch passes some twenty hooks. Around each, Lightning enters a profiler's context, also of the profiler that
+    profiles nothing, and notes the hook's name on the module twice, which ``nn.Module.__setattr__`` examines as if it
+    could be a parameter; and it inspects the signature of ``training_step`` anew for every batch. Beside a small
+    network's step that shows (``tools/bench_overhead.py``). Nothing else changes.
+    """
+    changes: list[tuple[Any, str, Any]] = []
+    if L.LightningModule.__setattr__ is nn.Module.__setattr__:
+        changes.append((L.LightningModule, "__setattr__", _set))
+    if type(trainer.profiler) is PassThroughProfiler:  # type: ignore[attr-defined]
+        changes.append((trainer.profiler, "profile", _profile))  # type: ignore[attr-defined]
+    name = "is_param_in_hook_signature"
+    if hasattr(training_epoch_loop, name):
+        changes.append((training_epoch_loop, name, lru_cache(maxsize=64)(getattr(training_epoch_loop, name))))
+    return changes
+
+
+def _set(self: nn.Module, name: str, value: Any) -> None:
+    if name == "_current_fx_name":
+        self.__dict__[name] = value
+    else:
+        nn.Module.__setattr__(self, name, value)
+
+
+def _profile(action_name: str) -> AbstractContextManager[None]:
+    return _NOTHING
+
+
+def stepping(
+    trainer: L.Trainer,
+    steps: Callable[[], float],
+    is_last: Callable[[], bool | None],
+    length: Callable[[], Sized | None],
+) -> list[tuple[Any, str, Any]]:
+    """The attributes to patch so that a Trainer tells the client that trains its own numbers of steps and batches.
+
+    Args:
+        trainer: whose; others keep what they have.
+        steps: gives ``trainer.estimated_stepping_batches``.
+        is_last: gives ``trainer.is_last_batch``; None: what Lightning says.
+        length: gives ``trainer.train_dataloader``, whose length is ``trainer.num_training_batches``, as long as no
+            loader is there to be set up; None: what Lightning says.
+    """
+    setup_data = trainer.fit_loop.setup_data
+
+    def answering(name: str, answer: Callable[[], Any]) -> tuple[Any, str, Any]:
+        lightnings: Any = getattr(L.Trainer, name)
+
+        def get(self: L.Trainer) -> Any:
+            own = answer() if self is trainer else None
+            return lightnings.fget(self) if own is None else own
+
+        return L.Trainer, name, property(get)
+
+    def batches() -> int | None:
+        loader = length()
+        return None if loader is None else len(loader)
+
+    def set_up_unless_counted() -> None:
+        if length() is None:
+            setup_data()
+
+    return [
+        answering("estimated_stepping_batches", steps),
+        answering("is_last_batch", is_last),
+        answering("train_dataloader", length),
+        answering("num_training_batches", batches),
+        (trainer.fit_loop, "setup_data", set_up_unless_counted),
+    ]
+
+
+def configured(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
+    """What the module's ``configure_optimizers`` gives now: optimizers and schedulers of their own."""
+    optimizers, configs = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
+    return optimizers, [config.scheduler for config in configs]

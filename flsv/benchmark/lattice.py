@@ -21,11 +21,10 @@ from flsv.attacks import Attack
 from flsv.benchmark.federation import Federation
 from flsv.benchmark.lattice_schedules import LatticeSchedules
 from flsv.benchmark.quiet import quiet
-from flsv.clients.batched import BatchedTraining
+from flsv.clients.batched import BatchedTraining, ManyBatches
+from flsv.clients.batched_checks import at_once
 from flsv.clients.batched_step import State
-from flsv.clients.batched_trial import at_once
 from flsv.clients.cohort import CohortLoader
-from flsv.clients.stacked_batches import ManyBatches
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games.evaluation.any_task import validated_models

@@ -1,15 +1,23 @@
-"""What can be seen without a batch to keep clients from being trained at once."""
+"""Whether clients can be trained at once: what can be seen without a batch, and a trial on a few."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
+import numpy as np
+import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.utilities.memory import is_oom_error
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
 
-from flsv.clients.batched import BatchedTraining
+from flsv.clients.batched import BatchedTraining, GivenBatches, ManyBatches
+from flsv.clients.batched_step import State, loss_of, step_arguments
 from flsv.errors import ConfigurationError
 
 #: Hooks around a step, of which a batched one has none.
@@ -83,4 +91,224 @@ def _why_not(trainer: L.Trainer, arguments: Mapping[str, Any]) -> str | None:
         hooks = [hook for hook in hooks if not getattr(callback, hook).__module__.startswith("flsv.")]
         if hooks:
             return f"{type(callback).__name__} defines {', '.join(hooks)}, which would see no step. Leave it out,"
+    return None
+
+
+#: Relative to numbers above 1, absolute below.
+TOLERANCE = 1e-5
+#: What torch.func says, and what it means.
+_WORDS = (
+    ("random operation", "it draws random numbers, as dropout does"),
+    (".item()", "it reads values off tensors, as .item(), float(...) and `if loss > 1:` do"),
+    ("data-dependent control flow", "it reads values off tensors, as .item(), float(...) and `if loss > 1:` do"),
+    ("inplace", "it writes into a tensor that it keeps, as metrics do"),
+    ("in-place", "it writes into a tensor that it keeps, as metrics do"),
+    ("dynamic", "it makes a tensor whose shape depends on values, as x[mask] and nonzero do"),
+)
+#: What Lightning and torch keep on a module.
+_LIGHTNINGS = frozenset({"_current_fx_name", "_trainer", "_fabric", "log", "log_dict", "_parameters", "_modules"})
+
+
+def try_batched(
+    trainer: L.Trainer, batches: ManyBatches, clip_norm: float | None, apart: Collection[str] = ()
+) -> set[str]:
+    """Train the model that is in a trainer's module on the first, second and last batch of the first of these clients,
+    with ``training_step`` and its optimizer one after the other, and as two models at once.
+
+    The module, its optimizer and the random state are left as they were.
+
+    Args:
+        trainer: with its optimizers set up.
+        batches: of one client or more.
+        clip_norm: see :class:`BatchedTraining`.
+        apart: names of what is the same at all clients, and not stacked.
+
+    Returns:
+        Names of the parameters that have no gradient.
+
+    Raises:
+        ConfigurationError: the two differ, or the module cannot be trained so; with the reason.
+    """
+    module, optimizer = trainer.lightning_module, trainer.optimizers[0]
+    steps = sorted({0, min(1, batches.lengths[0] - 1), batches.lengths[0] - 1})
+    given = [batches.one(0, step) for step in steps]
+    start = {name: tensor.detach().clone() for name, tensor in _own(module)}
+    kept, drawn = dict(_kept(module)), _random_state()
+    losses: list[Tensor] = []
+    models: list[State] = []
+    gradients: set[frozenset[str]] = set()
+    for step, batch in zip(steps, given):
+        optimizer.zero_grad()
+        with _refusing(module), pure_step(module):
+            loss = loss_of(trainer.strategy.training_step(*step_arguments(module, batch, step)))
+        loss.backward()
+        gradients.add(frozenset(name for name, p in module.named_parameters() if p.grad is None))
+        if clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], clip_norm)
+        optimizer.step()
+        losses.append(loss.detach())
+        models.append({name: tensor.detach().clone() for name, tensor in _own(module)})
+    optimizer.state = defaultdict(dict)
+    optimizer.zero_grad()
+    _put(module, start)
+    _check_pure(module, kept, drawn)
+    if len(gradients) != 1:
+        raise _refusal(module, "which parameters have gradients differs from batch to batch")
+    unused = set[str]().union(*gradients)
+    both = {name: torch.stack([tensor, tensor]) for name, tensor in start.items() if name not in apart}
+    training = BatchedTraining(module, optimizer, clip_norm, unused)
+    # The batches have gone through it one by one: whatever it raises now, it raises of many.
+    with _refusing(module, (Exception,)):
+        trained, means = at_once(trainer, training, both, GivenBatches([given, given[:1]]))
+    for row, (model, mean) in enumerate(((models[-1], torch.stack(losses).mean()), (models[0], losses[0]))):
+        _compare(module, "the loss", means[row], mean.to(means))
+        for name, tensor in trained.items():
+            _compare(module, name, tensor[row], model[name])
+    return unused
+
+
+def at_once(
+    trainer: L.Trainer,
+    training: BatchedTraining,
+    states: State,
+    batches: ManyBatches,
+    after_step: Callable[[], None] | None = None,
+) -> tuple[State, Tensor]:
+    """``training.train`` in a fit: in its precision, with its trainer out of reach.
+
+    Raises:
+        ConfigurationError: a batch is another than those that were tried; with the reason.
+    """
+    module = trainer.lightning_module
+    with _refusing(module), pure_step(module), trainer.precision_plugin.train_step_context():
+        return training.train(states, batches, after_step)
+
+
+@contextmanager
+def _refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    """Within it, what torch.func cannot do is a refusal, and so is each of these errors."""
+    try:
+        yield
+    except Exception as error:
+        said = str(error) or type(error).__name__
+        reason = next((means for words, means in _WORDS if words in said and "vmap" in said), None)
+        if said.startswith('engine="vmap" trains') or is_oom_error(error):
+            raise
+        if reason is None and not isinstance(error, (ConfigurationError, *errors)):
+            raise
+        if reason is None:
+            reason = said.splitlines()[0].rstrip(".")
+        raise _refusal(module, reason) from error
+
+
+def _check_pure(module: nn.Module, kept: dict[str, tuple[Any, Any]], drawn: tuple[Any, ...]) -> None:
+    """Raise if training steps have drawn, or changed what the module keeps."""
+    if drawn != _random_state():
+        raise _refusal(module, _WORDS[0][1])
+    now = dict(_kept(module))
+    changed = sorted(name for name in kept.keys() | now.keys() if not _same(kept.get(name), now.get(name)))
+    if changed:
+        names = ", ".join(changed[:3])
+        raise _refusal(module, f"it changes what the module keeps beside parameters and buffers: {names}")
+
+
+def _refusal(module: nn.Module, reason: str) -> ConfigurationError:
+    return ConfigurationError(
+        f'engine="vmap" trains many clients as one batched model, and training_step of {type(module).__name__} does '
+        f'not allow it: {reason}. Use engine="sequential", or change that.'
+    )
+
+
+def _compare(module: nn.Module, name: str, batched: Tensor, ordinary: Tensor) -> None:
+    if torch.allclose(batched, ordinary, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+        return
+    far = (batched - ordinary).abs().max().item()
+    raise _refusal(
+        module,
+        f"after at most three batches of the cohort's first client, {name!r} differs by {far:.2g} from what the same "
+        f"batches make of it one after the other, where {TOLERANCE} is allowed (an optimizer that divides by a "
+        "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "
+        "before batch normalisation)",
+    )
+
+
+def _own(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from module.named_parameters()
+    yield from module.named_buffers()
+
+
+@torch.no_grad()
+def _put(module: nn.Module, state: State) -> None:
+    for name, tensor in _own(module):
+        tensor.copy_(state[name])
+
+
+def _kept(module: nn.Module) -> Iterator[tuple[str, tuple[Any, Any]]]:
+    """What a module and its layers have as attributes, and by what to see that it has changed."""
+    for prefix, layer in module.named_modules():
+        for name, value in vars(layer).items():
+            if name in _LIGHTNINGS:
+                continue
+            mark: Any = None
+            if isinstance(value, Tensor) and not value.is_inference():
+                mark = value._version
+            elif name == "_buffers" and isinstance(value, dict):
+                mark = {key: id(buffer) for key, buffer in value.items()}
+            elif isinstance(value, (list, dict, set, tuple)):
+                mark = len(value)
+            yield f"{prefix}.{name}" if prefix else name, (value, mark)
+
+
+def _same(before: tuple[Any, Any] | None, now: tuple[Any, Any] | None) -> bool:
+    if before is None or now is None:
+        return before is now
+    if isinstance(now[0], (bool, int, float, str)):
+        return bool(type(before[0]) is type(now[0]) and before[0] == now[0])
+    return before[0] is now[0] and before[1] == now[1]
+
+
+def _random_state() -> tuple[Any, ...]:
+    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    cuda = [s.numpy().tobytes() for s in torch.cuda.get_rng_state_all()] if torch.cuda.is_initialized() else None
+    return random.getstate(), repr(legacy), torch.get_rng_state().numpy().tobytes(), repr(cuda)
+
+
+#: What a Trainer has for one client that trains in it.
+_OF_ONE_CLIENT = frozenset(
+    {"callbacks", "fit_loop", "global_step", "is_last_batch", "lr_scheduler_configs", "optimizers", "strategy"}
+)
+
+
+class _ManyClients:
+    """A trainer as many clients at once may see it."""
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        self._trainer = trainer
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_ONE_CLIENT:
+            raise ConfigurationError(
+                f"training_step asks for trainer.{name}, which of clients that train at once is not one."
+            )
+        return getattr(self._trainer, name)
+
+
+@contextmanager
+def pure_step(module: L.LightningModule) -> Iterator[None]:
+    """Within it, what ``training_step`` logs is left out, and asking the trainer for what belongs to one client raises
+    a ConfigurationError."""
+    own: dict[str, Any] = vars(module)
+    names = ("_trainer", "log", "log_dict")
+    before = {name: own[name] for name in names if name in own}
+    own["_trainer"] = _ManyClients(module.trainer)
+    own["log"] = own["log_dict"] = _nothing
+    try:
+        yield
+    finally:
+        for name in names:
+            own.pop(name, None)
+        own.update(before)
+
+
+def _nothing(*args: Any, **kwargs: Any) -> None:
     return None

@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor, nn
 
-from flsv._lightning.evaluation import all_on_device, on_device
+from flsv._lightning.evaluation import all_on_device, count_hits, on_device
 from flsv._lightning.validation import keep_batches
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
@@ -20,6 +20,8 @@ from flsv.games.evaluation.replica import Replica
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, ClientStates, LocalData, Owners, Split, State, at
 from flsv.participants.state import Prefixed
+from flsv.personalization import Personalizer
+from flsv.round import Instruction
 from flsv.seeding import isolated_rngs
 
 Private = Callable[[], Mapping[str, Tensor]]
@@ -151,6 +153,37 @@ class ClientManager:
                 replica.check(self._trainer.lightning_module, x)
                 break
         return replica
+
+    # ---- the clients' own models
+
+    def received(
+        self, personalizer: Personalizer | None, instructions: Mapping[int, Instruction], global_vector: Tensor
+    ) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that it would use, where that is not the global one."""
+        models = {}
+        for client, instruction in instructions.items() if personalizer is not None else ():
+            with at(self.locals[client]) as local:
+                model = personalizer.own(local, instruction)  # type: ignore[union-attr]
+            if model is not global_vector:
+                models[client] = model
+        return models
+
+    def accuracy(self, clients: Iterable[int], models: Mapping[int, Tensor], global_vector: Tensor) -> Tensor:
+        """The accuracy of each client's model, the global one where it has none, on its own test split; NaN without.
+
+        The trainer's module is left with the last client's model.
+        """
+        module, hits, totals = self._trainer.lightning_module, [], []
+        private = self._space.read_private(module)
+        for client in clients:
+            self._space.write(module, models.get(client, global_vector))
+            with at(self.locals[client]) as local:
+                self._space.write_private(module, {**private, **local.private})
+            correct, total = count_hits(self._trainer, self._data.client_loader(client, "test"))
+            hits.append(correct)
+            totals.append(total)
+        counts = torch.stack(hits).tolist() if hits else []
+        return torch.tensor([hit / total if total else float("nan") for hit, total in zip(counts, totals)])
 
     def _state(self, client: int) -> State:
         if self._owners is not None and not self._owners.has(client):

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.types import LRSchedulerTypeTuple
 from torch import Tensor
 from torch.optim import Optimizer
 
-from flsv._lightning.stepping import configured
+from flsv._lightning.patches import configured
 from flsv.clients.local_steps import LocalSteps
 from flsv.errors import ConfigurationError
 

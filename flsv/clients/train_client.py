@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flsv._lightning.accumulation import AccumulationWindows
+from flsv._lightning.per_client import AccumulationWindows
 from flsv.clients.algorithms import ClientAlgorithm, ClientContext
 from flsv.clients.non_vector_state import NonVectorState, State
 from flsv.clients.optimizers import ClientOptimizers

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from typing import Any
 
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.train_client import LocalTraining
+from flsv.data.groups import client_called
 from flsv.round import ClientUpdate, Instruction
 
 
@@ -126,3 +128,45 @@ class CohortTraining:
         for visit in self._visits:
             self._manager.locals[visit.client].visit(None, None)
         self._matrix, self.updates = self.local.global_vector.new_empty(0), []
+
+
+def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:
+    """A place in a federation, in words; both counted from 0.
+
+    Args:
+        client: its number; None: none.
+        round_index: the round.
+        names: of the clients.
+
+    Example:
+        >>> where(2, 5)
+        'while client 2 trained in round 5'
+        >>> where(1, 5, ("Boston", "Lyon"))
+        "while client 1 ('Lyon') trained in round 5"
+    """
+    who = "at the server" if client is None else f"while {client_called(client, names)} trained"
+    return f"{who} in round {round_index}"
+
+
+def name_place(error: BaseException, place: str) -> None:
+    """Add the place to what an error says; its type stays, for those who catch it."""
+    if hasattr(error, "add_note"):  # from Python 3.11 on
+        error.add_note(f"flsv: {place} (both counted from 0)")
+    elif len(error.args) == 1 and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]} ({place})",)
+
+
+def no_stop_iteration(function: Callable[..., Any], place: Callable[[], str]) -> Callable[..., Any]:
+    """``function``, but a StopIteration that leaves it is an error, as from a generator (PEP 479).
+
+    Lightning takes it for the end of the epoch, or of the step, and goes on as if all were done.
+    """
+
+    @wraps(function)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except StopIteration as error:
+            raise RuntimeError(f"training_step raised StopIteration {place()}.") from error
+
+    return guarded

@@ -1,4 +1,4 @@
-"""One batch through the module before training: is what it gives what an evaluation reads?"""
+"""One batch through the module before training: lazy layers get their shapes, and evaluations what they read."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from flsv._lightning.evaluation import each_loader, evaluating, on_device
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
+from flsv.seeding import isolated_rngs
 
 _BY_WHAT_IS_LOGGED = (
     " Or let them measure what the module logs in validation_step, which takes any batches and outputs: "
@@ -95,3 +98,29 @@ def try_forward(
 
 def _what(value: Any) -> str:
     return f"{value.dtype} {list(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+@torch.no_grad()
+def initialise_lazy_layers(trainer: L.Trainer, data: FederatedDataModule, seed: int) -> None:
+    """Put a batch of the first client's through the module if any of its layers has no shape yet: all clients must be
+    sent the same model.
+
+    Only ``forward(x)`` of batches ``(x, y)`` is tried; what is still without a shape after it, the parameter space
+    refuses. The weights are drawn from the run's seed.
+
+    Args:
+        trainer: with its module on its device and its optimizers set up.
+        data: dealt out.
+        seed: the run's.
+    """
+    module = trainer.lightning_module
+    if not any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        return
+    if not is_overridden("forward", module, L.LightningModule):
+        return
+    with isolated_rngs(seed, "lazy layers"), evaluating(module), trainer.strategy.precision_plugin.forward_context():
+        try:
+            x, _ = next(on_device(trainer, data.client_loader(0, "train", shuffle=False)))
+        except ConfigurationError:  # no pair
+            return
+        module(x)

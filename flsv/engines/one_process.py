@@ -11,14 +11,12 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv._lightning.accumulation import AccumulationWindows
 from flsv._lightning.evaluation import all_on_device
+from flsv._lightning.per_client import AccumulationWindows
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.local_steps import LocalSteps
-from flsv.clients.optimizer_options import OptimizerOptions
-from flsv.clients.optimizers import ClientOptimizers
-from flsv.clients.own_models import own_accuracy, received_models
+from flsv.clients.optimizers import ClientOptimizers, OptimizerOptions
 from flsv.clients.train_client import LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.clients.trial import try_evaluations
@@ -30,7 +28,7 @@ from flsv.participants import ALONE, ClientStates, Ranks, run_protocol
 from flsv.participants.artifacts import client_folders, write_artifacts
 from flsv.participants.sharing import warn_of_sharing
 from flsv.round import FederationState, Instruction, Round
-from flsv.sampling.drawn import chances_of, cohort_of
+from flsv.sampling.base import chances_of, cohort_of
 from flsv.seeding import generator_for
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_space
@@ -149,8 +147,16 @@ class OneProcess:
         """``[n]``, of the clients' own models on their own test splits."""
         state = self._state
         trained = state.trained if self._arguments["evaluate_models"] == "trained" else {}
-        models = {**self.received(), **trained}
-        return own_accuracy(self._trainer, self._data, self.space, self.manager, models, state.model())
+        models = {**self._received(), **trained}
+        return self.manager.accuracy(self._mine(), models, state.model())
+
+    def _mine(self) -> Sequence[int]:
+        """The clients that are in this process."""
+        return range(self._state.num_clients)
+
+    def _received(self) -> dict[int, Tensor]:
+        instructions = self.server.instruct(self._mine(), self._state)
+        return self.manager.received(self._strategies.get("personalizer"), instructions, self._state.model())
 
     # ---- before the first round
 
@@ -325,8 +331,7 @@ class OneProcess:
 
     def received(self) -> dict[int, Tensor]:
         """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one."""
-        instructions = self.server.instruct(range(self._state.num_clients), self._state)
-        return received_models(self._strategies.get("personalizer"), instructions, self.manager, self._state.model())
+        return self._received()
 
     # ---- around the rounds
 

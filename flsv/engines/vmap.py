@@ -12,13 +12,11 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from flsv.arguments import check_number
-from flsv.clients.batched import BatchedTraining
-from flsv.clients.batched_checks import check_batched, clip_norm
+from flsv.clients.batched import BatchedTraining, GatheredBatches, GivenBatches, ManyBatches
+from flsv.clients.batched_checks import at_once, check_batched, clip_norm, try_batched
 from flsv.clients.batched_step import State
-from flsv.clients.batched_trial import at_once, try_batched
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
-from flsv.clients.stacked_batches import GatheredBatches, GivenBatches, ManyBatches
 from flsv.clients.train_client import ClientRun, LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.data import FederatedDataModule

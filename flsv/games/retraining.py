@@ -30,7 +30,7 @@ from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Ranks
 from flsv.participants.ranks import longest_first
-from flsv.sampling.fixed import FixedCohort
+from flsv.sampling.base import FixedCohort
 
 Members = tuple[int, ...]
 

@@ -20,22 +20,17 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.averaging import RoundAverage
-from flsv._lightning.checkpoint_io import install
-from flsv._lightning.client_hooks import ClientHooks
-from flsv._lightning.finetuning_state import FinetuningState
-from flsv._lightning.patches import PatchedAttributes
-from flsv._lightning.placeholder import no_placeholder
-from flsv._lightning.round_axis import round_axis
-from flsv._lightning.round_boundary import RoundBoundary, global_weights
-from flsv._lightning.stepping import stepping
-from flsv._lightning.unused_hooks import skip_unused_hooks
+from flsv._lightning.durable import install
+from flsv._lightning.patches import PatchedAttributes, no_placeholder, round_axis, skip_unused_hooks, stepping
+from flsv._lightning.per_client import ClientHooks
+from flsv._lightning.round_boundary import FinetuningState, RoundBoundary, global_weights
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.clients.cohort import CohortLoader
-from flsv.clients.failures import name_place, no_stop_iteration, where
-from flsv.clients.lazy_layers import initialise_lazy_layers
 from flsv.clients.local_steps import LocalSteps, TrainLength
+from flsv.clients.training import name_place, no_stop_iteration, where
+from flsv.clients.trial import initialise_lazy_layers
 from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess

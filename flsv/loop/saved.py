@@ -7,8 +7,7 @@ from typing import Any
 import lightning as L
 
 from flsv._lightning.averaging import RoundAverage
-from flsv._lightning.finetuning_state import FinetuningState
-from flsv._lightning.round_boundary import RoundBoundary
+from flsv._lightning.round_boundary import FinetuningState, RoundBoundary
 from flsv.loop.known import KnownLoop
 from flsv.participants import ClientStates
 from flsv.report.reporter import Reporter

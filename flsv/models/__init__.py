@@ -6,15 +6,11 @@ are whole LightningModules, for numbers and for running text.
 """
 
 from flsv.models.character_model import CharacterModel
+from flsv.models.cnn import LeNet5, McMahanCNN, ShapFedCNN, ShapleyFLCifarCNN, ShapleyFLFashionCNN, resnet34_small
 from flsv.models.factory import NETWORKS, build_network
 from flsv.models.fast_text import FastText
-from flsv.models.lenet import LeNet5
 from flsv.models.linear import MLP, SoftmaxRegression
-from flsv.models.mcmahan import McMahanCNN
 from flsv.models.regressor import RegressorClient
-from flsv.models.resnet import resnet34_small
-from flsv.models.shapfed import ShapFedCNN
-from flsv.models.shapley_fl import ShapleyFLCifarCNN, ShapleyFLFashionCNN
 
 __all__ = [
     "MLP",

@@ -19,7 +19,7 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from flsv.arguments import check_number
-from flsv.models.optimizers import optimizer_and_scheduler
+from flsv.models.packaged import optimizer_and_scheduler
 
 
 class CharacterModel(L.LightningModule):

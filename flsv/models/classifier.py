@@ -19,8 +19,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.models import build_network
-from flsv.models.optimizers import optimizer_and_scheduler
-from flsv.models.scores import EpochScores
+from flsv.models.packaged import EpochScores, optimizer_and_scheduler
 from flsv.models.shapes import check_num_classes, check_output
 
 # What stands for a network object in the hyper-parameters, which hold plain types only.

@@ -11,14 +11,10 @@ import torchvision.models
 from torch import nn
 
 from flsv.errors import ConfigurationError
+from flsv.models.cnn import LeNet5, McMahanCNN, ShapFedCNN, ShapleyFLCifarCNN, ShapleyFLFashionCNN, resnet34_small
 from flsv.models.fast_text import FastText
-from flsv.models.lenet import LeNet5
 from flsv.models.linear import MLP, SoftmaxRegression
-from flsv.models.mcmahan import McMahanCNN
-from flsv.models.resnet import resnet34_small
 from flsv.models.shapes import check_num_classes, check_output, image_shape
-from flsv.models.shapfed import ShapFedCNN
-from flsv.models.shapley_fl import ShapleyFLCifarCNN, ShapleyFLFashionCNN
 
 #: The papers' networks by the name that configuration files use.
 NETWORKS: dict[str, Callable[..., nn.Module]] = {

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
-from flsv.models.layers import dense_stack
 from flsv.models.shapes import check_num_classes, flat_size
+
+
+def dense_stack(widths: Sequence[int], dropout: float = 0.0) -> nn.Sequential:
+    """Linear layers between consecutive ``widths``, ReLU after each but the last, dropout before each if asked for.
+
+    Example:
+        >>> dense_stack([400, 120, 84, 10])[-1]
+        Linear(in_features=84, out_features=10, bias=True)
+    """
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(widths):
+        layers += [nn.Dropout(dropout)] if dropout else []
+        layers += [nn.Linear(inputs, outputs), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
 
 
 class SoftmaxRegression(nn.Module):

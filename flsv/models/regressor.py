@@ -12,8 +12,8 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
 from flsv.errors import ConfigurationError
-from flsv.models.layers import dense_stack
-from flsv.models.optimizers import optimizer_and_scheduler
+from flsv.models.linear import dense_stack
+from flsv.models.packaged import optimizer_and_scheduler
 from flsv.models.shapes import flat_size
 
 

@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from flsv.arguments import plain_name
 from flsv.drawing import drawing
 from flsv.participants import LocalData
-from flsv.participants.cache import memory
 
 _KEY = "artifacts"
 #: What Windows keeps for itself, with whatever ending.
@@ -58,7 +57,7 @@ def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str])
     Raises:
         ConfigurationError: a name that is no plain file name; it could lead out of the client's folder.
     """
-    memory(local).setdefault(_KEY, {})[plain_name(name, "picture")] = draw
+    local.memory.setdefault(_KEY, {})[plain_name(name, "picture")] = draw
 
 
 def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> None:
@@ -80,7 +79,7 @@ def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> 
         ...     [path.name for path in Path(folder).iterdir()]
         ['empty.png']
     """
-    kept: dict[str, Callable[[], Figure | str]] = memory(local).get(_KEY, {})
+    kept: dict[str, Callable[[], Figure | str]] = local.memory.get(_KEY, {})
     if not kept:
         return
     folder.mkdir(parents=True, exist_ok=True)

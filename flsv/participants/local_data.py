@@ -89,6 +89,7 @@ class LocalData:
         self._model: Tensor | None = None
         self._sent: Tensor | None = None
         self._tell: Tell | None = None
+        self._memory: dict[Any, Any] = {}
 
     @property
     def num_classes(self) -> int:
@@ -132,6 +133,24 @@ class LocalData:
         """
         self._check()
         return self._state()
+
+    @property
+    def memory(self) -> dict[Any, Any]:
+        """What this client keeps for itself between two questions: features, per-sample values, pictures.
+
+        The server may send a key to keep something under. It is not saved with the run: what cannot be worked out again
+        belongs into :attr:`state`.
+
+        Example:
+            >>> from flsv.participants import Client
+            >>> count = torch.tensor([1, 1])
+            >>> client = Client(0, LocalData("client 0", lambda split: [], count, count))
+            >>> client.ask(lambda local: local.memory.update(secret=3))
+            >>> client.ask(lambda local: local.memory["secret"] + 1)
+            4
+        """
+        self._check()
+        return self._memory
 
     @property
     def private(self) -> State:

@@ -1,6 +1,6 @@
 """Personalisers: the model that every client starts its next round from. One file each."""
 
-from flsv.personalization.base import Personalized, Personalizer
+from flsv.personalization.base import Personalized, Personalizer, Standalone
 from flsv.personalization.cgsv import SparsifiedReward
 from flsv.personalization.fedamp import FedAMP, HeurFedAMP
 from flsv.personalization.fedem import FedEM
@@ -9,7 +9,6 @@ from flsv.personalization.ifca import IFCA
 from flsv.personalization.pfedhn import PFedHN
 from flsv.personalization.pfedsv import PFedSV
 from flsv.personalization.shapfed import ShapFedPersonalizer
-from flsv.personalization.standalone import Standalone
 
 __all__ = [
     "IFCA",

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.participants import LocalData
-from flsv.participants.cache import memory
 from flsv.personalization.base import Personalizer
 from flsv.round import ClientUpdate, FederationState, Instruction, Round
 from flsv.seeding import generator_for
@@ -80,11 +79,11 @@ class IFCA(Personalizer):
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
         clusters = instruction.tensors["clusters"]
         cluster = closest(local, clusters)
-        memory(local)[IFCA] = cluster
+        local.memory[IFCA] = cluster
         return clusters[cluster]
 
     def report(self, local: LocalData) -> dict[str, Tensor | float]:
-        return {"cluster": memory(local)[IFCA]}
+        return {"cluster": local.memory[IFCA]}
 
     def started(self, update: ClientUpdate) -> Tensor:
         return self._clusters[int(update.reports["cluster"])]

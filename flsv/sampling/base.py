@@ -1,12 +1,15 @@
-"""ClientSampler: who takes part in a round."""
+"""ClientSampler: who takes part in a round. And the plain samplers: everybody, so many, always the same."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
 from flsv.strategy import Contributions, Strategy
 
 
@@ -52,3 +55,138 @@ class FullParticipation(ClientSampler):
 
     def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
         return torch.ones(num_clients)
+
+
+class UniformSampler(ClientSampler):
+    """``cohort_size`` clients without replacement, as in FedAvg's Algorithm 1 (McMahan et al. 2017).
+
+    Args:
+        cohort_size: clients per round, at least 1.
+
+    Raises:
+        ConfigurationError: a cohort size below 1, or (before training) above the number of clients.
+
+    Example:
+        >>> UniformSampler(2).sample(5, {}, torch.Generator().manual_seed(0)).shape
+        torch.Size([2])
+    """
+
+    def __init__(self, cohort_size: int) -> None:
+        check_number(self, "cohort_size", cohort_size, least=1, whole=True)
+        self.cohort_size = cohort_size
+
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
+        return torch.randperm(num_clients, generator=generator)[: self.cohort_size].sort().values
+
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+        return torch.full((num_clients,), self.cohort_size / num_clients)
+
+    def check(self, num_clients: int) -> None:
+        if self.cohort_size > num_clients:
+            raise ConfigurationError(
+                f"UniformSampler(cohort_size={self.cohort_size}) cannot be met: the federation has {num_clients} "
+                f"clients. Lower cohort_size to {num_clients} or make more clients in the partitioner."
+            )
+
+
+class FixedCohort(ClientSampler):
+    """These clients and nobody else, as if the federation had no others.
+
+    Args:
+        clients: their ids, at least one.
+
+    Raises:
+        ConfigurationError: no clients, a client twice, or (before training) one that does not exist.
+
+    Example:
+        >>> FixedCohort([3, 0]).sample(5, {}, torch.Generator())
+        tensor([0, 3])
+    """
+
+    def __init__(self, clients: Sequence[int]) -> None:
+        self.clients = sorted(clients)
+        if not self.clients or len(set(self.clients)) != len(self.clients) or self.clients[0] < 0:
+            raise ConfigurationError(f"FixedCohort(clients={list(clients)}): expected different client ids, from 0.")
+
+    def sample(
+        self, num_clients: int, contributions: Contributions, generator: torch.Generator, round_index: int = 0
+    ) -> Tensor:
+        return torch.tensor(self.clients)
+
+    def inclusion_probabilities(self, num_clients: int, contributions: Contributions, round_index: int = 0) -> Tensor:
+        chances = torch.zeros(num_clients)
+        chances[self.clients] = 1
+        return chances
+
+    def check(self, num_clients: int) -> None:
+        if self.clients[-1] >= num_clients:
+            raise ConfigurationError(f"{self!r} cannot be met: the federation has clients 0 to {num_clients - 1} only.")
+
+
+#: Probabilities are worked out in float32.
+_ROUNDING = 1e-4
+
+
+def cohort_of(
+    sampler: ClientSampler,
+    num_clients: int,
+    contributions: Contributions,
+    generator: torch.Generator,
+    round_index: int,
+) -> list[int]:
+    """Client ids of the round's cohort, as ``sampler`` draws it, see :meth:`ClientSampler.sample`.
+
+    Raises:
+        RuntimeError: nobody, a client twice or one that does not exist, or what are no integers ``[k]``.
+
+    Example:
+        >>> from flsv.sampling import FixedCohort
+        >>> cohort_of(FixedCohort([3, 0]), 5, {}, torch.Generator(), 0)
+        [0, 3]
+    """
+    drawn = torch.as_tensor(sampler.sample(num_clients, contributions, generator, round_index))
+    what = f"{sampler!r} drew for round {round_index}"
+    if not drawn.numel():
+        raise RuntimeError(f"{sampler!r} drew no client for round {round_index}.")
+    if drawn.ndim != 1:
+        raise RuntimeError(f"{what} a tensor of shape {list(drawn.shape)}; expected the ids [k] of its clients.")
+    if drawn.dtype == torch.bool or drawn.is_floating_point():
+        hint = " Say mask.nonzero().flatten()." if drawn.dtype == torch.bool else ""
+        raise RuntimeError(f"{what} {drawn.dtype}; expected integers, the ids of its clients.{hint}")
+    cohort: list[int] = drawn.tolist()
+    if min(cohort) < 0 or max(cohort) >= num_clients:
+        raise RuntimeError(f"{what} {cohort}; there are clients 0 to {num_clients - 1}.")
+    if len(set(cohort)) < len(cohort):
+        twice = next(client for client in cohort if cohort.count(client) > 1)
+        raise RuntimeError(f"{what} {cohort}: client {twice} twice. Draw without replacement.")
+    return cohort
+
+
+def chances_of(
+    sampler: ClientSampler,
+    num_clients: int,
+    contributions: Contributions,
+    round_index: int,
+    cohort: Sequence[int],
+) -> Tensor:
+    """Everybody's probability ``[n]`` to be drawn, see :meth:`ClientSampler.inclusion_probabilities`; it is divided by.
+
+    Raises:
+        RuntimeError: not one for each client, or one of the cohort's not in (0, 1].
+    """
+    chances = sampler.inclusion_probabilities(num_clients, contributions, round_index)
+    what = f"{sampler!r}.inclusion_probabilities"
+    if chances.shape != (num_clients,):
+        raise RuntimeError(
+            f"{what} gave the shape {list(chances.shape)}; expected one for each client, [{num_clients}]."
+        )
+    own = chances[torch.as_tensor(cohort, device=chances.device)]
+    wrong = (~((own > 0) & (own <= 1 + _ROUNDING))).nonzero().flatten().tolist()
+    if wrong:
+        raise RuntimeError(
+            f"{what}: client {cohort[wrong[0]]} is in the cohort of round {round_index}, and its probability is "
+            f"{own[wrong[0]].item()}; expected more than 0 and at most 1."
+        )
+    return chances

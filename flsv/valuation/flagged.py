@@ -9,7 +9,6 @@ from torch import Tensor
 
 from flsv.csv_files import save_csv
 from flsv.participants import LocalData
-from flsv.participants.cache import memory
 from flsv.valuation.questions import SampleValues
 
 FLAGGED = "flagged.csv"
@@ -29,7 +28,7 @@ def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: 
         indices: int64 ``[m]``, of its training samples in the data set, in the order in which it reads them.
         class_names: M names.
     """
-    found: SampleValues | None = memory(local).get(SampleValues)
+    found: SampleValues | None = local.memory.get(SampleValues)
     if found is None or len(found.why) != len(found.gradients):
         return
     y = local.samples()[1].tolist()

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from flsv.participants import LocalData
 from flsv.participants.artifacts import keep_artifact
-from flsv.participants.cache import memory
 from flsv.valuation.questions import SampleValues
 
 MOST_HARMFUL = "most_harmful"
@@ -19,7 +18,7 @@ MOST_HARMFUL = "most_harmful"
 
 def keep_pictures(local: LocalData, count: int) -> None:
     """Asked of a client that has judged its samples: keep a picture of the most harmful ones, if they are images."""
-    found: SampleValues | None = memory(local).get(SampleValues)
+    found: SampleValues | None = local.memory.get(SampleValues)
     if found is None or count < 1:
         return
     x, y = local.samples()

@@ -24,7 +24,6 @@ from flsv.functional.transport import (
 )
 from flsv.functional.transport.values import Part
 from flsv.participants import LocalData
-from flsv.participants.cache import memory
 from flsv.seeding import generator_for
 from flsv.valuation.flags import deviations, flag_samples
 
@@ -134,17 +133,17 @@ def enter(
     broken = int((~whole).sum())
     if broken == len(whole):
         nothing = torch.full((broken,), torch.inf)
-        memory(local)[SampleValues] = SampleValues(nothing, ~whole, (NOT_FINITE,) * broken)
+        local.memory[SampleValues] = SampleValues(nothing, ~whole, (NOT_FINITE,) * broken)
         return FirstAnswer(0, broken)
     points, statistics = embedded(features[whole], y[whole], labels)
     role = TransportClient(points, t=t, p=p, allow_reconstruction=allow_reconstruction)
-    memory(local)[key] = _Held(features[whole], y[whole], whole, statistics, role, device)
+    local.memory[key] = _Held(features[whole], y[whole], whole, statistics, role, device)
     return FirstAnswer(int(whole.sum()), broken, features.shape[1], role.dim)
 
 
 def answer(local: LocalData, key: Any, gamma: Tensor) -> tuple[Tensor, Tensor]:
     """The interpolant ``[S, d']`` of the client's samples and gamma, and the distance between them."""
-    return memory(local)[key].role.answer(gamma)
+    return local.memory[key].role.answer(gamma)
 
 
 def judge(
@@ -165,7 +164,7 @@ def judge(
 
     In random parts of at most ``chunk`` samples, because the costs are a matrix of samples against samples.
     """
-    held: _Held = memory(local)[key]
+    held: _Held = local.memory[key]
     values = torch.empty(len(held.x))
     x, y, points = (tensor.to(held.device) for tensor in (held.x, held.y, points))
     known, device = held.statistics, held.device
@@ -191,7 +190,7 @@ def judge(
     gradients[held.whole] = values
     flagged = ~held.whole
     flagged[held.whole] = flag_samples(values, rule, held.y if calibration == "class" else None)
-    memory(local)[SampleValues] = SampleValues(gradients, flagged, _reasons(values, held, rule, calibration))
+    local.memory[SampleValues] = SampleValues(gradients, flagged, _reasons(values, held, rule, calibration))
     counts, edges = torch.histogram(values, BINS)
     return Verdict(int(flagged.sum()), edges, counts.long())
 
@@ -235,9 +234,9 @@ def calibrated_by_class(gradients: Tensor, y: Tensor) -> Tensor:
 
 def sample_values(local: LocalData) -> SampleValues:
     """The values of the client's own samples, as it last found them. No server asks this: a client asks itself."""
-    return memory(local)[SampleValues]
+    return local.memory[SampleValues]
 
 
 def leave(local: LocalData, key: Any) -> None:
     """Forget the features."""
-    memory(local).pop(key, None)
+    local.memory.pop(key, None)

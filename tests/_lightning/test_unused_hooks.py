@@ -9,7 +9,7 @@ from lightning.pytorch.profilers import PassThroughProfiler, SimpleProfiler
 from torch import nn
 from toys import Plain, fit, toy_data, trainer_for
 
-from flsv._lightning.unused_hooks import skip_unused_hooks
+from flsv._lightning.patches import skip_unused_hooks
 from flsv.loop import FederatedLoop
 
 

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flsv.clients import batched_step
-from flsv.clients.batched import ELEMENTWISE, BatchedTraining, StackedOptimizer
-from flsv.clients.stacked_batches import GatheredBatches, GivenBatches
+from flsv.clients.batched import ELEMENTWISE, BatchedTraining, GatheredBatches, GivenBatches, StackedOptimizer
 from flsv.errors import ConfigurationError
 
 Batches = list[list[tuple[Tensor, Tensor]]]

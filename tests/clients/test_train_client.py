@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from toys import Plain, fit, toy_data
 
-from flsv._lightning.accumulation import AccumulationWindows
+from flsv._lightning.per_client import AccumulationWindows
 from flsv.attacks import SignFlip
 from flsv.clients.algorithms import FedProx
 from flsv.clients.cohort import CohortLoader

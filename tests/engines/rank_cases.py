@@ -34,7 +34,7 @@ from flsv.clients.algorithms import SCAFFOLD, InRunValues
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.engines.ranks import FederatedStrategy, Gone, group, ranks_of, ranks_of_environment, rendezvous, training
 from flsv.engines.ranks import heartbeat as lifelines
-from flsv.engines.ranks.parent import told_to_children
+from flsv.engines.ranks.heartbeat import told_to_children
 from flsv.engines.ranks.rendezvous import Rendezvous, meet
 from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility

@@ -12,7 +12,6 @@ from flsv.data import FederatedDataModule, GaussianNoise, IIDPartitioner
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import CalibratedOTGradient
-from flsv.participants.cache import memory
 from flsv.valuation import clients_of, sample_values, server_of
 
 
@@ -49,10 +48,10 @@ def test_only_counts_are_in_its_state() -> None:
     }  # fmt: skip
     assert metric.counts[:2].sum(1).tolist() == [100, 80]
     assert metric.counts[2].isnan().all()
-    assert "most_harmful" in clients[0].ask(lambda local: memory(local)["artifacts"])
-    assert clients[2].ask(lambda local: "artifacts" not in memory(local))
+    assert "most_harmful" in clients[0].ask(lambda local: local.memory["artifacts"])
+    assert clients[2].ask(lambda local: "artifacts" not in local.memory)
     _, clients = made(pictures=0)
-    assert clients[0].ask(lambda local: "artifacts" not in memory(local))
+    assert clients[0].ask(lambda local: "artifacts" not in local.memory)
 
 
 def test_the_papers_rule() -> None:

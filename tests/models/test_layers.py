@@ -2,7 +2,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from flsv.models.layers import conv_stack, dense_stack
+from flsv.models.cnn import conv_stack
+from flsv.models.linear import dense_stack
 
 
 def test_conv_stack_written_out():

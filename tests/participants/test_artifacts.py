@@ -11,7 +11,6 @@ from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.participants import LocalData
 from flsv.participants.artifacts import keep_artifact, write_artifacts
-from flsv.participants.cache import memory
 from flsv.personalization import Standalone
 from flsv.valuation import clients_of
 
@@ -37,7 +36,7 @@ def test_no_picture_leaves_the_clients_folder(tmp_path: Path) -> None:
     for name in ("../../x", "/tmp/x", "..", "a/b"):
         with pytest.raises(ConfigurationError, match="picture .*: expected a plain name"):
             client.ask(keep_artifact, name, Figure)
-    client.ask(lambda local: memory(local).update(artifacts={"../../x": Figure}))
+    client.ask(lambda local: local.memory.update(artifacts={"../../x": Figure}))
     with pytest.raises(ConfigurationError, match="expected a plain name"):
         client.ask(write_artifacts, folder)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

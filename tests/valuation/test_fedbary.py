@@ -15,7 +15,6 @@ from flsv.errors import ConfigurationError
 from flsv.features import PCA, Features, Pixels
 from flsv.parameters import ParameterSpace
 from flsv.participants import Client, LocalData
-from flsv.participants.cache import memory
 from flsv.participants.local_data import _answering
 from flsv.valuation import FedBary, clients_of, keep_pictures, sample_values, server_of
 from flsv.valuation.questions import BINS
@@ -188,7 +187,7 @@ def test_nothing_of_a_clients_samples_is_touched_by_the_server(with_validation: 
     with pytest.raises(AssertionError, match="outside of the client"):
         _ = draw(4, 1)[0].as_subclass(Sealed) + 1  # the seal holds
     with pytest.raises(PermissionError):
-        memory(held[0])
+        _ = held[0].memory
     server = server_of(*draw(30, 0)) if with_validation else None
     found = FedBary(PCA(3), support=7, iterations=3).value(clients, server, torch.Generator())
     assert found.distances.isfinite().all()
@@ -205,7 +204,7 @@ def test_nothing_of_a_clients_samples_is_touched_by_the_server(with_validation: 
 
 def test_a_client_forgets_its_features() -> None:
     _, clients = value([draw(20, 1), draw(20, 2)], draw(20, 0), support=5)
-    assert [type(key).__name__ for key in clients[0].ask(lambda local: list(memory(local)))] == ["type"]
+    assert [type(key).__name__ for key in clients[0].ask(lambda local: list(local.memory))] == ["type"]
 
 
 def test_by_default_as_many_points_cross_as_the_smallest_client_can_afford() -> None:

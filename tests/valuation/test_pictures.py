@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from flsv.participants.artifacts import write_artifacts
-from flsv.participants.cache import memory
 from flsv.valuation import FedBary, clients_of, keep_pictures, server_of
 from flsv.valuation.report import draw_contributions, draw_histograms, histograms_of
 
@@ -24,7 +23,7 @@ def test_the_grid_shows_the_worst_samples_and_is_written_where_the_client_says(t
     clients = clients_of([(x, y), images(20, 2)])
     FedBary(support=9, iterations=3).value(clients, server_of(*images(20, 0)), torch.Generator())
     assert clients[0].ask(keep_pictures, 3) is None
-    figure = clients[0].ask(lambda local: memory(local)["artifacts"]["most_harmful"]())
+    figure = clients[0].ask(lambda local: local.memory["artifacts"]["most_harmful"]())
     titles = [text.get_text() for text in figure.axes[0].texts]
     assert len(titles) == 3
     assert titles[0] == "1: inf"
@@ -41,10 +40,10 @@ def test_no_picture_of_what_is_no_image() -> None:
         clients = clients_of([(x, y), (x, y)])
         FedBary(support=3, iterations=1).value(clients, None, torch.Generator())
         clients[0].ask(keep_pictures, 4)
-        assert clients[0].ask(lambda local: "artifacts" not in memory(local))
+        assert clients[0].ask(lambda local: "artifacts" not in local.memory)
     untouched = clients_of([images(3, 0), images(3, 1)])
     untouched[0].ask(keep_pictures, 4)
-    assert untouched[0].ask(lambda local: not memory(local))
+    assert untouched[0].ask(lambda local: not local.memory)
 
 
 def test_figures_of_the_server() -> None:

@@ -15,7 +15,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from flsv.engines.flower.records import GridTransport
 from flsv.engines.remote import Directory, RemoteData, RemoteFederation, agreement
-from flsv.engines.remote.rehearsal import PLENTY, rehearse
+from flsv.engines.remote.federation import PLENTY, rehearse
 from flsv.engines.remote.status import told_status
 
 

@@ -1,9 +1,11 @@
-"""Heartbeat: every rank learns within seconds that another one is gone.
+"""How ranks end together: with each other, and with the process that started them.
 
 Ranks are by themselves while their clients train, for seconds or hours, and a rank that waits for one that is gone
 would wait for good. So each keeps a connection to rank 0, over which nothing is said but "I have failed" and "I am
 done": when a process dies, however it does, its system closes the connection. A machine that dies cannot; there the
-systems' own probes (TCP keepalive) notice after some 20 seconds.
+systems' own probes (TCP keepalive) notice after some 20 seconds. Before ranks have met, a rank whose parent is killed
+would wait for the others, with all that it has imported and read, until the time to meet is over: it watches its
+parent.
 """
 
 from __future__ import annotations
@@ -16,6 +18,9 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 #: Seconds after which a process that has not noticed by itself is ended: in the middle of a batch that takes longer, or
@@ -137,3 +142,46 @@ def _keep_alive(connection: socket.socket) -> None:
     for name, seconds in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+
+
+_STARTED_BY = "FLSV_STARTED_BY"
+#: Seconds between two looks at the parent.
+_INTERVAL = 0.5
+
+#: Set when the ranks hold lifelines: who has started some of them is a rank, and may be done before they are.
+met = threading.Event()
+
+
+@contextmanager
+def told_to_children() -> Iterator[None]:
+    """Processes that are started within it know that it is this one that starts them, even if it is gone when they
+    look."""
+    os.environ[_STARTED_BY] = str(os.getpid())
+    try:
+        yield
+    finally:
+        del os.environ[_STARTED_BY]
+
+
+@cache
+def end_with_parent() -> None:
+    """From now on this process ends within a second after the one that has started it as a rank: a rank of a Trainer,
+    until they have met, or torchrun's agent, for good. In other processes nothing happens."""
+    started_by = os.environ.pop(_STARTED_BY, None)  # not for those that this one starts
+    if os.name != "posix":  # elsewhere a process keeps the number of a parent that is gone
+        return
+    if started_by is not None:
+        _watch(int(started_by), met.wait)
+    elif "TORCHELASTIC_RUN_ID" in os.environ:
+        _watch(os.getppid(), threading.Event().wait)
+
+
+def _watch(parent: int, over: Callable[[float], bool]) -> None:
+    def watch() -> None:
+        while os.getppid() == parent:
+            if over(_INTERVAL):
+                return
+        print(f"this rank ends: process {parent}, which has started it, is gone.", file=sys.stderr, flush=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="flsv-parent", daemon=True).start()

@@ -20,8 +20,7 @@ import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
 
 from flsv.engines.ranks.group import RankGroup
-from flsv.engines.ranks.heartbeat import Heartbeat
-from flsv.engines.ranks.parent import end_with_parent, met
+from flsv.engines.ranks.heartbeat import Heartbeat, end_with_parent, met
 from flsv.errors import ConfigurationError
 from flsv.participants import ALONE, Ranks
 

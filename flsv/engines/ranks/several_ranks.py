@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.callbacks import Checkpoint, Timer
 from torch import Tensor, nn
 
-from flsv._lightning.logged_values import LoggedValues
+from flsv._lightning.several_processes import LoggedValues
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
-from flsv.clients.own_models import own_accuracy, received_models
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import OneProcess
@@ -122,8 +121,7 @@ class SeveralRanks(OneProcess):
         return super().discard()
 
     def received(self) -> dict[int, Tensor]:
-        parts = self.ranks.everybody(self._received(), "the clients' own models")
-        return _together(parts)
+        return _together(self.ranks.everybody(self._received(), "the clients' own models"))
 
     def kept(self) -> tuple[dict[int, Any], dict[str, Any]]:
         """What clients and their optimizers keep, for a checkpoint: everybody's on rank 0, which writes it.
@@ -150,21 +148,14 @@ class SeveralRanks(OneProcess):
         super().close()
 
     def _own_accuracy(self) -> Tensor:
-        trained = self._state.trained if self._arguments["evaluate_models"] == "trained" else {}
-        mine = self.owners.mine(range(self._state.num_clients))
-        models = {**self._received(), **trained}
-        model = self._state.model()
-        own = own_accuracy(self._trainer, self._data, self.space, self.manager, models, model, mine)
+        own = super()._own_accuracy()
         result = torch.full((self._state.num_clients,), float("nan"))
-        for clients, values in self.ranks.everybody((mine, own), "the clients' tests"):
+        for clients, values in self.ranks.everybody((self._mine(), own), "the clients' tests"):
             result[clients] = values
         return result
 
-    def _received(self) -> dict[int, Tensor]:
-        """Of this rank's clients."""
-        mine = self.owners.mine(range(self._state.num_clients))
-        instructions = self.server.instruct(mine, self._state)
-        return received_models(self._strategies.get("personalizer"), instructions, self.manager, self._state.model())
+    def _mine(self) -> list[int]:
+        return self.owners.mine(range(self._state.num_clients))
 
     def _gathered(self) -> tuple[dict[int, Any], dict[str, Any]]:
         states, optimizers = super().kept()
@@ -244,3 +235,69 @@ def share_weights(module: nn.Module, strategy: FederatedStrategy) -> None:
 
 def _checksum(value: Tensor) -> int:
     return zlib.crc32(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def agree(
+    trainer: L.Trainer, fingerprint: Mapping[str, Mapping[str, str]], seed: int, engine: Any = "sequential"
+) -> int:
+    """Compare the ranks' federations.
+
+    Args:
+        trainer: on any number of processes.
+        fingerprint: of this rank's federation, see :func:`flsv.server.fingerprint.fingerprint`.
+        seed: this rank's.
+        engine: of the loop.
+
+    Returns:
+        The seed of all: rank 0's, which matters where none was given.
+
+    Raises:
+        ConfigurationError: ranks have other data, settings or numbers of rounds; something that cannot be right on
+            several ranks.
+    """
+    strategy = trainer.strategy
+    if not isinstance(strategy, FederatedStrategy):
+        return seed
+    strategy.federation = True
+    ranks = strategy.ranks
+    if ranks.size == 1:
+        return seed
+    if engine != "sequential":
+        raise ConfigurationError(
+            f"FederatedLoop(engine=...) runs the clients elsewhere, and the trainer has {ranks.size} ranks: leave one "
+            "of the two out."
+        )
+    if any(isinstance(callback, Timer) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+        raise ConfigurationError(
+            "max_time (a Timer) would stop one rank in the middle of a round, by its own clock. Say max_epochs."
+        )
+    trains = {name: getattr(trainer, name) for name in ("max_epochs", "limit_train_batches", "limit_val_batches")}
+    trains |= {"accumulate_grad_batches": trainer.accumulate_grad_batches, "precision": trainer.precision}
+    settings = {**fingerprint["settings"], **{f"trainer.{name}": repr(value) for name, value in trains.items()}}
+    told = {"settings": settings, "samples": fingerprint["samples"]}
+    for rank, theirs in enumerate(ranks.everybody(told, "the federation")):
+        _compare(told, theirs, ranks.rank, rank)
+    return ranks.from_rank(0, seed, "the seed")
+
+
+def _holder(name: str) -> str:
+    return "the server's validation set" if name == "server" else f"client {name}"
+
+
+def _compare(mine: Mapping[str, Any], theirs: Mapping[str, Any], rank: int, other: int) -> None:
+    here, there = mine["settings"], theirs["settings"]
+    differ = [
+        f"{name} is {here.get(name)} on rank {rank} and {there.get(name)} on rank {other}"
+        for name in {**here, **there}
+        if here.get(name) != there.get(name)
+    ]
+    if differ:
+        raise ConfigurationError(f"{'; '.join(differ)}. Start all ranks with the same configuration.")
+    clients = [name for name in mine["samples"] if mine["samples"][name] != theirs["samples"].get(name)]
+    if clients:
+        who = [_holder(name) for name in clients[:5]]
+        raise ConfigurationError(
+            f"ranks {rank} and {other} have dealt out other data: {', '.join(who)}{', ...' * (len(clients) > 5)} hold "
+            "other samples or labels. All ranks need the same data, and a source that splits at random a seed: "
+            "seed_everything before the data module is made."
+        )

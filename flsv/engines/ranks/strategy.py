@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.engines.ranks.group import RankGroup
-from flsv.engines.ranks.parent import end_with_parent, told_to_children
+from flsv.engines.ranks.heartbeat import end_with_parent, told_to_children
 from flsv.engines.ranks.rendezvous import Rendezvous, meet
 from flsv.errors import ConfigurationError
 from flsv.participants import ALONE, Ranks

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv._lightning.progress import Counted, add, counted
+from flsv._lightning.several_processes import Counted, add, counted
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.training import CohortTraining
 from flsv.data import FederatedDataModule

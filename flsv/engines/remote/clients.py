@@ -11,9 +11,17 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
-from flsv.engines.remote.messages import BadReply, OtherData, check_done, instruction_packet, read_update
+from flsv.engines.remote.messages import (
+    BadReply,
+    OtherData,
+    Packet,
+    check_done,
+    instruction_packet,
+    pack,
+    read_update,
+    unpack,
+)
 from flsv.engines.remote.transport import Directory
-from flsv.engines.remote.wire import Packet, pack, unpack
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, LocalData, NoAnswer

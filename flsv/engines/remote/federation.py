@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import secrets
+import tempfile
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -19,6 +21,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.idle import IdleLoader, count_steps, idle_patches
 from flsv.engines.one_process import OneProcess
 from flsv.engines.remote.clients import Remote, RemoteClient
+from flsv.engines.remote.data import RemoteData
 from flsv.engines.remote.transport import Directory
 from flsv.errors import ConfigurationError
 from flsv.participants import LocalData
@@ -206,3 +209,44 @@ class RemoteClientManager(ClientManager):
 
 def _elsewhere(client: int, split: str) -> Iterable[Any]:
     raise PermissionError(f"the samples of client {client} are at its site.")
+
+
+#: What every site would have to say of its samples, where nothing is wrong with them.
+PLENTY = {"train": 1000, "val": 1000, "test": 1000}
+
+
+class _Rehearsed(Exception):
+    """Nothing is wrong."""
+
+
+class _Stop(L.Callback):
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        raise _Rehearsed
+
+
+def rehearse(
+    module: L.LightningModule, loop: Any, directory: Directory, data: RemoteData, trainer: Mapping[str, Any]
+) -> None:
+    """Begin the fit as it will begin, with sites that have enough of everything, up to the first round.
+
+    Args:
+        module: of its own: it is not the one to be trained.
+        loop: likewise.
+        directory: of the sites; none is asked.
+        data: whose sites have :data:`PLENTY`.
+        trainer: arguments of the Trainer.
+
+    Raises:
+        ConfigurationError: what is wrong.
+    """
+    acting = loop.replace(engine=partial(RemoteFederation, directory))
+    acting.write_csv = False
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # they come again
+        options = {**trainer, **quiet, "default_root_dir": folder, "callbacks": [acting, _Stop()]}
+        try:
+            L.Trainer(**options).fit(module, data)
+        except _Rehearsed:
+            return
+    raise RuntimeError("the fit has ended before its first round.")

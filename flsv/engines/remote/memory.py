@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from flsv._lightning.durable import replacing
-from flsv.engines.remote.wire import Packet
+from flsv.engines.remote.messages import Packet
 from flsv.errors import ConfigurationError
 from flsv.report.folder_lock import FolderLock
 

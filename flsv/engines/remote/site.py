@@ -16,11 +16,10 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 from flsv._lightning.evaluation import accuracy
 from flsv.clients.client_manager import ClientManager
 from flsv.data import FederatedDataModule, OneClient
-from flsv.engines.remote.agreement import agreement
 from flsv.engines.remote.memory import Kept, SiteMemory, StillBusy, noise_seed, own_secret, site_key
-from flsv.engines.remote.messages import GLOBAL, failure_packet, read_instruction, update_packet
+from flsv.engines.remote.messages import GLOBAL, Packet, failure_packet, pack, read_instruction, unpack, update_packet
+from flsv.engines.remote.transport import agreement
 from flsv.engines.remote.visit import OutOfTime, SiteVisit
-from flsv.engines.remote.wire import Packet, pack, unpack
 from flsv.engines.vectors import shared_space
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
+import lightning as L
+
 from flsv._lightning.durable import replacing
-from flsv.engines.remote.agreement import check_agreement
-from flsv.engines.remote.messages import BadReply, check_done, whole
-from flsv.engines.remote.wire import Packet
+from flsv.engines.remote.messages import BadReply, Packet, check_done, whole
+from flsv.engines.vectors import shared_space
 from flsv.errors import ConfigurationError
 
 Address = int
@@ -46,7 +49,7 @@ class Directory:
     Args:
         transport: carries the packets.
         names: of all sites; a site's number is its place here.
-        ours: what the server has, see :func:`flsv.engines.remote.agreement.agreement`.
+        ours: what the server has, see :func:`flsv.engines.remote.transport.agreement`.
         book: the file in which it is kept how many samples the sites have and who they are, so that a server goes on
             while some are away.
         timeout: seconds that a site has for a reply.
@@ -203,3 +206,30 @@ def _entry(said: Mapping[str, Any], address: Address) -> dict[str, Any]:
     """
     sizes = {split: whole(said["sizes"], split, MOST_SAMPLES, least) for split, least in _SPLITS.items()}
     return {"sizes": sizes, "key": str(said["key"])[:64], "address": address}
+
+
+_ARGUMENTS = ("local_epochs", "client_optimizer", "head")
+
+
+def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
+    """What one side has, in words: the version, the module's state and what happens at clients."""
+    strategies = settings.strategies
+    space, _ = shared_space(module, settings.arguments, strategies)
+    layout = hashlib.sha256(repr(list(zip(space.names, map(tuple, space.shapes)))).encode()).hexdigest()[:16]
+    at_clients = [repr(strategies[role]) for role in ("client_algorithm", "personalizer") if role in strategies]
+    return {
+        "flsv": version("flsv"),
+        "module": f"{type(module).__name__}, {space.size} numbers, {layout}",
+        "at clients": ", ".join([*at_clients, *map(repr, settings.uploads)]) or "nothing",
+        "training": ", ".join(f"{name}={settings.arguments[name]!r}" for name in _ARGUMENTS),
+    }
+
+
+def check_agreement(site: str, theirs: Mapping[str, Any], ours: Mapping[str, str]) -> None:
+    """Raise ConfigurationError where a site has something else than the server, and name it."""
+    for what, value in ours.items():
+        if theirs.get(what) != value:
+            raise ConfigurationError(
+                f"site {site!r} and the server differ in {what}: {theirs.get(what)!r} there, {value!r} here. Start "
+                "both from the same version, module and settings."
+            )

@@ -11,10 +11,8 @@ import lightning as L
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from flsv._lightning.accumulation import AccumulationWindows
-from flsv._lightning.client_hooks import ClientHooks
-from flsv._lightning.patches import PatchedAttributes
-from flsv._lightning.stepping import stepping
+from flsv._lightning.patches import PatchedAttributes, stepping
+from flsv._lightning.per_client import AccumulationWindows, ClientHooks
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.local_steps import LocalSteps

@@ -16,8 +16,7 @@ from remote_sites import NAMES, module
 
 from flsv.engines.remote import Directory, Packet, agreement
 from flsv.engines.remote.clients import Remote
-from flsv.engines.remote.messages import update_packet
-from flsv.engines.remote.wire import pack
+from flsv.engines.remote.messages import pack, update_packet
 from flsv.engines.vectors import shared_space
 from flsv.metrics.leave_self_out import leave_self_out
 from flsv.participants import NoAnswer, Traffic

@@ -18,7 +18,7 @@ from flsv import FederatedLoop
 from flsv.aggregation import FedAvg, FedCE
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.engines.remote import Packet
-from flsv.engines.remote.wire import pack
+from flsv.engines.remote.messages import pack
 from flsv.metrics import (
     ContributionEstimation,
     DomainRelevance,

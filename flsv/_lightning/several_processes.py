@@ -1,15 +1,9 @@
-"""What ``self.log(..., on_epoch=True)`` says of a training epoch whose batches were trained in several processes.
-
-Lightning adds an epoch's values up as they come. Here every process remembers what its hooks have logged, and when the
-epoch's batches are done, all of it is added up anew in the order in which one process would have logged it: the result
-is the same to the bit. The state of a torchmetrics metric that was logged as an object is put together by the
-reductions that the metric declares for its states, as torchmetrics does between processes.
-"""
+"""What Lightning logs and counts of a training epoch whose batches were trained in several processes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -23,7 +17,12 @@ Record = tuple[int, dict[str, Any], int | None]
 
 
 class LoggedValues:
-    """Installed on a trainer for the length of one fit.
+    """What ``self.log(..., on_epoch=True)`` says of an epoch; installed on a trainer for the length of one fit.
+
+    Lightning adds an epoch's values up as they come. Here every process remembers what its hooks have logged, and when
+    the epoch's batches are done, all of it is added up anew in the order in which one process would have logged it: the
+    result is the same to the bit. The state of a torchmetrics metric that was logged as an object is put together by
+    the reductions that the metric declares for its states, as torchmetrics does between processes.
 
     Args:
         trainer: of this process.
@@ -122,3 +121,36 @@ def _merge_states(metric: Metric, states: list[dict[str, Any]]) -> None:
         setattr(metric, name, merged)
     metric._update_count = sum(state["_update_count"] for state in states)
     metric._computed = None
+
+
+class Counted(NamedTuple):
+    """Batches, optimizer steps, and batches after which there was one."""
+
+    batches: int = 0
+    steps: int = 0
+    stepped: int = 0
+
+    def __sub__(self, other: Counted) -> Counted:
+        return Counted(*(mine - theirs for mine, theirs in zip(self, other)))
+
+
+def counted(trainer: L.Trainer) -> Counted:
+    """So far in this process, and what was added."""
+    loop = trainer.fit_loop.epoch_loop
+    return Counted(loop.batch_progress.total.ready, trainer.global_step, loop._batches_that_stepped)
+
+
+def add(trainer: L.Trainer, others: Counted) -> None:
+    """Go on as if what the others have counted had been counted here: names of checkpoints and the x-axis of loggers
+    hold these numbers."""
+    loop = trainer.fit_loop.epoch_loop
+    progress = loop.automatic_optimization.optim_progress.optimizer
+    counts = [(loop.batch_progress, others.batches)]
+    if trainer.lightning_module.automatic_optimization:
+        counts += [(progress.step, others.steps), (progress.zero_grad, others.steps)]  # type: ignore[list-item]
+    else:
+        counts += [(loop.manual_optimization.optim_step_progress, others.steps)]  # type: ignore[list-item]
+    for tracker, count in counts:
+        for name in vars(tracker.total):  # `current` tells whether to validate now
+            setattr(tracker.total, name, getattr(tracker.total, name) + count)
+    loop._batches_that_stepped += others.stepped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +15,33 @@ from toys import fit, toy_data
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric
 from flsv.participants import LocalData
-from flsv.participants.cache import _memories, memory
 from flsv.valuation import clients_of
 
 
 def test_each_client_has_its_own_and_only_it_can_look() -> None:
     sets = [(torch.zeros(2, 1), torch.tensor([0, 1]))] * 2
     first, second = clients_of(sets)
-    first.ask(lambda local: memory(local).update(a=1))
-    assert first.ask(lambda local: dict(memory(local))) == {"a": 1}
-    assert second.ask(lambda local: dict(memory(local))) == {}
+    first.ask(lambda local: local.memory.update(a=1))
+    assert first.ask(lambda local: dict(local.memory)) == {"a": 1}
+    assert second.ask(lambda local: dict(local.memory)) == {}
     holders = []
     first.ask(holders.append)
     with pytest.raises(PermissionError, match="client 0"):
-        memory(holders[0])
+        _ = holders[0].memory
     with pytest.raises(PermissionError, match="client 0"):
-        second.ask(lambda local: memory(holders[0]))
+        second.ask(lambda local: holders[0].memory)
 
 
 def test_it_goes_with_the_client() -> None:
     clients = clients_of([(torch.zeros(2, 1), torch.tensor([0, 1]))])
+    kept = [torch.zeros(1)]
+    gone = weakref.ref(kept[0])
+    clients[0].ask(lambda local: local.memory.update(a=kept.pop()))
     gc.collect()
-    before = len(_memories)
-    clients[0].ask(lambda local: memory(local).update(a=1))
-    assert len(_memories) == before + 1
+    assert gone() is not None
     del clients
     gc.collect()
-    assert len(_memories) == before
+    assert gone() is None
 
 
 def count(local: LocalData) -> int:

@@ -1,0 +1,141 @@
+"""What a Trainer has once, and every client needs for itself: accumulation windows, batch numbers, the loss scale.
+
+An epoch is the whole cohort to Lightning, and all its counts are of the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.utilities.model_helpers import is_overridden
+
+
+class AccumulationWindows:
+    """Windows of gradient accumulation that begin and end with each client's batches.
+
+    Lightning counts its windows over the whole epoch, which here is the whole cohort: a client's last gradients would
+    be added to the next client's first. Installed on a trainer for the length of one fit.
+    """
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        self._trainer = trainer
+        self._module = module = trainer.lightning_module
+        self._complete = True
+        self.active = module.automatic_optimization and (
+            trainer.accumulate_grad_batches != 1
+            or any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+        )
+        if self.active:
+            self._zero_grad = module.optimizer_zero_grad
+            # Lightning asks this whether to step the optimizer and the schedulers; there is no public place to answer.
+            trainer.fit_loop.epoch_loop._accumulated_batches_reached = lambda: self._complete  # type: ignore[method-assign]
+            # It empties the gradients by the epoch's batch count, so that is left to `begin_batch`.
+            module.optimizer_zero_grad = lambda *_: None  # type: ignore[method-assign, assignment]
+
+    def begin_batch(self, position: int, batches: int) -> None:
+        """``position`` counts the client's batches from 0; it has ``batches`` in this round."""
+        window = self._trainer.accumulate_grad_batches
+        self._complete = (position + 1) % window == 0 or position + 1 == batches
+        if position % window == 0:
+            for optimizer in self._trainer.optimizers:
+                self._zero_grad(self._trainer.current_epoch, position, optimizer)
+
+    def remove(self) -> None:
+        """Give Lightning its own counting back."""
+        if self.active:
+            owners: list[tuple[Any, str]] = [
+                (self._trainer.fit_loop.epoch_loop, "_accumulated_batches_reached"),
+                (self._module, "optimizer_zero_grad"),
+            ]
+            for owner, name in owners:
+                owner.__dict__.pop(name, None)
+            self.active = False
+
+
+class ClientHooks:
+    """A module's own hooks, which belong to the client that trains; installed for the length of one fit.
+
+    A module that counts its batches (a step after every fourth, the generator in every fifth) counts those of the
+    client, and what it does when a batch has ended (a target network follows) it does to the client's model before that
+    leaves. Callbacks get Lightning's own numbers: progress bars count the cohort.
+
+    Args:
+        trainer: with its module.
+        batch_idx: the place of the current batch among the client's.
+    """
+
+    def __init__(self, trainer: L.Trainer, batch_idx: Callable[[], int]) -> None:
+        self._module = module = trainer.lightning_module
+        self._batch_idx = batch_idx
+        self._end: Callable[[Any, Any, int], Any] | None = None
+        loop: Any = trainer.fit_loop.epoch_loop
+        build = loop._build_kwargs
+        self._before: list[tuple[Any, str, Any]] = []
+        # There is no public place to say which number training_step gets.
+        self._install(loop, "_build_kwargs", lambda kwargs, batch, _: build(kwargs, batch, batch_idx()))
+        for name in ("on_train_batch_start", "optimizer_step"):
+            if is_overridden(name, module, L.LightningModule):
+                self._install(module, name, partial(self._count, getattr(module, name)))
+        if is_overridden("on_train_batch_end", module, L.LightningModule):
+            self._end = module.on_train_batch_end
+            # Lightning calls it after the callbacks', and so after the client has left.
+            self._install(module, "on_train_batch_end", lambda *_: None)
+
+    def end_batch(self, outputs: Any, batch: Any) -> None:
+        """The module's ``on_train_batch_end``."""
+        if self._end is not None:
+            self._end(outputs, batch, self._batch_idx())
+
+    def remove(self) -> None:
+        """Give the module its own hooks back."""
+        for owner, name, before in self._before:
+            if before is None:
+                # Not put back: a bound method left on a module would follow into its copies.
+                owner.__dict__.pop(name, None)
+            else:
+                owner.__dict__[name] = before
+        self._before = []
+
+    def _count(self, hook: Callable[..., Any], first: Any, _: int, *rest: Any) -> Any:
+        return hook(first, self._batch_idx(), *rest)
+
+    def _install(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        self._before.append((owner, name, owner.__dict__.get(name)))
+        owner.__dict__[name] = function
+
+
+class LossScale:
+    """The trainer's ``GradScaler``, where it has one, as each client's own.
+
+    ``precision="16-mixed"`` on a GPU scales the loss so that small gradients do not vanish: torch's ``GradScaler``
+    starts high, leaves out steps whose gradients overflow, and goes down until they do not. With one scale for all, the
+    cohort's first client would leave out steps for the others.
+
+    Args:
+        trainer: with its precision plugin.
+    """
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        scaler = getattr(getattr(trainer, "precision_plugin", None), "scaler", None)
+        self._scaler: Any = scaler if scaler is not None and scaler.is_enabled() else None
+        self._fresh = self.read()
+
+    def read(self) -> dict[str, Any] | None:
+        """Its state now; None where there is no scaler."""
+        return None if self._scaler is None else dict(self._scaler.state_dict())
+
+    def load(self, state: dict[str, Any] | None) -> None:
+        """A client's; None: as it was before the first."""
+        if self._scaler is not None:
+            self._scaler.load_state_dict(self._fresh if state is None else state)
+
+    def state_dict(self) -> dict[str, Any] | None:
+        return self._fresh
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        # Lightning has restored that of the last client of the run that was saved.
+        self._fresh = self._fresh if state is None else state

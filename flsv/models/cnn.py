@@ -1,0 +1,324 @@
+"""The papers' convolutional networks: convolutions with 2x2 max-pooling, then fully connected layers; and a ResNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from torch import Tensor, nn
+from torchvision.models import ResNet, resnet34
+
+from flsv.arguments import check_number
+from flsv.models.linear import dense_stack
+from flsv.models.shapes import check_num_classes, image_shape, pooled_positions
+
+
+def conv_stack(channels: Sequence[int], kernel: int, padding: int, batch_norm: bool = False) -> nn.Sequential:
+    """Stride-1 convolutions between consecutive ``channels``, each with (BatchNorm,) ReLU and 2x2 max-pooling.
+
+    Example:
+        >>> len(conv_stack([1, 6, 16], kernel=5, padding=0))
+        6
+    """
+    layers: list[nn.Module] = []
+    for inputs, outputs in pairwise(channels):
+        layers.append(nn.Conv2d(inputs, outputs, kernel, padding=padding))
+        layers += [nn.BatchNorm2d(outputs)] if batch_norm else []
+        # Pooling first would give the same values and gradients, but a training step measured 10 % slower on a CPU.
+        layers += [nn.ReLU(), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers)
+
+
+class ConvNet(nn.Module):
+    """Convolutions, and a classifier of what they give: the base of the networks below.
+
+    Args:
+        features: from images ``[B, C, H, W]`` to what is flattened.
+        classifier: from that to logits.
+    """
+
+    def __init__(self, features: nn.Module, classifier: nn.Module) -> None:
+        super().__init__()
+        self.features, self.classifier = features, classifier
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``[B, M]`` of images ``[B, C, H, W]``."""
+        return self.classifier(self.features(x).flatten(1))
+
+
+class LeNet5(ConvNet):
+    """LeNet-5 and its smaller relatives: two 5x5 convolutions, then fully connected layers.
+
+    LeCun, Bottou, Bengio, Haffner, "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 86(11), 1998.
+    As everybody builds it today: ReLU and max-pooling instead of scaled tanh and trainable subsampling, every map of
+    the second convolution connected to every map of the first, and a linear layer with softmax instead of RBF units.
+
+    For (1, 28, 28) and 10 classes, 44,426 parameters:
+
+    =======================  ==========  ===============
+    layer                    output      parameters
+    =======================  ==========  ===============
+    conv 5x5, ReLU           6x24x24     156
+    max-pool 2x2             6x12x12
+    conv 5x5, ReLU           16x8x8      2,416
+    max-pool 2x2             16x4x4
+    linear, ReLU             120         30,840
+    linear, ReLU             84          10,164
+    linear                   10          850
+    =======================  ==========  ===============
+
+    (1, 32, 32), LeCun's own size, has 61,706 and (3, 32, 32) has 62,006 parameters.
+    ``LeNet5(channels=(10, 20), hidden=(50,))`` is the common small variant (conv5-10, pool, conv5-20, pool, fc50, fc10)
+    with 21,840.
+
+    Args:
+        num_classes: M, at least 2.
+        input_shape: (channels, height, width) of one image; at least 16x16 without padding, 4x4 with ``padding=2``.
+        channels: output channels of each convolution, at least one.
+        hidden: widths of the fully connected layers before the classifier.
+        padding: zeros added on every side by both convolutions.
+
+    Raises:
+        ConfigurationError: fewer than two classes, no image shape, no convolutions, or images that are too small.
+
+    Example:
+        >>> import torch
+        >>> LeNet5(num_classes=100, input_shape=(3, 32, 32))(torch.rand(5, 3, 32, 32)).shape
+        torch.Size([5, 100])
+        >>> sum(p.numel() for p in LeNet5(channels=(10, 20), hidden=(50,)).parameters())
+        21840
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        input_shape: Sequence[int] = (1, 28, 28),
+        channels: Sequence[int] = (6, 16),
+        hidden: Sequence[int] = (120, 84),
+        padding: int = 0,
+    ) -> None:
+        check_num_classes("LeNet5", num_classes)
+        hint = "" if padding else ", pass padding=2 (network_args: {padding: 2})"
+        positions = pooled_positions("LeNet5", input_shape, [(5, padding)] * len(channels), hint)
+        features = conv_stack([input_shape[0], *channels], kernel=5, padding=padding)
+        super().__init__(features, dense_stack([channels[-1] * positions, *hidden, num_classes]))
+
+
+class McMahanCNN(ConvNet):
+    """Two padded 5x5 convolutions and one wide fully connected layer: the CNN of the paper that introduced FedAvg.
+
+    McMahan, Moore, Ramage, Hampson, Agüera y Arcas, "Communication-Efficient Learning of Deep Networks from
+    Decentralized Data", AISTATS 2017, sec. 3: "A CNN with two 5x5 convolution layers (the first with 32 channels, the
+    second with 64, each followed with 2x2 max pooling), a fully connected layer with 512 units and ReLu activation, and
+    a final softmax output layer (1,663,370 total parameters)." That number holds for padded convolutions only; the
+    activation after the convolutions, which the paper leaves out, is ReLU here. pFedSV (Wu et al.) uses the same
+    network on all its data sets.
+
+    For (1, 28, 28) and 10 classes, 1,663,370 parameters:
+
+    ==============================  ==========  ===============
+    layer                           output      parameters
+    ==============================  ==========  ===============
+    conv 5x5, padding 2, ReLU       32x28x28    832
+    max-pool 2x2                    32x14x14
+    conv 5x5, padding 2, ReLU       64x14x14    51,264
+    max-pool 2x2                    64x7x7
+    linear, ReLU                    512         1,606,144
+    linear                          10          5,130
+    ==============================  ==========  ===============
+
+    Args:
+        num_classes: M, at least 2.
+        input_shape: (channels, height, width) of one image, at least 4x4.
+        hidden: width of the fully connected layer.
+
+    Raises:
+        ConfigurationError: fewer than two classes, no image shape, or images that are too small.
+
+    Example:
+        >>> sum(p.numel() for p in McMahanCNN().parameters())
+        1663370
+    """
+
+    def __init__(self, num_classes: int = 10, input_shape: Sequence[int] = (1, 28, 28), hidden: int = 512) -> None:
+        check_num_classes("McMahanCNN", num_classes)
+        positions = pooled_positions("McMahanCNN", input_shape, [(5, 2), (5, 2)])
+        features = conv_stack([input_shape[0], 32, 64], kernel=5, padding=2)
+        super().__init__(features, dense_stack([64 * positions, hidden, num_classes]))
+
+
+class ShapFedCNN(ConvNet):
+    """ShapFed's network for chest X-rays: three padded 3x3 convolutions, then three fully connected layers.
+
+    Tastan, Fares, Aremu, Horváth, Nandakumar, "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI
+    2024, sec. 5.2: "a custom CNN architecture with three convolution layers followed by three fully connected layers.
+    All the layers (except the last) are followed by ReLU activation." Widths, kernels and pooling are given neither
+    there nor in the authors' published code. The choice here is the plainest one: padded 3x3 convolutions that double
+    their channels while a 2x2 max-pooling halves the image, and LeNet-5's fully connected layers.
+
+    For (1, 28, 28) and 2 classes, 102,870 parameters:
+
+    ==============================  ==========  ===============
+    layer                           output      parameters
+    ==============================  ==========  ===============
+    conv 3x3, padding 1, ReLU       16x28x28    160
+    max-pool 2x2                    16x14x14
+    conv 3x3, padding 1, ReLU       32x14x14    4,640
+    max-pool 2x2                    32x7x7
+    conv 3x3, padding 1, ReLU       64x7x7      18,496
+    max-pool 2x2                    64x3x3
+    linear, ReLU                    120         69,240
+    linear, ReLU                    84          10,164
+    linear                          2           170
+    ==============================  ==========  ===============
+
+    Args:
+        num_classes: M, at least 2.
+        input_shape: (channels, height, width) of one image, at least 8x8.
+        channels: output channels of each convolution, at least one.
+        hidden: widths of the fully connected layers before the classifier.
+
+    Raises:
+        ConfigurationError: fewer than two classes, no image shape, no convolutions, or images that are too small.
+
+    Example:
+        >>> sum(p.numel() for p in ShapFedCNN().parameters())
+        102870
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 2,
+        input_shape: Sequence[int] = (1, 28, 28),
+        channels: Sequence[int] = (16, 32, 64),
+        hidden: Sequence[int] = (120, 84),
+    ) -> None:
+        check_num_classes("ShapFedCNN", num_classes)
+        positions = pooled_positions("ShapFedCNN", input_shape, [(3, 1)] * len(channels))
+        features = conv_stack([input_shape[0], *channels], kernel=3, padding=1)
+        super().__init__(features, dense_stack([channels[-1] * positions, *hidden, num_classes]))
+
+
+class ShapleyFLFashionCNN(ConvNet):
+    """ShapleyFL's FMNIST-CNN: two padded 5x5 convolutions with batch normalisation, and the classifier.
+
+    Sun, Xiong, Li, Liu, Zhang, Liu, Qin, Ren, "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023.
+    Paper and appendix name it (Table 3) and say only "the CNN network is adopted as the central model"; the layers are
+    those of the authors' published code. That code ends in log-softmax; here, as everywhere in flsv, logits come out,
+    and cross-entropy on them is the same loss.
+
+    For (1, 28, 28) and 10 classes, 29,034 parameters:
+
+    ==================================  ==========  ===============
+    layer                               output      parameters
+    ==================================  ==========  ===============
+    conv 5x5, padding 2, BN, ReLU       16x28x28    416 + 32
+    max-pool 2x2                        16x14x14
+    conv 5x5, padding 2, BN, ReLU       32x14x14    12,832 + 64
+    max-pool 2x2                        32x7x7
+    linear                              10          15,690
+    ==================================  ==========  ===============
+
+    Args:
+        num_classes: M, at least 2.
+        input_shape: (channels, height, width) of one image, at least 4x4.
+
+    Raises:
+        ConfigurationError: fewer than two classes, no image shape, or images that are too small.
+
+    Example:
+        >>> sum(p.numel() for p in ShapleyFLFashionCNN().parameters())
+        29034
+    """
+
+    def __init__(self, num_classes: int = 10, input_shape: Sequence[int] = (1, 28, 28)) -> None:
+        check_num_classes("ShapleyFLFashionCNN", num_classes)
+        positions = pooled_positions("ShapleyFLFashionCNN", input_shape, [(5, 2), (5, 2)])
+        features = conv_stack([input_shape[0], 16, 32], kernel=5, padding=2, batch_norm=True)
+        super().__init__(features, nn.Linear(32 * positions, num_classes))
+
+
+class ShapleyFLCifarCNN(ConvNet):
+    """ShapleyFL's CIFAR-CNN: two padded 3x3 convolutions and two fully connected layers with dropout.
+
+    From the authors' published code, as :class:`ShapleyFLFashionCNN`.
+
+    For (3, 32, 32) and 10 classes, 1,059,306 parameters:
+
+    ==============================  ==========  ===============
+    layer                           output      parameters
+    ==============================  ==========  ===============
+    conv 3x3, padding 1, ReLU       16x32x32    448
+    max-pool 2x2                    16x16x16
+    conv 3x3, padding 1, ReLU       32x16x16    4,640
+    max-pool 2x2                    32x8x8
+    dropout, linear, ReLU           512         1,049,088
+    dropout, linear                 10          5,130
+    ==============================  ==========  ===============
+
+    Args:
+        num_classes: M, at least 2.
+        input_shape: (channels, height, width) of one image, at least 4x4.
+        dropout: probability of both dropout layers.
+
+    Raises:
+        ConfigurationError: fewer than two classes, no image shape, images that are too small, or another dropout.
+
+    Example:
+        >>> sum(p.numel() for p in ShapleyFLCifarCNN().parameters())
+        1059306
+    """
+
+    def __init__(self, num_classes: int = 10, input_shape: Sequence[int] = (3, 32, 32), dropout: float = 0.2) -> None:
+        check_num_classes("ShapleyFLCifarCNN", num_classes)
+        check_number(self, "dropout", dropout, least=0, most=1)
+        positions = pooled_positions("ShapleyFLCifarCNN", input_shape, [(3, 1), (3, 1)])
+        features = conv_stack([input_shape[0], 16, 32], kernel=3, padding=1)
+        super().__init__(features, dense_stack([32 * positions, 512, num_classes], dropout=dropout))
+
+
+def resnet34_small(num_classes: int = 10, input_shape: Sequence[int] = (3, 32, 32)) -> ResNet:
+    """torchvision's ResNet-34 with a 3x3 stride-1 stem and no max-pooling; its head is ``fc``.
+
+    He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016, table 1. ShapFed (Tastan et al.,
+    IJCAI 2024, sec. 5.2) says "the ResNet-34 architecture" for CIFAR-10; the authors' published code replaces the stem,
+    which would shrink a 32x32 image to 8x8 before the first block, by a 3x3 convolution of stride 1 without
+    max-pooling, and so does this one.
+
+    For (3, 32, 32) and 10 classes, 21,282,122 parameters and 17,024 running statistics:
+
+    ==================================  ==========  ===============
+    layer                               output      parameters
+    ==================================  ==========  ===============
+    conv 3x3, stride 1, BN, ReLU        64x32x32    1,856
+    3 basic blocks                      64x32x32    221,952
+    4 basic blocks, first stride 2      128x16x16   1,116,416
+    6 basic blocks, first stride 2      256x8x8     6,822,400
+    3 basic blocks, first stride 2      512x4x4     13,114,368
+    global average pooling              512
+    linear                              10          5,130
+    ==================================  ==========  ===============
+
+    Weights start as in torchvision (He et al., fan-out), the new stem included.
+
+    Args:
+        num_classes: M, at least 2.
+        input_shape: (channels, height, width) of one image; any size, 32x32 is the paper's.
+
+    Raises:
+        ConfigurationError: fewer than two classes, or no image shape.
+
+    Example:
+        >>> network = resnet34_small(num_classes=7, input_shape=(3, 28, 28))
+        >>> network.conv1
+        Conv2d(3, 64, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
+        >>> network.fc
+        Linear(in_features=512, out_features=7, bias=True)
+    """
+    check_num_classes("resnet34_small", num_classes)
+    channels, _, _ = image_shape("resnet34_small", input_shape)
+    network = resnet34(num_classes=num_classes)
+    network.conv1 = nn.Conv2d(channels, 64, kernel_size=3, stride=1, padding=1, bias=False)
+    nn.init.kaiming_normal_(network.conv1.weight, mode="fan_out", nonlinearity="relu")
+    network.maxpool = nn.Identity()
+    return network
