@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flsv.cli.command import write_rows
 from flsv.cli.compare import Outcome, write_csv, write_gains
 from flsv.cli.own_models import MEASURES
-from flsv.cli.rows import write_rows
 from flsv.cli.value import write_csv as write_valuation
 from flsv.csv_files import csv_text, read_csv
 from flsv.report.contributions_csv import ContributionsFile, read_measurements

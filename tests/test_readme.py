@@ -12,7 +12,7 @@ import yaml
 from toys import fit
 
 import flsv
-from flsv.cli.packaged import packaged_names
+from flsv.cli.configs import packaged_names
 from flsv.loop import FederatedLoop
 
 ROOT = Path(__file__).parent.parent

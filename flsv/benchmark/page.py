@@ -29,7 +29,7 @@ def markdown(
         federations: by name, each with its truth.
         costs: by metric, where they are known.
     """
-    order = sorted(summaries, key=lambda name: -_sortable(summaries[name].mean))
+    order = best_first(summaries)
     parts = [
         "## Near the truth, and at what cost",
         _main(order, summaries, entries, federations, costs),
@@ -64,14 +64,14 @@ def _main(
     top = [_mean([c for n, c in ceilings.items() if sets[n] == which]) for which in ("tuning", "held_out")]
     least = min(ceilings, key=lambda name: ceilings[name], default="")
     everywhere = _mean(list(ceilings.values()))
-    rows = [[CEILING, *map(_two, [*top, everywhere]), f"{_two(ceilings.get(least))} {least}", *[""] * 9]]
+    rows = [[CEILING, *map(two, [*top, everywhere]), f"{two(ceilings.get(least))} {least}", *[""] * 9]]
     for name in order:
         each, cost = summaries[name], costs.get(name)
         where, worst = each.worst
-        both = f"{_two(each.mean)} ± {_two(each.interval)}" if each.interval == each.interval else _two(each.mean)
-        row = [f"`{name}`", _two(each.tuning), _two(each.held_out), both, f"{_two(worst)} {where}"]
-        row += [_two(each.pearson), _two(each.error), _two(each.seeds), _two(each.aggregators)]
-        row.append("" if each.intervals is None else _two(each.intervals.truth))
+        both = f"{two(each.mean)} ± {two(each.interval)}" if each.interval == each.interval else two(each.mean)
+        row = [f"`{name}`", two(each.tuning), two(each.held_out), both, f"{two(worst)} {where}"]
+        row += [two(each.pearson), two(each.error), two(each.seeds), two(each.aggregators)]
+        row.append("" if each.intervals is None else two(each.intervals.truth))
         row += ["", ""] if cost is None else [f"{1000 * cost.seconds:.1f}", f"{cost.evaluations:.0f}"]
         needs = ", ".join(need for need in NEEDS if need in entries[name].needs) or "nothing"
         rows.append([*row, str(len(each.spearman)), needs])
@@ -87,7 +87,7 @@ def _disturbed(order: Sequence[str], summaries: Mapping[str, Summary]) -> str:
         changes = [
             f"{change:+.2f}" if change == change else "" for change in (each.partial, each.dropout, each.private)
         ]
-        rows.append([f"`{name}`", *(_two(each.auroc.get(kind)) for kind in kinds), *changes])
+        rows.append([f"`{name}`", *(two(each.auroc.get(kind)) for kind in kinds), *changes])
     return table(head, rows)
 
 
@@ -101,8 +101,8 @@ def _intervals(order: Sequence[str], summaries: Mapping[str, Summary]) -> str:
             continue
         where, least = min(found.by_federation.items(), key=lambda item: item[1], default=("", float("nan")))
         enough = sum(each >= GOAL for each in found.by_federation.values())
-        row = [f"`{name}`", _two(found.truth), f"{enough} of {len(found.by_federation)}", f"{_two(least)} {where}"]
-        row += [_two(found.seeds), f"{found.width:.3f}" if found.width == found.width else "", _two(found.repeated)]
+        row = [f"`{name}`", two(found.truth), f"{enough} of {len(found.by_federation)}", f"{two(least)} {where}"]
+        row += [two(found.seeds), f"{found.width:.3f}" if found.width == found.width else "", two(found.repeated)]
         rows.append([*row, str(found.cases)])
     return table(head, rows)
 
@@ -112,8 +112,8 @@ def _by_federation(order: Sequence[str], summaries: Mapping[str, Summary], feder
     rows = []
     for name, (each, truth) in federations.items():
         size = spearman(each.num_samples.double(), truth.mean)
-        row = [name, each.set.replace("_", " "), _two(truth.ceiling), _two(size)]
-        rows.append([*row, *(_two(summaries[metric].spearman.get(name)) for metric in order)])
+        row = [name, each.set.replace("_", " "), two(truth.ceiling), two(size)]
+        rows.append([*row, *(two(summaries[metric].spearman.get(name)) for metric in order)])
     return table(head, rows)
 
 
@@ -188,12 +188,15 @@ def write(
     draw(summaries, costs, federations).savefig(folder / name, dpi=110)
 
 
-def _two(value: float | None) -> str:
+def best_first(summaries: Mapping[str, Summary]) -> list[str]:
+    """Metrics by mean rank correlation; those without one last."""
+    means = {name: each.mean for name, each in summaries.items()}
+    return sorted(means, key=lambda name: 2.0 if means[name] != means[name] else -means[name])
+
+
+def two(value: float | None) -> str:
+    """With two digits; nothing for what is not known."""
     return "" if value is None or value != value else f"{value:.2f}"
-
-
-def _sortable(value: float) -> float:
-    return -2.0 if value != value else value
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -19,9 +19,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -32,14 +31,15 @@ from rich.text import Text
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
 from flsv.benchmark.conditions import AGGREGATORS, CONDITIONS
 from flsv.benchmark.federation import SETS, federations
-from flsv.benchmark.page import markdown, write
+from flsv.benchmark.page import best_first, markdown, two, write
 from flsv.benchmark.registry import METRICS, Entry, entry
 from flsv.benchmark.run import Results, bench
 from flsv.benchmark.summary import Known, Summary, costs, summarise
 from flsv.benchmark.truth import SEEDS, settings
-from flsv.cli.help import command_parser, positive
+from flsv.cli.command import command_parser, positive, printer
 from flsv.drawing import drawing
 from flsv.engines.ranks import ranks_of_environment
+from flsv.participants import Ranks
 from flsv.report.folder_lock import FolderLock
 
 #: What is added to names of files on federations of many clients, whose truth is sampled.
@@ -55,21 +55,23 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
     if options.list:
         _list()
         return 0
-    with nullcontext() if ranks_of_environment().rank else FolderLock(options.out):
-        return _bench(options, quiet)
-
-
-def _bench(options: argparse.Namespace, quiet: bool) -> int:
     ranks = ranks_of_environment()
-    say = _nothing if quiet or ranks.rank else partial(print, flush=True)
-    asked = federations(options.federations or SETS, options.root, say)
-    if options.quick and not options.federations:  # of many clients a run with all metrics takes ten times as long
-        asked = [each for each in asked if not each.circles]
-    if options.truth:
-        for each in asked[ranks.rank :: ranks.size]:
-            trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + options.truth_seeds))
-            say(f"{each.name}: {trained} coalitions trained, in {options.out / each.name}.csv")
-        return 0
+    say = printer(quiet or ranks.rank > 0)
+    with nullcontext() if ranks.rank else FolderLock(options.out):
+        asked = federations(options.federations or SETS, options.root, say)
+        if options.quick and not options.federations:  # of many clients a run with all metrics takes ten times as long
+            asked = [each for each in asked if not each.circles]
+        if options.truth:
+            for each in asked[ranks.rank :: ranks.size]:
+                trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + options.truth_seeds))
+                say(f"{each.name}: {trained} coalitions trained, in {options.out / each.name}.csv")
+            return 0
+        return _bench(asked, options, ranks, say, quiet)
+
+
+def _bench(
+    asked: Sequence[Federation], options: argparse.Namespace, ranks: Ranks, say: Callable[[str], None], quiet: bool
+) -> int:
     entries = dict(entry(name) for name in options.metric or METRICS)
     known: dict[str, tuple[Federation, Truth]] = {}
     for each in asked:
@@ -80,14 +82,9 @@ def _bench(options: argparse.Namespace, quiet: bool) -> int:
             ranks.everybody(None, "the truth")
     usual = [each for each in CONDITIONS if each not in AGGREGATORS] if options.quick else list(CONDITIONS)
     chosen = ["base", *(options.conditions if options.conditions is not None else usual)]
+    seeds = options.seeds or (2 if options.quick else 3)
     results = bench(
-        known,
-        entries,
-        seeds=options.seeds or (2 if options.quick else 3),
-        conditions=list(dict.fromkeys(chosen)),
-        folder=options.out,
-        ranks=ranks,
-        say=say,
+        known, entries, seeds=seeds, conditions=list(dict.fromkeys(chosen)), folder=options.out, ranks=ranks, say=say
     )
     if ranks.rank:
         return 0
@@ -96,10 +93,8 @@ def _bench(options: argparse.Namespace, quiet: bool) -> int:
         some = {name: each for name, each in known.items() if bool(each[0].circles) is circles}
         if some:
             written += _report(options.out, suffix, results, some, entries, say, quiet)
-    say(
-        f"Written to {options.out}: {', '.join(written)}, values.csv. "
-        f"{time.process_time() / 60:.1f} minutes of the processor."
-    )
+    minutes = time.process_time() / 60
+    say(f"Written to {options.out}: {', '.join(written)}, values.csv. {minutes:.1f} minutes of the processor.")
     return _say_failures(results, entries)
 
 
@@ -137,17 +132,40 @@ def _report(
     return [page, picture, kept]
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("flsv bench", __doc__)
+def benchmark_parser(
+    name: str, description: str | None, metrics: str, federations: str, out: Path, listed: str
+) -> argparse.ArgumentParser:
+    """The options that ``bench`` and ``stress`` have in common.
+
+    Args:
+        name: of the command.
+        description: its module's docstring.
+        metrics: which are tried by default, in words.
+        federations: likewise.
+        out: where values and tables go by default.
+        listed: what ``--list`` says.
+    """
+    parser = command_parser(name, description)
     parser.add_argument(
         "--metric",
         action="append",
-        help="a name of --list, or the path of a class, perhaps with arguments: 'my_package.MyMetric(momentum=0.5)'; "
-        "give several. Default: all of --list",
+        help="a name of `flsv bench --list`, or the path of a class, perhaps with arguments: "
+        f"'my_package.MyMetric(momentum=0.5)'; give several. Default: {metrics}",
     )
     parser.add_argument(
-        "--federations", nargs="+", default=None, help="names of --list, tuning, held_out, or YAML files. Default: all"
+        "--federations",
+        nargs="+",
+        help=f"names of `flsv bench --list`, tuning, held_out, or YAML files. Default: {federations}",
     )
+    parser.add_argument("--out", type=Path, default=out, help="folder of values, tables and pictures")
+    parser.add_argument("--root", help="folder of the data. Default: $FLSV_DATA_ROOT")
+    parser.add_argument("--list", action="store_true", help=f"say which {listed} there are")
+    return parser
+
+
+def _parser() -> argparse.ArgumentParser:
+    listed = "metrics and federations"
+    parser = benchmark_parser("flsv bench", __doc__, "all of --list", "all", Path("runs/benchmark"), listed)
     parser.add_argument("--seeds", type=positive, default=None, help="runs of every federation. Default: 3")
     parser.add_argument(
         "--quick",
@@ -162,11 +180,8 @@ def _parser() -> argparse.ArgumentParser:
         default=None,
         help=f"what else than the run as it is, once each: {', '.join(CONDITIONS)}; nothing: only that. Default: all",
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmark"), help="folder of values, tables and picture")
-    parser.add_argument("--root", default=None, help="folder of the data. Default: $FLSV_DATA_ROOT")
     parser.add_argument("--truth", action="store_true", help="train the coalitions, and write their utilities to --out")
     parser.add_argument("--truth-seeds", type=positive, default=len(SEEDS), help="trainings of every coalition")
-    parser.add_argument("--list", action="store_true", help="say which metrics and federations there are")
     return parser
 
 
@@ -184,35 +199,32 @@ def _truth(each: Federation, out: Path, seeds: int, rank: int) -> Truth:
 
 
 def _list() -> None:
-    console = Console()
-    table = Table("metric", "what it is", "needs", box=SIMPLE_HEAD)
-    for name, each in METRICS.items():
-        table.add_row(name, each.title, ", ".join(each.needs) or "nothing")
-    console.print(table)
-    table = Table("federation", "what it is", "set", "data", box=SIMPLE_HEAD)
-    for name in names():
-        found = federation(name)
-        table.add_row(name, found.title, found.set.replace("_", " "), "there" if found.available else "not there")
-    console.print(table)
+    metrics = [[name, each.title, ", ".join(each.needs) or "nothing"] for name, each in METRICS.items()]
+    show(Console(), ["metric", "what it is", "needs"], metrics, texts=3)
+    found = [federation(name) for name in names()]
+    rows = [[f.name, f.title, f.set.replace("_", " "), "there" if f.available else "not there"] for f in found]
+    show(Console(), ["federation", "what it is", "set", "data"], rows, texts=4)
 
 
 def _show(summaries: Mapping[str, Summary], known: Known) -> None:
     many = " of many clients" if any(each.circles for each, _ in known.values()) else ""
     title = f"Rank correlation with the retrained Shapley values, {len(known)} federations{many}"
-    table = Table(title=Text(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD)
-    for name in ("metric", "tuning", "held out", "all", "worst"):
-        table.add_column(name, justify="left" if name == "metric" else "right")
     ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
-    table.add_row("the truth, one other seed", "", "", f"{ceiling:.2f}", "")
-    for name, each in sorted(
-        summaries.items(), key=lambda item: -(item[1].mean if item[1].mean == item[1].mean else -2)
-    ):
+    rows = [["the truth, one other seed", "", "", f"{ceiling:.2f}", ""]]
+    for name in best_first(summaries):
+        each = summaries[name]
         where, worst = each.worst
-        numbers = ("" if value != value else f"{value:.2f}" for value in (each.tuning, each.held_out, each.mean, worst))
-        *cells, least = numbers
-        table.add_row(Text(name), *cells, f"{least} {where}")
-    Console().print(table)
+        rows.append([name, *map(two, (each.tuning, each.held_out, each.mean)), f"{two(worst)} {where}"])
+    show(Console(), ["metric", "tuning", "held out", "all", "worst"], rows, title)
 
 
-def _nothing(*_: object) -> None:
-    return None
+def show(
+    console: Console, head: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None, texts: int = 1
+) -> None:
+    """Print a table, whose first so many columns are ``texts``, and the others numbers."""
+    table = Table(title=title and Text(title, style="table.title"), title_justify="left", box=SIMPLE_HEAD)
+    for place, name in enumerate(head):
+        table.add_column(name, justify="left" if place < texts else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)

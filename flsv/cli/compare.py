@@ -22,12 +22,10 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from flsv.cli.help import command_parser
-from flsv.cli.outcome import Models, Outcome
-from flsv.cli.own_models import MEASURES, OwnModels, Tests
-from flsv.cli.packaged import find_config
-from flsv.cli.parser import FederatedCLI, make_cli
-from flsv.cli.paths import shown
+from flsv.cli.command import NO_BARS, command_parser, printer, shown
+from flsv.cli.configs import find_config
+from flsv.cli.own_models import MEASURES, Models, Outcome, OwnModels, Tests
+from flsv.cli.parser import FederatedCLI, loop_of, make_cli
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash
@@ -49,7 +47,7 @@ def run(
     name: str, trainer: L.Trainer, module: L.LightningModule, data: FederatedDataModule, tests: Tests = "shared"
 ) -> Outcome:
     """One fit; the trainer has a :class:`flsv.FederatedLoop` among its callbacks. ``tests`` is :class:`OwnModels`'s."""
-    loop = next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+    loop = loop_of(trainer)
     own = OwnModels(loop, tests)
     trainer.callbacks.append(own)  # type: ignore[attr-defined]
     if "PL_GLOBAL_SEED" in os.environ:
@@ -95,8 +93,7 @@ def compare(
     for name, config in zip(names, [configs[0], *configs]):
         done = len(outcomes)
         cli = _built(base, config, arguments, out / name, alone=name == STANDALONE)
-        cli.datamodule.prepare_data()
-        cli.datamodule.setup("fit")
+        identity, path = _identity(cli, name == STANDALONE, tests), out / name / KEPT
         mine = [cli.datamodule.client_indices(client) for client in range(cli.datamodule.num_clients)]
         if dealt is not None and not (len(mine) == len(dealt) and all(map(torch.equal, mine, dealt))):
             raise ConfigurationError(
@@ -104,7 +101,6 @@ def compare(
                 "compare. Say the data once, in a --base, and only the federation in each --config."
             )
         dealt = mine
-        identity, path = _identity(cli, name == STANDALONE, tests), out / name / KEPT
         kept = Outcome.kept(path, identity)
         left = f", about {in_words(sum(ran) / len(ran) * (len(names) - done))} left" if ran else ""
         say(f"Run {done + 1} of {len(names)}: {name}{', done before' if kept else left}")
@@ -139,16 +135,16 @@ def _built(
     cli = make_cli([*files, *arguments, *own, *options], run=False)
     callbacks: list[L.Callback] = cli.trainer.callbacks  # type: ignore[attr-defined]
     if alone:
-        place = next(i for i, callback in enumerate(callbacks) if isinstance(callback, FederatedLoop))
-        callbacks[place] = _alone(callbacks[place])  # type: ignore[arg-type]
+        loop = loop_of(cli.trainer)
+        callbacks[callbacks.index(loop)] = _alone(loop)
     return cli
 
 
 def _warm_up(base: Sequence[str], config: str, arguments: Sequence[str], out: Path) -> None:
     """A batch of every client that leaves no trace: what a process does once (imports, threads, the data's first
     reading) is charged to none of the runs."""
-    quiet = ("--trainer.fast_dev_run=1", "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
-    cli = _built(base, config, arguments, out, True, *quiet, "--federation.keep_trained=false")
+    quiet = (*NO_BARS, "--trainer.fast_dev_run=1", "--federation.keep_trained=false")
+    cli = _built(base, config, arguments, out, True, *quiet)
     log = logging.getLogger("lightning.pytorch")
     before = log.level
     log.setLevel(logging.WARNING)
@@ -318,10 +314,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     options, rest = parser.parse_known_args(list(args))
     if quiet:
-        rest += ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
-    say = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
+        rest += NO_BARS
     with FolderLock(options.out):
-        outcomes = compare(options.config, options.base, rest, options.out, options.tests, say)
+        outcomes = compare(options.config, options.base, rest, options.out, options.tests, printer(quiet))
         (options.out / "compare.md").write_text(markdown(outcomes, options.models), encoding="utf-8")
         write_csv(options.out / "compare.csv", outcomes)
         for outcome in outcomes[1:]:

@@ -40,8 +40,6 @@ RENAMED = {"settle": "retrain"}
 #: Those that fit dozens of times: what Lightning says of each is of no use.
 MANY_FITS = ("retrain", "repeat", "bench", "stress")
 QUIET = ("-q", "--quiet")
-#: What --quiet is, for Lightning.
-_BARS_OFF = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 #: No space left, quota exceeded, file too large, an error of the device, read-only.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
@@ -106,11 +104,12 @@ def _run(given: list[str]) -> int:
         return int(main(given[1:], quiet) or 0)
     elif first in OF_LIGHTNING:
         _quieten(quiet)
+        from flsv.cli.command import NO_BARS
         from flsv.cli.parser import make_cli
 
         if quiet:
             of_one = {"fit": "--federation.print_table=false", "validate": "--verbose=false", "test": "--verbose=false"}
-            given += [*_BARS_OFF, *([of_one[first]] if first in of_one else [])]
+            given += [*NO_BARS, *([of_one[first]] if first in of_one else [])]
         make_cli(given, quiet=quiet)
     elif first.startswith("-"):
         # Such as --config before the subcommand.

@@ -14,8 +14,8 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from flsv.cli.help import command_parser
-from flsv.cli.packaged import find_config
+from flsv.cli.command import command_parser
+from flsv.cli.configs import find_config
 from flsv.errors import ConfigurationError
 
 _TEMPLATE = Path(__file__).parent.parent / "engines" / "flower" / "template"

@@ -18,8 +18,8 @@ from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv._lightning.old_package import old_class_named
-from flsv.cli.help import TextHelp
-from flsv.cli.packaged import find_config
+from flsv.cli.command import TextHelp
+from flsv.cli.configs import find_config
 from flsv.errors import ConfigurationError
 
 #: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.

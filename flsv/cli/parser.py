@@ -14,6 +14,7 @@ from typing import Any
 import lightning as L
 import yaml
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -21,13 +22,12 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv._lightning.durable import check_writable
 from flsv.cli.checkpoints import check_there, default_checkpoints, find_checkpoint
-from flsv.cli.closing import say_where
-from flsv.cli.composed import overridden
+from flsv.cli.command import shown
+from flsv.cli.configs import config_name, overridden
 from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
-from flsv.cli.packaged import config_name
 from flsv.cli.predictions import WritePredictions
 from flsv.errors import ConfigurationError
-from flsv.report.folder import leaves_files, runs_folder
+from flsv.report.folder import leaves_files, run_folder, runs_folder
 from flsv.server.fingerprint import dealt
 from flsv.server.identity import Identity, configured
 
@@ -101,7 +101,9 @@ class FederatedCLI(LightningCLI):
         return made
 
     def identity(self) -> Identity:
-        """What this experiment is but for its seed. Without ``run``, and once the data are set up."""
+        """What this experiment is but for its seed. Without ``run``; sets the data up."""
+        self.datamodule.prepare_data()
+        self.datamodule.setup("fit")
         config = yaml.safe_load(self.parser.dump(self.config))
         return Identity(configured(config), dealt(self.datamodule))
 
@@ -156,3 +158,17 @@ def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = Fals
         args=args,
         quiet=quiet,
     )
+
+
+def loop_of(trainer: L.Trainer) -> FederatedLoop:
+    """The federated loop among a trainer's callbacks."""
+    return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
+
+
+def say_where(trainer: L.Trainer) -> None:
+    """Print where a fit's files are, as they can be pasted into a shell."""
+    folder = shown(run_folder(trainer))
+    print(f"Results: {folder} (contributions.csv, checkpoints)")
+    if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
+        print(f"Charts:  tensorboard --logdir {shown(runs_folder(trainer))}")
+    print(f"Report:  flsv report {folder}")

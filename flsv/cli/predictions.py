@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor
 
 from flsv._lightning.durable import replacing
-from flsv.cli.paths import shown
+from flsv.cli.command import shown
 from flsv.csv_files import save_csv
 from flsv.report.folder import run_folder
 

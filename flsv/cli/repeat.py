@@ -25,10 +25,8 @@ from typing import Any
 from scipy import stats
 
 from flsv._lightning.durable import replacing
-from flsv.cli.help import command_parser
+from flsv.cli.command import NO_BARS, command_parser, printer, shown, write_rows
 from flsv.cli.parser import make_cli
-from flsv.cli.paths import shown
-from flsv.cli.rows import write_rows
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import LEVEL
@@ -42,11 +40,7 @@ HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high
 SUMMARY = "repeat.csv"
 #: The identity of a folder's runs.
 ASKED = "repeat.json"
-QUIET = (
-    "--trainer.enable_progress_bar=false",
-    "--trainer.enable_model_summary=false",
-    "--federation.print_table=false",
-)
+QUIET = (*NO_BARS, "--federation.print_table=false")
 
 
 def repeat(
@@ -148,8 +142,6 @@ def _done(folder: Path) -> Run | None:
 def _identity(arguments: Sequence[str], aggregators: Sequence[str], seed: int) -> Identity:
     """What all runs have in common: all but the seed, and whose turn it is of the aggregators."""
     cli = make_cli([*arguments, f"--seed_everything={seed}", *QUIET], run=False, quiet=True)
-    cli.datamodule.prepare_data()
-    cli.datamodule.setup("fit")
     found = cli.identity()
     return Identity({**found.settings, "--aggregator": ", ".join(aggregators)}, found.samples)
 
@@ -191,11 +183,9 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument("--first-seed", type=int, default=0, help="the seeds are this one and those after it")
     parser.add_argument("--aggregator", action="append", default=[], help="give several: they take turns, one a run")
     options, rest = parser.parse_known_args(list(args))
-    say = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
     with FolderLock(options.out):
-        rows, path = repeat(
-            options.runs, rest, options.out, first_seed=options.first_seed, aggregators=options.aggregator, say=say
-        )
+        seeds = {"first_seed": options.first_seed, "aggregators": options.aggregator}
+        rows, path = repeat(options.runs, rest, options.out, **seeds, say=printer(quiet))
     if quiet:
         return
     for metric in dict.fromkeys(row["metric"] for row in rows):

@@ -17,8 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flsv._lightning.durable import check_writable
-from flsv.cli.help import command_parser
-from flsv.cli.paths import shown
+from flsv.cli.command import command_parser, shown
 from flsv.report import pay, write_report
 
 

@@ -33,10 +33,8 @@ from torch import Tensor
 
 from flsv import FederatedLoop
 from flsv._lightning.evaluation import all_on_device
-from flsv.cli.help import command_parser, positive
-from flsv.cli.parser import FederatedCLI, make_cli
-from flsv.cli.paths import shown
-from flsv.cli.rows import write_rows
+from flsv.cli.command import NO_BARS, command_parser, positive, printer, shown, write_rows
+from flsv.cli.parser import FederatedCLI, loop_of, make_cli
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley
@@ -57,10 +55,9 @@ from flsv.strategy import Strategy
 SECTIONS = ("seed_everything", "trainer", "model", "data", "federation")
 #: Every training says, saves, validates and draws nothing.
 QUIET = (
+    *NO_BARS,
     "--trainer.logger=false",
     "--trainer.enable_checkpointing=false",
-    "--trainer.enable_progress_bar=false",
-    "--trainer.enable_model_summary=false",
     "--trainer.num_sanity_val_steps=0",
     "--trainer.limit_val_batches=0",
     "--federation.figures_every=0",
@@ -140,7 +137,7 @@ def retrain(
         for seed in range(first, first + seeds):
             cli = make(seed)
             if metric is None:
-                metric, mode = _performance_of(_loop(cli.trainer))
+                metric, mode = _performance_of(loop_of(cli.trainer))
             utility = RetrainedUtility(
                 lambda cohort, seed=seed: _trainer(make(seed), cohort, seed),  # type: ignore[misc]
                 cli.model,
@@ -205,13 +202,9 @@ def _last_values(run: Path, metric: str) -> Tensor:
     return values
 
 
-def _loop(trainer: L.Trainer) -> FederatedLoop:
-    return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
-
-
 def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
     """The configuration's, in which these clients take part in every round."""
-    loop = _loop(cli.trainer)
+    loop = loop_of(cli.trainer)
     changes: dict[str, Any] = {"sampler": cohort, "seed": seed}
     if not _reads_metrics(loop.strategies):
         changes["metrics"] = None  # nobody looks at what they find
@@ -314,10 +307,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     options, rest = parser.parse_known_args(list(args))
 
-    def told(done: int, of: int) -> None:
-        if not quiet:
-            print(f"{done} of {of} coalitions", flush=True)
-
+    say = printer(quiet)
     alone = ranks_of_environment().rank == 0 and options.run.is_dir()
     with FolderLock(options.run) if alone else nullcontext():
         rows, path = retrain(
@@ -329,7 +319,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             seeds=options.seeds,
             hint=options.hint,
             overrides=rest,
-            told=told,
+            told=lambda done, of: say(f"{done} of {of} coalitions"),
         )
     if quiet or ranks_of_environment().rank:
         return

@@ -6,7 +6,7 @@
     flsv stress --safeguard none copies claims all
     flsv stress --list                         ways to cheat
 
-Without arguments: some metrics, in two federations of the digits. --safeguard: what the server can do about it.
+Without arguments: ten metrics, in two federations of the digits. --safeguard: what the server can do about it.
 
 One client cheats at a time, and is compared with itself in the same run without cheating: what share of all that is
 paid does it get by each metric? Values lie in ``--out``, and what is there is not run again.
@@ -20,17 +20,15 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from flsv.benchmark.cheating import CHEATS, SAFEGUARDS
 from flsv.benchmark.federation import Federation, federations
 from flsv.benchmark.registry import entry
 from flsv.benchmark.stress import gain, stress
 from flsv.benchmark.stress_page import Trials, by_gain, markdown, most
-from flsv.cli.help import command_parser, positive
+from flsv.cli.bench import benchmark_parser, show
+from flsv.cli.command import positive
 from flsv.report.folder_lock import FolderLock
 
 METRICS = (
@@ -58,14 +56,12 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     options = _parser().parse_args(list(args))
     console = Console(quiet=quiet)
     if options.list:
-        table = Table("attack", "what the client does", box=SIMPLE_HEAD)
-        for name, each in CHEATS.items():
-            table.add_row(name, each.title)
-        console.print(table)
+        rows = [[name, each.title] for name, each in CHEATS.items()]
+        show(console, ["attack", "what the client does"], rows, texts=2)
         return
     say = partial(console.print, highlight=False)
     entries = dict(entry(name) for name in options.metric or METRICS)
-    known = {each.name: each for each in federations(options.federations, options.root, say)}
+    known = {each.name: each for each in federations(options.federations or FEDERATIONS, options.root, say)}
     if options.client_val:
         known = {f"{name}+val": _validating(each, options.client_val) for name, each in known.items()}
     with FolderLock(options.out):
@@ -85,13 +81,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = command_parser("flsv stress", __doc__)
-    parser.add_argument(
-        "--metric",
-        action="append",
-        help="a name of `flsv bench --list`, or the path of a class, perhaps with arguments; give several. Default: "
-        + ", ".join(METRICS),
-    )
+    metrics, where, listed = ", ".join(METRICS), ", ".join(FEDERATIONS), "ways to cheat"
+    parser = benchmark_parser("flsv stress", __doc__, metrics, where, Path("runs/stress"), listed)
     parser.add_argument(
         "--attacks",
         nargs="+",
@@ -110,12 +101,6 @@ def _parser() -> argparse.ArgumentParser:
         "(norm_cap=1.25, sample_cap=1.25), all (these two), uniform (equal weights), both (copies and uniform). "
         "Default: copies",
     )
-    parser.add_argument(
-        "--federations",
-        nargs="+",
-        default=list(FEDERATIONS),
-        help=f"names of `flsv bench --list`, tuning, held_out, or YAML files. Default: {', '.join(FEDERATIONS)}",
-    )
     parser.add_argument("--seeds", type=positive, default=2, help="runs of every federation")
     parser.add_argument("--clients", type=positive, default=2, help="clients that cheat in turn, for every seed")
     parser.add_argument(
@@ -126,9 +111,6 @@ def _parser() -> argparse.ArgumentParser:
         help="share of every client's samples that it keeps to judge models by, for metrics that ask it to, such as "
         "flsv.metrics.EverybodyElse; the federation's results are kept under its name with +val",
     )
-    parser.add_argument("--out", type=Path, default=Path("runs/stress"), help="folder of values and tables")
-    parser.add_argument("--root", default=None, help="folder of the data. Default: $FLSV_DATA_ROOT")
-    parser.add_argument("--list", action="store_true", help="say which ways to cheat there are")
     return parser
 
 
@@ -139,17 +121,12 @@ def _validating(federation: Federation, share: float) -> Federation:
 
 def _show(trials: Trials, metrics: Sequence[str], console: Console) -> None:
     guards = list(dict.fromkeys(guard for _, guard in trials))
-    table = Table(title=Text("What the best cheat gains, in points of the payment", style="table.title"))
-    table.box, table.title_justify = SIMPLE_HEAD, "left"
-    table.add_column("metric")
-    table.add_column("honest, %", justify="right")
-    table.add_column("best cheat")
-    for guard in guards:
-        table.add_column("gain" if guard == "none" else f"under {guard}", justify="right")
+    rows = []
     for metric in by_gain(trials, metrics, guards[0]):
         cheat, best = most(trials, metric, guards[0])
         gains = [gain(trials[cheat, guard], metric) for guard in guards]
         cells = ["" if each.points != each.points else f"{each.points:+.1f}" for each in gains]
         honest = "" if best.before != best.before else f"{best.before:.1f}"
-        table.add_row(Text(metric), honest, cheat.replace("_", " "), *cells)
-    console.print(table)
+        rows.append([metric, cheat.replace("_", " "), honest, *cells])
+    head = ["metric", "best cheat", "honest, %", *("gain" if guard == "none" else f"under {guard}" for guard in guards)]
+    show(console, head, rows, "What the best cheat gains, in points of the payment", texts=2)

@@ -11,16 +11,20 @@ Federated Learning" (FedBary), CVPR 2024.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import SUPPRESS
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
+from flsv import counting
 from flsv._lightning.durable import check_writable
-from flsv.cli.counted_bar import counted_bar
+from flsv.cli.command import shown
 from flsv.cli.options import CONFIG_HELP, ConfigFile, PlainParser
-from flsv.cli.paths import shown
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.drawing import drawing
@@ -34,6 +38,49 @@ from flsv.valuation.report import draw_contributions, histograms_of
 
 #: Sections of a configuration of flsv fit that have no meaning here.
 UNUSED = ("seed_everything", "trainer", "model", "federation", "ckpt_path", "optimizer", "lr_scheduler")
+
+
+class CountedBar:
+    """Shows what is counted: what it is, how many of how many, the time so far and the time left."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task: Any = None
+        self._what = ""
+
+    def show(self, what: str, done: int, total: int) -> None:
+        if self._task is None or what != self._what:
+            self.hide()
+            self._what, self._task = what, self._progress.add_task(what.capitalize(), total=total)
+        self._progress.update(self._task, completed=done, total=total)
+
+    def hide(self) -> None:
+        if self._task is not None:
+            self._progress.remove_task(self._task)
+            self._task = None
+
+
+@contextmanager
+def counted_bar(enabled: bool = True) -> Iterator[None]:
+    """Show on the terminal (standard error) what is counted inside; nothing where there is no terminal.
+
+    Args:
+        enabled: False: show nothing.
+    """
+    console = Console(stderr=True)
+    if not enabled or not console.is_terminal:
+        yield
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(), console=console, transient=True
+    ) as progress:
+        listener = CountedBar(progress)
+        counting.attach(listener)
+        try:
+            yield
+        finally:
+            counting.detach(listener)
 
 
 def value(

@@ -9,8 +9,7 @@ import pytest
 import yaml
 
 from flsv import FederatedLoop
-from flsv.cli.composed import overridden
-from flsv.cli.packaged import FOLDER
+from flsv.cli.configs import FOLDER, overridden
 from flsv.cli.parser import make_cli
 
 ABOUT_ELSE = (

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from toys import Plain, fit, network, toy_data
 
 from flsv import counting
-from flsv.cli.counted_bar import CountedBar
+from flsv.cli.value import CountedBar
 from flsv.loop import FederatedLoop
 from flsv.metrics import CumulativeShapley, PartialFederatedShapley
 from flsv.report import progress

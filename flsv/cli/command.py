@@ -1,10 +1,20 @@
-"""What ``--help`` shows: docstrings at the terminal's width, without their marks. Imports nothing heavy."""
+"""What the commands share: a parser whose help is the module's docstring, and paths and tables. Imports little."""
 
 from __future__ import annotations
 
 import argparse
 import re
+import shlex
 import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from flsv.csv_files import save_csv
+
+#: Arguments of ``flsv fit`` for fits that nobody watches.
+NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 
 _ROLE = re.compile(r":\w+:`~?([^`]*)`")
 
@@ -64,3 +74,27 @@ def positive(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"{text}: expected at least 1")
     return number
+
+
+def printer(quiet: bool) -> Callable[[str], None]:
+    """``print``, at once; nothing when quiet."""
+    return (lambda text: None) if quiet else partial(print, flush=True)
+
+
+def write_rows(path: Path, header: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
+    """A CSV file of rows by the names in the header, in place of an earlier one as a whole."""
+    save_csv(path, [header, *([row[name] for name in header] for row in rows)])
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be said from here, quoted where a shell needs that.
+
+    Example:
+        >>> shown(Path("runs/my run"))
+        "'runs/my run'"
+    """
+    try:
+        path = path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        path = path.resolve()
+    return shlex.quote(str(path))

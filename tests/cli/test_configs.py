@@ -12,7 +12,7 @@ import pytest
 
 from flsv import ConfigurationError
 from flsv.cli import main
-from flsv.cli.packaged import find_config, packaged_names
+from flsv.cli.configs import find_config, packaged_names
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
@@ -110,7 +110,7 @@ def test_a_wheel_runs_without_a_checkout(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
     quick = "--trainer.max_epochs 1 --trainer.limit_train_batches 1 --trainer.enable_progress_bar false"
     code = (
-        "import sys, flsv; from flsv.cli import main; from flsv.cli.packaged import FOLDER, packaged_names\n"
+        "import sys, flsv; from flsv.cli import main; from flsv.cli.configs import FOLDER, packaged_names\n"
         f"assert {str(tmp_path / 'installed')!r} in flsv.__file__ and FOLDER.parent.name == 'flsv', FOLDER\n"
         f"assert len(packaged_names()) == {len(packaged_names())}\n"
         f"sys.exit(main('fit --config quickstart {quick}'.split()))"
