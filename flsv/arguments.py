@@ -6,14 +6,70 @@ A comparison with NaN is false, so ``if lr <= 0: raise`` lets NaN through. Here 
 
 from __future__ import annotations
 
+import functools
+import inspect
 import math
 import re
 import reprlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flsv.errors import ConfigurationError
 
+#: Class to its earlier arguments to what each is now; ``{0}`` is the value.
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "FederatedLoop": {
+        "outlier_threshold": "filters=[OutlierFilter(threshold={0})]",
+        "exclude_outliers": "filters=[OutlierFilter(exclude={0})]",
+        "copy_threshold": "filters=[CopyFilter(threshold={0}, gap=None)]",
+        "copy_gap": "filters=[CopyFilter(threshold=None, gap={0})]",
+        "norm_cap": "filters=[NormCap({0})]",
+        "sample_cap": "filters=[SampleCap({0})]",
+    },
+}
+
 _PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
+
+
+def new_name(owner: str, name: str, value: Any = ...) -> str | None:
+    """What an earlier argument of a class is now, a sentence; None where there was none of that name.
+
+    Example:
+        >>> new_name("FederatedLoop", "norm_cap", 1.25)
+        'FederatedLoop(norm_cap=1.25): norm_cap is now filters=[NormCap(1.25)].'
+    """
+    now = RENAMED.get(owner, {}).get(name)
+    if now is None:
+        return None
+    shown = "..." if value is ... else reprlib.repr(value)
+    return f"{owner}({name}={shown}): {name} is now {now.format(shown)}."
+
+
+def old_names_told(constructor: Callable[..., None]) -> Callable[..., None]:
+    """A class's ``__init__`` that says of an argument in :data:`RENAMED` what it is now. Its signature is the same.
+
+    Raises:
+        ConfigurationError: an earlier name is given.
+
+    Example:
+        >>> class FederatedLoop:
+        ...     @old_names_told
+        ...     def __init__(self, filters=None): ...
+        >>> FederatedLoop(norm_cap=1.25)
+        Traceback (most recent call last):
+        ...
+        flsv.errors.ConfigurationError: FederatedLoop(norm_cap=1.25): norm_cap is now filters=[NormCap(1.25)].
+    """
+    owner, known = constructor.__qualname__.split(".")[-2], inspect.signature(constructor).parameters
+
+    @functools.wraps(constructor)
+    def told(self: Any, *args: Any, **kwargs: Any) -> None:
+        for name in kwargs.keys() - known.keys():
+            if now := new_name(owner, name, kwargs[name]):
+                raise ConfigurationError(now)
+        constructor(self, *args, **kwargs)
+
+    return told
 
 
 def check_number(

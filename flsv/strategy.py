@@ -1,4 +1,4 @@
-"""What aggregators, personalisers, samplers and client algorithms share."""
+"""What aggregators, personalisers, samplers, client algorithms and filters share."""
 
 from __future__ import annotations
 
@@ -36,6 +36,7 @@ class Federation:
             ``"client_algorithm"``.
         local_epochs: passes over a client's data per round.
         uploads: what happens to the clients' updates before they leave.
+        client_names: by number.
     """
 
     global_vector: Tensor
@@ -48,9 +49,36 @@ class Federation:
     strategies: Mapping[str, Strategy] = field(default_factory=dict)
     local_epochs: int = 1
     uploads: Sequence[Any] = ()
+    client_names: Sequence[str] = ()
 
 
-class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
+class Component(ABC):  # noqa: B024 - its subclasses have the abstract methods
+    """What a federation is put together from: it is told of the federation, has a state, and says what it is."""
+
+    def begin(self, federation: Federation) -> None:  # noqa: B027 - most have nothing to prepare
+        """Before the first round of a new fit: forget what an earlier one left, check, prepare. A resumed fit has its
+        ``load_state_dict`` called instead, and then :meth:`resume`.
+
+        Raises:
+            ConfigurationError: what is needed is not there.
+        """
+
+    def resume(self, federation: Federation) -> None:  # noqa: B027
+        """After ``load_state_dict``, before the first round of a resumed fit. The global vector is that round's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next round needs to know; tensors, numbers, lists and dicts of them."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most have nothing to load
+        """The inverse of ``state_dict``."""
+
+    def __repr__(self) -> str:
+        names = inspect.signature(type(self)).parameters
+        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in names if hasattr(self, n))})"
+
+
+class Strategy(Component):
     """A small object with one decision to override.
 
     It has two sides. What it does at the server may use its own attributes; what it does at a client
@@ -81,18 +109,7 @@ class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
     private: Sequence[str] = ()
     needs_classes: bool = False
 
-    def begin(self, federation: Federation) -> None:  # noqa: B027 - most have nothing to prepare
-        """Before the first round of a new fit: forget what an earlier one left, check, prepare. A resumed fit has its
-        ``load_state_dict`` called instead, and then :meth:`resume`.
-
-        Raises:
-            ConfigurationError: what the strategy needs is not there.
-        """
-
-    def resume(self, federation: Federation) -> None:  # noqa: B027
-        """After ``load_state_dict``, before the first round of a resumed fit. The global vector is that round's."""
-
-    def bind_evaluator(self, games: Any) -> None:  # noqa: B027 - most evaluate nothing at the server
+    def bind_evaluator(self, games: Any) -> None:
         """Before the first instructions of a fit in which metrics evaluate models on the server's validation set: what
         does, see :class:`flsv.games.CoalitionGames`."""
 
@@ -117,16 +134,5 @@ class Strategy(ABC):  # noqa: B024 - its subclasses have the abstract methods
         """
         return {}
 
-    def end_round(self, round: Round) -> None:  # noqa: B027 - most have nothing to fold
+    def end_round(self, round: Round) -> None:
         """At the server, after aggregation and personalisation: take what the next round needs from this one."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the next round needs to know; tensors, numbers, lists and dicts of them."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most have nothing to load
-        """The inverse of ``state_dict``."""
-
-    def __repr__(self) -> str:
-        names = inspect.signature(type(self)).parameters
-        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in names if hasattr(self, n))})"

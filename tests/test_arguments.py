@@ -13,7 +13,10 @@ from toys import Plain, fit, toy_data
 
 from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
 from flsv.aggregation import FedAvgM, GeometricMedian
+from flsv.arguments import RENAMED
 from flsv.attacks import SignFlip
+from flsv.cli import main
+from flsv.filters import CopyFilter, OutlierFilter
 from flsv.metrics import ClassSpecificShapley
 
 LOOP = list(inspect.signature(FederatedLoop).parameters)
@@ -30,11 +33,14 @@ def test_a_loops_argument_is_not_set_but_replaced(name: str) -> None:
 
 
 def test_another_loop_has_the_other_arguments_and_keeps_the_rest() -> None:
-    first = FederatedLoop(local_epochs=3, copy_threshold=0.7, metrics={"cssv": ClassSpecificShapley()})
-    second = first.replace(aggregator=GeometricMedian(), copy_threshold=None)
+    first = FederatedLoop(
+        local_epochs=3, filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], metrics={"cssv": ClassSpecificShapley()}
+    )
+    second = first.replace(aggregator=GeometricMedian(), filters=[])
     assert (second.local_epochs, second.metrics["cssv"]) == (3, first.metrics["cssv"])
     assert isinstance(second.arguments["aggregator"], GeometricMedian)
-    assert (first.copy_threshold, second.copy_threshold) == (0.7, None)
+    assert len(first.filters) == 2
+    assert repr(second.filters) == "(OutlierFilter(threshold=None, exclude=False),)"
 
 
 def test_what_a_loop_holds_is_not_changed_from_outside() -> None:
@@ -72,3 +78,21 @@ def test_batch_sizes_are_set_and_hold() -> None:
     data.setup("fit")
     assert len(next(iter(data.client_loader(0)))[0]) == 4
     assert len(next(iter(data.client_loader(0, "test")))[0]) == 5
+
+
+OLD = [(owner, name) for owner, names in RENAMED.items() for name in names]
+
+
+@pytest.mark.parametrize(("owner", "name"), OLD)
+def test_an_old_name_is_refused_in_one_line_with_the_present_one(
+    owner: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_by: Any = {"FederatedLoop": FederatedLoop, "FederatedDataModule": FederatedDataModule}[owner]
+    with pytest.raises(ConfigurationError, match=rf"^{owner}\({name}=2\): {name} is now \w+.*\.$"):
+        made_by(**{name: 2})
+    section = {"FederatedLoop": "federation", "FederatedDataModule": "data"}[owner]
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "quickstart", f"--{section}.{name}", "2"])
+    said = capsys.readouterr().err.strip()
+    assert said.startswith(f"flsv: error: {owner}({name}=...): {name} is now ")
+    assert "\n" not in said

@@ -10,7 +10,7 @@ from typing import Any
 from flsv.aggregation import FedAvg
 from flsv.benchmark.federation import Federation
 from flsv.errors import ConfigurationError
-from flsv.functional.update_copies import GAP, THRESHOLD
+from flsv.filters import CopyFilter, NormCap, OutlierFilter, SampleCap
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,15 @@ CHEATS: dict[str, Cheat] = {
 }
 """By the name that ``--attacks`` takes."""
 
-_COPIES = {"copy_threshold": THRESHOLD, "copy_gap": GAP}
-_CLAIMS = {"norm_cap": 1.25, "sample_cap": 1.25}
+_WATCH, _COPIES, _CAPS = OutlierFilter(), CopyFilter(), (NormCap(1.25), SampleCap(1.25))
 SAFEGUARDS: dict[str, Mapping[str, Any]] = {
     "none": {},
-    "copies": _COPIES,
-    "claims": _CLAIMS,
-    "all": {**_COPIES, **_CLAIMS},
+    "copies": {"filters": [_WATCH, _COPIES]},
+    "claims": {"filters": [_WATCH, *_CAPS]},
+    "all": {"filters": [_WATCH, _COPIES, *_CAPS]},
     "uniform": {"aggregator": FedAvg(weighting="uniform")},
-    "both": {**_COPIES, "aggregator": FedAvg(weighting="uniform")},
+    "both": {"filters": [_WATCH, _COPIES], "aggregator": FedAvg(weighting="uniform")},
 }
 """Arguments of :class:`flsv.FederatedLoop`, by the name that ``--safeguard`` takes."""
-WATCHING: Mapping[str, Any] = {"outlier_threshold": 3.5}
+WATCHING: Mapping[str, Any] = {"filters": [_WATCH]}
 """What the loop watches for in every run."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import gc
 import io
@@ -171,7 +172,8 @@ def _fit(
         figures_every=0,
         log_per_class=False,
         seed=seed,
-        **{"outlier_threshold": None, **arguments(condition, federation, best), **options},
+        # Copies: filters keep what they found.
+        **copy.deepcopy({"filters": [], **arguments(condition, federation, best), **options}),
     )
     loop.write_csv = False
     clock = _Clock(loop)

@@ -18,6 +18,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv._lightning.old_package import old_class_named
+from flsv.arguments import new_name
 from flsv.cli.command import TextHelp
 from flsv.cli.configs import find_config
 from flsv.errors import ConfigurationError
@@ -131,8 +132,11 @@ class _OneLine(ArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:
             super().error(message, ex)
-        said = one_line(message)
-        near = suggestion(message, sorted(option_names(self))) or class_suggestion(message)
+        said, near = one_line(message), present_name(message)
+        if near:
+            said, near = near, None
+        else:
+            near = suggestion(message, sorted(option_names(self))) or class_suggestion(message)
         other = old_class_named(said)
         if other:  # all that jsonargparse says follows from it
             said, near = f"{said.partition(': ')[0]}: {other}", None
@@ -177,9 +181,10 @@ def option_names(parser: argparse.ArgumentParser) -> set[str]:
 #: Where classes are that a configuration names.
 _ROOMS = (
     *("torch.optim", "lightning.pytorch.loggers", "lightning.pytorch.callbacks", "flsv.models", "flsv.data"),
-    *("flsv.attacks", "flsv.privacy", "flsv.uploads", "flsv.sampling", "flsv.clients.algorithms"),
+    *("flsv.attacks", "flsv.privacy", "flsv.uploads", "flsv.filters", "flsv.sampling", "flsv.clients.algorithms"),
     *("flsv.personalization", "flsv.aggregation", "flsv.metrics", "flsv"),
 )
+_OWNERS = {"federation": "FederatedLoop", "data": "FederatedDataModule"}
 UNKNOWN = (
     r"[Uu]nrecognized arguments: (--[\w.-]+)",
     r"does not accept (?:option|nested key) '([\w.-]+)'",
@@ -213,6 +218,18 @@ def suggestion(message: str, names: Sequence[str]) -> str | None:
             dashes = "--" if found[0].startswith("--") or "." in given else ""
             return f"{dashes}{start}{near[0]}"
     return None
+
+
+def present_name(message: str) -> str | None:
+    """What an option of an earlier version is now, if a message is about one.
+
+    Example:
+        >>> present_name("Subcommand 'fit' does not accept option 'federation.norm_cap'")
+        'FederatedLoop(norm_cap=...): norm_cap is now filters=[NormCap(...)].'
+    """
+    found = [match.group(1) for pattern in UNKNOWN if (match := re.search(pattern, message))]
+    section, _, name = (found[0] if found else "").lstrip("-").partition(".")
+    return new_name(_OWNERS.get(section, ""), name)
 
 
 def class_suggestion(message: str) -> str | None:

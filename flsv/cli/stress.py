@@ -97,8 +97,8 @@ def _parser() -> argparse.ArgumentParser:
         choices=list(SAFEGUARDS),
         metavar="SAFEGUARD",
         default=["copies"],
-        help="beside none: copies (FederatedLoop(copy_threshold=0.7, copy_gap=0.45): nothing for who is held), claims "
-        "(norm_cap=1.25, sample_cap=1.25), all (these two), uniform (equal weights), both (copies and uniform). "
+        help="beside none: copies (CopyFilter(0.7, gap=0.45): nothing for who is held), claims "
+        "(NormCap(1.25), SampleCap(1.25)), all (these two), uniform (equal weights), both (copies and uniform). "
         "Default: copies",
     )
     parser.add_argument("--seeds", type=positive, default=2, help="runs of every federation")

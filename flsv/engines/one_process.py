@@ -33,7 +33,6 @@ from flsv.seeding import generator_for
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_space
 from flsv.server.description import federation
-from flsv.server.update_watch import UpdateWatch
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
 
@@ -57,7 +56,6 @@ class OneProcess:
         manager: the clients as holders of data.
         server: the server side.
         training: the client side; None before training starts.
-        watch: judges the clients' updates.
         options: what ``configure_optimizers`` gave.
         evaluated: whether the last round ended with an evaluation of the clients' own models.
         ranks: the processes; here one.
@@ -91,17 +89,6 @@ class OneProcess:
         self.options = OptimizerOptions(trainer)
         self.manager = self._make_manager()
         self.manager.chunk = state.chunk
-        self.watch = UpdateWatch(
-            arguments["outlier_threshold"],
-            # An aggregator that weighs by what a metric says has nothing to weigh what is not measured by.
-            arguments["exclude_outliers"] or self._strategies["aggregator"].metric is not None,
-            data.client_names,
-            arguments["copy_threshold"],
-            data.num_clients,
-            state.likeness,
-            arguments["copy_gap"],
-            state.noticed,
-        )
         self.server = RoundServer(
             board,
             self._strategies["aggregator"],
@@ -110,9 +97,7 @@ class OneProcess:
             self.space,
             self.manager.channel,
             server_lr=arguments["server_lr"],
-            watch=self.watch,
-            norm_cap=arguments["norm_cap"],
-            sample_cap=arguments["sample_cap"],
+            filters=arguments["filters"],
         )
         self.training: CohortTraining | None = None
         self.evaluated = False
@@ -168,8 +153,8 @@ class OneProcess:
         known = federation(
             state.model(), self.space, self._data, state.seed, optimizers, self._strategies, epochs, self._uploads
         )
-        for strategy in self._strategies.values():
-            (strategy.resume if resumed else strategy.begin)(known)
+        for part in (*self._strategies.values(), *self.server.filters):
+            (part.resume if resumed else part.begin)(known)
         self._know_chances()
         if not state.cohort:  # a checkpoint holds the one that was drawn
             self.draw_cohort()
@@ -298,8 +283,6 @@ class OneProcess:
         if self._arguments["keep_trained"]:
             state.trained.update({client: model.clone() for client, model in training.trained().items()})
         state.global_vector = round.server_vector
-        state.likeness = self.watch.likeness
-        state.noticed = {fault: dict(found) for fault, found in self.watch.noticed.items()}
         state.heard[[*training.broken, *(update.client_id for update in training.updates)]] += 1
         self.evaluated = evaluate()
         if self.evaluated:

@@ -25,6 +25,7 @@ from flsv._lightning.patches import PatchedAttributes, no_placeholder, round_axi
 from flsv._lightning.per_client import ClientHooks
 from flsv._lightning.round_boundary import FinetuningState, RoundBoundary, global_weights
 from flsv.aggregation import Aggregator, FedAvg
+from flsv.arguments import old_names_told
 from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.clients.cohort import CohortLoader
@@ -35,7 +36,7 @@ from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks import SeveralRanks, agree, ranks_of
 from flsv.engines.vmap import VmapProcess
 from flsv.errors import ConfigurationError
-from flsv.functional.update_outliers import THRESHOLD
+from flsv.filters import OutlierFilter, UpdateFilter, with_guard
 from flsv.loop.told import ToldLoop
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.participants import ClientStates
@@ -51,7 +52,6 @@ from flsv.server.callback_checks import check_callbacks, check_stochastic_averag
 from flsv.server.checks import (
     check_arguments,
     check_names,
-    check_norm_cap,
     check_packages,
     check_setup,
 )
@@ -103,28 +103,9 @@ class FederatedLoop(ToldLoop):
             way.
         client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every
             client the one it left.
-        outlier_threshold: an update far larger than the cohort's is warned of; the modified z-score from which on it is
-            one, see :func:`flsv.functional.update_outliers.large_updates`. None: not judged. Norms are logged anyway.
-            It has to be so by each step, too: who has more data goes farther in more steps, the number of which is the
-            client's own claim. What such a client sends in that round is aggregated and not measured: the round counts
-            for it as one that it took no part in, and who is named in every round has 0 in ``loop.payable``, see
-            ``loop.named``.
-        exclude_outliers: leave such an update out of its round, like one that is not finite. So it is anyway where the
-            aggregator weighs by a metric, and where nothing of the others would be left beside it, see
-            :func:`flsv.functional.update_outliers.drowning_updates`.
-        copy_threshold: clients whose updates are alike beyond what the cohort has in common, over three rounds or more,
-            as those of one client under two names are, are warned of; the similarity from which on they are, in (0, 1],
-            such as 0.7, see :mod:`flsv.functional.update_copies`. They stay in the model and in the metrics, and the
-            payment of all of them is held back until somebody has looked at it: see ``loop.held``. None, the default:
-            nobody is compared. The server keeps 32 bytes for every pair of clients.
-        copy_gap: the same for clients who are by so much more alike than any of them is to others, in (0, 2], such as
-            0.45, in the first three rounds that they spend together; of cohorts of six or more. None, the default: not
-            judged.
-        norm_cap: no client's update is longer, for metrics and aggregator, than so many times the median of its cohort,
-            such as 1.25, see :mod:`flsv.functional.update_claims`: longer ones are made shorter, in their direction. So
-            there is little to gain by sending a multiple of one's update. For federations without a personaliser, and
-            metrics that ask no client to evaluate models. None, the default: updates are as long as they come.
-        sample_cap: likewise no client has more samples, for metrics and aggregator, than so many times the median.
+        filters: what the server does to a cohort's updates before it measures and averages them, in this order, such as
+            ``[OutlierFilter(), CopyFilter(0.7, gap=0.45), NormCap(1.25), SampleCap(1.25)]``, see :mod:`flsv.filters`.
+            Default: an ``OutlierFilter()``, which warns. An empty list: none.
         head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
             the last ``nn.Linear``.
         share: what of the module travels: ``"all"``; ``"trainable"``, the parameters that require a gradient when the
@@ -176,6 +157,7 @@ class FederatedLoop(ToldLoop):
     _limit: float
     _steps: LocalSteps
 
+    @old_names_told
     def __init__(
         self,
         aggregator: Aggregator | None = None,
@@ -186,15 +168,10 @@ class FederatedLoop(ToldLoop):
         attacks: list[Attack] | None = None,
         privacy: GaussianPrivacy | None = None,
         uploads: list[Upload] | None = None,
+        filters: list[UpdateFilter] | None = None,
         local_epochs: int = 1,
         server_lr: float = 1.0,
         client_optimizer: Literal["reset", "keep"] = "reset",
-        outlier_threshold: float | None = THRESHOLD,
-        exclude_outliers: bool = False,
-        copy_threshold: float | None = None,
-        copy_gap: float | None = None,
-        norm_cap: float | None = None,
-        sample_cap: float | None = None,
         head: str | None = None,
         share: str | list[str] | Callable[[str, Tensor], bool] = "all",
         evaluate_clients_every: int = 0,
@@ -229,11 +206,10 @@ class FederatedLoop(ToldLoop):
             )
         spent = {} if self._epsilon is None else {"epsilon": self._epsilon}
         self.board = ContributionMetrics({**(metrics or {}), **spent}, check_names(self.strategies))
-        check_norm_cap(norm_cap, self.board)
+        self.filters = with_guard([OutlierFilter()] if filters is None else filters)
+        for each in self.filters:
+            each.check(personalizer, list(self.board.evaluating))
         self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
-        self.outlier_threshold, self.exclude_outliers = outlier_threshold, exclude_outliers
-        self.copy_threshold, self.copy_gap = copy_threshold, copy_gap
-        self.norm_cap, self.sample_cap = norm_cap, sample_cap
         self.share = share
         self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
         self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
@@ -432,7 +408,8 @@ class FederatedLoop(ToldLoop):
         self._boundary.remember()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._running.watch.finish()
+        if said := [text for each in self.filters for text in each.notices.at_the_end()]:
+            warnings.warn(f"in the whole run, {'; '.join(said)}.", stacklevel=2)
         self._finish_reports(trainer, self._running)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -13,14 +14,15 @@ from torchmetrics import Metric
 from flsv.arguments import ReadOnlyArguments
 from flsv.attacks import Attack
 from flsv.engines.one_process import OneProcess
-from flsv.functional.update_copies import groups_of
+from flsv.filters import CopyFilter, UpdateFilter
+from flsv.filters.copies import COPY
+from flsv.filters.outliers import LARGE, NOT_FINITE
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client
 from flsv.report import current_frame
 from flsv.round import FederationState
 from flsv.server import ContributionMetrics
-from flsv.server.update_watch import FAULTS
 from flsv.strategy import Strategy
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
 
     state: FederationState
     board: ContributionMetrics
+    filters: tuple[UpdateFilter, ...]
     attacks: tuple[Attack, ...]
     _arguments: dict[str, Any]
     _fit: OneProcess | None
@@ -91,23 +94,27 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def noticed(self) -> dict[str, dict[int, int]]:
-        """What was found: fault to client id to in how many rounds. Faults are ``"not_finite"``, ``"large"`` and, with
-        ``copy_threshold`` or ``copy_gap``, ``"copy"``."""
-        return {fault: dict(self.state.noticed.get(fault, {})) for fault in FAULTS}
+        """What the filters found: fault to client id to in how many rounds. Faults are ``"not_finite"``, ``"large"``
+        and, with a :class:`flsv.filters.CopyFilter`, ``"copy"``."""
+        found: dict[str, dict[int, int]] = {fault: {} for fault in (NOT_FINITE, LARGE, COPY)}
+        for each in self.filters:
+            found |= each.notices.state_dict()
+        return found
 
     @property
     def named(self) -> dict[int, tuple[int, int]]:
         """Client id to in how many rounds its update was at fault (not finite, or far too large), of how many that it
         sent; without those in order. A round in which a client was named counts nothing for it: no metric has measured
         what it sent, and ``flsv retrain`` takes the round's share off its value."""
-        return self.state.named
+        noticed = self.noticed
+        rounds = Counter(noticed[NOT_FINITE]) + Counter(noticed[LARGE])
+        return {client: (times, int(self.state.heard[client])) for client, times in sorted(rounds.items())}
 
     @property
     def copies(self) -> list[list[int]]:
         """The groups of clients who were found to send one another's updates, as one client under several names does:
         all members of each, ascending. Which of them copies which, if any does, nobody can tell from updates."""
-        likeness = self.state.likeness
-        return [] if likeness is None else groups_of(likeness[3] > 0)
+        return [group for each in self.filters if isinstance(each, CopyFilter) for group in each.groups]
 
     @property
     def held(self) -> list[int]:

@@ -45,6 +45,7 @@ class SavedLoop(KnownLoop):
             "fingerprint": self._fingerprint,
             "board": self.board.state_dict(),
             "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
+            "filters": {type(each).__name__: each.state_dict() for each in self.filters},
             "csv": self._csv,
             "finetuned": self._finetuning.state(self._within_round),
         }
@@ -97,6 +98,9 @@ class SavedLoop(KnownLoop):
         self._csv, self._finetuned = state_dict["csv"], state_dict.get("finetuned")
         for role, strategy in self.strategies.items():
             strategy.load_state_dict(state_dict["strategies"].get(role, {}))
+        for each in self.filters:  # which may be others, see UpdateFilter.may_change
+            if type(each).__name__ in state_dict["filters"]:
+                each.load_state_dict(state_dict["filters"][type(each).__name__])
 
     def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
         """Raise ConfigurationError where this fit cannot go on from what ``state_dict`` gave."""

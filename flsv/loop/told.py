@@ -100,7 +100,7 @@ class ToldLoop(SavedLoop):
             self.contributions,
             self.weights,
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
-            norms=fit.watch.norms,
+            norms=fit.server.norms,
             accuracy=self.client_accuracy if fit.evaluated else None,
         )
         self._record_found()

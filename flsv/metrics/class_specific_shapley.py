@@ -46,7 +46,7 @@ class ClassSpecificShapley(ContributionMetric):
     nearly twice as much. With ``weighting="samples"``, which is not the paper's, ``per_client`` multiplies the mean by
     the client's number of samples, as :class:`flsv.aggregation.ShapFedWA` does for its weights: two halves then come to
     the whole or to less. The cosines stay what they are. Numbers of samples are the clients' own claims;
-    ``FederatedLoop(sample_cap=)`` bounds them.
+    a :class:`flsv.filters.SampleCap` bounds them.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,10 +28,7 @@ class FederationState:
         participations: int64 ``[n]``, the number of rounds that each client's update was part of.
         chunk: how many models are evaluated at once; None: not known, or one by one. By memory, and batched kernels
             round by it: so a resumed run must not find another.
-        likeness: float64 ``[4, n, n]``, see :class:`flsv.server.update_watch.UpdateWatch`; None where nobody compares.
         heard: int64 ``[n]``, in how many rounds each client has sent an update, whatever became of it.
-        noticed: fault to client id to in how many rounds it was found, see
-            :class:`flsv.server.update_watch.UpdateWatch`.
         start: by metric what its game shares out, of the model before the first round, see :mod:`flsv.loop.learned`.
         run: the run's name, where the clients keep their states themselves: it is drawn when the run begins.
         counted: likewise client id to the name of the last visit that has counted, from which the client goes on.
@@ -50,9 +46,7 @@ class FederationState:
     client_accuracy: Tensor | None = None
     participations: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     chunk: int | None = None
-    likeness: Tensor | None = None
     heard: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
-    noticed: dict[str, dict[int, int]] = field(default_factory=dict)
     start: dict[str, float | None] = field(default_factory=dict)
     run: str = ""
     counted: dict[int, str] = field(default_factory=dict)
@@ -85,13 +79,6 @@ class FederationState:
         index = self.round_index
         self.incidents.append({"client": client, "what": what, "first": index, "last": index, "times": 1})
 
-    @property
-    def named(self) -> dict[int, tuple[int, int]]:
-        """Client id to in how many rounds its update was at fault (not finite, or far too large), of how many in which
-        it has sent one; without those in order. A round in which a client was named counts nothing for it."""
-        rounds = Counter(self.noticed.get("not_finite", {})) + Counter(self.noticed.get("large", {}))
-        return {client: (times, int(self.heard[client])) for client, times in sorted(rounds.items())}
-
     def to(self, device: torch.device) -> None:
         """Move the models."""
         self.starts = {client: model.to(device) for client, model in self.starts.items()}
@@ -110,11 +97,10 @@ class FederationState:
             "cohort": list(self.cohort),
             "chunk": self.chunk,
             "heard": self.heard.clone(),
-            "noticed": copy.deepcopy(self.noticed),
             "start": dict(self.start),
-            **({} if self.likeness is None else {"likeness": self.likeness}),
-            **({} if not self.run else {"run": self.run, "counted": dict(self.counted)}),
-            **({} if not self.incidents else {"incidents": copy.deepcopy(self.incidents)}),
+            "run": self.run,
+            "counted": dict(self.counted),
+            "incidents": copy.deepcopy(self.incidents),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -122,10 +108,8 @@ class FederationState:
         self.starts, self.trained = dict(state["starts"]), dict(state["trained"])
         self.weights, self.client_accuracy = state["weights"], state["client_accuracy"]
         self.participations, self.cohort = state["participations"].clone(), list(state["cohort"])
-        self.chunk = state.get("chunk")
-        self.heard, self.noticed = state["heard"].clone(), copy.deepcopy(state["noticed"])
+        self.chunk = state["chunk"]
+        self.heard = state["heard"].clone()
         self.start = dict(state["start"])
-        self.run, self.counted = state.get("run", ""), dict(state.get("counted", {}))
-        self.incidents = copy.deepcopy(state.get("incidents", []))
-        likeness = state.get("likeness")
-        self.likeness = None if likeness is None else likeness.cpu()
+        self.run, self.counted = state["run"], dict(state["counted"])
+        self.incidents = copy.deepcopy(state["incidents"])

@@ -39,28 +39,6 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
             f'FederatedLoop(client_runs={arguments["client_runs"]!r}): expected "auto", True or False.'
         )
     check_number("FederatedLoop", "server_lr", arguments["server_lr"], above=0)
-    threshold = arguments["outlier_threshold"]
-    if threshold is not None:
-        check_number("FederatedLoop", "outlier_threshold", threshold, above=0, hint="None switches the rule off.")
-    elif arguments["exclude_outliers"]:
-        raise ConfigurationError(
-            "FederatedLoop(exclude_outliers=True, outlier_threshold=None): there is no rule to exclude by; leave "
-            "outlier_threshold out."
-        )
-    if arguments["copy_threshold"] is not None:
-        check_number("FederatedLoop", "copy_threshold", arguments["copy_threshold"], above=0, most=1)
-    if arguments["copy_gap"] is not None:
-        check_number("FederatedLoop", "copy_gap", arguments["copy_gap"], above=0, most=2)
-    for name in ("norm_cap", "sample_cap"):
-        if arguments[name] is not None:
-            check_number(
-                "FederatedLoop", name, arguments[name], above=0, hint="It is a number of medians, such as 1.5."
-            )
-    if arguments["norm_cap"] is not None and arguments["personalizer"] is not None:
-        raise ConfigurationError(
-            f"FederatedLoop(norm_cap={arguments['norm_cap']}, personalizer={arguments['personalizer']!r}): lengths of "
-            "updates are compared where everybody starts from the global model. Leave one of them out."
-        )
     check_share(arguments["share"])
     for name, words in (("client_optimizer", ("reset", "keep")), ("evaluate_models", ("received", "trained"))):
         if arguments[name] not in words:
@@ -71,19 +49,6 @@ def check_arguments(arguments: Mapping[str, Any]) -> None:
     if not callable(engine) and engine not in ("sequential", "vmap"):
         raise ConfigurationError(
             f'FederatedLoop(engine={engine!r}): expected "sequential" or "vmap", or in Python what makes an engine.'
-        )
-
-
-def check_norm_cap(norm_cap: float | None, board: ContributionMetrics) -> None:
-    """Check that nobody is asked who does not know what has become of its update.
-
-    Raises:
-        ConfigurationError: clients would take their own updates, as they have sent them, out of an average of others.
-    """
-    if norm_cap is not None and board.evaluating:
-        raise ConfigurationError(
-            f"FederatedLoop(norm_cap={norm_cap}): metrics {list(board.evaluating)} let clients take their own updates "
-            "out of the aggregate, in which they may be shorter than they know. Leave one of them out."
         )
 
 

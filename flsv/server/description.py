@@ -32,7 +32,8 @@ def federation(
         for split in ("train", "val", "test")
     }
     counts = data.num_clients, data.num_classes
-    return Federation(global_vector, space, *counts, sizes, seed, optimizers, strategies, local_epochs, uploads)
+    known = global_vector, space, *counts, sizes, seed, optimizers, strategies, local_epochs, uploads
+    return Federation(*known, data.client_names)
 
 
 def settings(arguments: Mapping[str, Any], data: FederatedDataModule, seed: int) -> dict[str, Any]:
@@ -45,9 +46,8 @@ def settings(arguments: Mapping[str, Any], data: FederatedDataModule, seed: int)
     """
     plain = ("local_epochs", "server_lr", "client_optimizer")
     result: dict[str, Any] = {name: arguments[name] for name in plain} | {"federation_seed": seed}
-    objects = ("aggregator", "personalizer", "sampler", "client_algorithm", "attacks", "privacy", "uploads")
+    objects = ("aggregator", "personalizer", "sampler", "client_algorithm", "attacks", "privacy", "uploads", "filters")
     result |= {"share": described(arguments["share"])} if arguments["share"] != "all" else {}
-    result |= {name: arguments[name] for name in ("norm_cap", "sample_cap") if arguments[name] is not None}
     result |= {name: repr(arguments[name]) for name in objects if arguments[name]}
     result |= {f"metric/{name}": repr(metric) for name, metric in (arguments["metrics"] or {}).items()}
     return {**result, **{f"data/{name}": value for name, value in data.describe().items()}}

@@ -31,9 +31,7 @@ def settings_of(arguments: Mapping[str, Any]) -> dict[str, str]:
     """A loop's settings that make a run what it is, by the names of the options; as it was made, before any round."""
     settings = {f"federation.{name}": repr(arguments[name]) for name in FIXED}
     settings |= {f"federation.{name}": described(arguments[name]) for name in OBJECTS}
-    for name in ("norm_cap", "sample_cap"):
-        if arguments[name] is not None:
-            settings[f"federation.{name}"] = repr(arguments[name])
+    settings["federation.filters"] = described([each for each in arguments["filters"] if not each.may_change])
     if arguments["share"] != "all":
         settings["federation.share"] = described(arguments["share"])
     return settings | {f"{_METRICS}{name}": described(metric) for name, metric in arguments["metrics"].items()}

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from flsv.aggregation import Aggregator
-from flsv.functional.distances import distances
-from flsv.functional.update_claims import counted, length_factors, shortened
+from flsv.filters import Cohort, OutlierFilter, UpdateFilter, with_guard
 from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Channel, Client, LocalData, Ranks
 from flsv.personalization import Personalized, Personalizer
-from flsv.round import ClientMatrix, ClientUpdate, FederationState, Instruction, Round, Start, asked_starts
+from flsv.round import ClientUpdate, FederationState, Instruction, Round, Start, asked_starts
 from flsv.server.contribution_metrics import ContributionMetrics
-from flsv.server.update_watch import UpdateWatch
 from flsv.strategy import Strategy
 
 
@@ -33,10 +32,10 @@ class RoundServer:
         channel: counts what crosses.
         evaluator: evaluates models on the server's validation set; None where no metric plays coalition games.
         server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the way.
-        watch: judges the updates before they are aggregated; None: nothing is judged.
-        norm_cap: no update is longer than so many times the cohort's median, see :mod:`flsv.functional.update_claims`;
-            for federations in which everybody starts from what the server sends. None: they are as long as they come.
-        sample_cap: likewise for the numbers of samples that clients tell.
+        filters: what happens to a cohort's updates before they are measured and averaged.
+
+    Attributes:
+        norms: client id to the norm of its update in the last round; without those that are not finite.
     """
 
     def __init__(
@@ -49,14 +48,12 @@ class RoundServer:
         channel: Channel,
         evaluator: ModelEvaluator | None = None,
         server_lr: float = 1.0,
-        watch: UpdateWatch | None = None,
-        norm_cap: float | None = None,
-        sample_cap: float | None = None,
+        filters: Sequence[UpdateFilter] = (),
     ) -> None:
         self.board, self.aggregator, self.personalizer, self.strategies = board, aggregator, personalizer, strategies
         self.space, self.channel, self.server_lr = space, channel, server_lr
-        self.norm_cap, self.sample_cap = norm_cap, sample_cap
-        self.watch = watch or UpdateWatch(threshold=None, exclude=False)
+        self.filters = with_guard(filters)
+        self.norms: dict[int, float] = {}
         self.games: CoalitionGames | None = None
         if evaluator is not None:
             self.bind_evaluator(evaluator)
@@ -71,6 +68,12 @@ class RoundServer:
         self.games = CoalitionGames(evaluator, server_lr=self.server_lr, validated=validated, ranks=ranks)
         for strategy in self.strategies:
             strategy.bind_evaluator(self.games)
+
+    @property
+    def _guard(self) -> OutlierFilter:
+        first = self.filters[0]
+        assert isinstance(first, OutlierFilter)
+        return first
 
     def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
         """What every client is told at the start of the round that ``state`` stands before."""
@@ -102,7 +105,7 @@ class RoundServer:
         chances: Callable[[], Tensor] | None = None,
         broken: Sequence[int] = (),
     ) -> Round:
-        """The round, as the server sees it: without excluded outliers.
+        """The round, as the server sees it: what the filters have left.
 
         Args:
             updates: what the clients sent.
@@ -117,48 +120,36 @@ class RoundServer:
         Raises:
             RuntimeError: there is nobody left.
         """
-        model = state.model()
-        collaborates = self.personalizer is None or self.personalizer.collaborates
-        for update in updates if collaborates else ():
-            self.channel.send(update.client_id, "up", "update", update.vector, update.traffic)
-            for name, value in update.reports.items():
-                self.channel.send(update.client_id, "up", name, value)
-        keep = self._judged(updates, matrix, broken, instructions, state)
-        left_out = [update.client_id for update, kept in zip(updates, keep.tolist()) if not kept]
-        if left_out:
-            updates, matrix = [update for update, kept in zip(updates, keep.tolist()) if kept], matrix[keep]
-        if not updates:
-            excluded = "" if not left_out else ", or one that is far too large"
-            raise RuntimeError(
-                f"round {state.round_index}: every client of the cohort returned a model with NaN or infinite entries"
-                f"{excluded}. {self.watch.hint()}"
-            )
-        matrix = self._shortened(updates, matrix, instructions)
-        reports: dict[str, Tensor] = {}
-        for name in updates[0].reports:
-            reports[name] = torch.stack([update.reports[name] for update in updates]).to(model.device)
-        starts: list[Start] = []
-        for update in updates:
-            start = instructions[update.client_id].start
-            if start is None and self.personalizer is not None:
-                start = self.personalizer.started(update)
-            starts.append(clients[update.client_id] if start is None else start)
-        if not collaborates:
-            with self.channel.uncounted():
-                starts = list(asked_starts(starts))
-
-        def numbers(values: Iterable[float]) -> Tensor:
-            return torch.tensor(list(values), device=model.device)
-
+        model, cut = state.model(), self.space.num_parameters
+        if self.personalizer is None or self.personalizer.collaborates:
+            self._receive(updates)
+        numbers = partial(torch.tensor, device=model.device)
+        cohort = Cohort(
+            round_index=state.round_index,
+            updates=tuple(updates),
+            matrix=matrix,
+            starts=tuple(instructions[update.client_id].start for update in updates),
+            num_samples=numbers([update.num_samples for update in updates]),
+            num_parameters=cut,
+            model_norm=model[:cut].double().norm().item(),
+            broken=broken,
+        )
+        self.norms = dict(zip(cohort.ids, cohort.norms.tolist()))
+        cohort = self._filtered(cohort)
+        updates = cohort.updates
+        reports = {
+            name: torch.stack([update.reports[name] for update in updates]).to(model.device)
+            for name in updates[0].reports
+        }
         return Round(
             round_index=state.round_index,
-            client_ids=numbers(update.client_id for update in updates),
-            num_samples=counted(numbers(update.num_samples for update in updates), self.sample_cap),
-            losses=numbers(update.loss for update in updates),
-            num_steps=numbers(update.num_steps for update in updates),
+            client_ids=numbers(cohort.ids),
+            num_samples=cohort.num_samples,
+            losses=numbers([update.loss for update in updates]),
+            num_steps=numbers([update.num_steps for update in updates]),
             global_vector=model,
-            client_vectors=matrix,
-            starts=starts,
+            client_vectors=cohort.matrix,
+            starts=self._starts(updates, instructions, clients),
             reports=reports,
             clients=tuple(clients[update.client_id] for update in updates),
             server_data=server_data,
@@ -167,52 +158,52 @@ class RoundServer:
             chances=chances,
             games=self.games,
             channel=self.channel,
-            left_out=left_out,
-            unmeasured=self.watch.unmeasured,
+            left_out=[client for client in self.norms if client not in cohort.ids],
+            unmeasured=cohort.unmeasured,
         )
 
-    def _judged(
-        self,
-        updates: Sequence[ClientUpdate],
-        matrix: Tensor,
-        broken: Sequence[int],
-        instructions: Mapping[int, Instruction],
-        state: FederationState,
-    ) -> Tensor:
-        """Whom to keep, bool ``[k]``: norms are worked out here where the start point is known, else believed."""
-        cut = self.space.num_parameters
-        known = [instructions[update.client_id].start for update in updates]
-        if updates and known[0] is not None and all(start is known[0] for start in known):
-            norms = distances(matrix[:, :cut], known[0][:cut])
-        else:
-            norms = torch.tensor(
-                [
-                    update.norm if start is None else distances(row[None, :cut], start[:cut]).item()
-                    for update, row, start in zip(updates, matrix, known)
-                ],
-                dtype=torch.float64,
-            )
-        gram = None
-        if self.watch.compares and updates and all(start is not None for start in known):
-            starts = [start for start in known if start is not None]
-            gram = ClientMatrix(matrix, starts).until(cut).gram()
-        ids, length = [update.client_id for update in updates], state.model()[:cut].double().norm().item()
-        steps = torch.tensor([update.num_steps for update in updates], dtype=torch.float64)
-        return self.watch.judge(state.round_index, broken, ids, norms, gram, length, steps)
+    def _receive(self, updates: Sequence[ClientUpdate]) -> None:
+        """What the clients sent crosses."""
+        for update in updates:
+            self.channel.send(update.client_id, "up", "update", update.vector, update.traffic)
+            for name, value in update.reports.items():
+                self.channel.send(update.client_id, "up", name, value)
 
-    def _shortened(
-        self, updates: Sequence[ClientUpdate], matrix: Tensor, instructions: Mapping[int, Instruction]
-    ) -> Tensor:
-        """The models ``[k, P]`` with no update longer than the bound."""
-        if self.norm_cap is None:
-            return matrix
-        starts = [start for start in (instructions[update.client_id].start for update in updates) if start is not None]
-        if len(starts) < len(updates):
-            raise RuntimeError("updates have a length where everybody starts from what the server sends.")
-        cut, common = self.space.num_parameters, all(start is starts[0] for start in starts)
-        origin = starts[0] if common else torch.stack(starts)
-        factors = length_factors(distances(matrix[:, :cut], origin[..., :cut]), self.norm_cap)
-        return shortened(matrix, origin, factors, cut)
+    def _filtered(self, cohort: Cohort) -> Cohort:
+        """What the filters leave of it, one after the other; a line names those that they find at fault.
+
+        Raises:
+            RuntimeError: nobody.
+        """
+        sent = len(cohort.updates)
+        for each in self.filters:
+            cohort = each.apply(cohort)
+            if not cohort.updates:
+                break
+        if cohort.said:
+            warnings.warn(" ".join(cohort.said), stacklevel=2)
+        if not cohort.updates:
+            excluded = ", or one that is far too large" if sent else ""
+            raise RuntimeError(
+                f"round {cohort.round_index}: every client of the cohort returned a model with NaN or infinite entries"
+                f"{excluded}. {self._guard.hint()}"
+            )
+        return cohort
+
+    def _starts(
+        self, updates: Sequence[ClientUpdate], instructions: Mapping[int, Instruction], clients: Sequence[Client]
+    ) -> list[Start]:
+        """What every client started from, or who can be asked for it."""
+        starts: list[Start] = []
+        for update in updates:
+            start = instructions[update.client_id].start
+            if start is None and self.personalizer is not None:
+                start = self.personalizer.started(update)
+            starts.append(clients[update.client_id] if start is None else start)
+        if self.personalizer is None or self.personalizer.collaborates:
+            return starts
+        with self.channel.uncounted():
+            return list(asked_starts(starts))
 
     def finish(self, round: Round, state: FederationState) -> Round:
         """The round with its next global model; metrics are updated before and after, start points at the end.

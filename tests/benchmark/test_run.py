@@ -19,6 +19,7 @@ from flsv.benchmark.run import Results, bench, run
 from flsv.benchmark.scores import spearman
 from flsv.benchmark.summary import costs, summarise
 from flsv.errors import ConfigurationError
+from flsv.filters import CopyFilter, OutlierFilter
 from flsv.metrics import ContributionMetric
 
 
@@ -303,7 +304,7 @@ def test_a_copy_and_the_one_that_it_is_a_copy_of_are_held() -> None:
     federation = replace(federation, data=data, attacks=[], rounds=4)
     entries = dict([entry("size"), entry("cgsv")])
     paid = run(federation, entries, 0)
-    guarded = run(federation, entries, 0, options={"copy_threshold": 0.5})
+    guarded = run(federation, entries, 0, options={"filters": [OutlierFilter(), CopyFilter(0.5, gap=None)]})
     assert guarded.noticed["copy"].nonzero().flatten().tolist() == [1, 4]
     for name in entries:
         assert paid.values[name].isfinite().all()

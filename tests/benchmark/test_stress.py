@@ -15,6 +15,7 @@ from flsv.benchmark.registry import entry
 from flsv.benchmark.stress import Trial, gain, stress
 from flsv.benchmark.stress_page import markdown
 from flsv.errors import ConfigurationError
+from flsv.filters import OutlierFilter, SampleCap
 
 
 def trial(before: float, after: float) -> Trial:
@@ -85,7 +86,7 @@ def test_what_is_kept_of_other_settings_is_run_again(tmp_path: Path, monkeypatch
         return trials["duplication", "claims"][0].after["size"]
 
     first = gained(small())
-    monkeypatch.setitem(SAFEGUARDS, "claims", {"sample_cap": 9.0})  # of the same name
+    monkeypatch.setitem(SAFEGUARDS, "claims", {"filters": [OutlierFilter(), SampleCap(9.0)]})  # of the same name
     assert gained(small()) > first + 0.05
     assert len(said) == 4
     assert gained(replace(small(), root="elsewhere", title="of another title")) > first + 0.05

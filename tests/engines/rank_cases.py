@@ -36,6 +36,7 @@ from flsv.engines.ranks import FederatedStrategy, Gone, group, ranks_of, ranks_o
 from flsv.engines.ranks import heartbeat as lifelines
 from flsv.engines.ranks.heartbeat import told_to_children
 from flsv.engines.ranks.rendezvous import Rendezvous, meet
+from flsv.filters import OutlierFilter
 from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility
 from flsv.loop import FederatedLoop
@@ -262,7 +263,7 @@ def one_excluded() -> Case:
         {"cost": CommunicationCost()},
         client_algorithm=SCAFFOLD(),
         attacks=[Scaling(1e6, clients=[0]), Broken(clients=[3])],
-        exclude_outliers=True,
+        filters=[OutlierFilter(exclude=True)],
         seed=3,
     )
     return loop, Plain(network(), plain_sgd), five(), {}

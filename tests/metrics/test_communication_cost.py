@@ -6,6 +6,7 @@ from toys import fit, toy_data
 
 from flsv.attacks import Attack
 from flsv.errors import ConfigurationError
+from flsv.filters import OutlierFilter
 from flsv.loop import FederatedLoop
 from flsv.metrics import CommunicationCost
 
@@ -122,7 +123,7 @@ def test_what_is_left_out_has_crossed(tmp_path):
     loop = FederatedLoop(
         metrics={"cost": CommunicationCost()},
         attacks=[Spoils(1, 1e6), Spoils(2, float("nan"))],
-        exclude_outliers=True,
+        filters=[OutlierFilter(exclude=True)],
         seed=1,
         print_table=False,
     )

@@ -29,6 +29,7 @@ from flsv.aggregation import FedAvg
 from flsv.attacks import Attack
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.errors import ConfigurationError
+from flsv.filters import OutlierFilter
 from flsv.loop import FederatedLoop
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
@@ -155,7 +156,7 @@ def test_a_client_whose_update_is_excluded_leaves_no_trace(tmp_path: Path) -> No
     excluded = {(0, 0), (3, 4)}
     net = network(batch_norm=False)
     expected, c, c_i = scaffold_by_hand(net, failing=excluded)
-    loop = scaffold(attacks=[Huge(*each) for each in excluded], exclude_outliers=True)
+    loop = scaffold(attacks=[Huge(*each) for each in excluded], filters=[OutlierFilter(exclude=True)])
     module = Plain(copy.deepcopy(net), sgd)
     with pytest.warns(UserWarning, match="client 4 .* in round 3 .* left out of the round"):
         fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
@@ -165,7 +166,7 @@ def test_a_client_whose_update_is_excluded_leaves_no_trace(tmp_path: Path) -> No
 
 def test_the_counters_of_an_excluded_client_are_not_the_next_models(tmp_path: Path) -> None:
     """BatchNorm's counter goes on from the cohort's first client, who is excluded here."""
-    loop, module = scaffold(attacks=[Huge(0, 0)], exclude_outliers=True), Plain(network(), sgd)
+    loop, module = scaffold(attacks=[Huge(0, 0)], filters=[OutlierFilter(exclude=True)]), Plain(network(), sgd)
     with pytest.warns(UserWarning, match="left out of the round"):
         fit(loop, tmp_path, module, unequal_data(), rounds=1)
     assert module.net.state_dict()["1.num_batches_tracked"] == 0

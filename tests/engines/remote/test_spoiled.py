@@ -19,6 +19,7 @@ from flsv.aggregation import FedAvg, FedCE
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.engines.remote import Packet
 from flsv.engines.remote.messages import pack
+from flsv.filters import OutlierFilter
 from flsv.metrics import (
     ContributionEstimation,
     DomainRelevance,
@@ -205,7 +206,10 @@ def test_what_did_not_count_leaves_no_trace_at_its_site(tmp_path: Path, why: str
 
     def make() -> FederatedLoop:
         return shapfed(
-            aggregator=FedAvg("uniform"), metrics={}, client_algorithm=SCAFFOLD(), exclude_outliers=why == "excluded"
+            aggregator=FedAvg("uniform"),
+            metrics={},
+            client_algorithm=SCAFFOLD(),
+            filters=[OutlierFilter(exclude=why == "excluded")],
         )
 
     def huge(reply: Packet) -> Packet:

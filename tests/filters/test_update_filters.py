@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -17,6 +19,7 @@ from toys import Plain, fit, network, toy_data, trainer_for, vector
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
 from flsv.attacks import Attack
 from flsv.errors import ConfigurationError
+from flsv.filters import Cohort, CopyFilter, OutlierFilter, UpdateFilter
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -26,7 +29,7 @@ from flsv.metrics import (
     SurrogateFederatedShapley,
 )
 from flsv.report import open_run, pay
-from flsv.server.update_watch import UpdateWatch
+from flsv.round import ClientUpdate
 
 
 class Huge(Attack):
@@ -71,7 +74,7 @@ def test_a_huge_update_is_named_in_its_round_and_left_out_where_nothing_else_wou
 def test_a_large_update_is_aggregated_and_not_measured(tmp_path: Path) -> None:
     loop = FederatedLoop(attacks=[Huge(1e4)], seed=1)
     (said,) = watched(loop, tmp_path)
-    assert "aggregated, for want of exclude_outliers=True, and not measured" in said
+    assert "aggregated, for want of OutlierFilter(exclude=True), and not measured" in said
     assert loop.participations.tolist() == [2] * 4
     assert loop.named == {1: (1, 2)}
 
@@ -174,7 +177,9 @@ def test_an_aggregate_that_is_not_finite_leaves_the_model_of_the_round_before(tm
 def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
     attacks: Any = [Huge(size, 0)]
-    loop = FederatedLoop(metrics=metrics, attacks=attacks, exclude_outliers=True, keep_trained=True, seed=1)
+    loop = FederatedLoop(
+        metrics=metrics, attacks=attacks, filters=[OutlierFilter(exclude=True)], keep_trained=True, seed=1
+    )
     logger = TensorBoardLogger(tmp_path, name="", version="run")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -194,18 +199,29 @@ def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> N
     assert seen.Scalars("update_norm")[0].value == pytest.approx(size, rel=1e-5)
 
 
+def cohort(norms: Tensor, broken: list[int] | None = None, index: int = 0, steps: int | list[int] = 1) -> Cohort:
+    """Updates of these lengths."""
+    each = [steps] * len(norms) if isinstance(steps, int) else steps
+    updates = tuple(ClientUpdate(i, 1, norms[i : i + 1].double(), num_steps=each[i]) for i in range(len(norms)))
+    start = torch.zeros(1, dtype=torch.float64)
+    samples = torch.ones(len(norms), dtype=torch.long)
+    return Cohort(
+        index, updates, norms[:, None].double(), (start,) * len(norms), samples, num_parameters=1, broken=broken or ()
+    )
+
+
 def test_who_suffers_from_it_is_not_named() -> None:
     """After an update that was aggregated most return NaN: the message leads back to whose it was."""
-    watch = UpdateWatch(3.5, exclude=False)
-    said_by(watch, 0, [], [0, 1, 2, 3], torch.tensor([1.0, 1e4, 1.1, 0.9]))
-    (line,) = said_by(watch, 1, [0, 2, 3], [1], torch.ones(1))
+    watch = OutlierFilter()
+    watch.apply(cohort(torch.tensor([1.0, 1e4, 1.1, 0.9])))
+    (line,) = watch.apply(cohort(torch.ones(1), [4, 2, 3], index=1)).said
     assert "3 of 4 clients returned" in line
     assert "further back: client 1 sent an update far larger" in line
-    assert watch.noticed == {"not_finite": {}, "large": {1: 1}, "copy": {}}
+    assert watch.notices.state_dict() == {"not_finite": {}, "large": {1: 1}}
 
 
 def test_switched_off(tmp_path: Path) -> None:
-    assert watched(FederatedLoop(attacks=[Huge(1e4)], outlier_threshold=None, seed=1), tmp_path) == []
+    assert watched(FederatedLoop(attacks=[Huge(1e4)], filters=[], seed=1), tmp_path) == []
     assert "update_norm,1" in (tmp_path / "contributions.csv").read_text()
 
 
@@ -217,55 +233,48 @@ def test_honest_clients_of_different_sizes_raise_no_alarm(tmp_path: Path) -> Non
     assert not [w for w in caught if "far larger" in str(w.message)]
 
 
-def said_by(watch: UpdateWatch, *args: Any) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        watch.judge(*args)
-    return [str(w.message) for w in caught]
-
-
 def test_who_has_more_data_and_goes_farther_is_not_too_large() -> None:
     """Seven times the steps, seven times the way; the same way in as many steps as the others is too far."""
-    norms = torch.tensor([0.11, 0.016, 0.015, 0.017]).double()
-    watch = UpdateWatch(3.5, exclude=True)
-    assert watch.judge(0, [], range(4), norms, steps=torch.tensor([70.0, 10.0, 10.0, 10.0])).all()
-    with pytest.warns(UserWarning, match="client 0 sent an update far larger"):
-        kept = watch.judge(1, [], range(4), norms, steps=torch.full((4,), 10.0))
-    assert kept.tolist() == [False, True, True, True]
+    norms = torch.tensor([0.11, 0.016, 0.015, 0.017])
+    watch = OutlierFilter(exclude=True)
+    assert watch.apply(cohort(norms, steps=[70, 10, 10, 10])).ids == [0, 1, 2, 3]
+    kept = watch.apply(cohort(norms, steps=10, index=1))
+    assert kept.said[0].startswith("client 0 sent an update far larger")
+    assert kept.ids == [1, 2, 3]
 
 
-def test_one_line_names_everybody() -> None:
-    norms = torch.tensor([1.0, 1.1, 1e5, 0.9, 1e4]).double()
-    (line,) = said_by(UpdateWatch(3.5, exclude=False), 7, [8, 5], [0, 1, 2, 3, 4], norms)
+def test_each_fault_has_a_sentence_that_names_everybody() -> None:
+    norms = torch.tensor([1.0, 1.1, 1e5, 0.9, 1e4])
+    line = " ".join(OutlierFilter().apply(cohort(norms, [8, 5], index=7)).said)
     assert "\n" not in line
     assert "clients 8, 5 returned a model with NaN or infinite entries in round 7" in line
     assert "clients 2, 4 sent an update far larger than the cohort's in round 7 (norm 1e+05, 1e+04; median 1.1)" in line
 
 
 def test_two_thousand_rounds_are_not_two_thousand_lines() -> None:
-    watch, lines = UpdateWatch(3.5, exclude=True), []
-    norms = torch.tensor([1.0, 1.1, 1e30]).double()
+    watch, lines = OutlierFilter(exclude=True), []
+    norms = torch.tensor([1.0, 1.1, 1e30])
     for index in range(2000):
-        lines += said_by(watch, index, [3], [0, 1, 2], norms)
+        said = watch.apply(cohort(norms, [3], index=index)).said
+        lines += [" ".join(said)] if said else []
     assert len(lines) == 4  # the 1st, 10th, 100th and 1000th time
     assert "client 3 (1000 times)" in lines[-1]
-    with pytest.warns(UserWarning, match=r"client 3 \(2000 times\) returned .* client 2 \(2000 times\) sent"):
-        watch.finish()
-    assert "client 4 returned" in said_by(watch, 2000, [4], [0], norms[:1])[0]  # somebody else is news
+    broken, large = watch.notices.at_the_end()
+    assert broken.startswith("client 3 (2000 times) returned")
+    assert large.startswith("client 2 (2000 times) sent")
+    assert "client 4 returned" in watch.apply(cohort(norms[:1], [4], index=2000)).said[0]  # somebody else is news
 
 
 def test_nothing_left_to_say_at_the_end() -> None:
-    watch = UpdateWatch(3.5, exclude=False)
-    said_by(watch, 0, [3], [0], torch.ones(1))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        watch.finish()
+    watch = OutlierFilter()
+    watch.apply(cohort(torch.ones(1), [3]))
+    assert watch.notices.at_the_end() == []
 
 
-@pytest.mark.parametrize("wrong", [{"outlier_threshold": 0}, {"outlier_threshold": None, "exclude_outliers": True}])
+@pytest.mark.parametrize("wrong", [{"threshold": 0}, {"threshold": None, "exclude": True}])
 def test_arguments(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match="outlier_threshold"):
-        FederatedLoop(**wrong)
+    with pytest.raises(ConfigurationError, match="threshold"):
+        OutlierFilter(**wrong)
 
 
 class Sybil(Attack):
@@ -291,7 +300,12 @@ def of_copies(folder: Path, loop: FederatedLoop, rounds: int = 5, **kwargs: Any)
 
 def test_copies_are_named_together_held_together_and_stay_in_the_model(tmp_path: Path) -> None:
     metrics = {"cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(attacks=[Sybil([3, 1], range(99))], metrics=metrics, copy_threshold=0.7, seed=1)
+    loop = FederatedLoop(
+        attacks=[Sybil([3, 1], range(99))],
+        metrics=metrics,
+        filters=[OutlierFilter(), CopyFilter(0.7, gap=None)],
+        seed=1,
+    )
     said = of_copies(tmp_path / "run", loop)
     assert said[0].startswith(
         "clients 1, 3 sent updates that are one another's but for little, in several rounds, up to"
@@ -307,20 +321,27 @@ def test_copies_are_named_together_held_together_and_stay_in_the_model(tmp_path:
 
     silent = FederatedLoop(attacks=[Sybil([3, 1], range(99))], seed=1)
     assert of_copies(tmp_path / "silent", silent) == []
-    assert (silent.state.likeness, silent.copies, silent.held) == (None, [], [])
+    assert (silent.copies, silent.held) == ([], [])
     assert torch.equal(loop.state.model(), silent.state.model())
 
 
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_one_coincidence_proves_nothing_and_neither_do_two(tmp_path: Path, rounds: int) -> None:
-    loop = FederatedLoop(attacks=[Sybil([3, 1], range(rounds))], copy_threshold=0.7, seed=1)
+    loop = FederatedLoop(
+        attacks=[Sybil([3, 1], range(rounds))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
+    )
     assert of_copies(tmp_path, loop) == []
     assert loop.held == []
 
 
 def test_the_folder_says_who_is_held_and_somebody_who_has_looked_says_whom_to_pay(tmp_path: Path) -> None:
     metrics = {"cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(attacks=[Sybil([3, 1], range(99))], metrics=metrics, copy_threshold=0.7, seed=1)
+    loop = FederatedLoop(
+        attacks=[Sybil([3, 1], range(99))],
+        metrics=metrics,
+        filters=[OutlierFilter(), CopyFilter(0.7, gap=None)],
+        seed=1,
+    )
     of_copies(tmp_path, loop)
     (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
     run = open_run(folder)
@@ -349,7 +370,9 @@ def test_the_folder_of_a_killed_run_says_who_is_held(tmp_path: Path) -> None:
             if trainer.current_epoch == 3:
                 raise OSError("the power is gone")
 
-    loop = FederatedLoop(attacks=[Sybil([3, 1], range(99))], copy_threshold=0.7, seed=1)
+    loop = FederatedLoop(
+        attacks=[Sybil([3, 1], range(99))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
+    )
     with pytest.raises(OSError, match="the power"):
         of_copies(tmp_path, loop, callbacks=[Killed()])
     (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
@@ -358,14 +381,16 @@ def test_the_folder_of_a_killed_run_says_who_is_held(tmp_path: Path) -> None:
 
 
 def test_honest_clients_are_no_copies(tmp_path: Path) -> None:
-    loop = FederatedLoop(copy_threshold=0.7, seed=1)
+    loop = FederatedLoop(filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1)
     assert of_copies(tmp_path, loop) == []
     assert loop.held == []
 
 
 def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
     def loop() -> FederatedLoop:
-        return FederatedLoop(attacks=[Sybil([3, 1], range(3))], copy_threshold=0.7, seed=1)
+        return FederatedLoop(
+            attacks=[Sybil([3, 1], range(3))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
+        )
 
     whole = fit(first := loop(), tmp_path / "whole", data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=6)
     assert first.held == [1, 3]
@@ -378,9 +403,9 @@ def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
     )
     assert later.held == [1, 3]
     assert torch.equal(vector(resumed), vector(whole))
-    assert first.state.likeness is not None
-    assert later.state.likeness is not None
-    assert torch.equal(first.state.likeness, later.state.likeness)
+    ours, theirs = (each.state_dict()["filters"]["CopyFilter"]["pairs"] for each in (first, later))
+    assert torch.equal(ours, theirs)
+    assert ours.any()
 
 
 def grams(similar: float, k: int = 6) -> Tensor:
@@ -390,48 +415,60 @@ def grams(similar: float, k: int = 6) -> Tensor:
     return gram
 
 
-def compared(rounds: list[Tensor], **rules: float) -> UpdateWatch:
-    watch = UpdateWatch(None, False, num_clients=6, **rules)  # type: ignore[arg-type]
+def sent(gram: Tensor, index: int) -> Cohort:
+    """Updates of these products."""
+    values, vectors = torch.linalg.eigh(gram)
+    rows = vectors * values.clamp_min(0).sqrt()
+    k = len(rows)
+    updates = tuple(ClientUpdate(i, 1, rows[i], num_steps=1) for i in range(k))
+    return Cohort(index, updates, rows, (torch.zeros_like(rows[0]),) * k, torch.ones(k), num_parameters=rows.shape[1])
+
+
+def begun(each: UpdateFilter, n: int = 6) -> Any:
+    known: Any = SimpleNamespace(num_clients=n, client_names=(), strategies={"aggregator": FedAvg()})
+    each.begin(known)
+    return each
+
+
+def compared(rounds: list[Tensor], threshold: float | None = None, gap: float | None = None) -> dict[int, int]:
+    """How often each client is found to send copies."""
+    watch = begun(CopyFilter(threshold, gap))
     for index, gram in enumerate(rounds):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            watch.judge(index, [], list(range(6)), torch.ones(6), gram)
-    return watch
+        watch.apply(sent(gram, index))
+    return watch.notices.state_dict()["copy"]
 
 
 def test_who_stands_apart_in_the_first_three_rounds_is_a_copy_below_the_threshold() -> None:
     apart, near = grams(0.65), grams(0.2)
-    assert not compared([apart] * 2, copy_gap=0.45).noticed["copy"]
-    assert compared([apart] * 3, copy_gap=0.45).noticed["copy"] == {0: 1, 1: 1}
+    assert not compared([apart] * 2, gap=0.45)
+    assert compared([apart] * 3, gap=0.45) == {0: 1, 1: 1}
     # Once found, it stays found; after the third round nobody is found any more.
-    assert compared([apart] * 3 + [near] * 2, copy_gap=0.45).noticed["copy"][1] == 3
-    assert not compared([near] * 3 + [apart] * 6, copy_gap=0.45).noticed["copy"]
-    assert not compared([grams(1.0), near, near], copy_gap=0.45).noticed["copy"]  # a single round of a copy
-    assert not compared([apart] * 6, copy_threshold=0.7).noticed["copy"]
+    assert compared([apart] * 3 + [near] * 2, gap=0.45)[1] == 3
+    assert not compared([near] * 3 + [apart] * 6, gap=0.45)
+    assert not compared([grams(1.0), near, near], gap=0.45)  # a single round of a copy
+    assert not compared([apart] * 6, threshold=0.7)
 
 
 def test_who_sends_the_sum_of_two_others_updates_holds_nobody() -> None:
-    updates = torch.randn(3, 6, 4000, generator=torch.Generator().manual_seed(0))
+    updates = torch.randn(3, 6, 4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     updates[:, 2] = updates[:, 0] + updates[:, 1]
     rounds = [each @ each.T for each in updates]
-    assert not compared(rounds, copy_threshold=0.7, copy_gap=0.45).noticed["copy"]
+    assert not compared(rounds, threshold=0.7, gap=0.45)
     updates[:, 2] = updates[:, 0]
-    assert compared([each @ each.T for each in updates], copy_threshold=0.7).noticed["copy"] == {0: 1, 2: 1}
+    assert compared([each @ each.T for each in updates], threshold=0.7) == {0: 1, 2: 1}
 
 
 def test_an_outlier_stays_out_of_a_round_with_copies() -> None:
-    watch = UpdateWatch(3.5, True, copy_threshold=0.7, num_clients=6)
-    norms = torch.ones(6, dtype=torch.float64)
-    norms[5] = 1e6
-    with pytest.warns(UserWarning, match=r"client 5 .* far larger"):
-        watch.judge(0, [], list(range(6)), norms, grams(0.99))
-    watch.judge(1, [], list(range(6)), norms, grams(0.99))
-    with pytest.warns(UserWarning, match=r"clients 0, 1 .* held back"):
-        keep = watch.judge(2, [], list(range(6)), norms, grams(0.99))
-    assert keep.tolist() == [True] * 5 + [False]
+    outliers, copies = begun(OutlierFilter(exclude=True)), begun(CopyFilter(0.7, gap=None))
+    scale = torch.tensor([1.0, 1, 1, 1, 1, 1e6], dtype=torch.float64)
+    for index in range(3):
+        left = copies.apply(outliers.apply(sent(grams(0.99) * scale * scale[:, None], index)))
+        assert ("far larger" in " ".join(left.said)) == (index == 0)
+    assert re.match("clients 0, 1 .* held back", left.said[0])
+    assert left.ids == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("threshold", [0, 1.1, float("nan")])
 def test_a_similarity_out_of_range(threshold: float) -> None:
-    with pytest.raises(ConfigurationError, match="copy_threshold"):
-        FederatedLoop(copy_threshold=threshold)
+    with pytest.raises(ConfigurationError, match="threshold"):
+        CopyFilter(threshold)

@@ -1,4 +1,4 @@
-"""FederatedLoop(norm_cap, sample_cap): what metrics and aggregators are given."""
+"""NormCap and SampleCap: what metrics and aggregators are given."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from toys import Plain, fit, network, toy_data, trainer_for, vector
 from flsv.aggregation import FedAvg
 from flsv.attacks import Scaling
 from flsv.errors import ConfigurationError
+from flsv.filters import CopyFilter, NormCap, OutlierFilter, SampleCap
 from flsv.loop import FederatedLoop
 from flsv.metrics import EverybodyElse
 from flsv.personalization import Standalone
@@ -41,7 +42,9 @@ def lengths(round: Round) -> torch.Tensor:
 
 def test_nobody_is_longer_than_the_bound_and_its_direction_stays(tmp_path: Path) -> None:
     (plain,) = rounds(tmp_path / "plain")
-    (round,) = rounds(tmp_path / "capped", attacks=[Scaling(3.0, clients=[1])], norm_cap=1.25)
+    (round,) = rounds(
+        tmp_path / "capped", attacks=[Scaling(3.0, clients=[1])], filters=[OutlierFilter(), NormCap(1.25)]
+    )
     honest, cut = lengths(plain), plain.space.num_parameters
     sent = honest * torch.tensor([1.0, 3.0, 1.0])
     bound = 1.25 * sent.median()
@@ -54,14 +57,20 @@ def test_nobody_is_longer_than_the_bound_and_its_direction_stays(tmp_path: Path)
 
 
 def test_a_bound_that_nobody_reaches_changes_nothing_to_the_bit(tmp_path: Path) -> None:
-    (plain,), (round,) = rounds(tmp_path / "plain"), rounds(tmp_path / "capped", norm_cap=100.0, sample_cap=100.0)
+    (plain,), (round,) = (
+        rounds(tmp_path / "plain"),
+        rounds(tmp_path / "capped", filters=[OutlierFilter(), NormCap(100.0), SampleCap(100.0)]),
+    )
     assert plain.server_vector is not None
     assert round.server_vector is not None
     assert torch.equal(plain.server_vector, round.server_vector)
 
 
 def test_samples_count_up_to_the_bound_for_the_aggregator_too(tmp_path: Path) -> None:
-    (plain,), (round,) = rounds(tmp_path / "plain"), rounds(tmp_path / "capped", sample_cap=1.0)
+    (plain,), (round,) = (
+        rounds(tmp_path / "plain"),
+        rounds(tmp_path / "capped", filters=[OutlierFilter(), SampleCap(1.0)]),
+    )
     median = int(plain.num_samples.double().quantile(0.5))
     assert round.num_samples.tolist() == plain.num_samples.clamp_max(median).tolist()
     assert round.num_samples.tolist() != plain.num_samples.tolist()
@@ -72,21 +81,29 @@ def test_samples_count_up_to_the_bound_for_the_aggregator_too(tmp_path: Path) ->
 
 def test_a_resumed_run_goes_on_bit_for_bit_and_another_bound_is_refused(tmp_path: Path) -> None:
     def loop(cap: float | None = 1.0) -> FederatedLoop:
-        return FederatedLoop(attacks=[Scaling(3.0, clients=[1])], norm_cap=cap, sample_cap=1.0, seed=1)
+        return FederatedLoop(
+            attacks=[Scaling(3.0, clients=[1])],
+            filters=[NormCap(cap), SampleCap(1.0)] if cap else [SampleCap(1.0)],
+            seed=1,
+        )
 
     assert_resumes(loop, tmp_path)
     trainer = trainer_for(loop(), tmp_path / "part", 1)
     trainer.fit(Plain(), toy_data())
     trainer.save_checkpoint(tmp_path / "one.ckpt")
     for cap in (2.0, None):
-        with pytest.raises(ConfigurationError, match="norm_cap is"):
+        with pytest.raises(ConfigurationError, match="filters is"):
             fit(loop(cap), tmp_path / "other", rounds=2, ckpt_path=tmp_path / "one.ckpt")
 
 
 def test_many_at_once_are_bounded_alike(tmp_path: Path) -> None:
     def end(engine: str) -> torch.Tensor:
         loop = FederatedLoop(
-            attacks=[Scaling(3.0, clients=[1])], norm_cap=1.0, sample_cap=1.0, seed=1, engine=engine, print_table=False
+            attacks=[Scaling(3.0, clients=[1])],
+            filters=[OutlierFilter(), NormCap(1.0), SampleCap(1.0)],
+            seed=1,
+            engine=engine,
+            print_table=False,
         )
         return vector(fit(loop, tmp_path / engine, Plain(network(batch_norm=False)), rounds=2))
 
@@ -96,13 +113,29 @@ def test_many_at_once_are_bounded_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"norm_cap": 0.0}, "norm_cap"),
-        ({"sample_cap": float("nan")}, "sample_cap"),
-        ({"norm_cap": 1.0, "personalizer": Standalone()}, "everybody starts from the global model"),
-        ({"norm_cap": 1.0, "metrics": {"others": EverybodyElse()}}, r"\['others'\] let clients take their own updates"),
-        ({"copy_gap": 0.0}, "copy_gap"),
+        ({"filters": [NormCap(1.0)], "personalizer": Standalone()}, "everybody starts from the global model"),
+        (
+            {"filters": [NormCap(1.0)], "metrics": {"others": EverybodyElse()}},
+            r"\['others'\] let clients take their own updates",
+        ),
+        ({"filters": [SampleCap(1.0), SampleCap(2.0)]}, "one of a kind"),
+        ({"filters": [SampleCap(1.0), OutlierFilter()]}, "Put it before the others"),
     ],
 )
 def test_what_cannot_be(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         FederatedLoop(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: NormCap(0.0), r"NormCap\(cap=0\.0\)"),
+        (lambda: SampleCap(float("nan")), r"SampleCap\(cap=nan\)"),
+        (lambda: CopyFilter(gap=0.0), r"CopyFilter\(gap=0\.0\)"),
+        (lambda: CopyFilter(None, None), "there is no rule"),
+    ],
+)
+def test_wrong_numbers(make: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        make()

@@ -1,0 +1,151 @@
+"""UpdateFilter: what the server does to a cohort's updates before it measures and averages them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from flsv.filters.notices import Notices
+from flsv.functional.distances import distances
+from flsv.personalization import Personalizer
+from flsv.round import ClientMatrix, ClientUpdate
+from flsv.strategy import Component, Federation
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """What the server has of a round before it measures and averages: k clients' updates.
+
+    Args:
+        round_index: the round, from 0.
+        updates: what the clients sent.
+        matrix: ``[k, P]``, their models.
+        starts: what each of them started from, ``[P]``; None where the server does not know it.
+        num_samples: integers ``[k]``, as the metrics and the aggregator are to see them.
+        num_parameters: how many leading entries of a model are parameters; the rest are buffers.
+        model_norm: of the global model's parameters at the start of the round.
+        broken: ids of the clients whose model was not finite, so that they sent nothing.
+        unmeasured: ids of the clients whose updates are averaged and not measured.
+        said: sentences for the warning of this round.
+    """
+
+    round_index: int
+    updates: tuple[ClientUpdate, ...]
+    matrix: Tensor
+    starts: tuple[Tensor | None, ...]
+    num_samples: Tensor
+    num_parameters: int
+    model_norm: float = 0.0
+    broken: Sequence[int] = ()
+    unmeasured: Sequence[int] = ()
+    said: tuple[str, ...] = ()
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """The clients' numbers."""
+        return [update.client_id for update in self.updates]
+
+    @cached_property
+    def common_start(self) -> Tensor | None:
+        """``[P]``, what everybody started from; None where that is not one and the same model."""
+        first = self.starts[0] if self.starts else None
+        return first if all(start is first for start in self.starts) else None
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """float64 ``[k]`` on the CPU: the updates' lengths; as the client says where the start is not known."""
+        cut = self.num_parameters
+        if self.common_start is not None:
+            return distances(self.matrix[:, :cut], self.common_start[:cut]).cpu()
+        known = [
+            update.norm if start is None else distances(row[None, :cut], start[:cut]).item()
+            for update, row, start in zip(self.updates, self.matrix, self.starts)
+        ]
+        return torch.tensor(known, dtype=torch.float64)
+
+    @cached_property
+    def gram(self) -> Tensor | None:
+        """``[k, k]`` on the CPU: the updates' products; None where the server does not know what all started from."""
+        starts = [start for start in self.starts if start is not None]
+        if not self.updates or len(starts) < len(self.updates):
+            return None
+        return ClientMatrix(self.matrix, starts).until(self.num_parameters).gram().cpu()
+
+    def keep(self, kept: Tensor) -> Cohort:
+        """Only these clients, bool ``[k]``."""
+        if kept.all():
+            return self
+        which = kept.tolist()
+        return replace(
+            self,
+            updates=tuple(update for update, stays in zip(self.updates, which) if stays),
+            starts=tuple(start for start, stays in zip(self.starts, which) if stays),
+            matrix=self.matrix[kept.to(self.matrix.device)],
+            num_samples=self.num_samples[kept.to(self.num_samples.device)],
+        )
+
+    def say(self, *sentences: str) -> Cohort:
+        """With this in the round's warning."""
+        return replace(self, said=(*self.said, *sentences)) if sentences else self
+
+
+class UpdateFilter(Component):
+    """Base class: a subclass overrides :meth:`apply`.
+
+    One that finds clients at fault says in ``faults`` what that is called in ``loop.noticed`` and what a warning says
+    of them, and counts them with :attr:`notices`.
+
+    Example:
+        >>> class FirstTwo(UpdateFilter):
+        ...     def apply(self, cohort):
+        ...         return cohort.keep(torch.arange(len(cohort.updates)) < 2)
+        >>> FirstTwo()
+        FirstTwo()
+    """
+
+    faults: ClassVar[Mapping[str, str]] = {}
+    #: Whether a run may be resumed with another of its kind, or without it.
+    may_change: ClassVar[bool] = False
+
+    @abstractmethod
+    def apply(self, cohort: Cohort) -> Cohort:
+        """What is left of the cohort, and as the metrics and the aggregator are to see it."""
+
+    def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
+        """When a loop is made, whether it can be done beside the rest.
+
+        Args:
+            personalizer: of the loop.
+            evaluating: names of the metrics that let clients evaluate models on their own validation samples.
+
+        Raises:
+            ConfigurationError: it cannot.
+        """
+
+    @cached_property
+    def _notices(self) -> Notices:
+        return Notices(self.faults)
+
+    @property
+    def notices(self) -> Notices:
+        """Who was found at fault, and how often."""
+        return self._notices
+
+    def begin(self, federation: Federation) -> None:
+        self._notices = Notices(self.faults)
+        self.resume(federation)
+
+    def resume(self, federation: Federation) -> None:
+        self._notices.names = federation.client_names
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"noticed": self._notices.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._notices = Notices(self.faults, state["noticed"])

@@ -1,0 +1,58 @@
+"""NormCap: no update is longer than so many times the median of its cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
+from flsv.filters.base import Cohort, UpdateFilter
+from flsv.functional.distances import distances
+from flsv.functional.update_claims import length_factors, shortened
+from flsv.personalization import Personalizer
+
+
+class NormCap(UpdateFilter):
+    """Makes longer updates shorter, in their direction, for metrics and aggregator.
+
+    So there is little to gain by sending a multiple of one's update, see :mod:`flsv.functional.update_claims`. It is
+    for federations without a personaliser, and for metrics that ask no client to evaluate models.
+
+    Args:
+        cap: the longest update, in medians of its cohort's.
+
+    Raises:
+        ConfigurationError: a cap that is not positive; lengths that have no meaning beside the rest of the loop.
+
+    Example:
+        >>> NormCap(1.25)
+        NormCap(cap=1.25)
+    """
+
+    def __init__(self, cap: float) -> None:
+        check_number(self, "cap", cap, above=0, hint="It is a number of medians, such as 1.5.")
+        self.cap = cap
+
+    def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
+        if personalizer is not None:
+            raise ConfigurationError(
+                f"FederatedLoop(filters=[{self}], personalizer={personalizer!r}): lengths of updates are compared "
+                "where everybody starts from the global model. Leave one of them out."
+            )
+        if evaluating:
+            raise ConfigurationError(
+                f"FederatedLoop(filters=[{self}]): metrics {list(evaluating)} let clients take their own updates out "
+                "of the aggregate, in which they may be shorter than they know. Leave one of them out."
+            )
+
+    def apply(self, cohort: Cohort) -> Cohort:
+        starts = [start for start in cohort.starts if start is not None]
+        if len(starts) < len(cohort.updates):
+            raise RuntimeError("updates have a length where everybody starts from what the server sends.")
+        cut = cohort.num_parameters
+        origin = torch.stack(starts) if cohort.common_start is None else cohort.common_start
+        factors = length_factors(distances(cohort.matrix[:, :cut], origin[..., :cut]), self.cap)
+        return replace(cohort, matrix=shortened(cohort.matrix, origin, factors, cut))

@@ -1,0 +1,131 @@
+"""OutlierFilter: names clients whose updates are not finite, or far too large."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
+
+import torch
+
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
+from flsv.filters.base import Cohort, UpdateFilter
+from flsv.functional.update_outliers import THRESHOLD, drowning_updates, large_updates
+from flsv.strategy import Federation
+
+NOT_FINITE, LARGE = "not_finite", "large"
+NOT_MEASURED = "aggregated, for want of OutlierFilter(exclude=True), and not measured: the round counts nothing for it."
+
+
+class OutlierFilter(UpdateFilter):
+    """Names clients whose model is not finite or whose update is far larger than the cohort's, and may leave these out.
+
+    A client is called too large where its update is, and its update per step, too: a client with more data goes farther
+    in more steps, the number of which is its own claim. Its update is aggregated and not measured: the round counts for
+    it as one that it took no part in. Who is named in every round has 0 in ``loop.payable``; see ``loop.named``.
+
+    An update beside which nothing of the others would be left is always left out, see
+    :func:`flsv.functional.update_outliers.drowning_updates`; a federation without an ``OutlierFilter`` does that, too.
+
+    Args:
+        threshold: the modified z-score from which on an update is too large, see
+            :func:`flsv.functional.update_outliers.large_updates`. None: not judged.
+        exclude: leave too large updates out of their round. So they are anyway where the aggregator weighs by a metric.
+
+    Raises:
+        ConfigurationError: a threshold that is not positive; ``exclude`` without a threshold.
+
+    Example:
+        >>> from flsv import FederatedLoop
+        >>> loop = FederatedLoop(filters=[OutlierFilter(exclude=True)])
+    """
+
+    faults: ClassVar = {
+        NOT_FINITE: "returned a model with NaN or infinite entries",
+        LARGE: "sent an update far larger than the cohort's",
+    }
+    may_change = True
+
+    def __init__(self, threshold: float | None = THRESHOLD, exclude: bool = False) -> None:
+        if threshold is not None:
+            check_number(self, "threshold", threshold, above=0, hint="None switches the rule off.")
+        elif exclude:
+            raise ConfigurationError(
+                "OutlierFilter(exclude=True, threshold=None): there is no rule to exclude by; leave threshold out."
+            )
+        self.threshold, self.exclude = threshold, exclude
+        self._excludes, self._aggregated = exclude, ""
+
+    def resume(self, federation: Federation) -> None:
+        super().resume(federation)
+        # An aggregator that weighs by what a metric says has nothing to weigh what is not measured by.
+        self._excludes = self.exclude or federation.strategies["aggregator"].metric is not None
+        self._aggregated = ""
+
+    def apply(self, cohort: Cohort) -> Cohort:
+        """Where more than half of the cohort returned what is not finite, nobody is named for it: it is the model that
+        they were sent."""
+        norms = cohort.norms
+        drowning = drowning_updates(norms, cohort.model_norm)
+        large = drowning
+        if self.threshold is not None:
+            steps = torch.tensor([update.num_steps for update in cohort.updates], dtype=torch.float64)
+            by_step = norms / steps.clamp_min(1)
+            large = drowning | (large_updates(norms, self.threshold) & large_updates(by_step, self.threshold))
+        out = large if self._excludes else drowning
+        ids = torch.tensor(cohort.ids, dtype=torch.long)
+        unmeasured = ids[large & ~out].tolist()
+        said = [
+            *self._judge_broken(cohort),
+            *self._judge_large(cohort, ids[large & out].tolist(), "left out of the round."),
+            *self._judge_large(cohort, unmeasured, NOT_MEASURED),
+        ]
+        return replace(cohort, unmeasured=unmeasured).say(*said).keep(~out)
+
+    def _judge_broken(self, cohort: Cohort) -> list[str]:
+        broken, index = cohort.broken, cohort.round_index
+        total = len(broken) + len(cohort.updates)
+        if 2 * len(broken) > total:
+            return [
+                f"in round {index} {len(broken)} of {total} clients {self.faults[NOT_FINITE]}: left out of the round. "
+                f"So many are not at fault, but what they were sent. {self.hint()}"
+            ]
+        if not self.notices.due(NOT_FINITE, broken):
+            return []
+        return [f"{self.notices.said(NOT_FINITE, broken)} in round {index}: left out of the round. {self.hint()}"]
+
+    def _judge_large(self, cohort: Cohort, outliers: list[int], what_of_it: str) -> list[str]:
+        if not outliers:
+            return []
+        due = self.notices.due(LARGE, outliers)
+        norms = dict(zip(cohort.ids, cohort.norms.tolist()))
+        sizes = ", ".join(f"{norms[client]:.3g}" for client in outliers)
+        median = cohort.norms[cohort.norms > 0].quantile(0.5).item()
+        what = f"{self.notices.said(LARGE, outliers)} in round {cohort.round_index} (norm {sizes}; median {median:.3g})"
+        if what_of_it is NOT_MEASURED:
+            self._aggregated = what
+        return [f"{what}: {what_of_it}"] if due else []
+
+    def hint(self) -> str:
+        """What may be behind a model that is not finite."""
+        if self._aggregated:
+            return f"The fault may lie further back: {self._aggregated}."
+        return "A lower learning rate or gradient_clip_val may help, or a look for NaN in the data."
+
+
+def with_guard(filters: Sequence[UpdateFilter]) -> tuple[UpdateFilter, ...]:
+    """These; where there is no ``OutlierFilter``, behind one that only leaves out what would drown the others.
+
+    Raises:
+        ConfigurationError: an ``OutlierFilter`` that is not the first, or two filters of a kind.
+    """
+    kinds = [type(each) for each in filters]
+    if len(set(kinds)) < len(kinds):
+        raise ConfigurationError(f"filters={list(filters)}: expected one of a kind at most.")
+    places = [place for place, kind in enumerate(kinds) if issubclass(kind, OutlierFilter)]
+    if places and places != [0]:
+        raise ConfigurationError(
+            f"filters={list(filters)}: OutlierFilter judges updates as they were sent. Put it before the others."
+        )
+    return tuple(filters) if places else (OutlierFilter(threshold=None), *filters)

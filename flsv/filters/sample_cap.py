@@ -1,0 +1,33 @@
+"""SampleCap: nobody has more samples than so many times the median of the cohort."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flsv.arguments import check_number
+from flsv.filters.base import Cohort, UpdateFilter
+from flsv.functional.update_claims import counted
+
+
+class SampleCap(UpdateFilter):
+    """Counts a client's samples, the number of which is its own claim, up to a bound, for metrics and aggregator.
+
+    See :mod:`flsv.functional.update_claims`.
+
+    Args:
+        cap: the bound, in medians of the cohort's numbers, rounded up to a whole number.
+
+    Raises:
+        ConfigurationError: a cap that is not positive.
+
+    Example:
+        >>> SampleCap(1.25)
+        SampleCap(cap=1.25)
+    """
+
+    def __init__(self, cap: float) -> None:
+        check_number(self, "cap", cap, above=0, hint="It is a number of medians, such as 1.5.")
+        self.cap = cap
+
+    def apply(self, cohort: Cohort) -> Cohort:
+        return replace(cohort, num_samples=counted(cohort.num_samples, self.cap))
