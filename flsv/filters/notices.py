@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from flsv.data.names import client_called
+from flsv.data.groups import client_called
 
 
 class Notices:
