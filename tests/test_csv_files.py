@@ -16,7 +16,8 @@ from flsv.cli.compare import Outcome, write_csv, write_gains
 from flsv.cli.own_models import MEASURES
 from flsv.cli.value import write_csv as write_valuation
 from flsv.csv_files import csv_text, read_csv
-from flsv.report.contributions_csv import ContributionsFile, read_measurements
+from flsv.report.contributions_csv import ContributionsFile
+from flsv.report.run_table import Numbers, RunTable
 
 NAMES = ('=HYPERLINK("http://x","y")', "+1+1", "-2+3", "@home", "'=1", "'Boston'", "-1", "St. Anna")
 
@@ -49,9 +50,9 @@ def test_any_text_comes_back_on_one_line_and_is_no_formula(
 
 def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
     values = torch.linspace(-1, 1, len(NAMES)).double()
-    file = ContributionsFile(tmp_path / "contributions.csv", NAMES, ["=class", "-"])
+    file = ContributionsFile(tmp_path / "contributions.csv", NAMES)
     file.begin(0)
-    file.append([(0, "=sv", i, 0, -0.5) for i in range(len(NAMES))])
+    file.append(RunTable.of_round(0, [Numbers("=sv", [[-0.5]] * len(NAMES), {"0": "=class"})], NAMES))
     write_rows(tmp_path / "retrained.csv", ("client_name", "value"), [{"client_name": n, "value": -0.5} for n in NAMES])
     write_valuation(tmp_path / "valuation.csv", {"distance": values}, NAMES)
     scores = {models: dict.fromkeys(MEASURES, values) for models in ("received", "trained")}
@@ -62,7 +63,5 @@ def test_no_file_of_a_run_holds_a_name_as_a_formula(tmp_path: Path) -> None:
         assert not any(map(runs, cells(path))), path
         named = [row["client_name"] for _, row in read_csv(path, {}) if "client_name" in row]
         assert named == list(NAMES) or path.name == "compare.csv"
-    found = read_measurements(tmp_path / "contributions.csv", NAMES)
-    assert [(row.metric, row.client_name, row.class_name, row.value) for row in found] == [
-        ("=sv", name, "=class", -0.5) for name in NAMES
-    ]
+    found = RunTable.read(tmp_path / "contributions.csv", NAMES).frame[["metric", "client_name", "class_name", "value"]]
+    assert found.values.tolist() == [["=sv", name, "=class", -0.5] for name in NAMES]

@@ -24,7 +24,7 @@ from flsv.metrics import ClassSpecificShapley
 from flsv.metrics.plot import plot_contributions
 from flsv.participants import Client, LocalData
 from flsv.participants.artifacts import keep_artifact, write_artifacts
-from flsv.report.table import class_columns, client_columns, print_table
+from flsv.report.terminal import class_columns, client_columns, print_table
 
 #: What rich takes for markup or an emoji, what matplotlib takes for a formula or leaves out, and what has no room.
 NAMES = ["[/b]", "$x^{$", "$a$", ":smile:", "_hidden", "two\nlines", "x" * 300, "\\[red]", "", "%s {0}"]

@@ -69,7 +69,7 @@ def fit(*more: str) -> Callable[[Path], list[str]]:
 def fits_differ(whole: Path, again: Path) -> list[str]:
     """The newest run of both folders."""
     mine, theirs = (max(f.rglob("last.ckpt"), key=lambda path: path.stat().st_mtime_ns).parent for f in (again, whole))
-    rows, others = (sorted(map(str, open_run(folder.parent).rows)) for folder in (theirs, mine))
+    rows, others = (sorted(map(str, open_run(folder.parent).table.rows())) for folder in (theirs, mine))
     return differences(theirs, mine) + (["contributions.csv"] if rows != others else [])
 
 

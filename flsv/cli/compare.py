@@ -34,8 +34,8 @@ from flsv.loop import FederatedLoop
 from flsv.personalization import Standalone
 from flsv.report.folder import run_folder
 from flsv.report.folder_lock import FolderLock
-from flsv.report.table import chosen as chosen_clients
-from flsv.report.table import make_console, print_table
+from flsv.report.terminal import chosen as chosen_clients
+from flsv.report.terminal import make_console, print_table
 from flsv.server.identity import Identity
 
 STANDALONE = "standalone"

@@ -33,7 +33,7 @@ from flsv.metrics.intervals import LEVEL
 from flsv.report import Run, open_run
 from flsv.report.folder_lock import FolderLock
 from flsv.report.names import CONTRIBUTIONS
-from flsv.report.table import make_console, print_table
+from flsv.report.terminal import make_console, print_table
 from flsv.server.identity import Identity
 
 HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")

@@ -46,7 +46,7 @@ from flsv.report.names import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.report.page.blocks import NONE
 from flsv.report.page.caveats import retrained_caveats
 from flsv.report.reading import open_run, read_record
-from flsv.report.table import make_console, print_table
+from flsv.report.terminal import make_console, print_table
 from flsv.sampling import FixedCohort
 from flsv.server.identity import Identity
 from flsv.strategy import Strategy
@@ -194,7 +194,7 @@ def _last_values(run: Path, metric: str) -> Tensor:
     told = open_run(run)
     if metric not in told.metrics:
         raise ConfigurationError(f"hint={metric!r}: the run has the metrics {', '.join(told.metrics) or 'none'}.")
-    columns = told.columns(metric) or ("",)
+    columns = told.table.columns(metric) or ("",)
     values = torch.tensor([told.history(metric, column)[-1] for column in columns], dtype=torch.float64).nanmean(0)
     missing = (~values.isfinite()).nonzero().flatten().tolist()
     if missing:

@@ -30,8 +30,8 @@ from flsv.data import FederatedDataModule
 from flsv.drawing import drawing
 from flsv.errors import ConfigurationError
 from flsv.participants.artifacts import client_folders, write_artifacts
-from flsv.report.table import chosen, client_columns, make_console, print_table
 from flsv.report.tensorboard.valuation_events import write_events
+from flsv.report.terminal import chosen, client_columns, make_console, print_table
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of, write_flagged
 from flsv.valuation.report import draw_contributions, histograms_of

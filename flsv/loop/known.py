@@ -17,10 +17,10 @@ from flsv.engines.one_process import OneProcess
 from flsv.filters import CopyFilter, UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
-from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client
-from flsv.report import current_frame
+from flsv.report.measured import numbers_of, overall
+from flsv.report.run_table import Numbers, RunTable
 from flsv.round import FederationState
 from flsv.server import ContributionMetrics
 from flsv.strategy import Strategy
@@ -127,7 +127,7 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
     def payable(self) -> dict[str, Tensor]:
         """Metric to what each client may be paid by, ``[n]``: one number per client, as the report has it, NaN for
         those who were never measured and for the :attr:`held`, 0 for who was :attr:`named` in all of its rounds."""
-        found = {name: self._overall(name, value).cpu().double() for name, value in self.contributions.items()}
+        found = {name: overall(self.metrics[name], value).cpu().double() for name, value in self.contributions.items()}
         for name, value in found.items():
             for client in self.named if self.metrics[name].higher_is_better is not False else ():
                 value[client].nan_to_num_(0)
@@ -140,13 +140,6 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
         for value in found.values():
             value[self.held] = float("nan")
         return found
-
-    def _overall(self, name: str, value: Tensor) -> Tensor:
-        """One number per client ``[n]``: the metric's own summary, or the mean over classes."""
-        summary = getattr(self.metrics[name], "per_client", None)
-        if summary is not None:
-            return summary(value)
-        return value.mean(-1) if value.ndim == 2 else value
 
     @property
     def clients(self) -> list[Client]:
@@ -178,31 +171,16 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
         """What is known between two rounds, as a tidy DataFrame with the columns of :func:`flsv.read_run`: the metrics'
         current values, the last weights (``"weight"``) and accuracies (``"accuracy"``). All rounds are in the run's
         folder, for :func:`flsv.read_run`.
-
-        Raises:
-            ImportError: pandas is not installed.
         """
-        tables: list[tuple[str, Tensor, list[str] | None, list[str] | None]] = []
-        names: list[str] = []
-        intervals: dict[str, tuple[Tensor, Tensor]] = {}
-        for name, value in self.contributions.items():
-            metric = self.metrics[name]
-            names = names or list(getattr(metric, "client_names", None) or ())
-            tables.append((name, self._overall(name, value), None, None))
-            ends = metric.intervals(value=tables[-1][1]) if isinstance(metric, ContributionMetric) else None
-            intervals |= {} if ends is None else {name: ends}
-            own = metric.columns() if isinstance(metric, ContributionMetric) else None
-            if value.ndim == 2 and (own or value.shape[1] > 1):
-                keys = own or [str(j) for j in range(value.shape[1])]
-                tables.append((name, value, keys, own or list(getattr(metric, "class_names", None) or keys)))
-            more = metric.diagnostics() if isinstance(metric, ContributionMetric) else {}
-            tables += [(f"{name}/{what}", number, None, None) for what, number in more.items() if number.ndim == 1]
-        last = {"weight": self.weights, "accuracy": self.client_accuracy}
-        tables += [(name, value, None, None) for name, value in last.items() if value is not None]
         data = vars(self).get("_data")
-        names = list(data.client_names) if data is not None else names
-        names = names or list(map(str, range(len(self.participations))))
-        return current_frame(tables, names, max(0, self.round_index - 1), intervals)
+        bound = (getattr(metric, "client_names", None) for metric in self.metrics.values())
+        names = next(filter(None, [data and data.client_names, *bound]), map(str, range(len(self.participations))))
+        last = {"weight": self.weights, "accuracy": self.client_accuracy}
+        numbers = [
+            *numbers_of(self.metrics, self.contributions, None),
+            *(Numbers(name, value.cpu()) for name, value in last.items() if value is not None),
+        ]
+        return RunTable.of_round(max(0, self.round_index - 1), numbers, list(names)).to_frame()
 
     @property
     def strategies(self) -> Mapping[str, Strategy]:

@@ -51,11 +51,11 @@ class ToldLoop(SavedLoop):
         self._reporter = Reporter(
             trainer,
             self.metrics,
+            data.client_names,
             data.class_names,
             per_class=self.log_per_class,
             figures_every=self.figures_every,
             csv=self._leaves_files(trainer) and trainer.is_global_zero,
-            client_names=data.client_names,
             client_runs=self.client_runs,
             evaluated=self.evaluate_clients_every > 0,
         )
@@ -153,4 +153,4 @@ class ToldLoop(SavedLoop):
         self._reporter.finish(*known, last_round=max(self.round_index - 1, 0))
         if self.print_table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             assert self._progress is not None
-            self._progress.afterwards(partial(self._reporter.table, *known, learned))
+            self._progress.afterwards(partial(self._reporter.table, learned))

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from flsv.csv_files import NAN, Cell, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
-from flsv.report.contributions_csv import Measurement, read_measurements
 from flsv.report.names import CONTRIBUTIONS, RECORD, RETRAINED, VERSION
 from flsv.report.record_schema import fault_of
+from flsv.report.run_table import OF_A_ROUND, RunTable
 
-#: Rows of ``contributions.csv`` that belong to one round and are no metric's.
-OF_A_ROUND = ("weight", "accuracy", "update_norm")
+if TYPE_CHECKING:
+    import pandas
+
 #: What ``flsv compare`` leaves in the folder of each of its runs.
 GAINS = "gains.csv"
 FLAGGED = "flagged.csv"
@@ -30,24 +33,24 @@ class Run:
     Args:
         folder: where.
         record: ``run.json``; empty in a folder written by an earlier version.
-        rows: of ``contributions.csv``, in its order.
+        table: of ``contributions.csv``, in its order.
         valuation: a folder of ``flsv value`` on the same data.
     """
 
     folder: Path
     record: Mapping[str, Any]
-    rows: Sequence[Measurement]
+    table: RunTable
     valuation: Path | None = None
 
     @cached_property
     def num_clients(self) -> int:
         """n."""
-        return len(self.record.get("clients", ())) or 1 + max((row.client for row in self.rows), default=-1)
+        return len(self.record.get("clients", ())) or 1 + max(self.table.frame["client"].tolist(), default=-1)
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
         """As they are; numbers where the data have no names."""
-        told = {row.client: row.client_name for row in self.rows if row.client_name}
+        told = self._told("client", "client_name")
         return tuple(self.record.get("clients") or [told.get(i, str(i)) for i in range(self.num_clients)])
 
     @cached_property
@@ -55,15 +58,15 @@ class Run:
         """Of each client, below ``clients``."""
         return tuple(self.record.get("folders") or map(str, range(self.num_clients)))
 
-    @cached_property
+    @property
     def rounds(self) -> int:
         """Rounds that are there."""
-        return 1 + max((row.round for row in self.rows), default=-1)
+        return max(self.round_numbers, default=-1) + 1
 
     @cached_property
     def round_numbers(self) -> tuple[int, ...]:
         """Those of which something is known, ascending."""
-        return tuple(sorted({row.round for row in self.rows}))
+        return tuple(sorted(self.table.frame["round"].unique().tolist()))
 
     @property
     def ended(self) -> bool | None:
@@ -73,7 +76,7 @@ class Run:
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Names of the contribution metrics, in the order of the run's configuration."""
-        found = dict.fromkeys(row.metric for row in self.rows if "/" not in row.metric)
+        found = [name for name in self.table.metrics if "/" not in name]
         known = [name for name in self.record.get("metrics", {}) if name in found]
         return tuple(dict.fromkeys([*known, *(name for name in found if name not in OF_A_ROUND)]))
 
@@ -81,44 +84,41 @@ class Run:
         """What ``run.json`` says of a metric."""
         return self.record.get("metrics", {}).get(metric, {})
 
-    def columns(self, metric: str) -> tuple[str, ...]:
-        """The keys of a metric's columns, those of classes by number; none where it has one value per client."""
-        found = dict.fromkeys(row.column for row in self.rows if row.metric == metric and row.column)
-        if all(column.isdigit() for column in found):
-            return tuple(sorted(found, key=int))
-        return tuple(found)
-
     def columns_are_classes(self, metric: str) -> bool:
         """Whether the columns are classes, and not other clients, say. Without ``run.json``, whether the CSV has names
         for them."""
         if self.about(metric):
             return bool(self.about(metric).get("per_class"))
-        return bool(self._told_classes)
+        return any(column.isdigit() for column in self._told_classes)
 
     def column_name(self, metric: str, column: str) -> str:
         """As it is shown."""
         if not column.isdigit() or not self.columns_are_classes(metric):
             return column
         names = self.record.get("classes") or []
-        number = int(column)
-        return names[number] if number < len(names) else self._told_classes.get(number, column)
+        return names[int(column)] if int(column) < len(names) else self._told_classes.get(column, column)
 
     @cached_property
-    def _told_classes(self) -> dict[int, str]:
-        """Names of classes that the CSV itself tells."""
-        return {int(row.column): row.class_name for row in self.rows if row.class_name and row.column.isdigit()}
+    def _told_classes(self) -> dict[str, str]:
+        return self._told("class", "class_name")
+
+    def _told(self, key: str, name: str) -> dict[Any, str]:
+        """Names that the CSV itself tells."""
+        known = self.table.frame[[key, name]].drop_duplicates()
+        return {number: name for number, name in zip(known[key].tolist(), known[name]) if name}
 
     def history(self, metric: str, column: str = "") -> list[list[float]]:
         """``[r][n]`` of the :attr:`round_numbers`: a client's value, once measured, stays until it is measured again.
         What belongs to one round (weights, accuracies, norms) is NaN in the others."""
-        carried = metric not in OF_A_ROUND
-        table = [[NAN] * self.num_clients for _ in self.round_numbers]
-        place = {number: index for index, number in enumerate(self.round_numbers)}
-        for row in self._of(metric, column):
-            table[place[row.round]][row.client] = row.value
-        for before, now in zip(table, table[1:] if carried else ()):
-            now[:] = [old if new != new else new for old, new in zip(before, now)]
-        return table
+        return self.table.history(metric, self.num_clients, column, self.round_numbers)
+
+    def to_frame(self) -> pandas.DataFrame:
+        """What the run has measured, as :func:`read_run` gives it."""
+        keys = zip(self.table.frame["metric"], self.table.frame["class"])
+        names = [self.column_name(metric, column) if column else None for metric, column in keys]
+        return self.table.to_frame().assign(
+            client_name=[self.client_names[client] for client in self.table.frame["client"]], class_name=names
+        )
 
     @property
     def copies(self) -> list[list[int]]:
@@ -141,9 +141,7 @@ class Run:
         """``[n]``: the last value of each client, NaN where there is none; of a contribution metric that by which it
         may be paid, so NaN for those who are :attr:`held`, and 0 for who was :attr:`named` whenever it could be
         measured."""
-        last = [NAN] * self.num_clients
-        for row in self._of(metric, column):
-            last[row.client] = row.value
+        last = self.table.last(metric, self.num_clients, column)
         if metric in OF_A_ROUND:
             return last
         for client in self.named if self.about(metric).get("higher_is_better") is not False else ():
@@ -155,18 +153,14 @@ class Run:
     def interval(self, metric: str) -> tuple[list[float], list[float]] | None:
         """``[n]`` and ``[n]``: the ends of the interval around each client's last value, NaN where none is known; None
         where there is none at all."""
-        low, high = [NAN] * self.num_clients, [NAN] * self.num_clients
-        for row in self._of(metric, ""):
-            if row.client not in self.held:
-                low[row.client], high[row.client] = row.low, row.high
+        low, high = (self.table.last(metric, self.num_clients, what=end) for end in ("low", "high"))
+        for client in self.held:
+            low[client] = high[client] = NAN
         return (low, high) if any(end == end for end in low) else None
 
     def taken_part(self) -> list[int]:
         """``[n]``: rounds in which each client's update was aggregated."""
-        count = [0] * self.num_clients
-        for row in self._of("weight", ""):
-            count[row.client] += 1
-        return count
+        return np.bincount(self.table.part("weight")["client"], minlength=self.num_clients).tolist()
 
     def flagged(self) -> dict[int, list[dict[str, str]]]:
         """Client to the rows of its ``clients/<name>/flagged.csv``, of the valuation or in the run's folder."""
@@ -225,15 +219,31 @@ class Run:
             rows[client] = row
         return rows
 
-    def _of(self, metric: str, column: str) -> list[Measurement]:
-        return self._by_key.get((metric, column), [])
 
-    @cached_property
-    def _by_key(self) -> dict[tuple[str, str], list[Measurement]]:
-        found: dict[tuple[str, str], list[Measurement]] = {}
-        for row in self.rows:
-            found.setdefault((row.metric, row.column), []).append(row)
-        return found
+def read_run(path: str | Path) -> pandas.DataFrame:
+    """What a run has measured, one row per round, metric, client and class.
+
+    A value is there in the rounds in which it changed, or its interval did, as in ``contributions.csv``: to have it in
+    every round, pivot and fill forward.
+
+    Args:
+        path: the run's folder, see :func:`flsv.report.open_run`; also a killed run's.
+
+    Returns:
+        Columns ``round`` (from 0), ``metric`` (``"weight"``, ``"accuracy"`` and ``"update_norm"`` among them, and what
+        diagnostics say as ``"<metric>/stderr"``), ``client`` (its number), ``client_name``, ``class`` (the number of a
+        class, or the name of another column, as text; None for a client's overall value), ``class_name``, ``value``,
+        ``low`` and ``high`` (the ends of an overall value's interval, NaN where none is known).
+
+    Raises:
+        ConfigurationError: there is no run there.
+
+    Example:
+        >>> frame = read_run("runs/lightning_logs/version_0")  # doctest: +SKIP
+        >>> cssv = frame[(frame["metric"] == "cssv") & frame["class"].isna()]  # doctest: +SKIP
+        >>> cssv.pivot(index="round", columns="client_name", values="value").ffill()  # doctest: +SKIP
+    """
+    return open_run(path).to_frame()
 
 
 def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
@@ -255,8 +265,8 @@ def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
         raise ConfigurationError(_nothing_there(folder))
     record = read_record(folder / RECORD)
     rounds = record.get("rounds", -1)
-    rows = read_measurements(file, record.get("clients"), None if rounds in (None, -1) else rounds)
-    run = Run(folder, record, rows, None if valuation is None else Path(valuation))
+    table = RunTable.read(file, record.get("clients"), None if rounds in (None, -1) else rounds)
+    run = Run(folder, record, table, None if valuation is None else Path(valuation))
     strange = _strange(run) if record else None
     if strange:
         raise ConfigurationError(
@@ -268,12 +278,12 @@ def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
 
 def _strange(run: Run) -> str | None:
     """What is measured and is nothing that the record tells of."""
-    for metric in dict.fromkeys(row.metric.partition("/")[0] for row in run.rows):
+    for metric in dict.fromkeys(name.partition("/")[0] for name in run.table.metrics):
         if metric not in run.record["metrics"] and metric not in OF_A_ROUND:
             return f"a metric {metric!r}"
         if run.record.get("classes") and run.about(metric).get("per_class"):
             numbers = set(map(str, range(len(run.record["classes"]))))
-            strange = next((column for column in run.columns(metric) if column not in numbers), None)
+            strange = next((column for column in run.table.columns(metric) if column not in numbers), None)
             if strange is not None:
                 return f"a class {strange!r}"
     return None

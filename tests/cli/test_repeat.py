@@ -14,7 +14,7 @@ from scipy import stats
 from flsv.cli import main, repeat
 from flsv.errors import ConfigurationError
 from flsv.report import Run, open_run
-from flsv.report.contributions_csv import Measurement
+from flsv.report.run_table import Numbers, RunTable
 
 CONFIG: dict[str, Any] = {
     "trainer": {"max_epochs": 1, "accelerator": "cpu"},
@@ -128,7 +128,7 @@ def test_other_clients_are_refused(config: Path, tmp_path: Path, monkeypatch: py
 def test_who_is_held_in_one_run_is_paid_in_none() -> None:
     def made(values: list[float], copies: list[list[int]]) -> Run:
         record = {"metrics": {"m": {}}, "clients": ["a", "b", "c", "d"], "copies": copies}
-        return Run(Path(), record, [Measurement(0, "m", i, "", value) for i, value in enumerate(values)])
+        return Run(Path(), record, RunTable.of_round(0, [Numbers("m", values)], list(map(str, range(len(values))))))
 
     found = repeat.summary([made([1.0, 3.0, 4.0, 1.0], []), made([2.0, 5.0, 4.0, 1.0], [[2, 3]])])
     assert [row["share"] for row in found] == pytest.approx([1.5 / 5.5, 4 / 5.5, *[float("nan")] * 2], nan_ok=True)

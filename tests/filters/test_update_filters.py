@@ -122,11 +122,10 @@ def test_a_round_in_which_a_client_is_named_counts_nothing_for_it(tmp_path: Path
     assert once.named == {1: (1, 4)}
     assert before.named == {}
     assert 0 < once.payable["m"][1].abs() < before.payable["m"].abs().max() * 2
-    rows = [
-        row for row in open_run(next((tmp_path / "once").rglob("contributions.csv")).parent).rows if row.client == 1
-    ]
-    assert [row.round for row in rows if row.metric == "m"] == [0, 1, 2]
-    assert [row.round for row in rows if row.metric == "weight"] == [0, 1, 2, 3]
+    table = open_run(next((tmp_path / "once").rglob("contributions.csv")).parent).table
+    rounds = {name: part["round"].tolist() for name, part in table.frame.query("client == 1").groupby("metric")}
+    assert rounds["m"] == [0, 1, 2]
+    assert rounds["weight"] == [0, 1, 2, 3]
 
 
 def test_what_was_found_goes_on_in_a_resumed_run(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The CSV survives crashes and resumes."""
 
 import csv
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,20 @@ from toys import fit
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.report.contributions_csv import ContributionsFile
+from flsv.report.run_table import Numbers, RunTable
 
-ROWS = {r: [(r, "cssv", 0, "", 0.1 + r), (r, "cssv", 0, 3, 1 / 3)] for r in range(4)}
+NAMES = ("Boston", "Lyon")
+
+
+def rows(r: int, *numbers: Numbers, names: Sequence[str] = NAMES) -> RunTable:
+    return RunTable.of_round(r, numbers, names)
+
+
+ROWS = {r: rows(r, Numbers("cssv", [0.1 + r]), Numbers("cssv", [[1 / 3]], {"3": "Dress"})) for r in range(4)}
 
 
 def written(path: Path, rounds: int) -> ContributionsFile:
-    file = ContributionsFile(path)
+    file = ContributionsFile(path, NAMES)
     file.begin(0)
     for r in range(rounds):
         file.append(ROWS[r])
@@ -35,7 +44,7 @@ def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(tmp_path:
     file = written(tmp_path / "c.csv", 3)
     with file.path.open("a") as out:
         out.write(damage)
-    again = ContributionsFile(file.path)
+    again = ContributionsFile(file.path, NAMES)
     again.begin(2)
     again.append(ROWS[2])
     again.append(ROWS[3])
@@ -44,7 +53,7 @@ def test_resuming_drops_rounds_that_are_run_again_and_a_line_cut_short(tmp_path:
 
 def test_resuming_elsewhere_takes_the_earlier_rounds_along(tmp_path: Path) -> None:
     old = written(tmp_path / "old" / "c.csv", 3)
-    new = ContributionsFile(tmp_path / "new" / "c.csv")
+    new = ContributionsFile(tmp_path / "new" / "c.csv", NAMES)
     new.begin(3, old.path)
     new.append(ROWS[3])
     assert new.path.read_text() == written(tmp_path / "whole.csv", 4).path.read_text()
@@ -60,7 +69,7 @@ def test_starting_anew_empties_the_file(tmp_path: Path) -> None:
 
 def test_a_file_that_is_gone_is_said(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="is gone: .* starts at round 2"):
-        ContributionsFile(tmp_path / "c.csv").begin(2, tmp_path / "nowhere.csv")
+        ContributionsFile(tmp_path / "c.csv", NAMES).begin(2, tmp_path / "nowhere.csv")
 
 
 def test_a_file_of_an_earlier_run_is_kept_and_named(tmp_path: Path) -> None:
@@ -77,7 +86,7 @@ def test_a_file_of_another_kind_is_kept_too(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("a,b\n1,2\n")
     with pytest.warns(UserWarning, match="c_1.csv"):
-        ContributionsFile(path).begin(0)
+        ContributionsFile(path, NAMES).begin(0)
     assert (tmp_path / "c_1.csv").read_text() == "a,b\n1,2\n"
 
 
@@ -85,26 +94,30 @@ def test_going_back_several_rounds_keeps_what_is_run_again(tmp_path: Path) -> No
     path = tmp_path / "c.csv"
     before = written(path, 4).path.read_bytes()
     with pytest.warns(UserWarning, match="c_1.csv"):
-        ContributionsFile(path).begin(1)
+        ContributionsFile(path, NAMES).begin(1)
     assert (tmp_path / "c_1.csv").read_bytes() == before
 
 
 def test_names_stand_beside_the_numbers(tmp_path: Path) -> None:
-    file = ContributionsFile(tmp_path / "c.csv", ["Boston", "St. Mary's,\nEast"], ["Shirt", "Dress"])
+    names = ["Boston", "St. Mary's,\nEast"]
+    file = ContributionsFile(tmp_path / "c.csv", names)
     file.begin(0)
-    file.append([(0, "cssv", 1, 0, 0.5), (0, "cssv", 0, "", 0.25), (0, "cost", 1, "up", 4.0)])
+    of_class = Numbers("cssv", [[0.5]], {"0": "Shirt"}, clients=[1])
+    cost = Numbers("cost", [[4.0]], {"up": "up"}, clients=[1])
+    file.append(rows(0, of_class, Numbers("cssv", [0.25]), cost, names=names))
     with file.path.open(newline="") as lines:
-        rows = [(row["client_name"], row["class_name"]) for row in csv.DictReader(lines)]
-    assert rows == [("St. Mary's, East", "Shirt"), ("Boston", ""), ("St. Mary's, East", "up")]
-    assert list(file.values()) == [("cssv", 0.5), ("cssv", 0.25), ("cost", 4.0)]
+        found = [(row["client_name"], row["class_name"]) for row in csv.DictReader(lines)]
+    assert found == [("St. Mary's, East", "Shirt"), ("Boston", ""), ("St. Mary's, East", "up")]
+    kept = ContributionsFile(file.path, names).begin(1).frame
+    assert list(zip(kept["metric"], kept["value"])) == [("cssv", 0.5), ("cssv", 0.25), ("cost", 4.0)]
 
 
 def test_a_file_without_names_is_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("round,metric,client,class,value\n0,cssv,1,,0.5\n0,cssv,1,0,0.25\n1,cssv,0,,0.125\n1,cs")
-    file = ContributionsFile(path, ["Boston", "Lyon"], ["Shirt", "Dress"])
+    file = ContributionsFile(path, NAMES)
     file.begin(1)
-    file.append([(1, "cssv", 0, 1, 0.75)])
+    file.append(rows(1, Numbers("cssv", [[0.75]], {"1": "Dress"})))
     assert path.read_text().splitlines() == [
         "round,metric,client,class,value,client_name,class_name,low,high",
         "0,cssv,1,,0.5,Lyon,,,",
@@ -119,7 +132,7 @@ def test_a_file_with_other_columns_is_refused_and_left_alone(tmp_path: Path) -> 
     with pytest.raises(
         ConfigurationError, match=r"has the columns 'round', 'metric', 'value': expected round, .*Move the file away"
     ):
-        ContributionsFile(path).begin(1)
+        ContributionsFile(path, NAMES).begin(1)
     assert path.read_text() == "round,metric,value\n0,cssv,0.5\n"
 
 
@@ -163,9 +176,11 @@ def test_a_second_run_without_a_logger_keeps_the_firsts_file(tmp_path: Path) -> 
 def test_a_file_without_intervals_is_gone_on_with(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("round,metric,client,class,value,client_name,class_name\n0,cssv,1,0,0.25,Lyon,Dress\n")
-    file = ContributionsFile(path, ["Boston", "Lyon"])
+    file = ContributionsFile(path, NAMES)
     file.begin(1)
-    file.append([(1, "cssv", 1, "", 0.5), (1, "cssv", 1, 0, 0.5), (1, "sv", 1, "", 0.5)], {("cssv", 1): (0.25, 0.75)})
+    overall = Numbers("cssv", [0.5], ends=[[0.25], [0.75]], clients=[1])
+    of_class = Numbers("cssv", [[0.5]], {"0": "0"}, clients=[1])
+    file.append(rows(1, overall, of_class, Numbers("sv", [0.5], clients=[1])))
     assert path.read_text().splitlines()[1:] == [
         "0,cssv,1,0,0.25,Lyon,Dress,,",
         "1,cssv,1,,0.5,Lyon,,0.25,0.75",

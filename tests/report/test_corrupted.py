@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import csv
 import io
-import itertools
 import json
 import tempfile
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from flsv.report.page.for_all import page_for_all
 from flsv.report.page.for_one import page_for_one
 from flsv.report.page.html import to_html
 from flsv.report.page.markdown import to_markdown
+from flsv.report.run_table import Numbers, RunTable
 
 NAMES = ("Málaga", "=1+1", "'-x")
 ROUNDS = 3
@@ -61,10 +61,10 @@ def valid(folder: Path) -> Path:
         )
     )
     (folder / "contributions.csv").unlink()
-    file = ContributionsFile(folder / "contributions.csv", NAMES, ["class 0", "class 1"])
+    file = ContributionsFile(folder / "contributions.csv", NAMES)
     file.begin(0)
     for r in range(ROUNDS):
-        file.append(rows_of(r), {("cssv", i): (-0.25 * i, 0.5 + r) for i in range(3)})
+        file.append(rows_of(r, [[-0.25 * i for i in range(3)], [0.5 + r] * 3]))
     (folder / "gains.csv").write_text(
         "client,client_name,tests,accuracy_alone,accuracy_received,accuracy_trained\r\n"
         + "".join(f"{i},n,shared,0.5,0.625,nan\r\n" for i in range(3))
@@ -84,15 +84,17 @@ def valid(folder: Path) -> Path:
 FILES = ("contributions.csv", "run.json", "gains.csv", "retrained.csv", "valuation.csv", "clients/b/flagged.csv")
 
 
-def rows_of(r: int) -> list[tuple[int, str, int, int | str, float]]:
-    return [
-        (r, metric, i, label, 0.5**r + 0.125 * i - 0.25 * bool(label))
-        for metric, i, label in [
-            *itertools.product(("cssv",), range(3), ("", 0, 1)),
-            ("weight", 0, ""),
-            ("weight", 2, ""),
-        ]
+def rows_of(r: int, ends: Any = None) -> RunTable:
+    overall = [0.5**r + 0.125 * i for i in range(3)]
+    by_class = [[value, value - 0.25] for value in overall]
+    classes = {"0": "class 0", "1": "class 1"}
+    weights = [overall[0], overall[2]]
+    numbers = [
+        Numbers("cssv", overall, ends=ends),
+        Numbers("cssv", by_class, classes),
+        Numbers("weight", weights, clients=[0, 2]),
     ]
+    return RunTable.of_round(r, numbers, NAMES)
 
 
 def reported(run: Run) -> str:
@@ -150,15 +152,16 @@ def test_a_damaged_folder_is_read_as_it_stands_or_refused_in_one_line(data: st.D
             return
         text = (folder / "contributions.csv").read_bytes()
         rows = list(csv.DictReader(io.StringIO(text[: text.rfind(b"\n") + 1].decode(), newline="")))
-        assert len(rows) == len(run.rows)
-        for row, found in zip(rows, run.rows):
+        assert len(rows) == len(run.table.frame)
+        for row, found in zip(rows, run.table.rows()):
+            index, metric, client, column, value = found[:5]
             assert [row["round"], row["metric"], row["client"], row["class"]] == [
-                *map(str, (found.round, found.metric, found.client, found.column))
+                *map(str, (index, metric, client, column))
             ]
-            assert float(row["value"]) == found.value
-            assert found.client < len(run.record["clients"])
-            assert found.round < run.record.get("rounds", ROUNDS)
-            assert row.get("client_name", "") in ("", as_text(run.client_names[found.client]))
+            assert float(row["value"]) == value
+            assert client < len(run.record["clients"])
+            assert index < run.record.get("rounds", ROUNDS)
+            assert row.get("client_name", "") in ("", as_text(run.client_names[client]))
         outcome(lambda: reported(run))
 
 
@@ -191,8 +194,8 @@ def test_a_run_goes_on_with_a_damaged_file_or_refuses_it_in_one_line(data: st.Da
         whole = path.read_text().splitlines(keepends=True)
         damaged = data.draw(damages(path.read_bytes()))
         path.write_bytes(damaged)
-        file = ContributionsFile(path, NAMES, ["class 0", "class 1"])
-        if outcome(lambda: file.begin(2) or True) is None:
+        file = ContributionsFile(path, NAMES)
+        if outcome(lambda: file.begin(2)) is None:
             assert path.read_bytes() == damaged
             return
         assert {line.split(",")[0] for line in path.read_text().splitlines()[1:]} <= {"0", "1"}
@@ -228,9 +231,7 @@ def test_wherever_a_file_was_cut_its_whole_lines_are_read(tmp_path: Path, name: 
         (folder / name).write_bytes(whole[:end])
         count = whole[:end].count(b"\n") - 1
         found = open_run(folder)
-        assert [repr(row) for row in found.rows] == [repr(row) for row in run.rows][
-            : count if "contr" in name else None
-        ]
+        assert [*map(repr, found.table.rows())] == [*map(repr, run.table.rows())][: count if "contr" in name else None]
         if name == "retrained.csv":
             assert sum(map(bool, found.retrained())) == count
 
@@ -262,9 +263,9 @@ def test_what_no_run_writes_is_said_with_its_line(tmp_path: Path, line: str, wor
 
 def test_a_byte_that_is_no_text_is_said_with_its_line_but_for_a_last_line_that_was_cut(tmp_path: Path) -> None:
     path = valid(tmp_path) / "contributions.csv"
-    rows, whole = open_run(tmp_path).rows, path.read_bytes()
+    rows, whole = open_run(tmp_path).table.csv(), path.read_bytes()
     path.write_bytes(whole + b"2,weight,1,,0.5,=1\xc3")
-    assert [repr(row) for row in open_run(tmp_path).rows] == [repr(row) for row in rows]
+    assert open_run(tmp_path).table.csv() == rows
     path.write_bytes(whole.replace(b",weight,", b",w\xffight,", 1))
     with pytest.raises(ConfigurationError, match="line 11: .* expected text in UTF-8"):
         open_run(tmp_path)

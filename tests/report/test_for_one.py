@@ -17,6 +17,7 @@ from flsv.csv_files import save_csv
 from flsv.report import write_report
 from flsv.report.contributions_csv import ContributionsFile
 from flsv.report.page.blocks import NONE
+from flsv.report.run_table import Numbers, RunTable
 
 ROUNDS, CLASSES = 4, 3
 METRICS = ("cssv", "sv")
@@ -53,16 +54,17 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
     file = ContributionsFile(folder / "contributions.csv", names)
     (folder / "contributions.csv").unlink()
     file.begin(0)
+    everybody = range(clients)
     for r in range(ROUNDS):
-        rows: list[tuple[int, str, int, int | str, float]] = []
-        for client in range(clients):
-            end = r + 1 == ROUNDS
-            rows += [(r, metric, client, "", last[client] if end else own(client, r, metric)) for metric in METRICS]
-            rows += [(r, "cssv", client, j, own(client, r, j)) for j in range(CLASSES)]
-            rows += [(r, what, client, "", own(client, r, what)) for what in ("weight", "accuracy", "update_norm")]
-        file.append(
-            rows, {("cssv", i): (last[i] - own(i, r, "low"), last[i] + own(i, r, "high")) for i in range(clients)}
-        )
+        ends = [[last[i] - own(i, r, "low") for i in everybody], [last[i] + own(i, r, "high") for i in everybody]]
+        of_class = [[own(client, r, j) for j in range(CLASSES)] for client in everybody]
+        numbers = [Numbers("cssv", of_class, {str(j): str(j) for j in range(CLASSES)})]
+        for metric in METRICS:
+            values = [last[i] if r + 1 == ROUNDS else own(i, r, metric) for i in everybody]
+            numbers.append(Numbers(metric, values, ends=ends if metric == "cssv" else None))
+        for what in ("weight", "accuracy", "update_norm"):
+            numbers.append(Numbers(what, [own(i, r, what) for i in everybody]))
+        file.append(RunTable.of_round(r, numbers, names))
     record = json.loads((folder / "run.json").read_text())
     record["samples"] = [samples[i] for i in range(clients)]
     record["class_counts"] = [[int(1000 * own(i, "count", j)) for j in range(CLASSES)] for i in range(clients)]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-import pytest
 import torch
 from made_runs import made_value, make_run
 from toys import fit
@@ -14,9 +12,7 @@ import flsv
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
-from flsv.report.frames import COLUMNS
-
-pandas = pytest.importorskip("pandas")
+from flsv.report.run_table import COLUMNS, Numbers, RunTable
 
 
 def test_read_run_is_tidy(tmp_path: Path) -> None:
@@ -52,16 +48,6 @@ def test_a_loop_without_a_round_has_an_empty_frame() -> None:
     assert len(FederatedLoop(metrics={"cssv": ClassSpecificShapley()}).to_frame()) == 0
 
 
-def test_without_pandas_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match="pip install pandas"):
-        flsv.read_run(make_run(tmp_path))
-    with pytest.raises(ImportError, match="pip install pandas"):
-        FederatedLoop().to_frame()
-
-
 def test_values_of_clients_never_seen_are_absent() -> None:
-    from flsv.report import current_frame
-
-    frame = current_frame([("sv", torch.tensor([0.5, float("nan")]), None, None)], ["a", "b"], 3)
+    frame = RunTable.of_round(3, [Numbers("sv", torch.tensor([0.5, float("nan")]))], ["a", "b"]).to_frame()
     assert frame[["client_name", "round"]].values.tolist() == [["a", 3]]

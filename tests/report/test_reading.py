@@ -18,10 +18,10 @@ def test_values_histories_and_names(tmp_path: Path) -> None:
     assert (run.num_clients, run.rounds, run.metrics, run.ended) == (3, 4, ("cssv",), True)
     assert run.final("cssv") == [made_value(i, 0, 3) for i in range(3)]
     assert run.history("cssv", "1")[2] == [made_value(i, 1, 2) for i in range(3)]
-    assert run.columns("cssv") == ("0", "1")
+    assert run.table.columns("cssv") == ("0", "1")
     assert run.column_name("cssv", "1") == "class 1"
     assert run.taken_part() == [4, 4, 4]
-    assert open_run(tmp_path / "contributions.csv").rows == run.rows
+    assert open_run(tmp_path / "contributions.csv").table.csv() == run.table.csv()
 
 
 def test_values_stay_until_they_change_and_weights_do_not(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
     with (tmp_path / "contributions.csv").open("a") as file:
         file.write("5,cssv,1,,0.2")
     again = open_run(tmp_path)
-    assert again.rows == run.rows
+    assert again.table.csv() == run.table.csv()
     assert again.ended is False
 
 

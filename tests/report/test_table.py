@@ -17,7 +17,7 @@ from toys import fit
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
-from flsv.report.table import chosen, class_columns, client_columns, make_console, print_table
+from flsv.report.terminal import chosen, class_columns, client_columns, make_console, print_table
 
 
 def printed(width: int, names: list[str], columns: dict[str, list[str]], **options: Any) -> str:

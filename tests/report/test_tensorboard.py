@@ -28,6 +28,7 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
 from flsv.report.tensorboard.figures import FixedScale, due
 from flsv.report.tensorboard.scalars import RoundScalars, followed
+from flsv.report.tensorboard.texts import cell, markdown_table
 
 NAMES = ("Boston", "St. Mary's/East", "2")
 CLASSES = ["T-shirt/top", "Dress", "2"]
@@ -165,9 +166,9 @@ def test_above_500_curves_the_top_and_the_bottom_and_a_histogram(tmp_path: Path)
     overall = torch.rand(40, generator=torch.Generator().manual_seed(0))
     overall[3] = float("nan")
     ranked = sorted((i for i in range(40) if i != 3), key=lambda i: overall[i])
-    assert followed(overall, 20) == sorted([*ranked[:12], *ranked[-12:]])
-    assert followed(overall, 12) == list(range(40))
-    assert followed(overall, 300) == []
+    assert followed(overall.tolist(), 20) == sorted([*ranked[:12], *ranked[-12:]])
+    assert followed(overall.tolist(), 12) == list(range(40))
+    assert followed(overall.tolist(), 300) == []
     data = toy_data((1,) * 18, client_test_fraction=0, batch_size=2)
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     logger = TensorBoardLogger(tmp_path, name="", version="run")
@@ -241,9 +242,7 @@ def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
 
 
 def test_markup_in_names_stays_text() -> None:
-    from flsv.report.tensorboard.texts import results_text
-
-    shown = results_text(["a|b", "<script>"], {}, {"*sv*": torch.tensor([0.5, float("nan")])}, {})
+    shown = markdown_table({"client": ["a|b", "<script>"], "*sv*": [cell(0.5), cell(float("nan"))]})
     assert shown.splitlines() == ["| client | \\*sv\\* |", "|---|---|", "| a\\|b | 0.5 |", "| &lt;script> |  |"]
 
 

@@ -213,7 +213,7 @@ def _per_class(run: Run) -> list[Section]:
     names = [client_label(run, client) for client in order]
     blocks: list[Block] = []
     for metric in run.metrics:
-        columns = run.columns(metric)
+        columns = run.table.columns(metric)
         if len(columns) < 2:
             continue
         table = [run.final(metric, column) for column in columns]

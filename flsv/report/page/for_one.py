@@ -130,7 +130,7 @@ def _over_rounds(run: Run, client: int) -> list[Section]:
 def _per_class(run: Run, client: int) -> list[Section]:
     blocks: list[Block] = []
     for metric in run.metrics:
-        columns = run.columns(metric)
+        columns = run.table.columns(metric)
         if len(columns) < 2 or not run.columns_are_classes(metric):
             continue  # columns that are no classes may be the other clients
         titles = [run.column_name(metric, column) for column in columns]

@@ -43,16 +43,11 @@ class Values:
 
 
 def values_of(run: Run, metric: str) -> Values:
-    """Its values, with their intervals; in folders of earlier versions with those that its diagnostics give (``low``
-    and ``high``), or 1.96 standard errors on either side (``stderr``)."""
+    """Its values, with their intervals; where a metric has none but standard errors, 1.96 of them on either side."""
     values, known_ends = run.final(metric), run.interval(metric)
     if known_ends is not None:
         return Values(metric, values, *known_ends, MEANING)
-    known = {row.metric for row in run.rows if row.metric.startswith(f"{metric}/")}
-    if {f"{metric}/low", f"{metric}/high"} <= known:
-        low, high = run.final(f"{metric}/low"), run.final(f"{metric}/high")
-        return Values(metric, values, low, high, "the interval that the metric gives")
-    if f"{metric}/stderr" in known:
+    if f"{metric}/stderr" in run.table.metrics:
         errors = run.final(f"{metric}/stderr")
         ends = [[v + sign * 1.96 * e for v, e in zip(values, errors)] for sign in (-1, 1)]
         kind = "95 % of the estimator's sampling error (1.96 standard errors on either side)"

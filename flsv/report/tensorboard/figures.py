@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -58,9 +59,10 @@ class FixedScale:
         self._lower, self._upper = lower, upper
         self._least = self._most = 0.0
 
-    def include(self, values: Tensor) -> None:
-        """These have to fit in; NaN and infinity do not count."""
-        finite = values[values.isfinite()]
+    def include(self, values: Any) -> None:
+        """These, an array or a tensor, have to fit in; NaN and infinity do not count."""
+        values = np.asarray(values)
+        finite = values[np.isfinite(values)]
         if len(finite):
             self._least = min(self._least, float(finite.min()))
             self._most = max(self._most, float(finite.max()))

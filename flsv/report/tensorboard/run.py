@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -17,14 +16,15 @@ from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
 from flsv.drawing import client_labels, drawing
-from flsv.functional.collaborative_fairness import collaborative_fairness
 from flsv.metrics import ContributionMetric
 from flsv.participants.artifacts import client_folders
+from flsv.report.measured import columns_of, judged
+from flsv.report.run_table import RunTable
 from flsv.report.tensorboard import figures
 from flsv.report.tensorboard.event_files import EventFiles
 from flsv.report.tensorboard.hyperparameters import accuracies, hyperparameters
 from flsv.report.tensorboard.layout import layout, layout_summary
-from flsv.report.tensorboard.scalars import MOST_PER_CLASS, PER_CLASS, RoundScalars, class_part
+from flsv.report.tensorboard.scalars import MOST_PER_CLASS, RoundScalars, class_part
 from flsv.report.tensorboard.texts import guide_text, results_text, settings_text
 
 #: A figure and its axis.
@@ -40,7 +40,7 @@ class TensorBoardRun:
     Args:
         trainer: with its loggers.
         metrics: by name.
-        client_names: of the clients, or None.
+        client_names: of the clients.
         class_names: of the classes, or None.
         per_class: whether values per class are curves.
         client_runs: whether every client has a run of its own; "auto": up to 30 clients have.
@@ -52,7 +52,7 @@ class TensorBoardRun:
         self,
         trainer: L.Trainer,
         metrics: Mapping[str, Metric],
-        client_names: Sequence[str] | None,
+        client_names: Sequence[str],
         class_names: Sequence[str] | None,
         per_class: bool,
         client_runs: bool | str,
@@ -89,10 +89,8 @@ class TensorBoardRun:
         """
         self._chosen = chosen
         names = self._client_names
-        by_client = names is not None and (
-            len(names) <= MOST_RUNS if self._client_runs == "auto" else bool(self._client_runs)
-        )
-        clients = client_folders(names) if by_client and names is not None else ()
+        by_client = len(names) <= MOST_RUNS if self._client_runs == "auto" else bool(self._client_runs)
+        clients = client_folders(names) if by_client else ()
         classes = [] if self._class_names is None or not self._per_class else list(self._class_names)
         folders = [class_part(j, classes).removeprefix("class_") for j in range(len(classes))]
         folders = folders if by_client and 1 < len(folders) <= MOST_RUNS else []
@@ -107,28 +105,26 @@ class TensorBoardRun:
         if first_round == 0:
             self._figure("data/partition", lambda: partition()[0], 0)
 
-    def remember(self, values: Mapping[str, Tensor], written: Iterable[tuple[str, float]]) -> None:
-        """Values of the rounds before, by metric: pictures go on with the same scale."""
-        for name, scale in self._scales.items():
-            for value in (values.get(name), values.get(name + PER_CLASS)):
-                if value is not None:
-                    scale.include(value)
-        self._include(written)
+    def remember(self, table: RunTable) -> None:
+        """Values of the rounds before: pictures go on with the same scale."""
+        for name, values in table.frame.groupby("metric")["value"]:
+            if name in self._scales:
+                self._scales[name].include(values.to_numpy())
 
     def scalars(self, round_index: int, scalars: RoundScalars) -> None:
         """A round's curves."""
         for files in self._files:
             files.scalars(round_index, scalars)
 
-    def round(self, round_index: int, contributions: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> None:
+    def round(self, round_index: int, contributions: Mapping[str, Tensor], known: RunTable) -> None:
         """A round's pictures.
 
         Args:
             round_index: from 0.
             contributions: what the metrics gave.
-            values: all that they say, as in the curves.
+            known: the same, as rows.
         """
-        self.remember(values, ())
+        self.remember(known)
         if not self._in_table and (logged := accuracies(self._logged())):
             self._write_table(logged)
         for name, value in contributions.items():
@@ -143,20 +139,13 @@ class TensorBoardRun:
         """Whether this is a round for pictures."""
         return figures.due(round_index, self._trainer.max_epochs, self._figures_every)
 
-    def finish(
-        self,
-        counts: Mapping[str, Tensor],
-        values: Mapping[str, Tensor],
-        intervals: Mapping[str, Tensor],
-        last_round: int,
-    ) -> None:
+    def finish(self, table: RunTable, metrics: Iterable[str], last_round: int) -> None:
         """After the last round: a table of the clients, and the run's line in the table of runs."""
         if not self._in_table:
             self._write_table(accuracies(self._logged()))
-        labels = client_labels(len(next(iter(counts.values()))), self._client_names)
-        errors = {name: error for name in values if (error := self._stderr(name)) is not None}
+        text = results_text(table, metrics, client_labels(len(self._client_names), self._client_names))
         for files in self._files:
-            files.text("contributions", results_text(labels, counts, values, errors, intervals), last_round)
+            files.text("contributions", text, last_round)
             files.flush()
 
     def flush(self) -> None:
@@ -183,7 +172,7 @@ class TensorBoardRun:
         results = [*logged]
         if self._evaluated:
             # TensorBoard ticks the first five.
-            results += ["client_accuracy/mean", *(f"{name}/fairness" for name in _judged(self._metrics))]
+            results += ["client_accuracy/mean", *(f"{name}/fairness" for name in judged(self._metrics))]
             results += ["client_accuracy/min", "client_accuracy/std"]
         for logger, files in zip(self._loggers, self._files):
             version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
@@ -196,23 +185,14 @@ class TensorBoardRun:
     def _layout(self, by_client: bool) -> Any:
         curves = {name: self._curves(metric) for name, metric in self._metrics.items()}
         more = ["weight", "train_loss", "update_norm", *(["client_accuracy"] if self._evaluated else [])]
-        names, classes = self._client_names or (), self._class_names or ()
+        names, classes = self._client_names, self._class_names or ()
         ends = [n for n, m in self._metrics.items() if isinstance(m, ContributionMetric) and m.over_rounds is not None]
         return layout(curves, len(names), len(classes), names, classes, by_client, more, ends)
 
     def _curves(self, metric: Metric) -> bool:
         """Whether a metric's values per class are curves."""
-        mine = isinstance(metric, ContributionMetric) and metric.per_class and metric.columns() is None
+        mine = isinstance(metric, ContributionMetric) and metric.per_class and columns_of(metric) is None
         return self._per_class and mine and len(self._class_names or ()) > 1
-
-    def _include(self, written: Iterable[tuple[str, float]]) -> None:
-        limits: dict[str, list[float]] = {}
-        for name, value in written:
-            if name in self._scales:
-                known = limits.setdefault(name, [value, value])
-                known[:] = [min(known[0], value), max(known[1], value)]
-        for name, pair in limits.items():
-            self._scales[name].include(torch.tensor(pair, dtype=torch.float64))
 
     def _draw(self, name: str, value: Tensor, round_index: int) -> Figure:
         style = {"limits": self._scales[name].limits, "stderr": self._stderr(name)}
@@ -227,24 +207,3 @@ class TensorBoardRun:
         with drawing(tag):
             for files in self._files:
                 files.figure(tag, draw, step)
-
-
-def fairness(metrics: Mapping[str, Metric], values: Mapping[str, Tensor], accuracy: Tensor) -> dict[str, float]:
-    """Per metric, whether those who contribute more end up with the better models: Pearson's correlation of the
-    clients' contributions and the accuracies ``[n]`` of their own models, after Xu et al., "Gradient Driven Rewards to
-    Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021, section 5; there what a client contributes is
-    its accuracy alone. Left out where it has no answer, as where all have one model and one test set."""
-    found = {
-        f"{name}/fairness": float(collaborative_fairness(values[name], accuracy.to(values[name])))
-        for name in _judged(metrics)
-        if values[name].ndim == 1
-    }
-    return {name: value for name, value in found.items() if value == value}
-
-
-def _judged(metrics: Mapping[str, Metric]) -> list[str]:
-    return [
-        name
-        for name, metric in metrics.items()
-        if isinstance(metric, ContributionMetric) and metric.higher_is_better and metric.columns() is None
-    ]

@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from torch import Tensor
+from flsv.report.run_table import RunTable
 
 #: Curves of one metric per class and client, above which only some clients' are written.
 MOST_PER_CLASS = 500
-
-#: What the name of a metric ends with among all that the metrics say, where the values are those per class.
-PER_CLASS = " per class"
 
 
 class RoundScalars:
@@ -68,6 +65,46 @@ class RoundScalars:
         return dict(self._flat)
 
 
+def scalars_of(
+    table: RunTable,
+    known: RunTable,
+    curves: Iterable[str],
+    shared: Mapping[str, float],
+    client_names: Sequence[str],
+    class_names: Sequence[str] | None,
+) -> RoundScalars:
+    """A round's rows as curves.
+
+    Args:
+        table: what is new in the round.
+        known: all that is known after it.
+        curves: metrics whose values per class are curves.
+        shared: numbers of no client.
+        client_names: of the clients.
+        class_names: of the classes, or None.
+    """
+    found = RoundScalars(client_names, class_names)
+    for tag, number in shared.items():
+        found.share(tag, number)
+    for _, metric, client, column, value, _, _, low, high in table.rows():
+        if not column:
+            found.add("client_accuracy" if metric == "accuracy" else metric, client, value)
+            if low == low:
+                found.add(f"{metric}/low", client, low)
+                found.add(f"{metric}/high", client, high)
+    for metric in curves:
+        keys = known.columns(metric)
+        clients = followed(known.last(metric, len(client_names)), len(keys))
+        # Where all would be too many curves, those at the top and at the bottom now are told whole.
+        source = table if len(clients) == len(client_names) else known
+        for key in keys:
+            part = source.part(metric, key)
+            for client, value in zip(part["client"].tolist(), part["value"].tolist()):
+                if client in clients:
+                    found.add_class(metric, int(key), client, value)
+    return found
+
+
 def client_tag(tag: str, client: int) -> str:
     """The tag of a client's number where all clients' are in one place."""
     return f"{tag}/client_{client}"
@@ -88,7 +125,7 @@ def client_part(client: int, names: Sequence[str] | None) -> str:
     return _part("client", client, names)
 
 
-def followed(overall: Tensor, classes: int) -> list[int]:
+def followed(overall: Sequence[float], classes: int) -> list[int]:
     """The clients whose numbers per class become curves: all of them while that makes at most 500 curves; else those
     that are at the top and at the bottom now.
 
@@ -97,15 +134,13 @@ def followed(overall: Tensor, classes: int) -> list[int]:
         classes: M.
 
     Example:
-        >>> import torch
-        >>> followed(torch.tensor([0.1, 0.9, float("nan"), 0.5]), 10), followed(torch.arange(100), 100)
+        >>> followed([0.1, 0.9, float("nan"), 0.5], 10), followed(range(100), 100)
         ([0, 1, 2, 3], [0, 1, 98, 99])
     """
-    clients = len(overall)
-    if clients * classes <= MOST_PER_CLASS:
-        return list(range(clients))
-    places = overall.argsort()
-    order = places[~overall[places].isnan()].tolist()
+    clients = range(len(overall))
+    if len(overall) * classes <= MOST_PER_CLASS:
+        return list(clients)
+    order = sorted((i for i in clients if overall[i] == overall[i]), key=lambda i: overall[i])
     each = MOST_PER_CLASS // (2 * classes)
     return sorted({*order[:each], *order[len(order) - each :]})
 

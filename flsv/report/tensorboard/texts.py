@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
 from torchmetrics import Metric
 
+from flsv.csv_files import NAN
 from flsv.metrics import ContributionMetric
 from flsv.metrics.guide import what_it_is
+from flsv.report.run_table import RunTable
 
 
 def markdown_table(columns: Mapping[str, Sequence[object]]) -> str:
@@ -39,34 +40,38 @@ def guide_text(name: str, metric: Metric) -> str:
     return markdown_table({name: list(rows), " ": list(rows.values())})
 
 
-def results_text(
-    labels: Sequence[str],
-    counts: Mapping[str, Tensor],
-    values: Mapping[str, Tensor],
-    errors: Mapping[str, Tensor],
-    intervals: Mapping[str, Tensor] | None = None,
-) -> str:
+def results_text(table: RunTable, metrics: Iterable[str], labels: Sequence[str]) -> str:
     """A row per client.
 
     Args:
+        table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and ``accuracy``.
+        metrics: names of those that are columns.
         labels: what the clients are called, n of them.
-        counts: column to whole numbers ``[n]``.
-        values: column to numbers ``[n]``, NaN where there is none.
-        errors: standard errors ``[n]`` of those columns that have them.
-        intervals: low and high ends ``[2, n]`` of those that have them, shown in their place.
     """
     columns: dict[str, Sequence[object]] = {"client": labels}
-    columns |= {name: [f"{count:.0f}" for count in column.tolist()] for name, column in counts.items()}
-    for name, column in values.items():
-        cells = ["" if value != value else f"{value:.4g}" for value in column.tolist()]
-        if intervals and name in intervals:
-            triples = zip(cells, *intervals[name].tolist())
-            cells = [f"{cell} [{a:.4g}, {b:.4g}]" if cell and a == a and b == b else cell for cell, a, b in triples]
-        elif name in errors:
-            pairs = zip(cells, errors[name].tolist())
-            cells = [cell if error != error or not cell else f"{cell} ± {error:.2g}" for cell, error in pairs]
-        columns[name] = cells
+    for name in ("samples", "rounds"):
+        columns[name] = [f"{count:.0f}" for count in table.last(name, len(labels))]
+    for name in metrics:
+        ends = (table.last(name, len(labels), what=what) for what in ("value", "low", "high"))
+        columns[name] = [*map(cell, *ends, table.last(f"{name}/stderr", len(labels)))]
+    for name, title in (("weight", "weight"), ("accuracy", "own accuracy")):
+        if name in table.metrics:
+            columns[title] = [*map(cell, table.last(name, len(labels)))]
     return markdown_table(columns)
+
+
+def cell(value: float, low: float = NAN, high: float = NAN, error: float = NAN) -> str:
+    """A value with its interval, or with its standard error; NaN is unknown.
+
+    Example:
+        >>> cell(0.5), cell(0.5, 0.25, 0.75), cell(0.5, error=0.0625), cell(NAN)
+        ('0.5', '0.5 [0.25, 0.75]', '0.5 ± 0.062', '')
+    """
+    if value != value:
+        return ""
+    if low == low:
+        return f"{value:.4g} [{low:.4g}, {high:.4g}]"
+    return f"{value:.4g}" + (f" ± {error:.2g}" if error == error else "")
 
 
 def _plain(value: object) -> str:

@@ -12,7 +12,7 @@ from flsv.drawing import client_labels, drawing
 from flsv.participants.artifacts import client_folders
 from flsv.report.tensorboard.event_file import EventFile
 from flsv.report.tensorboard.layout import layout, layout_summary
-from flsv.report.tensorboard.texts import results_text
+from flsv.report.tensorboard.texts import cell, markdown_table
 from flsv.valuation import Valuation
 from flsv.valuation.report import draw_contributions, histograms_of
 
@@ -40,8 +40,8 @@ def write_events(folder: Path, columns: Mapping[str, Tensor], found: Valuation, 
         file.write(0, {f"value/{name}": x for name, x in numbers.items() if x == x})
         file.close()
     with SummaryWriter(str(folder), filename_suffix=SUFFIX) as writer:
-        text = results_text(labels, {}, {name: column.double() for name, column in columns.items()}, {})
-        writer.add_text("value", text, 0)
+        cells = {name: [*map(cell, column.tolist())] for name, column in columns.items()}
+        writer.add_text("value", markdown_table({"client": labels, **cells}), 0)
         tags = {f"value/{name}": False for name in columns}
         writer._get_file_writer().add_summary(layout_summary(layout(tags, clients, 0, names, None, by_client=True)))
         for name, draw in (("contributions", draw_contributions), ("gradients", histograms_of)):

@@ -1,4 +1,4 @@
-"""The table at the end of a run: who had what, and what it was worth.
+"""The tables at the end of a run: who had what, and what it was worth.
 
 A terminal's width is a given: what does not fit stands in a second table below, with the clients' names again, and
 numbers are never cut. Into a pipe or a file everything goes as wide as it is.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-import torch
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
+
+from flsv.report.names import MEANING
+from flsv.report.run_table import RunTable
 
 #: Clients that are shown one by one; of more the highest and the lowest ten.
 MOST = 20
@@ -25,13 +27,48 @@ NONE = "\N{EN DASH}"
 LONGEST = 24
 
 
+def print_contributions(
+    table: RunTable, metrics: Mapping[str, str], client_names: Sequence[str], learned: Mapping[str, Any]
+) -> None:
+    """Print what the clients had and what they were worth, per class for up to ten classes.
+
+    Args:
+        table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and ``accuracy``.
+        metrics: name to what its columns are called ("class").
+        client_names: n names.
+        learned: what the run's record says of the model that the metrics share out, see :func:`lines_of`.
+    """
+    count, console = len(client_names), make_console()
+    values = {name: table.last(name, count) for name in metrics}
+    first = next(iter(values), None)
+    rows, gap = chosen(values[first] if first else None, count)
+    title = "Contributions"
+    if len(rows) < count:
+        by = f", by {first}" if first else ""
+        title += f" of {len(rows)} of {count} clients{by}; all are in contributions.csv"
+    ends = {name: [table.last(name, count, what=end) for end in ("low", "high")] for name in metrics}
+    weight, accuracy = (table.last(name, count) if name in table.metrics else None for name in ("weight", "accuracy"))
+    columns = client_columns(table.last("samples", count), values, weight, accuracy, table.last("rounds", count), ends)
+    if any("[" in cell for cells in columns.values() for cell in cells):
+        title += f"; in brackets {MEANING.partition(':')[0]}"
+    print_table(console, title, client_names, columns, rows, gap)
+    for name, kind in metrics.items():
+        keys = table.columns(name)
+        if 0 < len(keys) <= 10:
+            by_column = [table.last(name, count, key) for key in keys]
+            names = [table.part(name, key)["class_name"].iloc[0] for key in keys]
+            print_table(console, f"{name} by {kind}", client_names, class_columns([*zip(*by_column)], names), rows, gap)
+    for line in lines_of(learned):
+        console.print(Text(line))
+
+
 def client_columns(
-    num_samples: Tensor,
-    values: Mapping[str, Tensor],
-    weights: Tensor | None,
-    accuracy: Tensor | None = None,
-    rounds: Tensor | None = None,
-    intervals: Mapping[str, Tensor] | None = None,
+    num_samples: Iterable[float],
+    values: Mapping[str, Iterable[float]],
+    weights: Iterable[float] | None,
+    accuracy: Iterable[float] | None = None,
+    rounds: Iterable[float] | None = None,
+    intervals: Mapping[str, Iterable[Iterable[float]]] | None = None,
 ) -> dict[str, list[str]]:
     """One row per client: what it had and what it was worth. Column to its cells, without the clients' own.
 
@@ -47,8 +84,7 @@ def client_columns(
     if rounds is not None:
         columns["rounds"] = _numbers(rounds, 0)
     for name, value in values.items():
-        ends = None if intervals is None else intervals.get(name)
-        columns[name] = _numbers(value, 3) if ends is None else _with_intervals(value, ends)
+        columns[name] = _with_intervals(value, (intervals or {}).get(name, ()))
     if weights is not None:
         columns["weight"] = _numbers(weights, 3)
     if accuracy is not None:
@@ -56,18 +92,19 @@ def client_columns(
     return columns
 
 
-def class_columns(values: Tensor, class_names: Sequence[str] | None = None) -> dict[str, list[str]]:
+def class_columns(values: Iterable[Iterable[float]], class_names: Sequence[str] | None = None) -> dict[str, list[str]]:
     """One row per client and one column per class (or whatever the columns are), of a metric's values ``[n, M]``."""
-    names = [str(class_names[j] if class_names else j) for j in range(values.shape[1])]
+    table = [*zip(*([float(value) for value in row] for row in values))]
+    names = [str(class_names[j] if class_names else j) for j in range(len(table))]
     columns: dict[str, list[str]] = {}
-    for j, column in enumerate(values.T):
+    for j, column in enumerate(table):
         # A class may have the name of another, or of the first column.
         header = names[j] if [*columns, *names, "client"].count(names[j]) == 1 else f"{names[j]} ({j})"
         columns[header] = [x.replace("0.", ".", 1) for x in _numbers(column, 2)]
     return columns
 
 
-def chosen(values: Tensor | None, clients: int) -> tuple[list[int], int]:
+def chosen(values: Iterable[float] | None, clients: int) -> tuple[list[int], int]:
     """Which clients are shown, and how many of them come before a gap (all, where there is none).
 
     Few in the order of their numbers; of many the ten with the highest values and the ten with the lowest, of those
@@ -81,8 +118,8 @@ def chosen(values: Tensor | None, clients: int) -> tuple[list[int], int]:
         return list(range(clients)), clients
     order = list(range(clients))
     if values is not None:
-        known = [i for i, value in enumerate(values.tolist()) if math.isfinite(value)]
-        order = sorted(known, key=lambda i: (-values[i].item(), i))
+        known = {i: value for i, value in enumerate(map(float, values)) if math.isfinite(value)}
+        order = sorted(known, key=lambda i: (-known[i], i))
     if len(order) <= MOST:
         return order, len(order)
     return [*order[:ENDS], *order[-ENDS:]], ENDS
@@ -163,16 +200,38 @@ def _width(column: tuple[str, Sequence[str]]) -> int:
     return 3 + max(Text(text).cell_len for text in (header, *cells))
 
 
-def _with_intervals(values: Tensor, ends: Tensor) -> list[str]:
-    """``0.500 [0.250, 0.750]``, with the same decimals for all."""
-    texts = _numbers(torch.cat([values.detach().cpu().double(), *ends]), 3)
-    count = len(values)
-    triples = zip(texts[:count], texts[count : 2 * count], texts[2 * count :])
-    return [value if NONE in (value, low, high) else f"{value} [{low}, {high}]" for value, low, high in triples]
+def lines_of(record: Mapping[str, Any]) -> list[str]:
+    """What a run's record says of the model that its metrics share out, a line each: the performance at the start and
+    at the end, what the values sum to, and whether it is anything.
+
+    Example:
+        >>> told = {"by": "accuracy", "start": 0.1, "end": 0.1, "sum": 0.02, "told_apart": False}
+        >>> lines_of({"paid_in": {"sv": told}})
+        ['accuracy 0.1 -> 0.1, the values of sv sum to 0.02: not told apart from a constant prediction']
+    """
+    lines = []
+    for metric, told in record.get("paid_in", {}).items():
+        start, end, whole = (NONE if told[x] is None else f"{told[x]:.4g}" for x in ("start", "end", "sum"))
+        line = f"{told['by']} {start} -> {end}" + (f", the values of {metric} sum to {whole}" if metric else "")
+        lines.append(line + (": not told apart from a constant prediction" if told["told_apart"] is False else ""))
+    if "not_known" in record:
+        lines.append(f"whether the model has learned anything is not known: {record['not_known']}")
+    return lines
 
 
-def _numbers(values: Tensor, digits: int) -> list[str]:
-    numbers = values.tolist()
+def _with_intervals(values: Iterable[float], ends: Iterable[Iterable[float]]) -> list[str]:
+    """``0.500 [0.250, 0.750]``, with the same decimals for all; the value alone where no interval is known."""
+    rows = [[float(value) for value in row] for row in (values, *ends)]
+    texts = _numbers([value for row in rows for value in row], 3)
+    count = len(rows[0])
+    cells, *brackets = (texts[place : place + count] for place in range(0, len(texts), count or 1))
+    if not brackets:
+        return cells
+    return [x if NONE in (x, low, high) else f"{x} [{low}, {high}]" for x, low, high in zip(cells, *brackets)]
+
+
+def _numbers(values: Iterable[float], digits: int) -> list[str]:
+    numbers = [float(value) for value in values]
     known = [abs(value) for value in numbers if math.isfinite(value)]
     if all(value == int(value) for value in known):  # counts
         digits = 0

@@ -1,0 +1,219 @@
+"""The table of a run: a row per round, metric, client and class. Whatever else a run tells is a view of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+
+from flsv.csv_files import NAN, Cell, csv_text, number, number_or_nan, read_csv, whole
+from flsv.errors import ConfigurationError
+
+#: Column to its type, in the order of the file. ``round`` counts from 0. ``class`` is the number of a class, or the
+#: name of another column, as text; "" for a client's overall value. ``low`` and ``high`` are the ends of an overall
+#: value's interval, NaN where none is known.
+SCHEMA = {
+    "round": "int64",
+    "metric": "object",
+    "client": "int64",
+    "class": "object",
+    "value": "float64",
+    "client_name": "object",
+    "class_name": "object",
+    "low": "float64",
+    "high": "float64",
+}
+_KEY = ["metric", "client", "class"]
+#: In the order of ``flsv.read_run``.
+COLUMNS = ("round", "metric", "client", "client_name", "class", "class_name", "value", "low", "high")
+#: Clients that a file may have where nobody says how many there are, and rounds.
+MOST_CLIENTS, MOST_ROUNDS = 10**5, 10**6
+#: Metrics that belong to one round: no value stays until the next.
+OF_A_ROUND = ("weight", "accuracy", "update_norm")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What one metric says after a round.
+
+    Args:
+        metric: its name.
+        values: ``[n]``, or ``[n, M]`` with columns; NaN where there is none.
+        columns: key to name of the M columns.
+        ends: low and high ends ``[2, n]`` of ``[n]`` values.
+        clients: whose values these are, n of them; None: 0 to n - 1.
+    """
+
+    metric: str
+    values: Any
+    columns: Mapping[str, str] | None = None
+    ends: Any = None
+    clients: Sequence[int] | None = None
+
+
+class RunTable:
+    """Rows with the columns of :data:`SCHEMA`.
+
+    Args:
+        frame: the rows, as :meth:`of_round` and :meth:`read` make them.
+
+    Example:
+        >>> values = [Numbers("sv", [0.5, NAN]), Numbers("weight", [0.75, 0.25])]
+        >>> first = RunTable.of_round(0, values, ["Boston", "Lyon"])
+        >>> print(first.csv().decode())
+        0,sv,0,,0.5,Boston,,,
+        0,weight,0,,0.75,Boston,,,
+        0,weight,1,,0.25,Lyon,,,
+        <BLANKLINE>
+        >>> then = RunTable.of_round(1, [Numbers("sv", [0.5, 0.125])], ["Boston", "Lyon"])
+        >>> then.changes(first).csv()
+        b'1,sv,1,,0.125,Lyon,,,\\n'
+    """
+
+    def __init__(self, frame: pandas.DataFrame) -> None:
+        self.frame = frame
+
+    @classmethod
+    def of_round(cls, index: int, numbers: Iterable[Numbers], client_names: Sequence[str]) -> RunTable:
+        """The rows of one round: of each metric the overall values, or column by column; none for NaN."""
+        cells: dict[str, list[Any]] = {name: [np.empty(0, kind)] for name, kind in SCHEMA.items()}
+        labels = np.array([*client_names], dtype=object)
+        for each in numbers:
+            columns = each.columns or {"": ""}
+            values = np.asarray(each.values, dtype="float64").reshape(-1, len(columns)).T
+            column, place = np.nonzero(~np.isnan(values))
+            client = place if each.clients is None else np.asarray(each.clients, dtype="int64")[place]
+            ends = np.full((2, values.shape[1]), NAN)
+            if each.ends is not None:
+                ends[0], ends[1] = each.ends
+            ends[:, np.isnan(ends).any(0)] = NAN
+            row = {
+                "round": np.full(len(place), index),
+                "metric": np.full(len(place), each.metric, dtype=object),
+                "client": client,
+                "class": np.array([*columns], dtype=object)[column],
+                "value": values[column, place],
+                "client_name": labels[client],
+                "class_name": np.array([*columns.values()], dtype=object)[column],
+                "low": ends[0, place],
+                "high": ends[1, place],
+            }
+            for name, cell in row.items():
+                cells[name].append(cell)
+        return cls(pandas.DataFrame({name: np.concatenate(parts) for name, parts in cells.items()}))
+
+    @classmethod
+    def read(cls, path: Path, client_names: Sequence[str] | None = None, rounds: int | None = None) -> RunTable:
+        """All that a run has measured, of its ``contributions.csv``; a last line that a kill cut short is left out.
+
+        Args:
+            path: of the file; where it has no names or intervals, nobody knows them.
+            client_names: of the run; None: nobody knows them.
+            rounds: of the run, likewise.
+
+        Raises:
+            ConfigurationError: naming the line, for what no run writes: a client or a round that there is not, another
+                name of a client, rounds in another order, a value that is there twice, what is no number.
+        """
+        clients = MOST_CLIENTS if client_names is None else len(client_names)
+        names = None if client_names is None else [" ".join(str(name).split()) for name in client_names]
+        rounds = MOST_ROUNDS if rounds is None else rounds
+        missing = {"client_name": "", "class_name": "", "low": NAN, "high": NAN}
+        rows: list[dict[str, Any]] = []
+        seen: set[tuple[Any, ...]] = set()
+        latest = 0
+        for line, cells in read_csv(path, _NEEDED, _OTHERS):
+            row = {**missing, **{name: cells[name] for name in SCHEMA if name in cells}}
+            index, metric, client = row["round"], row["metric"], row["client"]
+            key = (index, metric, client, row["class"])
+            fault = ""
+            if not latest <= index < rounds:
+                fault = f"round is {index}, expected {latest} to {rounds - 1}"
+            elif client >= clients:
+                fault = f"client is {client}, expected 0 to {clients - 1}"
+            elif names and row["client_name"] not in ("", names[client]):
+                fault = f"client {client} is called {row['client_name']!r}, expected {names[client]!r}"
+            elif not metric:
+                fault = "there is no metric, expected its name"
+            elif key in seen:
+                fault = f"{metric} of client {client} in round {index} is there already, expected once"
+            if fault:
+                raise ConfigurationError(f"{path}, line {line}: {fault}.")
+            seen.add(key)
+            rows.append(row)
+            latest = index
+        return cls(pandas.DataFrame(rows, columns=list(SCHEMA)).astype(SCHEMA))
+
+    def changes(self, before: RunTable) -> RunTable:
+        """The rows whose value or interval is another than ``before``, of one round each."""
+        places = pandas.MultiIndex.from_frame(self.frame[_KEY])
+        old = before.frame.set_index(_KEY)[["value", "low", "high"]].reindex(places).to_numpy()
+        now = self.frame[["value", "low", "high"]].to_numpy()
+        value, low, high = (now != old).T
+        return RunTable(self.frame[value | (~np.isnan(now[:, 1]) & (low | high))])
+
+    def before(self, round_index: int) -> RunTable:
+        """The rows of the rounds before this one."""
+        return RunTable(self.frame[self.frame["round"] < round_index])
+
+    def named(self, client_names: Sequence[str]) -> RunTable:
+        """With these names of the clients where there are none."""
+        labels = np.array([*client_names], dtype=object)[self.frame["client"]]
+        return RunTable(self.frame.assign(client_name=self.frame["client_name"].where(lambda x: x != "", labels)))
+
+    def __add__(self, other: RunTable) -> RunTable:
+        return RunTable(pandas.concat([self.frame, other.frame], ignore_index=True))
+
+    def rows(self) -> Iterable[tuple[Any, ...]]:
+        """Cells in the order of :data:`SCHEMA`, as Python's own numbers."""
+        return zip(*(self.frame[name].tolist() for name in SCHEMA))
+
+    def csv(self) -> bytes:
+        """Lines of ``contributions.csv``, without the header."""
+        return csv_text([["" if cell != cell else cell for cell in row] for row in self.rows()])
+
+    def to_frame(self) -> pandas.DataFrame:
+        """As :func:`flsv.read_run` gives it."""
+        of_class = self.frame["class"] != ""
+        texts = {name: self.frame[name].where(of_class, None) for name in ("class", "class_name")}
+        return self.frame.assign(**texts)[list(COLUMNS)].reset_index(drop=True)
+
+    @cached_property
+    def metrics(self) -> tuple[str, ...]:
+        """Names, what diagnostics say among them, in the order of the rows."""
+        return tuple(self.frame["metric"].unique())
+
+    def columns(self, metric: str) -> tuple[str, ...]:
+        """The keys of a metric's columns, those of classes by number; none where it has one value per client."""
+        found = tuple(column for name, column in self._parts if name == metric and column)
+        return tuple(sorted(found, key=int)) if all(column.isdigit() for column in found) else found
+
+    def last(self, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
+        """``[n]``: each client's last value, or the low or high end of its interval; NaN where there is none."""
+        found, part = np.full(clients, NAN), self.part(metric, column)
+        found[part["client"]] = part[what]
+        return found.tolist()
+
+    def history(self, metric: str, clients: int, column: str, rounds: Sequence[int]) -> list[list[float]]:
+        """``[r][n]`` of these rounds. A value, once measured, stays until it is measured again; what belongs to one
+        round (weights, accuracies, norms) is NaN in the others."""
+        table = self.part(metric, column).pivot(index="round", columns="client", values="value")
+        table = table.reindex(index=rounds, columns=range(clients))
+        return (table if metric in OF_A_ROUND else table.ffill()).to_numpy().tolist()
+
+    def part(self, metric: str, column: str = "") -> pandas.DataFrame:
+        """The rows of one column of a metric."""
+        return self._parts.get((metric, column), self.frame[:0])
+
+    @cached_property
+    def _parts(self) -> dict[tuple[str, str], pandas.DataFrame]:
+        return dict(iter(self.frame.groupby(["metric", "class"], sort=False)))  # type: ignore[arg-type]
+
+
+_NEEDED: Mapping[str, Cell] = {"round": whole, "metric": str, "client": whole, "class": str, "value": number}
+_OTHERS: Mapping[str, Cell] = {"low": number_or_nan, "high": number_or_nan}
