@@ -104,7 +104,7 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
             for command in commands(block.text):
                 (run or run_command)(command)
         else:
-            assert block.language in ("python", "text", "csv", "markdown"), block.language
+            assert block.language in ("python", "text", "csv", "markdown", "mermaid"), block.language
     return len(found)
 
 

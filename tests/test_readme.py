@@ -1,4 +1,4 @@
-"""What the README names, is there. That its snippets run: tests/docs/test_snippets.py."""
+"""What the README names, is there. That its snippets run is tested in tests/docs/test_snippets.py."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from flsv.loop import FederatedLoop
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+OWN_METRIC = (ROOT / "docs" / "howto" / "own_metric.md").read_text()
 
 
 def test_the_metric_of_your_own(tmp_path: Path) -> None:
-    (block,) = (block for block in BLOCKS if "UpdateNorm" in block)
+    blocks = re.findall(r"```python\n(.*?)```", OWN_METRIC, flags=re.DOTALL)
+    block = next(block for block in blocks if "class UpdateNorm" in block)
     scope: dict[str, Any] = {}
     exec(block, scope)
     loop = FederatedLoop(metrics={"norm": scope["UpdateNorm"]()}, seed=1)

@@ -1,10 +1,9 @@
 """The pages of the site that follow from something else: algorithms, the reference, the lists of pages.
 
-    python tools/docs_site.py          # writes the table of algorithms into README.md
+    python tools/docs_site.py          # counts the words of the pages, by kind
 
 As a hook of MkDocs (mkdocs.yml) it makes a page per algorithm out of ``docs/algorithms.yaml`` and ``configs/``, and a
-page per package out of its ``__all__``. Nothing of that lies in the repository, so nothing of it can be out of date; of
-the table in README.md a test says so.
+page per package out of its ``__all__``. Nothing of that lies in the repository, so nothing of it can be out of date.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import yaml
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "configs"
-TABLE = ("<!-- algorithms -->\n", "<!-- end of algorithms -->\n")
 #: Data and what is no algorithm of its own.
 BASES = ("quickstart", "fashion_mnist", "cifar10_resnet34")
 #: Pages that commands of flsv write, where they have been run; they come before the other results.
@@ -84,21 +82,6 @@ class Algorithm:
 def algorithms() -> list[Algorithm]:
     """All entries, in their order."""
     return [Algorithm(**entry) for entry in yaml.safe_load((ROOT / "docs" / "algorithms.yaml").read_text())]
-
-
-def readme_table() -> str:
-    """The table of README.md."""
-    lines = ["| algorithm | paper | `--config` | it needs | it gives |", "|---|---|---|---|---|"]
-    for each in algorithms():
-        names = ", ".join(f"`{name}`" for name in each.configs)
-        lines.append(f"| {each.title} | {', '.join(each.papers)} | {names} | {each.needs} | {each.gives} |")
-    return "\n".join(lines) + "\n"
-
-
-def with_table(readme: str) -> str:
-    """README.md with the table as it has to be."""
-    before, rest = readme.split(TABLE[0])
-    return before + TABLE[0] + readme_table() + TABLE[1] + rest.split(TABLE[1])[1]
 
 
 def parts(config: str) -> dict[str, list[str]]:
@@ -192,14 +175,19 @@ def algorithms_index() -> str:
     rows = []
     for each in algorithms():
         name = f"[{each.title}]({posixpath.basename(page_of(each))})"
-        rows.append(f"| {name} | {', '.join(each.papers)} | {each.needs} | {each.gives} |")
+        configs = ", ".join(f"`{config}`" for config in each.configs)
+        rows.append(f"| {name} | {', '.join(each.papers)} | {configs} | {each.needs} | {each.gives} |")
     return "\n".join(
         [
             "# Algorithms\n",
             "An algorithm is a combination of small parts, so it is a configuration file. Every one composes with any",
             "data: `flsv fit --config quickstart --config NAME`. What is not among them is put together in the same",
             "way: [an algorithm of your own](../howto/own_algorithm.md).\n",
-            "| algorithm | paper | it needs | it gives |\n|---|---|---|---|",
+            "`scenarios/...` holds the papers' partitions, corruptions and attacks, `natural/...` federations whose",
+            "clients are given by the data, and `scenarios/private` clips and blurs what clients upload and stops at a",
+            "budget of epsilon (`pip install 'flsv[privacy]'`). `flsv compare --base quickstart --config shapfed`",
+            "shows what each client gained over training alone.\n",
+            "| algorithm | paper | `--config` | it needs | it gives |\n|---|---|---|---|---|",
             *rows,
             "",
         ]
@@ -248,7 +236,11 @@ def inside_docs(markdown: str, source: str) -> str:
 
 
 def on_config(config: Any) -> Any:
-    """The pages that nobody has to list."""
+    """The pages that nobody has to list, and blocks of Mermaid as pictures."""
+    from pymdownx.superfences import fence_code_format
+
+    picture = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
+    config.mdx_configs.setdefault("pymdownx.superfences", {})["custom_fences"] = [picture]
     results = sorted((ROOT / "docs" / "results").glob("*.md"), key=lambda path: _title(path.stem).casefold())
     logs = [f"lab/{path.name}" for path in sorted((ROOT / "docs" / "lab").glob("*.md"))]
     first = [page for page in MEASURED if (ROOT / "docs" / page).is_file()]
@@ -276,6 +268,21 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     return inside_docs(markdown, page.file.src_uri)
 
 
+# ---- words
+
+
+def words() -> dict[str, int]:
+    """How many words the pages have: guides, results, logs, the reference.
+
+    Guides are the README and all pages that are neither results nor logs nor tables to look things up in.
+    """
+    found = {"guides": len((ROOT / "README.md").read_text().split()), "results": 0, "lab": 0, "reference": 0}
+    for path in (ROOT / "docs").rglob("*.md"):
+        room = "results" if path.name in MEASURED else path.parent.name
+        found[room if room in found else "guides"] += len(path.read_text().split())
+    return found
+
+
 if __name__ == "__main__":
-    readme = ROOT / "README.md"
-    readme.write_text(with_table(readme.read_text()))
+    for kind, count in words().items():
+        print(f"{kind:10} {count:7,}")
