@@ -12,6 +12,7 @@ from torchmetrics import Metric
 from flsv.metrics import (
     CalibratedOTGradient,
     ClassSpecificShapley,
+    CoalitionValue,
     CollaborativeFairness,
     CommunicationCost,
     ContributionEstimation,
@@ -45,6 +46,7 @@ COHORTS = [[0, 1, 2], [1, 2], [0, 2], [2, 3], [0, 3], [0, 2, 3]]
 MAKERS: dict[str, Callable[[], Metric]] = {
     "CalibratedOTGradient": lambda: CalibratedOTGradient(N, features="pixels", support=2, iterations=1, pictures=0),
     "ClassSpecificShapley": lambda: ClassSpecificShapley(N, M, momentum=0.6),
+    "CoalitionValue": lambda: CoalitionValue(N, value="banzhaf", fold="sum"),
     "CollaborativeFairness": CollaborativeFairness,
     "CommunicationCost": lambda: CommunicationCost(N),
     "ContributionEstimation": lambda: ContributionEstimation(N, combine="plus"),

@@ -14,7 +14,7 @@ from flsv.functional.label_divergence import label_divergence
 from flsv.functional.transport.knn_shapley import knn_shapley
 from flsv.functional.transport.lava import lava
 from flsv.metrics import ContributionMetric
-from flsv.metrics.federated_shapley import latest
+from flsv.metrics.base import latest
 
 #: Principal components in which samples are compared.
 COMPONENTS = 32

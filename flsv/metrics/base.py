@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 from typing import Any
 
 import torch
@@ -17,6 +18,14 @@ from flsv.metrics.guide import Guide
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.plot import plot_contributions
 from flsv.metrics.shown import shows
+
+
+def latest(stretches: Tensor) -> Tensor:
+    """Of successive stretches of rounds ``[W, ...]``, earliest first, the last value that is not NaN."""
+    latest = stretches[0]
+    for later in stretches[1:]:
+        latest = torch.where(later.isnan(), latest, later)
+    return latest
 
 
 class ContributionMetric(WithIntervals):
@@ -252,6 +261,8 @@ class ContributionMetric(WithIntervals):
 
 
 def _settings(metric: Metric) -> dict[str, Any]:
-    """The arguments that the metric was made with, where they are plain."""
-    values = {name: getattr(metric, name, None) for name in inspect.signature(type(metric)).parameters}
-    return {name: value for name, value in values.items() if isinstance(value, (int, float, str, dict, type(None)))}
+    """The arguments that the metric was made with, where they are plain, and the fold over rounds."""
+    names = [*inspect.signature(type(metric)).parameters, "fold"]
+    values = {name: getattr(metric, name, None) for name in names}
+    plain = (int, float, str, dict, type(None))
+    return {name: value for name, value in values.items() if isinstance(value, plain) or is_dataclass(value)}

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flsv.metrics.federated_shapley import latest
+from flsv.metrics.base import latest
 from flsv.metrics.guide import Guide
 from flsv.metrics.wasserstein_contribution import WassersteinContribution
 from flsv.participants import Client, run_protocol

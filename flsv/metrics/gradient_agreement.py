@@ -16,8 +16,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.cosine_gradient_shapley import cosines
 from flsv.functional.gradient_agreement import agreement_scales, gradient_agreement
 from flsv.games.performance import ModelScore, performance_of
-from flsv.metrics.base import ContributionMetric
-from flsv.metrics.federated_shapley import latest
+from flsv.metrics.base import ContributionMetric, latest
 from flsv.metrics.guide import Guide
 from flsv.metrics.intervals import OverRounds
 from flsv.round import ClientMatrix, Round

@@ -14,8 +14,7 @@ from torch import Tensor
 from flsv.arguments import check_number
 from flsv.features import Features
 from flsv.functional.transport import contribution_shares
-from flsv.metrics.base import ContributionMetric
-from flsv.metrics.federated_shapley import latest
+from flsv.metrics.base import ContributionMetric, latest
 from flsv.metrics.guide import Guide
 from flsv.participants import Client, LocalData
 from flsv.valuation import FedBary, Valuation

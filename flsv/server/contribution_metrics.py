@@ -45,7 +45,8 @@ class ContributionMetrics:
 
     Args:
         metrics: name to metric. The argument names of a metric's ``update`` are attributes of :class:`flsv.Round`, or
-            the metric's ``round_fields`` says what they are: another attribute, or a function of the round.
+            the metric's ``round_fields`` says what they are: another attribute, or a function of the round; None: they
+            are not given.
         reported: what strategies let the clients report: names that metrics may ask for, too.
 
     Attributes:
@@ -188,10 +189,11 @@ def _fields(name: str, metric: Metric, reported: set[str]) -> dict[str, Field]:
     if name in RESERVED:
         raise ConfigurationError(f"metric name {name!r} is taken by the reports (as are {RESERVED}); choose another.")
     plain_name(name, "metric")
-    translation: Mapping[str, Field] = getattr(metric, "round_fields", {})
+    translation: Mapping[str, Field | None] = getattr(metric, "round_fields", {})
     parameters = inspect.signature(type(metric).update).parameters.values()
     arguments = [p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]
-    fields = {argument: translation.get(argument, argument) for argument in arguments}
+    found = {argument: translation.get(argument, argument) for argument in arguments}
+    fields = {argument: field for argument, field in found.items() if field is not None}
     unknown = [field for field in fields.values() if not callable(field) and field not in VOCABULARY | reported]
     if unknown:
         by = getattr(metric, "reported_by", None)

@@ -60,6 +60,7 @@ FEDBARY: dict[str, Any] = {"num_clients": N, "features": "pixels", "support": 4,
 CASES: dict[str, tuple[dict[str, Any], Callable[[Any], None]]] = {
     "CalibratedOTGradient": (FEDBARY, data),
     "ClassSpecificShapley": ({"num_clients": N, "num_classes": M}, heads),
+    "CoalitionValue": ({"num_clients": N, "value": "banzhaf"}, play),
     "CommunicationCost": ({"num_clients": N}, lambda m: m.update(COHORT, torch.ones(2).long(), torch.ones(2).long())),
     "ContributionEstimation": ({"num_clients": N}, judged),
     "CosineGradientShapley": ({"num_clients": N}, lambda m: m.update(COHORT, torch.randn(2, 5))),

@@ -19,8 +19,6 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from flsv.functional.shapley.banzhaf import banzhaf
 from flsv.functional.shapley.beta import beta_shapley
 from flsv.functional.shapley.complementary import complementary_shapley
@@ -38,36 +36,23 @@ from flsv.functional.shapley.normalize import normalize_differences, normalize_s
 from flsv.functional.shapley.permutation import permutation_shapley
 from flsv.functional.shapley.regression import regression_shapley
 from flsv.functional.shapley.regression_adjusted import regression_adjusted_shapley
+from flsv.functional.shapley.semivalues import ESTIMATORS, Semivalue, check_estimator, estimator_of, size_weights
 from flsv.functional.shapley.stratified import stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley
-
-ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
-    "exact": exact_shapley,
-    "permutation": permutation_shapley,
-    "stratified": stratified_shapley,
-    "complementary": complementary_shapley,
-    "difference": difference_shapley,
-    "regression": regression_shapley,
-    "leverage": leverage_shapley,
-    "regression_adjusted": regression_adjusted_shapley,
-    "surrogate": surrogate_shapley,
-    "gtg": gtg_shapley,
-    "leave_one_out": leave_one_out,
-    "banzhaf": banzhaf,
-    "beta": beta_shapley,
-}
-"""Estimators by name; all accept ``budget``, ``generator`` and ``target_stderr``."""
 
 __all__ = [
     "ESTIMATORS",
     "DifferenceEstimate",
     "MemoizedGame",
+    "Semivalue",
     "ShapleyEstimate",
     "Utility",
     "banzhaf",
     "beta_shapley",
+    "check_estimator",
     "complementary_shapley",
     "difference_shapley",
+    "estimator_of",
     "exact_shapley",
     "few_coalitions",
     "few_coalitions_shapley",
@@ -81,6 +66,7 @@ __all__ = [
     "permutation_shapley",
     "regression_adjusted_shapley",
     "regression_shapley",
+    "size_weights",
     "stratified_shapley",
     "surrogate_shapley",
 ]

@@ -35,7 +35,7 @@ from torch import Generator, Tensor
 from flsv.arguments import check_number
 from flsv.functional.shapley.budget import buys_exact, resolve_budget
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
-from flsv.functional.shapley.exact import semivalue
+from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
 from flsv.functional.shapley.stratified import stratum_means
@@ -115,7 +115,7 @@ def beta_shapley(
     budget = resolve_budget(name, n, budget, 2 + sample.minimum, target_stderr)
     weights = beta_weights(n, alpha, beta)
     if target_stderr is None and buys_exact(n, budget):
-        return semivalue(utility, n, [weight / math.comb(n - 1, s) for s, weight in enumerate(weights)])
+        return exact_shapley(utility, n, size_weights=weights)
     game = MemoizedGame(utility, n)
     empty, grand = game.empty_and_grand()
 

@@ -11,6 +11,7 @@ null player's value is exactly 0.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -64,6 +65,13 @@ def shapley_weights(num_players: int) -> list[float]:
     return [1 / (num_players * math.comb(num_players - 1, s)) for s in range(num_players)]
 
 
+def per_coalition(size_weights: Sequence[float] | None, num_players: int) -> list[float]:
+    """Of every single coalition of size s = 0..n-1, from the weights of the sizes; None: Shapley's."""
+    if size_weights is None:
+        return shapley_weights(num_players)
+    return [weight / math.comb(num_players - 1, s) for s, weight in enumerate(size_weights)]
+
+
 def shapley_of_table(table: Tensor) -> Tensor:
     """Shapley values ``[n, M]`` of a game given in full: ``table [2^n, M]``, row b for coalition number b."""
     return semivalue_of_table(table, shapley_weights(len(table).bit_length() - 1))
@@ -104,6 +112,7 @@ def exact_shapley(
     budget: int | None = None,
     generator: Generator | None = None,
     target_stderr: float | None = None,
+    size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
     """The Shapley value from all 2^n coalitions.
 
@@ -113,6 +122,7 @@ def exact_shapley(
         budget: largest number of evaluations allowed; fewer than 2^n raises.
         generator: not used; every estimator takes it.
         target_stderr: not used, the standard error is 0.
+        size_weights: n numbers for another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: Shapley's.
 
     Returns:
         ``values [n]`` or ``[n, M]``, ``stderr`` 0, ``evaluations`` 2^n.
@@ -132,4 +142,4 @@ def exact_shapley(
         "Use a sampled estimator with a budget: surrogate_shapley, regression_shapley or permutation_shapley."
     )
     check_enumerable("exact_shapley", num_players, budget, alternatives)
-    return semivalue(utility, num_players, shapley_weights(num_players))
+    return semivalue(utility, num_players, per_coalition(size_weights, num_players))

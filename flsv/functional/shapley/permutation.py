@@ -17,21 +17,32 @@ are one call of the utility.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Generator, Tensor
 
 from flsv.arguments import check_number
 from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, Moments, buys_exact, reached, resolve_budget
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
-from flsv.functional.shapley.exact import all_coalitions, exact_shapley, shapley_of_table
+from flsv.functional.shapley.exact import all_coalitions, exact_shapley, per_coalition, semivalue_of_table
 from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.sampling import prefixes, random_permutations
 
 _MAX_BATCH = 2**16  # prefixes per batch
 
 
-def marginals_along(game: MemoizedGame, permutations: Tensor, truncation: float | None = None) -> Tensor:
-    """Marginal contributions ``[P, n, M]`` of every player (by its number) along orders int ``[P, n]``."""
+def marginals_along(
+    game: MemoizedGame,
+    permutations: Tensor,
+    truncation: float | None = None,
+    size_weights: Sequence[float] | None = None,
+) -> Tensor:
+    """Marginal contributions ``[P, n, M]`` of every player (by its number) along orders int ``[P, n]``.
+
+    With ``size_weights`` q that of the player in place s, who joins s others, is multiplied by n q_s: all places are
+    equally likely, so that the mean is the semivalue of these weights.
+    """
     count, num_players = permutations.shape
     empty, grand = game.empty_and_grand()
     path = empty.repeat(count, num_players + 1, 1)
@@ -51,6 +62,8 @@ def marginals_along(game: MemoizedGame, permutations: Tensor, truncation: float 
             if position + 1 < num_players:
                 path[running, position + 1] = game(masks[running, position])
     steps = path.diff(dim=1)
+    if size_weights is not None:
+        steps = steps * num_players * torch.tensor(size_weights, dtype=torch.float64)[:, None]
     return torch.empty_like(steps).scatter_(1, permutations.unsqueeze(-1).expand_as(steps), steps)
 
 
@@ -64,6 +77,7 @@ def permutation_shapley(
     budget: int | None = None,
     generator: Generator | None = None,
     target_stderr: float | None = None,
+    size_weights: Sequence[float] | None = None,
 ) -> ShapleyEstimate:
     """Mean marginal contribution over random orders of the players.
 
@@ -78,6 +92,7 @@ def permutation_shapley(
             antithetic). Default 50 n, or no limit if ``num_permutations`` is given.
         generator: source of the orders.
         target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
+        size_weights: n numbers for another semivalue, see :mod:`flsv.functional.shapley.semivalues`; None: Shapley's.
 
     Returns:
         ``values`` and ``stderr`` ``[n]`` or ``[n, M]``. The exact value, stderr 0, where the budget buys all coalitions
@@ -102,7 +117,7 @@ def permutation_shapley(
     budget = resolve_budget(name, num_players, budget, 2 + group * (num_players - 1), target_stderr)
     may_be_exact = truncation is None and num_permutations is None and buys_exact(num_players, budget)
     if may_be_exact and target_stderr is None:
-        return exact_shapley(utility, num_players)
+        return exact_shapley(utility, num_players, size_weights=size_weights)
 
     # More orders than the budget has evaluations repeat coalitions that are known already.
     max_groups = -(-(budget if num_permutations is None else num_permutations) // group)
@@ -126,7 +141,7 @@ def permutation_shapley(
         if batch > safe:
             affordable = int((game.cost(prefixes(orders).view(batch, -1, num_players)) <= left).sum())
         if affordable:
-            samples = marginals_along(game, orders[: affordable * group], truncation)
+            samples = marginals_along(game, orders[: affordable * group], truncation, size_weights)
             moments.add(samples.view(affordable, group, *samples.shape[1:]).mean(dim=1))
             different.update(map(tuple, _representatives(orders[: affordable * group], group).tolist()))
         # Without truncation the price was exact and the first pair that does not fit ends the sampling.
@@ -135,7 +150,7 @@ def permutation_shapley(
         if moments.count >= MIN_SAMPLES_TO_STOP and reached(moments.stderr, target_stderr):
             break
     if may_be_exact and not reached(moments.stderr, target_stderr):
-        values = shapley_of_table(game(all_coalitions(num_players)))
+        values = semivalue_of_table(game(all_coalitions(num_players)), per_coalition(size_weights, num_players))
         return game.estimate(values, torch.zeros_like(values))
     stderr = moments.stderr
     if len(different) < 2 and num_players > 2:  # repeats of the first pair are one sample, however often

@@ -21,6 +21,11 @@ CAVEATS: Mapping[str, tuple[str, ...]] = {
         "not measure what the model gains by the client, and who agrees with the majority has high values.",
         "A class that a client does not have has a value all the same, of little meaning.",
     ),
+    "CoalitionValue": (
+        _GAME,
+        "Which value of a coalition game it is, and how those of the rounds become one, was chosen for this run.",
+        _COPIES,
+    ),
     "ContributionEstimation": (
         "It says how different a client is from the others, not how useful: noise, wrong labels and updates of nothing "
         "are different, too, and have high values.",

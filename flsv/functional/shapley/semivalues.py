@@ -1,0 +1,186 @@
+"""Values of a coalition game by name, and which estimator gives which: Shapley, Banzhaf, Beta and leave-one-out.
+
+All of them are semivalues (Dubey, Neyman and Weber, "Value Theory Without Efficiency", Mathematics of Operations
+Research 6, 1981): means of a player's marginal contributions U(S + i) - U(S) that differ in how much the sizes of S
+count. With weights q_0, ..., q_{n-1} of the sizes that sum to 1,
+
+    phi_i = sum_{s=0..n-1} q_s E[U(S + i) - U(S)],  S uniform among those of size s without i,
+
+q_s is 1/n for Shapley, binom(n - 1, s) / 2^(n - 1) for Banzhaf, a Beta distribution's for Beta, and 1 at s = n - 1 for
+leave-one-out. ``exact`` and ``permutation`` give any of them; the other estimators have one value built in.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from flsv import counting
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley.banzhaf import banzhaf
+from flsv.functional.shapley.beta import beta_shapley, beta_weights
+from flsv.functional.shapley.complementary import complementary_shapley
+from flsv.functional.shapley.difference import difference_shapley
+from flsv.functional.shapley.estimate import ShapleyEstimate
+from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.gtg import gtg_shapley
+from flsv.functional.shapley.leave_one_out import leave_one_out
+from flsv.functional.shapley.leverage import leverage_shapley
+from flsv.functional.shapley.permutation import permutation_shapley
+from flsv.functional.shapley.regression import regression_shapley
+from flsv.functional.shapley.regression_adjusted import regression_adjusted_shapley
+from flsv.functional.shapley.stratified import stratified_shapley
+from flsv.functional.shapley.surrogate import surrogate_shapley
+
+Estimator = Callable[..., ShapleyEstimate]
+Semivalue = Literal["shapley", "banzhaf", "beta", "leave_one_out"]
+
+ESTIMATORS: dict[str, Estimator] = {
+    "exact": exact_shapley,
+    "permutation": permutation_shapley,
+    "stratified": stratified_shapley,
+    "complementary": complementary_shapley,
+    "difference": difference_shapley,
+    "regression": regression_shapley,
+    "leverage": leverage_shapley,
+    "regression_adjusted": regression_adjusted_shapley,
+    "surrogate": surrogate_shapley,
+    "gtg": gtg_shapley,
+    "leave_one_out": leave_one_out,
+    "banzhaf": banzhaf,
+    "beta": beta_shapley,
+}
+"""Estimators by name; all accept ``budget``, ``generator`` and ``target_stderr``."""
+
+#: Of any value, by the weights of the coalitions' sizes.
+OF_ANY_VALUE = ("exact", "permutation")
+#: What a metric passes itself.
+GIVEN = ("utility", "num_players", "generator", "size_weights")
+_FEW = 10  # players, whose coalitions are all evaluated
+_PER_PLAYER = 20  # evaluations, of more
+
+
+def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[float]:
+    """How much the sizes s = 0..n-1 of the coalitions that a player joins weigh together; they sum to 1.
+
+    Args:
+        value: which semivalue.
+        num_players: n.
+        of_beta: ``alpha`` and ``beta`` of Beta's.
+
+    Example:
+        >>> size_weights("banzhaf", 4), size_weights("leave_one_out", 4)
+        ([0.125, 0.375, 0.375, 0.125], [0.0, 0.0, 0.0, 1.0])
+    """
+    n = num_players
+    if value == "shapley":
+        return [1 / n] * n
+    if value == "banzhaf":
+        return [math.comb(n - 1, s) / 2 ** (n - 1) for s in range(n)]
+    return beta_weights(n, **{"alpha": 16.0, "beta": 1.0, **of_beta}) if value == "beta" else [0.0] * (n - 1) + [1.0]
+
+
+def estimator_of(
+    value: Semivalue, estimator: str | Estimator, num_players: int, arguments: Mapping[str, Any]
+) -> Estimator:
+    """What estimates a value, with its arguments: called with a utility, the number of players and a generator.
+
+    Args:
+        value: which.
+        estimator: a name in ``ESTIMATORS``, a function of the same signature, or ``"auto"``: exact for up to 10
+            players; beyond, with 20 evaluations per player, ``"surrogate"`` for the Shapley value, and for the others
+            what is named after them.
+        num_players: n.
+        arguments: keywords for the estimator. Beta's ``alpha`` and ``beta`` are among them.
+
+    Example:
+        >>> majority = lambda masks: (masks.sum(dim=1) >= 2).float()
+        >>> estimator_of("banzhaf", "auto", 3, {})(majority, 3).values
+        tensor([0.5000, 0.5000, 0.5000])
+    """
+    if callable(estimator):
+        return partial(estimator, **arguments)
+    few = num_players <= _FEW
+    if value == "shapley":
+        if estimator == "auto" and few:
+            return exact_shapley
+        if estimator == "auto":
+            return partial(surrogate_shapley, **{"budget": _PER_PLAYER * num_players, **arguments})
+        return partial(ESTIMATORS[estimator], **arguments)
+    if estimator in OF_ANY_VALUE:
+        of_beta = {name: arguments[name] for name in ("alpha", "beta") if name in arguments}
+        others = {name: given for name, given in arguments.items() if name not in of_beta}
+        return partial(ESTIMATORS[estimator], size_weights=size_weights(value, num_players, **of_beta), **others)
+    if value == "leave_one_out":
+        return partial(leave_one_out, **arguments)
+    return partial(ESTIMATORS[value], **{"budget": 2**num_players if few else _PER_PLAYER * num_players, **arguments})
+
+
+def check_estimator(
+    owner: str, estimator: str | Estimator, arguments: Mapping[str, Any], value: Semivalue = "shapley"
+) -> None:
+    """Raise unless there is such an estimator of the value and it takes these arguments.
+
+    Args:
+        owner: whose, for the message.
+        estimator: as for :func:`estimator_of`; the arguments of ``"auto"`` are the surrogate's, or those of the value's
+            own.
+        arguments: keywords for it.
+        value: what it is to estimate.
+
+    Raises:
+        ConfigurationError: an unknown value or estimator, or one of another value; an argument that the estimator does
+            not have, or that is out of range for any number of players.
+
+    Example:
+        >>> check_estimator("FedSV", "exact", {"bugdet": 8})
+        Traceback (most recent call last):
+        ...
+        flsv.errors.ConfigurationError: FedSV(estimator_args={'bugdet': 8}): exact_shapley does not take ['bugdet']. \
+It takes ['budget', 'target_stderr'].
+    """
+    if value not in get_args(Semivalue):
+        raise ConfigurationError(f"{owner}(value={value!r}): expected one of {list(get_args(Semivalue))}.")
+    names = ["auto", *(ESTIMATORS if value == "shapley" else OF_ANY_VALUE)]
+    if not callable(estimator) and estimator not in names:
+        of = "" if value == "shapley" else f", which give the value {value!r}"
+        raise ConfigurationError(f"{owner}(estimator={estimator!r}): expected a function or one of {names}{of}.")
+    own = "surrogate" if value == "shapley" else value
+    function = estimator if callable(estimator) else ESTIMATORS[own if estimator == "auto" else estimator]
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # a function that does not say what it takes
+        return
+    of_value = {"alpha", "beta"} if value == "beta" and not callable(estimator) else set()
+    known = sorted((parameters.keys() | of_value) - set(GIVEN))
+    unknown = sorted(set(arguments) - set(known))
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        unknown = sorted(set(arguments) & set(GIVEN))
+    if unknown:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise ConfigurationError(
+            f"{owner}(estimator_args={dict(arguments)}): {name} does not take {unknown}. It takes {known}."
+        )
+    for name, given in arguments.items():
+        if isinstance(given, float):
+            check_number(owner, f"estimator_args.{name}", given)
+    if arguments and not callable(estimator):
+        # What is out of range is so for any number of players, and one is played at once. The surrogate by its name:
+        # "auto" is exact for so few.
+        named = "surrogate" if value == "shapley" and estimator == "auto" else estimator
+        try:
+            with counting.unheard():
+                estimator_of(value, named, 1, arguments)(_one_player, 1, generator=torch.Generator())
+        except (ConfigurationError, TypeError) as error:
+            raise ConfigurationError(f"{owner}(estimator_args={dict(arguments)}): {error}") from error
+
+
+def _one_player(masks: Tensor) -> Tensor:
+    return masks.sum(1).double()

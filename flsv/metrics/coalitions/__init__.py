@@ -1,0 +1,34 @@
+"""Values of coalition games over the rounds of a run: one class, and the papers' choices as presets of it."""
+
+from flsv.metrics.coalitions.folds import (
+    FOLDS,
+    Decay,
+    Fold,
+    LowerBound,
+    MovingAverage,
+    Sum,
+    SurrogateAverage,
+)
+from flsv.metrics.coalitions.of_a_round import LeaveOneOut, PartialFederatedShapley, SurrogateFederatedShapley
+from flsv.metrics.coalitions.of_a_run import CumulativeShapley, DecayedShapley, LowerBoundShapley, OneRoundShapley
+from flsv.metrics.coalitions.value import CoalitionValue
+from flsv.metrics.coalitions.whole_run import WholeRun
+
+__all__ = [
+    "FOLDS",
+    "CoalitionValue",
+    "CumulativeShapley",
+    "Decay",
+    "DecayedShapley",
+    "Fold",
+    "LeaveOneOut",
+    "LowerBound",
+    "LowerBoundShapley",
+    "MovingAverage",
+    "OneRoundShapley",
+    "PartialFederatedShapley",
+    "Sum",
+    "SurrogateAverage",
+    "SurrogateFederatedShapley",
+    "WholeRun",
+]

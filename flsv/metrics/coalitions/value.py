@@ -1,0 +1,284 @@
+"""CoalitionValue: what clients are worth in coalition games, by four choices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+from torchmetrics.utilities.distributed import gather_all_tensors
+
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley import Semivalue, ShapleyEstimate, check_estimator, estimator_of
+from flsv.games import CoalitionUtility, Renormalized
+from flsv.games.performance import Mode, performance_of
+from flsv.metrics.base import ContributionMetric
+from flsv.metrics.coalitions.folds import FOLDS, Fold
+from flsv.metrics.coalitions.whole_run import WholeRun, game_of_run
+from flsv.metrics.guide import Guide
+from flsv.metrics.intervals import OverRounds
+from flsv.round import Round
+
+Weighting = Literal["uniform", "samples", "fixed", "aggregation", "aggregation-fixed"]
+_OF_THE_AGGREGATION = ("aggregation", "aggregation-fixed")
+
+
+class CoalitionValue(ContributionMetric):
+    r"""A client's value in the coalition games of its rounds.
+
+    It is four choices: the performance of a coalition's model on the server's validation set; the value, which says how
+    a player's marginal contributions to coalitions of different sizes count; the estimator, which says of what
+    coalitions they are evaluated; and the fold, which makes one value of all rounds' values. The papers' choices have
+    names of their own: :class:`PartialFederatedShapley`, :class:`CumulativeShapley`,
+    :class:`SurrogateFederatedShapley`, :class:`DecayedShapley`, :class:`LowerBoundShapley`, :class:`OneRoundShapley`
+    and :class:`LeaveOneOut`.
+
+    .. math::
+        \phi_i = \sum_{s=0}^{k-1} \frac{q_s}{\binom{k-1}{s}} \sum_{S \subseteq C \setminus i, |S| = s}
+        \bigl(U(S \cup i) - U(S)\bigr)
+
+    with C the round's cohort of k clients, U(S) the performance of the model made of the updates of S, and weights q of
+    the coalitions' sizes that sum to 1, see :mod:`flsv.functional.shapley.semivalues`. A client outside the cohort
+    keeps its value; one never seen is NaN.
+
+    As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]`` (or ``[K, M]``), a
+    ``generator``, and the ``round_index`` from 0 for folds that look at it. Inside a ``FederatedLoop`` the utility is
+    the round's coalition game; all metrics of a round share its evaluations. ``compute`` gives ``[num_clients]``, in
+    the utility's unit, or ``[num_clients, num_classes]``.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
+        performance: what a coalition's model is measured by, where values are not per class: ``"accuracy"``,
+            ``"balanced_accuracy"``, ``"negative_loss"``, ``"auroc"``, ``"average_precision"``, ``"f1"``, any name that
+            the module logs when it validates, or any torchmetrics metric; see :mod:`flsv.games.performance`.
+        value: ``"shapley"``, ``"banzhaf"``, ``"beta"`` or ``"leave_one_out"``.
+        estimator: for the Shapley value a name in ``flsv.functional.shapley.ESTIMATORS``, for the others ``"exact"`` or
+            ``"permutation"``; a function of the same signature; or ``"auto"``: exact for up to 10 players, else with 20
+            evaluations per player by ``"surrogate"``, or by what is named after the value.
+        estimator_args: keywords for the estimator, such as ``{"budget": 200}``; of Beta's also ``alpha`` and ``beta``.
+        fold: ``"last"``, ``"average"``, ``"surrogate"``, ``"sum"``, ``"decay"`` or ``"lower_bound"``, or one of
+            :mod:`flsv.metrics.coalitions.folds` with arguments of its own, such as ``Decay(0.9, normalize=False)``, or
+            ``WholeRun(rounds)``, a single game at the end.
+        weighting: how a coalition's updates are averaged: ``"uniform"``, by ``"samples"``, or ``"fixed"``: every update
+            counts 1/k, however many are in the coalition. Then an update of zero changes no coalition's model (without
+            BatchNorm) and is worth exactly 0. In an average it draws the others' updates towards 0: where local
+            training overshoots that is a gain, and a free rider is paid for it. ``"aggregation"``: by the weights of
+            the round's own aggregation, made to sum to 1 inside a coalition; ``"aggregation-fixed"``: by those as they
+            are, so that a small coalition makes a small step.
+        per_class: values per class, with the number of classes taken from the data.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better; of a torchmetrics metric where
+            it does not say so itself.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: an unknown value, fold or weighting; an estimator that does not give the value, or an
+            argument that it does not take; an argument of a fold out of range; a logged name without ``mode``; before
+            the first round, a name that the module does not log.
+
+    Example:
+        The decayed sum of Banzhaf values, from random orders of the players.
+
+        >>> from flsv.metrics.coalitions import Decay
+        >>> metric = CoalitionValue(3, value="banzhaf", estimator="permutation", fold=Decay(0.5, normalize=False))
+        >>> for index in range(2):
+        ...     metric.update(torch.arange(3), lambda masks: masks.float() @ torch.tensor([1.0, 2.0, 4.0]), None, index)
+        >>> metric.compute()
+        tensor([0.7500, 1.5000, 3.0000])
+    """
+
+    stderr: Tensor
+    freedom: Tensor
+    evaluations: Tensor
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        num_classes: int | None = None,
+        performance: str | Metric = "accuracy",
+        value: Semivalue = "shapley",
+        estimator: str | Callable[..., ShapleyEstimate] = "auto",
+        estimator_args: dict[str, Any] | None = None,
+        fold: str | Fold = "last",
+        weighting: Weighting = "uniform",
+        per_class: bool = False,
+        mode: Mode | None = None,
+        **kwargs: Any,
+    ) -> None:
+        name = type(self).__name__
+        check_estimator(name, estimator, estimator_args or {}, value)
+        self.value, self.estimator, self.estimator_args = value, estimator, dict(estimator_args or {})
+        self.per_class = per_class or num_classes is not None
+        if isinstance(fold, str) and fold not in FOLDS:
+            raise ConfigurationError(
+                f"{name}(fold={fold!r}): expected one of {list(FOLDS)}, a Decay(...) and the like."
+            )
+        self.fold = FOLDS[fold] if isinstance(fold, str) else fold
+        self.fold.check(name, self.per_class)
+        self.momentum, self.init = self.fold.momentum, self.fold.init
+        if weighting not in get_args(Weighting):
+            known = ", ".join(map(repr, get_args(Weighting)))
+            raise ConfigurationError(f"{name}(weighting={weighting!r}): expected one of {known}.")
+        if isinstance(self.fold, WholeRun) and weighting not in _OF_THE_AGGREGATION:
+            raise ConfigurationError(
+                f"{name}(weighting={weighting!r}): one game of a whole run is played on the aggregation's weights. "
+                f"Expected one of {list(_OF_THE_AGGREGATION)}."
+            )
+        self.weighting = weighting
+        self.performance = performance_of(self, performance, mode)
+        if self.per_class and not isinstance(self.performance, str):
+            raise ConfigurationError(
+                f"{name}(performance={self.performance.of!r}): values per class are those of "
+                "the classes' accuracies. Leave performance out, or num_classes and per_class."
+            )
+        super().__init__(num_clients, num_classes, **kwargs)
+
+    @property
+    def over_rounds(self) -> OverRounds:  # type: ignore[override]
+        """How a client's value is made of its rounds' own: as the fold says."""
+        return self.fold.over_rounds
+
+    @property
+    def prior(self) -> float | None:  # type: ignore[override]
+        """What a client never seen is taken to be worth by the samplers, aggregators and personalisers that read it."""
+        return self.fold.prior(self.num_clients)
+
+    @property
+    def plot_lower_bound(self) -> float | None:  # type: ignore[override]
+        """The least value that there can be."""
+        return self.fold.limits[0]
+
+    @property
+    def plot_upper_bound(self) -> float | None:  # type: ignore[override]
+        """The largest value that there can be."""
+        return self.fold.limits[1]
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update``; None: it is not asked for."""
+        whole, late = isinstance(self.fold, WholeRun), self.weighting in _OF_THE_AGGREGATION
+        return {
+            "utility": self._game_of_run if whole else self._game,
+            "generator": lambda round: round.generator(type(self).__name__),
+            # The game knows the weights; that they are asked for puts the update after the aggregation.
+            **({} if late else {"aggregation_weights": None}),
+            **({} if whole else {"global_vector": None, "client_updates": None}),
+        }
+
+    @property
+    def measured_by(self) -> Any:
+        """What a game's models are measured by, see :meth:`flsv.Round.play`."""
+        return "per_class_accuracy" if self.per_class else self.performance
+
+    def check_rounds(self, rounds: int) -> None:
+        if isinstance(self.fold, WholeRun):
+            self.fold.check_rounds(type(self).__name__, rounds)
+
+    def guide(self) -> Guide:
+        of = self.performance if isinstance(self.performance, str) else getattr(self.performance, "of", "performance")
+        said = of if isinstance(of, str) else type(of).__name__
+        units = {"accuracy": "gain in accuracy", "negative_loss": "fall of the validation loss (nats)"}
+        unit = "gain in a class's accuracy" if self.per_class else units.get(said, f"gain in {said.replace('_', ' ')}")
+        return self.fold.guide(
+            Guide(
+                unit=unit,
+                sign="positive: the coalitions do better with the client; negative: worse; 0: no difference.",
+                needs="the server's validation set.",
+                cost="a validation of every coalition's model: 2^k of k clients, or the estimator's budget.",
+            )
+        )
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        width = num_classes if self.per_class and num_classes is not None else 1
+        self.fold.init_states(self, num_clients, width)
+        self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(
+        self,
+        client_ids: Tensor,
+        utility: Any,
+        generator: torch.Generator | None = None,
+        round_index: int = 0,
+        aggregation_weights: Tensor | None = None,
+        global_vector: Tensor | None = None,
+        client_updates: Tensor | None = None,
+    ) -> None:
+        """Play one round's game; ``client_ids [k]`` are its players.
+
+        The last three, ``[k]``, ``[P]`` and ``[k, P]``, are for the fold ``WholeRun``, whose ``utility`` makes a game,
+        see :data:`flsv.metrics.coalitions.whole_run.Game`. Its first round is round 0, and it is given by ``update``
+        alone, not by ``forward``: a single round of many has no such game.
+        """
+        self._check_clients(client_ids)
+        players = len(client_ids)
+        self.rounds += 1
+        if isinstance(self.fold, WholeRun):
+            assert aggregation_weights is not None
+            assert global_vector is not None
+            assert client_updates is not None
+            self._check_lengths(client_ids, client_updates=client_updates, aggregation_weights=aggregation_weights)
+            utility = self.fold.collect(
+                self, client_ids, round_index, global_vector, client_updates, aggregation_weights, utility
+            )
+            if utility is None:
+                return
+            assert self.num_clients is not None
+            players = self.num_clients
+        factor = self.fold.factor(round_index)
+        if factor == 0:
+            self.fold.skip(self)
+            self._note(client_ids[:0], self.round_spread[:0, 0])
+            return
+        estimate = self._estimate(utility, players, generator)
+        self._note(client_ids, self.fold.update(self, client_ids, estimate, factor).mean(-1), factor)
+        self.evaluations += estimate.evaluations
+
+    def compute(self) -> Tensor:
+        """``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
+        value = self.fold.compute(self)
+        return value if self.per_class else value.squeeze(-1)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """The evaluations spent in all rounds, the standard error of each client's value where the estimator tells it,
+        and what the fold has to say."""
+        result = {"evaluations": self.evaluations.clone(), **self.fold.diagnostics(self)}
+        error = self.fold.error(self)
+        return result if self.per_class or error is None else {**result, "stderr": error[0].squeeze(-1)}
+
+    def error_freedom(self) -> Tensor | float:
+        error = self.fold.error(self)
+        return math.inf if error is None else error[1].squeeze(-1)
+
+    def _estimate(self, utility: Any, players: int, generator: torch.Generator | None) -> ShapleyEstimate:
+        return estimator_of(self.value, self.estimator, players, self.estimator_args)(
+            utility, players, generator=generator
+        )
+
+    def _game(self, round: Round) -> CoalitionUtility:
+        weights: Any = self.weighting
+        if weights == "fixed":
+            weights = torch.full((len(round),), 1 / len(round))
+        elif weights in _OF_THE_AGGREGATION:
+            assert round.aggregation_weights is not None
+            weights = (
+                round.aggregation_weights if weights == "aggregation-fixed" else Renormalized(round.aggregation_weights)
+            )
+        return round.play(self.measured_by, weights)
+
+    def _game_of_run(self, round: Round) -> Any:
+        return partial(game_of_run, round, self.measured_by)
+
+    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
+        if isinstance(self.fold, WholeRun):
+            parts = [int(self.rounds), int(incoming_state["rounds"])]
+            self.fold.check_parts(type(self).__name__, parts)
+        super()._reduce_states(incoming_state)
+
+    def _sync_dist(self, dist_sync_fn: Any = gather_all_tensors, process_group: Any | None = None) -> None:
+        if isinstance(self.fold, WholeRun):
+            self.fold.before_sync(self, partial(dist_sync_fn, group=process_group or self.process_group))
+        super()._sync_dist(dist_sync_fn, process_group)
