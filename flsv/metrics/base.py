@@ -16,8 +16,7 @@ from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.metrics.guide import Guide
 from flsv.metrics.intervals import WithIntervals
-from flsv.metrics.plot import plot_contributions
-from flsv.metrics.shown import shows
+from flsv.metrics.plot import plot_contributions, shows
 
 
 def latest(stretches: Tensor) -> Tensor:

@@ -1,18 +1,23 @@
-"""Pictures of contributions: heatmaps of per-class values, bars of one vector, lines over rounds of several."""
+"""Pictures of contributions: heatmaps of per-class values, bars of one vector, lines over rounds of several.
+
+Our figures belong to nobody: pyplot does not know them, so that a thousand rounds leave nothing open. A notebook shows
+what pyplot knows, and what can turn itself into a picture: so our pairs of figure and axis can.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import io
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from flsv.charts import draw_bars, draw_heatmap, draw_legend, draw_lines, draw_small_multiples
 from flsv.drawing import label_text
-from flsv.metrics._bars import draw_bars
-from flsv.metrics._heatmap import draw_heatmap
-from flsv.metrics._lines import draw_legend, draw_lines, draw_small_multiples
 
 
 def plot_contributions(
@@ -56,25 +61,21 @@ def plot_contributions(
         ['Boston', 'Lyon']
     """
     if not isinstance(val, Tensor):
-        val = [row.detach().float().cpu() for row in val]
-        if not val or any(row.ndim not in (1, 2) for row in val):
+        rows = [row.detach().float().cpu() for row in val]
+        if not rows or any(row.ndim not in (1, 2) for row in rows):
             raise ValueError("expected [n, M], [n] or a sequence of these.")
-        if val[0].ndim == 2:
-            return draw_small_multiples(torch.stack(val), ax, name, class_names, columns, client_names, unit, limits)
-    if ax is None:
-        matrix = isinstance(val, Tensor) and val.ndim == 2
-        below = class_names if matrix else client_names if isinstance(val, Tensor) else None
-        ax = new_figure(val, 1, _longest(below), _longest(client_names) if matrix else 0).subplots()
-    if not isinstance(val, Tensor):
-        draw_lines(ax, torch.stack(val), client_names, limits)
-        ax.set_ylabel(unit)
-        draw_legend(ax, len(val[0]))
-    elif val.ndim == 2:
-        draw_heatmap(ax, val.detach().float().cpu(), class_names, columns, client_names, unit, limits, sort)
-    elif val.ndim == 1:
-        draw_bars(ax, val.detach().float().cpu(), client_names, unit, limits, stderr, sort)
-    else:
+        return _over_rounds(torch.stack(rows), ax, name, class_names, columns, client_names, unit, limits)
+    if val.ndim not in (1, 2):
         raise ValueError("expected [n, M], [n] or a sequence of these.")
+    values = val.detach().double().cpu().numpy()
+    if val.ndim == 2:
+        ax = ax or new_figure(val, 1, _longest(class_names), _longest(client_names)).subplots()
+        titles = _titles(values.shape[1], class_names, "")
+        draw_heatmap(ax, values, titles, client_names, columns=columns, unit=unit, limits=limits, sort=sort)
+    else:
+        ax = ax or new_figure(val, 1, _longest(client_names)).subplots()
+        errors = None if stderr is None else stderr.detach().double().cpu().expand(2, -1).numpy()
+        draw_bars(ax, values, client_names, unit=unit, limits=limits, errors=errors, sort=sort)
     ax.set_title(label_text(name))
     return ax.figure, ax
 
@@ -95,3 +96,72 @@ def new_figure(val: Tensor | Sequence[Tensor], panels: int = 1, below: int = 0, 
 
 def _longest(names: Sequence[str] | None) -> int:
     return max((len(label_text(name)) for name in names or ()), default=0)
+
+
+def _over_rounds(
+    rows: Tensor,
+    ax: Any,
+    name: str,
+    class_names: Sequence[str] | None,
+    columns: str,
+    client_names: Sequence[str] | None,
+    unit: str,
+    limits: tuple[float, float] | None,
+) -> tuple[Any, Any]:
+    """``[r, n]``, or ``[r, n, M]`` with a picture per column."""
+    values = rows.double().numpy()
+    if rows.ndim == 3:
+        if ax is not None:
+            raise ValueError("a sequence of [n, M] needs a figure of its own: leave ax out.")
+        titles = _titles(rows.shape[2], class_names, columns)
+        figure = draw_small_multiples(values, titles, client_names, unit=unit, limits=limits)
+        figure.suptitle(label_text(name))
+        return figure, figure.axes[0]
+    ax = ax or new_figure([*rows]).subplots()
+    draw_lines(ax, values, client_names, unit=unit, limits=limits)
+    draw_legend(ax, rows.shape[1])
+    ax.set_title(label_text(name))
+    return ax.figure, ax
+
+
+def _titles(count: int, names: Sequence[str] | None, kind: str) -> list[str]:
+    texts = [str(names[column]) if names else str(column) for column in range(count)]
+    return [label_text(f"{kind} {text}".strip() if text.isdigit() else text) for text in texts]
+
+
+class Shown(tuple[Any, ...]):
+    """``(figure, axis)``, which a notebook shows as the picture."""
+
+    def _repr_png_(self) -> bytes | None:
+        return picture_of(self[0])
+
+
+def picture_of(figure: Any) -> bytes | None:
+    """The picture as PNG; None for one of pyplot's, which the notebook shows itself.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> picture_of(Figure())[:4]
+        b'\\x89PNG'
+    """
+    if figure.canvas.manager is not None:
+        return None
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()
+
+
+def shows(plot: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes what a ``plot`` method gives visible in notebooks: the pair, and the figure alone."""
+
+    @functools.wraps(plot)
+    def with_picture(*args: Any, **kwargs: Any) -> Any:
+        drawn = plot(*args, **kwargs)
+        if not isinstance(drawn, tuple) or isinstance(drawn, Shown):
+            return drawn
+        figure = drawn[0]
+        if hasattr(figure, "savefig") and not hasattr(figure, "_repr_png_"):
+            figure._repr_png_ = partial(picture_of, figure)
+        return Shown(drawn)
+
+    return with_picture

@@ -12,9 +12,9 @@ import pytest
 import torch
 from matplotlib.colors import to_hex
 
+from flsv.charts import BOTTOM, OTHERS, TOP, ends
 from flsv.drawing import PALETTE
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley, DomainRelevance
-from flsv.metrics._marks import BOTTOM, OTHERS, TOP, ends
 from flsv.metrics.plot import plot_contributions
 
 NAN = float("nan")
@@ -38,10 +38,17 @@ def test_what_is_not_known_is_no_zero(tmp_path: Path) -> None:
     assert labels(axis.texts) == ["0.50", "-0.20", "0.00"]
     figure, axis = plot_contributions(torch.tensor([0.5, NAN, 0.0]))
     assert [bar.get_x() + bar.get_width() / 2 for bar in axis.patches] == [0, 2]
+    assert [text.get_text().strip() for text in axis.texts] == ["no value"]
     figure, axis = plot_contributions([torch.tensor([NAN, 1.0]), torch.tensor([2.0, NAN])])
     assert [np.isnan(line.get_ydata()).tolist() for line in axis.lines] == [[True, False], [False, True]]
     save(plot_contributions(torch.full((3, 2), NAN))[0], tmp_path)
     save(plot_contributions(torch.full((3,), NAN), stderr=torch.full((3,), NAN))[0], tmp_path)
+
+
+def test_a_value_without_neighbours_is_a_point() -> None:
+    values = [0.5, NAN, 0.25, 0.125, NAN, 1.0]
+    axis = plot_contributions([torch.tensor([value]) for value in values])[1]
+    assert (axis.lines[0].get_marker(), axis.lines[0].get_markevery()) == ("o", [0, 5])
 
 
 def test_bars_have_names_a_unit_a_zero_line_and_standard_errors(tmp_path: Path) -> None:

@@ -1,0 +1,293 @@
+"""Bars, lines and heatmaps of clients' values: what metrics, TensorBoard and reports draw.
+
+Everything is drawn from arrays of float64 in which NaN is absent: no bar, a gap in a line, hatching in a heatmap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from flsv.drawing import PALETTE, client_labels, label_text
+
+#: Rows or bars up to which every client has a label; of more, the top and the bottom ones have.
+MOST_LABELS = 40
+#: Clients with a colour each; of more, the top and the bottom ones have one.
+MOST_COLOURS = 20
+#: So many clients are at the top, and at the bottom.
+ENDS = 5
+TOP, BOTTOM, OTHERS = "#0b5fa5", "#c44e00", "0.72"
+#: Columns and rows of a heatmap that have a label.
+MOST_TICKS = 25
+#: Cells up to which each has its number.
+MOST_NUMBERS = 200
+_LINES = ("-", "--", ":")
+
+Names = Sequence[str] | None
+Limits = tuple[float, float] | None
+
+
+def draw_bars(
+    ax: Any,
+    values: np.ndarray,
+    names: Names = None,
+    *,
+    unit: str = "",
+    limits: Limits = None,
+    errors: np.ndarray | None = None,
+    sort: bool = False,
+) -> None:
+    """A bar per client.
+
+    Args:
+        ax: a matplotlib axis.
+        values: ``[n]``.
+        names: of the clients.
+        unit: of a value.
+        limits: lowest and highest value of the scale.
+        errors: what the whiskers reach below and above the values ``[2, n]``; NaN where there are none.
+        sort: largest first.
+    """
+    order, many = _order(values, sort), len(values) > MOST_LABELS
+    top, bottom = ends(values) if many else ([], [])
+    colours = dict.fromkeys(top, TOP) | dict.fromkeys(bottom, BOTTOM)
+    known = np.array([place for place, i in enumerate(order) if math.isfinite(values[i])], dtype=int)
+    clients = order[known]
+    bars = {"color": [colours.get(i, OTHERS if many else PALETTE[0]) for i in clients]}
+    whiskers: dict[str, Any] = {"ecolor": "0.2", "capsize": 0 if many else 3, "error_kw": {"elinewidth": 1}}
+    if errors is not None and not np.isnan(errors).all():
+        whiskers["yerr"] = errors[:, clients]
+    ax.bar(known, values[clients], **bars, **whiskers)
+    ax.axhline(0, color="black", linewidth=0.8)
+    labels = [label_text(i if names is None else names[i]) for i in range(len(values))]
+    shown = [place for place, i in enumerate(order) if not many or i in colours]
+    texts = [labels[order[place]] for place in shown]
+    if many:
+        ax.set_xlim(-0.7, len(values) - 0.3)
+        shown, texts = _apart(shown, texts, len(values))
+    _set_xticks(ax, shown, texts, many or max(map(len, labels), default=0) > 3)
+    for place, text in zip(shown, ax.get_xticklabels()):
+        text.set_color(colours.get(order[place], "black"))
+    for where, y, group, colour in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
+        if group:
+            said = "\n".join([f"{where} {len(group)}", *(labels[i] for i in group)])
+            ax.text(1.01, y, said, color=colour, fontsize=8, va=where, transform=ax.transAxes)
+    if not many:
+        for place in {*range(len(order))} - {*known.tolist()}:
+            ax.text(place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5")
+    ax.set_xlim(-0.7, len(values) - 0.3)
+    _finish(ax, "client", unit, limits)
+
+
+def draw_lines(
+    ax: Any,
+    rows: np.ndarray,
+    names: Names = None,
+    *,
+    unit: str = "",
+    limits: Limits = None,
+    rounds: Sequence[int] | None = None,
+    ranking: np.ndarray | None = None,
+) -> None:
+    """A line per client.
+
+    Args:
+        ax: a matplotlib axis.
+        rows: ``[r, n]``.
+        names: of the clients.
+        unit: of a value.
+        limits: lowest and highest value of the scale.
+        rounds: numbers of the rounds; None: from 0.
+        ranking: ``[n]``, says who of many is at the top; None: the last values.
+    """
+    x = np.arange(len(rows)) if rounds is None else np.asarray(rounds)
+    labels = client_labels(rows.shape[1], names)
+    for client, style in _styles(rows, ranking).items():
+        line = rows[:, client]
+        alone = _alone(line)
+        if alone:  # of which a line shows nothing
+            style = {"marker": "o", "markersize": 4, "markevery": alone} | style
+        label = label_text(labels[client]) if style["zorder"] > 1 else None
+        ax.plot(x, line, label=label, **style)
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.margins(x=0.02)
+    _finish(ax, "round", unit, limits)
+
+
+def draw_legend(ax: Any, clients: int, figure: Figure | None = None) -> None:
+    """The names of the lines: on the right of an axis, or of a whole figure."""
+    handles, labels = ax.get_legend_handles_labels()
+    place: dict[str, Any] = {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)}
+    place = place if figure is None else {"loc": "outside right upper"}
+    title = None if clients <= MOST_COLOURS else "top and bottom"
+    (figure or ax).legend(handles, labels, fontsize="small", frameon=False, title=title, **place)
+
+
+def draw_small_multiples(
+    rows: np.ndarray, titles: Sequence[str], names: Names = None, *, unit: str = "", limits: Limits = None
+) -> Figure:
+    """Lines ``[r, n, M]``, a picture per column: one scale, and one colour per client, in all of them."""
+    columns = rows.shape[2]
+    across = min(4, columns)
+    down = math.ceil(columns / across)
+    figure = Figure(figsize=(2.6 * across + 1.6, 0.9 + 1.9 * down), dpi=100, layout="constrained")
+    axes = figure.subplots(down, across, squeeze=False, sharex=True, sharey=True).flatten()
+    known = np.isfinite(rows)
+    # The same clients stand out in all of them.
+    ranking = _last(np.where(known, rows, 0).sum(2) / np.where(known.any(2), known.sum(2), np.nan))
+    for column, axis in enumerate(axes):
+        if column >= columns:
+            axis.axis("off")
+            continue
+        draw_lines(axis, rows[:, :, column], names, limits=limits, ranking=ranking)
+        axis.set_title(titles[column], fontsize="small")
+        lowest = column + across >= columns
+        axis.set_xlabel("round" if lowest else "")
+        axis.tick_params(labelsize="small", labelbottom=lowest)
+    draw_legend(axes[0], rows.shape[1], figure)
+    figure.supylabel(unit, fontsize="medium")
+    return figure
+
+
+def draw_heatmap(
+    ax: Any,
+    values: np.ndarray,
+    titles: Sequence[str],
+    names: Names = None,
+    *,
+    columns: str = "class",
+    unit: str = "",
+    limits: Limits = None,
+    sort: bool = False,
+) -> None:
+    """Clients down, columns across; symmetric about 0 where there are negative values, so that colour says the sign.
+
+    Args:
+        ax: a matplotlib axis.
+        values: ``[n, M]``.
+        titles: of the columns.
+        names: of the clients.
+        columns: what the columns are.
+        unit: of a value.
+        limits: lowest and highest value of the scale.
+        sort: largest mean first.
+    """
+    known = np.isfinite(values)
+    means = np.where(known, values, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
+    order = _order(means, sort)
+    low, high = limits or ((values[known].min(), values[known].max()) if known.any() else (0.0, 1.0))
+    negative = low < 0
+    high = max(-low, high) if negative else high or 1.0
+    # What is not known lets the hatching through: white would be 0.
+    ax.set_facecolor("0.9")
+    ax.patch.set(hatch="////", edgecolor="0.65")
+    cells = np.where(known, values, np.nan)[order]
+    cmap = matplotlib.colormaps["RdBu" if negative else "Blues"]
+    image = ax.imshow(
+        cells, cmap=cmap, vmin=-high if negative else 0.0, vmax=high, aspect="auto", interpolation="nearest"
+    )
+    ax.figure.colorbar(image, ax=ax, label=unit)
+    _label_rows(ax, order, means, names)
+    every = 1 + (len(titles) - 1) // MOST_TICKS
+    _set_xticks(ax, range(0, len(titles), every), titles[::every], max(map(len, titles[::every])) > 3)
+    ax.set_xlabel(label_text(columns))
+    ax.set_ylabel("client")
+    for (row, column), value in np.ndenumerate(cells) if cells.size <= MOST_NUMBERS else ():
+        if value == value:
+            text = f"{value:.2f}" if abs(value) < 100 else f"{value:.3g}"
+            colour = "white" if abs(value) > 0.6 * high else "black"
+            ax.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+
+
+def ends(values: Iterable[float]) -> tuple[list[int], list[int]]:
+    """The clients at the top and at the bottom, best first, worst first; those without a value are neither.
+
+    Example:
+        >>> ends([0.5, float("nan"), 0.25, 0.75, 0.0])
+        ([3, 0], [4, 2])
+    """
+    known = {i: float(value) for i, value in enumerate(values) if value == value}
+    order = sorted(known, key=lambda i: -known[i])
+    each = min(ENDS, len(order) // 2)
+    return order[:each], order[::-1][:each]
+
+
+def _order(values: np.ndarray, sort: bool) -> np.ndarray:
+    """Clients in the order of their rows; those without a value come last."""
+    return np.argsort(np.where(np.isnan(values), np.inf, -values), kind="stable") if sort else np.arange(len(values))
+
+
+def _styles(rows: np.ndarray, ranking: np.ndarray | None) -> dict[int, dict[str, Any]]:
+    """How each client's line looks: of few each in another way; of many those at the top and at the bottom."""
+    clients = range(rows.shape[1])
+    if len(clients) <= MOST_COLOURS:
+        looks = [{"color": colour, "linestyle": line, "zorder": 2} for line in _LINES for colour in PALETTE]
+        return dict(zip(clients, looks))
+    found: dict[int, dict[str, Any]] = {}
+    marked = ends(_last(rows) if ranking is None else ranking)
+    for group, colour in zip(marked, (TOP, BOTTOM)):
+        for place, client in enumerate(group):
+            markers = {"marker": "os^Dv"[place], "markersize": 4, "markevery": max(1, len(rows) // 8)}
+            found[client] = {"color": colour, "linestyle": _LINES[place % 3], "zorder": 2, **markers}
+    others = {"color": OTHERS, "linewidth": 0.7, "zorder": 1}
+    return {**{i: others for i in clients if i not in found}, **found}
+
+
+def _alone(line: np.ndarray) -> list[int]:
+    """Places of values without a neighbour."""
+    known = np.pad(~np.isnan(line), 1)
+    return np.flatnonzero(known[1:-1] & ~known[:-2] & ~known[2:]).tolist()
+
+
+def _last(rows: np.ndarray) -> np.ndarray:
+    """Of ``[r, n]``, every client's last number."""
+    last = rows[0]
+    for row in rows[1:]:
+        last = np.where(np.isnan(row), last, row)
+    return last
+
+
+def _apart(places: Sequence[int], texts: Sequence[str], width: int) -> tuple[list[int], list[str]]:
+    """Labels of neighbours, where there is one bar beside the other, would lie on each other: every other one goes."""
+    kept: dict[int, str] = {}
+    for place, text in sorted(zip(places, texts)):
+        if not kept or place - max(kept) >= max(1.0, (width + 0.4) / 45):
+            kept[place] = text
+    return [*kept], [*kept.values()]
+
+
+def _set_xticks(ax: Any, places: Sequence[int], texts: Sequence[str], turned: bool) -> None:
+    ax.set_xticks(places, texts)
+    for text in ax.get_xticklabels() if turned else ():
+        text.set(rotation=45, horizontalalignment="right", rotation_mode="anchor")
+
+
+def _label_rows(ax: Any, order: np.ndarray, means: np.ndarray, names: Names) -> None:
+    clients = len(order)
+    labels = [label_text(i if names is None else names[i]) for i in order]
+    if clients <= MOST_LABELS:
+        ax.set_yticks(range(clients), labels, fontsize=8 if clients > 20 else None)
+        return
+    top, bottom = ends(means)
+    every = 1 + (clients - 1) // MOST_TICKS
+    marked = [place for place, i in enumerate(order) if i in (*top, *bottom)]
+    near = {place + step for place in marked for step in range(-every + 1, every)}
+    shown = sorted({*marked, *(place for place in range(0, clients, every) if place not in near)})
+    ax.set_yticks(shown, [labels[place] for place in shown], fontsize=7)
+    for place, text in zip(shown, ax.get_yticklabels()):
+        if place in marked:
+            text.set(color=TOP if order[place] in top else BOTTOM, fontweight="bold")
+
+
+def _finish(ax: Any, xlabel: str, ylabel: str, limits: Limits) -> None:
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    ax.spines[["top", "right"]].set_visible(False)
+    if limits is not None:
+        ax.set_ylim(*limits)
