@@ -11,17 +11,21 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
     from flsv.models.classifier import ClassifierClient
     from flsv.parameters import ParameterSpace
     from flsv.report import read_run
+    from flsv.report.reporting import Reporting
     from flsv.round import ClientUpdate, Round
+    from flsv.server.config import ClientEvaluation
 
 __version__ = "0.2.0"
 
 __all__ = [
     "ClassifierClient",
+    "ClientEvaluation",
     "ClientUpdate",
     "ConfigurationError",
     "FederatedDataModule",
     "FederatedLoop",
     "ParameterSpace",
+    "Reporting",
     "Round",
     "allocate",
     "read_run",
@@ -31,11 +35,13 @@ __all__ = [
 # whoever asks for the version or for help need not wait.
 _HOMES = {
     "ClassifierClient": "flsv.models.classifier",
+    "ClientEvaluation": "flsv.server.config",
     "ClientUpdate": "flsv.round",
     "ConfigurationError": "flsv.errors",
     "FederatedDataModule": "flsv.data",
     "FederatedLoop": "flsv.loop",
     "ParameterSpace": "flsv.parameters",
+    "Reporting": "flsv.report.reporting",
     "Round": "flsv.round",
     "allocate": "flsv.functional.allocation",
     "read_run": "flsv.report",

@@ -25,6 +25,17 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "copy_gap": "filters=[CopyFilter(threshold=None, gap={0})]",
         "norm_cap": "filters=[NormCap({0})]",
         "sample_cap": "filters=[SampleCap({0})]",
+        "attacks": "uploads={0}, one list of attacks, privacy and compression",
+        "privacy": "uploads=[{0}], one list of attacks, privacy and compression",
+        "server_lr": "the aggregator's, aggregator=FedAvg(server_lr={0})",
+        "head": "with who reads it, metrics={{'cssv': ClassSpecificShapley(head={0})}}",
+        "evaluate_clients_every": "evaluation=ClientEvaluation(every={0})",
+        "evaluate_models": "evaluation=ClientEvaluation(models={0})",
+        "keep_trained": "evaluation=ClientEvaluation(keep_trained={0})",
+        "log_per_class": "reporting=Reporting(per_class={0})",
+        "figures_every": "reporting=Reporting(figures={0})",
+        "client_runs": "reporting=Reporting(client_runs={0})",
+        "print_table": "reporting=Reporting(table={0})",
     },
 }
 

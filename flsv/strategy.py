@@ -73,9 +73,13 @@ class Component(ABC):  # noqa: B024 - its subclasses have the abstract methods
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most have nothing to load
         """The inverse of ``state_dict``."""
 
+    #: Arguments that go without saying where they have this value.
+    unsaid: ClassVar[Mapping[str, Any]] = {}
+
     def __repr__(self) -> str:
-        names = inspect.signature(type(self)).parameters
-        return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in names if hasattr(self, n))})"
+        held = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters if hasattr(self, name)}
+        said = [f"{name}={value!r}" for name, value in held.items() if self.unsaid.get(name, ...) != value]
+        return f"{type(self).__name__}({', '.join(said)})"
 
 
 class Strategy(Component):

@@ -11,7 +11,7 @@ import lightning as L
 import torch
 from remote_sites import NAMES, QUIET, SEED, SiteData, SiteTransport, module, whole
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.data import OneClient
@@ -29,7 +29,13 @@ Make = Callable[..., FederatedLoop]
 def shapfed(**options: Any) -> FederatedLoop:
     metrics = {"cssv": ClassSpecificShapley()}
     return FederatedLoop(
-        **{"aggregator": ShapFedWA("cssv"), "metrics": metrics, "seed": SEED, "print_table": False, **options}
+        **{
+            "aggregator": ShapFedWA("cssv"),
+            "metrics": metrics,
+            "seed": SEED,
+            "reporting": Reporting(table=False),
+            **options,
+        }
     )
 
 
@@ -138,7 +144,7 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
     "a schedule by a client's own steps": (partial(shapfed, sampler=UniformSampler(2)), {"make_module": decaying}),
     "local heads": (partial(shapfed, aggregator=FedAvg(), metrics={}, share=["!head"]), {}),
     "scaffold": (partial(shapfed, aggregator=FedAvg("uniform"), client_algorithm=SCAFFOLD()), {}),
-    "privacy": (partial(shapfed, privacy=GaussianPrivacy(clip=1.0, noise_multiplier=0.1)), {}),
+    "privacy": (partial(shapfed, uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=0.1)]), {}),
     "compression with memory": (partial(shapfed, uploads=[TopK(0.1)]), {}),
     "own models at the server": (partial(shapfed, personalizer=ShapFedPersonalizer("cssv")), {}),
 }

@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 from toys import Plain, adam, fit, network, toy_data
 
+from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
@@ -74,8 +75,8 @@ def run(
         personalizer=Mixture(),
         sampler=UniformSampler(3),
         client_optimizer=policy,
-        evaluate_clients_every=2,
-        figures_every=4,
+        evaluation=ClientEvaluation(every=2),
+        reporting=Reporting(figures=4),
         local_epochs=2,
         seed=11,
     )

@@ -12,7 +12,7 @@ from resume_run import checkpoints
 from torchmetrics import Metric
 from toys import CLASSES, FEATURES, Plain, fit, toy_data, trainer_for, vector
 
-from flsv import ClassifierClient
+from flsv import ClassifierClient, Reporting
 from flsv.data import FederatedDataModule
 from flsv.loop import FederatedLoop
 
@@ -47,7 +47,7 @@ def assert_metric_resumes(metric: Callable[[], Metric], folder: Path) -> None:
     states end alike to the bit."""
 
     def loop() -> FederatedLoop:
-        return FederatedLoop(metrics={"mine": metric()}, seed=1, print_table=False)
+        return FederatedLoop(metrics={"mine": metric()}, seed=1, reporting=Reporting(table=False))
 
     def parts() -> tuple[L.LightningModule, FederatedDataModule]:
         torch.manual_seed(0)

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import inspect
 import json
+from dataclasses import FrozenInstanceError
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toys import Plain, fit, toy_data
 
-from flsv import ConfigurationError, FederatedDataModule, FederatedLoop
+from flsv import ConfigurationError, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import FedAvgM, GeometricMedian
 from flsv.arguments import RENAMED
 from flsv.attacks import SignFlip
@@ -26,10 +27,11 @@ DATA = [name for name in inspect.signature(FederatedDataModule).parameters if no
 @pytest.mark.parametrize("name", LOOP)
 def test_a_loops_argument_is_not_set_but_replaced(name: str) -> None:
     loop = FederatedLoop()
-    before = dict(loop.arguments)
+    before = loop.config
     with pytest.raises(ConfigurationError, match=rf"FederatedLoop\.{name} = 3 comes too .* loop\.replace\({name}=3\)"):
         setattr(loop, name, 3)
-    assert loop.arguments == before
+    assert loop.config is before
+    assert getattr(loop, name) != 3
 
 
 def test_another_loop_has_the_other_arguments_and_keeps_the_rest() -> None:
@@ -38,23 +40,25 @@ def test_another_loop_has_the_other_arguments_and_keeps_the_rest() -> None:
     )
     second = first.replace(aggregator=GeometricMedian(), filters=[])
     assert (second.local_epochs, second.metrics["cssv"]) == (3, first.metrics["cssv"])
-    assert isinstance(second.arguments["aggregator"], GeometricMedian)
+    assert isinstance(second.config.aggregator, GeometricMedian)
     assert len(first.filters) == 2
     assert repr(second.filters) == "(OutlierFilter(threshold=None, exclude=False),)"
 
 
 def test_what_a_loop_holds_is_not_changed_from_outside() -> None:
     attacks: Any = [SignFlip(clients=[1])]
-    loop = FederatedLoop(attacks=attacks, uploads=attacks)
+    loop = FederatedLoop(uploads=attacks)
     attacks.append(SignFlip(clients=[2]))
-    assert (len(loop.uploads), len(loop.arguments["attacks"]), len(loop.arguments["uploads"])) == (2, 1, 1)
-    for held in (loop.metrics, loop.strategies, loop.arguments):
+    assert len(loop.uploads) == 1
+    for held in (loop.metrics, loop.strategies):
         with pytest.raises(TypeError, match="does not support item assignment"):
             held["mine"] = None  # type: ignore[index]
+    with pytest.raises(FrozenInstanceError):
+        loop.config.seed = 3  # type: ignore[misc]
 
 
 def test_a_strategys_own_attribute_is_used_and_told(tmp_path: Path) -> None:
-    loop = FederatedLoop(FedAvgM(lr=1.0), seed=1, print_table=False)
+    loop = FederatedLoop(FedAvgM(lr=1.0), seed=1, reporting=Reporting(table=False))
     loop.aggregator.lr = 0.25  # type: ignore[attr-defined]
     fit(loop, tmp_path, Plain(), rounds=1)
     (record,) = tmp_path.rglob("run.json")

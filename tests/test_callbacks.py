@@ -34,6 +34,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor, nn
 from toys import CLASSES, FEATURES, Plain, fit, sgd, toy_data, trainer_for, vector
 
+from flsv import ClientEvaluation, Reporting
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, LeaveOneOut
@@ -139,7 +140,7 @@ def monitored(**kwargs: Any) -> FederatedLoop:
         "loo": LeaveOneOut(performance="negative_loss"),
         "cost": CommunicationCost(),
     }
-    return FederatedLoop(metrics=metrics, seed=1, evaluate_clients_every=1, **kwargs)  # type: ignore[arg-type]
+    return FederatedLoop(metrics=metrics, seed=1, evaluation=ClientEvaluation(every=1), **kwargs)  # type: ignore[arg-type]
 
 
 class Record(Callback):
@@ -152,7 +153,7 @@ class Record(Callback):
 
 
 def test_what_the_loggers_have_can_be_monitored(tmp_path: Path) -> None:
-    loop, record = monitored(log_per_class=False), Record()
+    loop, record = monitored(reporting=Reporting(per_class=False)), Record()
     data = toy_data(server_val_fraction=0.3)
     fit(loop, tmp_path, data=data, callbacks=[record], logger=CSVLogger(tmp_path))
     rows = logged(tmp_path)
@@ -212,7 +213,7 @@ def test_early_stopping_and_checkpoints_by_contribution(tmp_path: Path, name: st
     record = Record()
     best = ModelCheckpoint(tmp_path / "best", "{epoch}", monitor=name, mode="max")
     stop = EarlyStopping(name, mode="max", min_delta=5.0, patience=2)
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, evaluate_clients_every=1)
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, evaluation=ClientEvaluation(every=1))
     fit(
         loop,
         tmp_path,
@@ -235,8 +236,14 @@ def test_early_stopping_and_checkpoints_by_contribution(tmp_path: Path, name: st
         (EarlyStopping("contribution/cssv/client_0"), "goes by the metric's name: monitor 'cssv/client_0'"),
         (ModelCheckpoint(monitor="cssv/client_3"), r"ModelCheckpoint\(.*: the clients are 0 to 2"),
         (EarlyStopping("weight/client_7"), "the clients are 0 to 2"),
-        (ModelCheckpoint(monitor="client_accuracy/mean"), r"Set FederatedLoop\(evaluate_clients_every=1\)"),
-        (ModelCheckpoint(monitor="client_accuracy/min"), r"Set FederatedLoop\(evaluate_clients_every=1\)"),
+        (
+            ModelCheckpoint(monitor="client_accuracy/mean"),
+            r"Set FederatedLoop\(evaluation=ClientEvaluation\(every=1\)\)",
+        ),
+        (
+            ModelCheckpoint(monitor="client_accuracy/min"),
+            r"Set FederatedLoop\(evaluation=ClientEvaluation\(every=1\)\)",
+        ),
     ],
 )
 def test_a_name_that_there_will_not_be_is_refused_before_training(tmp_path: Path, callback: Any, match: str) -> None:
@@ -246,7 +253,7 @@ def test_a_name_that_there_will_not_be_is_refused_before_training(tmp_path: Path
 
 
 def test_an_accuracy_that_comes_late(tmp_path: Path) -> None:
-    loop = FederatedLoop(evaluate_clients_every=2, seed=1)
+    loop = FederatedLoop(evaluation=ClientEvaluation(every=2), seed=1)
     with pytest.raises(ConfigurationError, match=r"first known after 2 rounds"):
         fit(loop, tmp_path, callbacks=[EarlyStopping("client_accuracy/mean", mode="max")])
     fit(loop, tmp_path, callbacks=[EarlyStopping("client_accuracy/mean", mode="max", strict=False)])

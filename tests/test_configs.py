@@ -122,7 +122,7 @@ def test_the_quick_start_runs(run, tmp_path, capsys):
 
 @pytest.mark.parametrize("scenario", ["shapleyfl_closed_set", "shapleyfl_open_set", "guo_noisy", "shapfed_imbalanced"])
 def test_scenarios_run_on_the_quick_start(run, scenario):
-    quick = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--federation.print_table", "false"]
+    quick = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--federation.reporting.table", "false"]
     run(CONFIGS / "quickstart.yaml", SCENARIOS / f"{scenario}.yaml", arguments=quick)
 
 
@@ -234,7 +234,7 @@ def test_shapleyfls_malicious_clients(deal, scenario):
 
 def test_shapleyfls_gradient_poisoning(load):
     _, data, loop = load(CONFIGS / "quickstart.yaml", SCENARIOS / "shapleyfl_gradient_poisoning.yaml")
-    (attack,) = loop.attacks
+    (attack,) = loop.uploads
     assert (attack.low, attack.high) == (-0.5, 0.5)
     assert attack.chosen(data.num_clients) == GaussianNoise(fraction=0.3, seed=0).chosen(5)
 
@@ -259,7 +259,7 @@ def test_pfedsv_dirichlet(deal):
 
 @pytest.mark.parametrize("scenario", ["pfedsv_pathological", "pfedsv_dirichlet"])
 def test_pfedsv_runs_on_its_scenarios(run, scenario, tmp_path):
-    quick = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "1", "--federation.print_table", "false"]
+    quick = ["--trainer.max_epochs", "2", "--trainer.limit_train_batches", "1", "--federation.reporting.table", "false"]
     run(CONFIGS / "quickstart.yaml", SCENARIOS / f"{scenario}.yaml", CONFIGS / "pfedsv.yaml", arguments=quick)
     (csv,) = (tmp_path / "runs").rglob("contributions.csv")
     assert {"relevance", "communication", "accuracy"} <= {line.split(",")[1] for line in csv.read_text().splitlines()}

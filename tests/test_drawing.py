@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from toys import Plain, fit, toy_sets
 
+from flsv import Reporting
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner, plot_partition
 from flsv.drawing import drawing, label_text
@@ -114,7 +115,7 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(
 
     monkeypatch.setattr("flsv.loop.told.plot_partition", fail)
     metrics = {"bad": Undrawable(), "good": ClassSpecificShapley()}
-    loop = FederatedLoop(FedAvg(), metrics, seed=1, figures_every=1)
+    loop = FederatedLoop(FedAvg(), metrics, seed=1, reporting=Reporting(figures=1))
     with pytest.warns(UserWarning, match="could not be drawn") as caught:
         fit(loop, tmp_path, rounds=2, logger=TensorBoardLogger(tmp_path, name="", version="run"))
     said = [str(warning.message) for warning in caught if "could not be drawn" in str(warning.message)]
@@ -142,7 +143,7 @@ def test_a_thousand_classes_from_the_first_round_to_the_table(tmp_path: Path) ->
     x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
     y = torch.arange(samples) % classes
     data = FederatedDataModule((TensorDataset(x, y), TensorDataset(x, y)), IIDPartitioner(3), batch_size=500)
-    loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, seed=1, figures_every=1)
+    loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(figures=1))
     logger = TensorBoardLogger(tmp_path, name="", version="run")
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*could not be drawn.*")

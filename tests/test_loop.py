@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
 from toys import CLASSES, Plain, adam, fit, flat, network, sgd, toy_data, trainer_for, vector
 
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import Attack, FreeRider
 from flsv.clients.algorithms import FedProx
@@ -169,7 +170,7 @@ def test_manual_optimization(tmp_path: Path) -> None:
 def test_server_lr_moves_parameters_part_of_the_way_and_buffers_all_of_it(tmp_path: Path) -> None:
     net = network()
     full = fit(FederatedLoop(seed=SEED), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
-    half = fit(FederatedLoop(seed=SEED, server_lr=0.5), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
+    half = fit(FederatedLoop(FedAvg(server_lr=0.5), seed=SEED), tmp_path, Plain(copy.deepcopy(net)), rounds=1).net
     for start, end, middle in zip(net.parameters(), full.parameters(), half.parameters()):
         torch.testing.assert_close(middle, (start + end) / 2)
     torch.testing.assert_close(half[1].running_var, full[1].running_var)
@@ -304,7 +305,7 @@ def test_standalone_is_each_client_training_alone(tmp_path: Path) -> None:
 
 
 def test_clients_own_models_are_evaluated_on_their_own_test_split(tmp_path: Path) -> None:
-    loop = FederatedLoop(personalizer=Standalone(), evaluate_clients_every=2, seed=1)
+    loop = FederatedLoop(personalizer=Standalone(), evaluation=ClientEvaluation(every=2), seed=1)
     data = toy_data()
     module = fit(loop, tmp_path, data=data, rounds=3)  # evaluated after round 2 and after the last
     before = vector(module)
@@ -317,7 +318,7 @@ def test_clients_own_models_are_evaluated_on_their_own_test_split(tmp_path: Path
 
 
 def test_without_a_personalizer_the_own_model_is_the_global_one(tmp_path: Path) -> None:
-    loop = FederatedLoop(evaluate_clients_every=1, seed=1)
+    loop = FederatedLoop(evaluation=ClientEvaluation(every=1), seed=1)
     data = toy_data()
     module = fit(loop, tmp_path, data=data).eval()
     x, y = (torch.cat(parts) for parts in zip(*data.client_loader(0, "test")))
@@ -428,7 +429,7 @@ def test_limits_hold_per_client_and_local_epoch(tmp_path: Path) -> None:
 
 
 def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path) -> None:
-    loop = shapfed(evaluate_clients_every=1)
+    loop = shapfed(evaluation=ClientEvaluation(every=1))
     trainer = L.Trainer(
         fast_dev_run=True, default_root_dir=tmp_path, callbacks=[loop], accelerator="cpu", enable_progress_bar=False
     )
@@ -463,7 +464,7 @@ def test_sanity_check_and_a_second_fit(tmp_path: Path) -> None:
 
 def test_mixed_precision(tmp_path: Path) -> None:
     exact = vector(fit(FederatedLoop(seed=1), tmp_path))
-    loop = shapfed(evaluate_clients_every=1)
+    loop = shapfed(evaluation=ClientEvaluation(every=1))
     mixed = fit(loop, tmp_path, precision="bf16-mixed")
     assert loop.contributions["cssv"].isfinite().all()
     assert next(mixed.parameters()).dtype == torch.float32
@@ -527,7 +528,7 @@ def test_an_attack_acts_on_the_update_that_leaves_the_client(tmp_path: Path) -> 
     honest, attacked = KeepUpdates(), KeepUpdates()
     net = network()
     fit(FederatedLoop(honest, seed=1), tmp_path, Plain(copy.deepcopy(net)), rounds=1)
-    loop = FederatedLoop(attacked, attacks=[Double(clients=[2])], seed=1)
+    loop = FederatedLoop(attacked, uploads=[Double(clients=[2])], seed=1)
     fit(loop, tmp_path, Plain(copy.deepcopy(net)), rounds=1)
     start, cut = loop.space.read(Plain(copy.deepcopy(net))), loop.space.num_parameters
     for client in (0, 1):
@@ -539,7 +540,7 @@ def test_an_attack_acts_on_the_update_that_leaves_the_client(tmp_path: Path) -> 
 
 def test_a_free_rider_that_returns_the_global_model_contributes_nothing(tmp_path: Path) -> None:
     loop = FederatedLoop(
-        metrics={"cssv": ClassSpecificShapley()}, attacks=[FreeRider(clients=[0], mode="zero")], seed=1
+        metrics={"cssv": ClassSpecificShapley()}, uploads=[FreeRider(clients=[0], mode="zero")], seed=1
     )
     fit(loop, tmp_path)
     assert loop.contributions["cssv"][0].abs().max() == 0

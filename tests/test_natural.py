@@ -31,8 +31,8 @@ QUICK = {
     "trainer.enable_checkpointing": "false",
     "trainer.enable_progress_bar": "false",
     "trainer.enable_model_summary": "false",
-    "federation.print_table": "false",
-    "federation.figures_every": 0,
+    "federation.reporting.table": "false",
+    "federation.reporting.figures": 0,
 }
 #: A cohort of 3 is 8 coalitions, and a small recurrent layer is enough to see that it works.
 SMALLER = {

@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback
 from resuming import _same as same
 from toys import Plain, fit, network, toy_data, vector
 
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAdam, ShapFedWA
 from flsv.attacks import SignFlip
 from flsv.clients.algorithms import SCAFFOLD, FedDyn, FedDynServer, InRunValues
@@ -50,16 +51,18 @@ LOOPS: dict[str, Callable[[], FederatedLoop]] = {
             "once": OneRoundShapley(2),
             "wasserstein": WassersteinContribution(features="pixels", support=2, iterations=1),
         },
-        evaluate_clients_every=1,
+        evaluation=ClientEvaluation(every=1),
         seed=1,
     ),
-    "own models": lambda: FederatedLoop(personalizer=Standalone(), client_optimizer="keep", keep_trained=True, seed=1),
+    "own models": lambda: FederatedLoop(
+        personalizer=Standalone(), client_optimizer="keep", evaluation=ClientEvaluation(keep_trained=True), seed=1
+    ),
     "clusters": lambda: FederatedLoop(personalizer=IFCA(2), sampler=UniformSampler(2), seed=1),
     "two sides": lambda: FederatedLoop(FedDynServer(), client_algorithm=FedDyn(0.1), seed=1),
     "variates": lambda: FederatedLoop(client_algorithm=SCAFFOLD(), seed=1),
     "in run": lambda: FederatedLoop(metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues(), seed=1),
-    "server optimizer": lambda: FederatedLoop(FedAdam(), attacks=[SignFlip(clients=[1])], seed=1),
-    "privacy": lambda: FederatedLoop(privacy=GaussianPrivacy(1.0, 1.0), seed=1),
+    "server optimizer": lambda: FederatedLoop(FedAdam(), uploads=[SignFlip(clients=[1])], seed=1),
+    "uploads": [lambda: FederatedLoop(uploads=[GaussianPrivacy(1.0, 1.0)], seed=1)],
 }
 
 
@@ -84,7 +87,7 @@ def test_before_and_after_a_fit(tmp_path: Path, name: str, how: str) -> None:
     assert same(after.contributions, loop.contributions)
     for metric, live in after.metrics.items():
         assert same(live.compute(), loop.metrics[metric].compute())
-    assert all(after.metrics[key] is metric for key, metric in (after._arguments["metrics"] or {}).items())
+    assert all(after.metrics[key] is metric for key, metric in after.config.metrics.items())
     with pytest.raises(RuntimeError, match=r"call trainer\.fit first"):
         print(after.clients)
     # Either copy can be fitted, and does what the original did.

@@ -14,6 +14,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from resume_run import Stop, run
 from toys import Plain, fit, network, toy_data, trainer_for, vector
 
+from flsv import Reporting
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
 
@@ -189,7 +190,7 @@ class StopsInValidation(L.Callback):
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_another_fit_goes_on_after_one_that_ended_in_validation(tmp_path: Path, after: int, error: Any) -> None:
     def federation() -> tuple[FederatedLoop, L.LightningModule, Any]:
-        loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, print_table=False)
+        loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(table=False))
         return loop, Plain(network(batch_norm=False)), toy_data(server_val_fraction=0.2)
 
     loop, module, data = federation()

@@ -28,6 +28,7 @@ from resuming import assert_resumes
 from torch import Tensor, nn
 from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
 
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.attacks import SignFlip
 from flsv.cli.own_models import OwnModels
@@ -77,7 +78,7 @@ def test_same_models_and_private_parts_as_by_hand(tmp_path: Path, share: Any, ke
     net = network()
     kept = [name for name in kept if name in net.state_dict()]
     expected, own = sharing_by_hand(net, kept, plain_sgd())
-    federated, module = loop(share=share, evaluate_clients_every=ROUNDS), Plain(copy.deepcopy(net))
+    federated, module = loop(share=share, evaluation=ClientEvaluation(every=ROUNDS)), Plain(copy.deepcopy(net))
     data = unequal_data()
     fit(federated, tmp_path, module, data, rounds=ROUNDS)
     assert_same(module.net, expected)
@@ -135,7 +136,7 @@ def test_nobody_is_evaluated_with_another_clients_part(tmp_path: Path) -> None:
             assert round.server_data is not None
             seen.append(round.server_data.module(round.global_vector).shift.clone())
 
-    federated = FederatedLoop(Looks(), sampler=FixedCohort([0, 2]), evaluate_clients_every=1, seed=1)
+    federated = FederatedLoop(Looks(), sampler=FixedCohort([0, 2]), evaluation=ClientEvaluation(every=1), seed=1)
     data, module = toy_data((2, 3, 2)), Shifted()
     fit(federated, tmp_path, module, data, rounds=1)
     assert federated.client_accuracy is not None
@@ -159,7 +160,7 @@ def test_trainable_is_the_same_federation_with_less_traffic(tmp_path: Path) -> N
     games = {"sv": PartialFederatedShapley(), "cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
 
     def run(share: str) -> tuple[FederatedLoop, L.LightningModule]:
-        federated = loop(share=share, metrics=copy.deepcopy(games), evaluate_clients_every=ROUNDS)
+        federated = loop(share=share, metrics=copy.deepcopy(games), evaluation=ClientEvaluation(every=ROUNDS))
         return federated, fit(federated, tmp_path / share, Plain(frozen()), unequal_data(), rounds=ROUNDS)
 
     (whole, one), (part, other) = run("all"), run("trainable")
@@ -185,7 +186,7 @@ def test_a_frozen_head_is_said_where_it_is_asked_for(tmp_path: Path) -> None:
     net[4].requires_grad_(False)
     with pytest.raises(ConfigurationError, match=r"metrics \['m'\] compare .* the head 'net.4' is not shared"):
         fit(loop(share="trainable", metrics={"m": ClassSpecificShapley()}), tmp_path, Plain(net))
-    fit(loop(share="trainable", head="net.4", metrics={"n": CosineGradientShapley()}), tmp_path, Plain(net), rounds=1)
+    fit(loop(share="trainable", metrics={"n": CosineGradientShapley()}), tmp_path, Plain(net), rounds=1)
 
 
 class Follows(Plain):
@@ -237,12 +238,9 @@ def everything(**changes: Any) -> FederatedLoop:
     options: dict[str, Any] = {
         "share": ["!norm"],
         "metrics": {"cssv": ClassSpecificShapley(), "cos": CosineGradientShapley()},
-        "attacks": [SignFlip(clients=[1])],
-        "privacy": GaussianPrivacy(clip=1.0, noise_multiplier=0.01),
-        "uploads": [TopK(share=0.5)],
+        "uploads": [SignFlip(clients=[1]), GaussianPrivacy(clip=1.0, noise_multiplier=0.01), TopK(share=0.5)],
         "client_optimizer": "keep",
-        "evaluate_clients_every": 2,
-        "evaluate_models": "trained",
+        "evaluation": ClientEvaluation(every=2, models="trained"),
     }
     return loop(**{**options, **changes})
 
@@ -317,9 +315,7 @@ def test_other_frozen_layers_are_refused_on_resume(tmp_path: Path) -> None:
 
 def test_noise_and_attacks_touch_what_is_shared_only(tmp_path: Path) -> None:
     """After one round the private parts are those of a run without: training has not seen the noise yet."""
-    noised = loop(
-        share=["!norm"], privacy=GaussianPrivacy(clip=0.01, noise_multiplier=1.0), attacks=[SignFlip(clients=[0])]
-    )
+    noised = loop(share=["!norm"], uploads=[SignFlip(clients=[0]), GaussianPrivacy(clip=0.01, noise_multiplier=1.0)])
     plain = loop(share=["!norm"])
     for federated, name in ((noised, "a"), (plain, "b")):
         fit(federated, tmp_path / name, data=unequal_data(), rounds=1)
@@ -329,7 +325,7 @@ def test_noise_and_attacks_touch_what_is_shared_only(tmp_path: Path) -> None:
     assert noised.space.size == noised.space.num_parameters
     with pytest.raises(ConfigurationError, match="running variance turns negative"):
         fit(
-            loop(share=["!head"], privacy=GaussianPrivacy(clip=0.01, noise_multiplier=1.0)),
+            loop(share=["!head"], uploads=[GaussianPrivacy(clip=0.01, noise_multiplier=1.0)]),
             tmp_path,
             data=unequal_data(),
         )
@@ -342,7 +338,7 @@ def test_the_clip_is_of_the_shared_part(tmp_path: Path) -> None:
         def end_round(self, round: Any) -> None:
             norms.append(round.client_updates.double().norm(dim=1))
 
-    federated = loop(aggregator=Norms(), share=["!head"], privacy=GaussianPrivacy(clip=0.05, noise_multiplier=0.0))
+    federated = loop(aggregator=Norms(), share=["!head"], uploads=[GaussianPrivacy(clip=0.05, noise_multiplier=0.0)])
     fit(federated, tmp_path, Plain(network(batch_norm=False)), unequal_data(), rounds=1)
     torch.testing.assert_close(norms[0], torch.full((3,), 0.05, dtype=torch.float64), rtol=1e-5, atol=0)
 
@@ -371,7 +367,7 @@ def test_a_client_whose_own_part_is_not_finite_leaves_no_trace(tmp_path: Path) -
 
 
 def test_own_models_are_whole(tmp_path: Path) -> None:
-    federated = loop(share=["!head"], evaluate_clients_every=2, keep_trained=True)
+    federated = loop(share=["!head"], evaluation=ClientEvaluation(every=2, keep_trained=True))
     own = OwnModels(federated, tests="own")
     fit(federated, tmp_path, data=unequal_data(), rounds=2, callbacks=[own])
     torch.testing.assert_close(own.scores["received"]["accuracy"].float(), federated.client_accuracy)
@@ -422,7 +418,7 @@ def test_what_stays_of_a_client_that_uploads_another_model_is_what_it_trained(tm
             loss.register_hook(lambda _: heads.update({client: self.net[4].weight.detach().clone()}))
             return loss
 
-    federated = FederatedLoop(share=["!head"], evaluate_models="trained", evaluate_clients_every=1, seed=1)
+    federated = FederatedLoop(share=["!head"], evaluation=ClientEvaluation(models="trained", every=1), seed=1)
     options: dict[str, Any] = {"lr": 0.001, "outer_lr": 1e-4, "lamda": 15.0, "inner_steps": 1}
     module = Thetas(network(batch_norm=False), lambda ps: MoreauSGD(ps, **options))
     start = module.net[4].weight.detach().clone()

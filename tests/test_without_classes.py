@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 from toys import trainer_for
 
-from flsv import ClassifierClient, ConfigurationError, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, ConfigurationError, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import DivergenceWeighted
+from flsv.attacks import HeadAlignment
 from flsv.data import GroupPartitioner, IIDPartitioner, SizePartitioner
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -117,7 +118,7 @@ METRICS: dict[str, Any] = {"cosine": CosineGradientShapley, "cost": Communicatio
 
 def run(module: Task, data: FederatedDataModule, folder: Path, rounds: int = 2, **kwargs: Any) -> FederatedLoop:
     metrics = {name: make() for name, make in METRICS.items()}
-    loop = FederatedLoop(metrics=metrics, seed=0, figures_every=1, **kwargs)
+    loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(figures=1), **kwargs)
     logger = L.pytorch.loggers.TensorBoardLogger(folder, name="", version="")
     trainer_for(loop, folder, rounds, logger=logger).fit(module, data)
     return loop
@@ -199,7 +200,7 @@ def test_what_needs_classes_takes_those_that_are_given(tmp_path: Path) -> None:
 
 
 def test_a_head_may_be_named_without_classes(tmp_path: Path) -> None:
-    loop = FederatedLoop(head="net.1", seed=0)
+    loop = FederatedLoop(uploads=[HeadAlignment(clients=[0], head="net.1")], seed=0)
     trainer_for(loop, tmp_path, 1).fit(language_model(), texts())
     assert loop.space.head is not None
     assert loop.space.head.num_classes == 9

@@ -28,7 +28,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.data import IIDPartitioner
 from flsv.metrics import ClassSpecificShapley
@@ -68,8 +68,7 @@ def run(clients: int, cohort: int, rounds: int) -> list[str]:
         metrics={"cssv": ClassSpecificShapley()},
         sampler=UniformSampler(cohort),
         seed=0,
-        print_table=False,
-        figures_every=0,
+        reporting=Reporting(table=False, figures=0),
     )
     with tempfile.TemporaryDirectory() as folder:
         saving = ModelCheckpoint(folder, save_last=True)

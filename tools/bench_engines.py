@@ -28,7 +28,7 @@ from common import be_quiet
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.data import GroupPartitioner
 from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
@@ -54,7 +54,7 @@ def make_module() -> ClassifierClient:
 
 def make_loop(**options: Any) -> FederatedLoop:
     metrics = {"cssv": ClassSpecificShapley()}
-    return FederatedLoop(ShapFedWA("cssv"), metrics=metrics, seed=0, print_table=False, **options)
+    return FederatedLoop(ShapFedWA("cssv"), metrics=metrics, seed=0, reporting=Reporting(table=False), **options)
 
 
 class SiteData(L.LightningDataModule):

@@ -31,7 +31,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, ParameterSpace, Round
+from flsv import ClassifierClient, FederatedDataModule, ParameterSpace, Reporting, Round
 from flsv.aggregation import ShapFedWA
 from flsv.data import DirichletPartitioner, load_image_data
 from flsv.errors import ConfigurationError
@@ -121,7 +121,9 @@ def resnet(accelerator: str, count: int, samples: int | None) -> list[Row]:
         batch_size=64,
         max_samples=samples,
     )
-    loop = bench_round.TimedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, print_table=False, seed=0)
+    loop = bench_round.TimedLoop(
+        ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, reporting=Reporting(table=False), seed=0
+    )
     trainer = L.Trainer(
         max_epochs=count + 1,
         accelerator=accelerator,

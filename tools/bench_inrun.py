@@ -25,7 +25,7 @@ from common import be_quiet
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.clients.algorithms import InRunValues
 from flsv.data import IIDPartitioner
 from flsv.games import ModelEvaluator
@@ -101,7 +101,7 @@ def federation(
     torch.manual_seed(0)
     every = list(WAYS.values())[place]
     values = {} if every is None else {"client_algorithm": InRunValues(every), "metrics": {"in_run": InRunShapley()}}
-    loop = InTurns(print_table=False, figures_every=0, seed=0, **values)  # type: ignore[arg-type]
+    loop = InTurns(reporting=Reporting(table=False, figures=0), seed=0, **values)  # type: ignore[arg-type]
     loop.turns, loop.place = turns, place
     share = VALIDATION / (SAMPLES + VALIDATION)
     dealt = FederatedDataModule(data, IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=share)

@@ -21,7 +21,7 @@ from common import Timed, be_quiet, round_times
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule
+from flsv import ClassifierClient, FederatedDataModule, Reporting
 from flsv.data import IIDPartitioner
 from flsv.loop import federated_loop
 
@@ -58,7 +58,7 @@ def plain(x: Tensor, y: Tensor) -> list[float]:
 
 def federated(x: Tensor, y: Tensor, make: Callable[[], L.LightningModule]) -> list[float]:
     data = FederatedDataModule(TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=0)
-    return round_times(Timed(print_table=False, figures_every=0), make(), data, ROUNDS)
+    return round_times(Timed(reporting=Reporting(table=False, figures=0)), make(), data, ROUNDS)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from common import be_quiet, grid, quiet_trainer
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import IIDPartitioner
 from flsv.engines.ranks import FederatedStrategy
 from flsv.engines.ranks.rendezvous import Rendezvous, meet
@@ -111,7 +111,7 @@ class TimedLoop(FederatedLoop):
 def federated(case: str, rounds: int, ranks: int) -> list[tuple[float, float]]:
     """The same in a Trainer."""
     clients, _, shape = CASES[case]
-    loop = TimedLoop(print_table=False, seed=0)
+    loop = TimedLoop(reporting=Reporting(table=False), seed=0)
     with tempfile.TemporaryDirectory() as folder:
         options: dict[str, Any] = {"default_root_dir": folder, "limit_val_batches": 0}
         if ranks == 1:

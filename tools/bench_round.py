@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 from torch.utils.tensorboard._utils import figure_to_image
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import IIDPartitioner
 from flsv.metrics import ClassSpecificShapley
 from flsv.models import LeNet5
@@ -108,7 +108,7 @@ def federated(
         TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=0, **options
     )
     metrics = {"cssv": ClassSpecificShapley()} if measured else {}
-    loop = TimedLoop(metrics=metrics, print_table=False, figures_every=0)
+    loop = TimedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0))
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
             max_epochs=rounds,

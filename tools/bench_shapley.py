@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Round
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, Round
 from flsv.aggregation import FedAvg
 from flsv.attacks import GradientPoisoning
 from flsv.data import ShardPartitioner
@@ -104,9 +104,8 @@ def real_games(root: str) -> dict[str, list[Tensor]]:
     loop = FederatedLoop(
         keep,
         {"sv": PartialFederatedShapley(estimator="leave_one_out")},
-        attacks=[GradientPoisoning(fraction=0.3, seed=0)],
-        figures_every=0,
-        print_table=False,
+        uploads=[GradientPoisoning(fraction=0.3, seed=0)],
+        reporting=Reporting(figures=0, table=False),
         seed=0,
     )
     data = FederatedDataModule(

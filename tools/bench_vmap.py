@@ -27,7 +27,7 @@ from common import be_quiet, grid, quiet_trainer
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.clients.batched import BatchedTraining, GatheredBatches
 from flsv.data import IIDPartitioner
 from flsv.engines.vmap import ON_CPU, VmapProcess
@@ -120,7 +120,7 @@ def federated(network: nn.Module, data: FederatedDataModule, engine: Any) -> lis
     module = ClassifierClient(
         copy.deepcopy(network), optimizer=partial(torch.optim.SGD, lr=0.05), num_classes=CLASSES, input_shape=SHAPE
     )
-    loop = Timed(engine=engine, print_table=False, figures_every=0, seed=0)
+    loop = Timed(engine=engine, reporting=Reporting(table=False, figures=0), seed=0)
     with tempfile.TemporaryDirectory() as folder:
         quiet_trainer(folder, ROUNDS + 1, [loop]).fit(module, data)
     return loop.rounds[1:]  # the first one has the trial

@@ -73,7 +73,7 @@ def run(files: list[Path], rounds: int, extra: list[str], folder: str) -> dict[s
     options += ["--trainer.max_epochs", str(rounds), "--trainer.default_root_dir", folder]
     options += ["--trainer.enable_progress_bar", "false", "--trainer.enable_model_summary", "false"]
     options += ["--trainer.limit_train_batches", "4", "--trainer.limit_val_batches", "2"]
-    options += ["--federation.print_table", "false", "--federation.figures_every", "0", *extra]
+    options += ["--federation.reporting.table", "false", "--federation.reporting.figures", "0", *extra]
     cli = make_cli(options, run=False)
     cli.trainer.fit(cli.model, cli.datamodule)
     loop = next(each for each in cli.trainer.callbacks if type(each).__name__ == "FederatedLoop")

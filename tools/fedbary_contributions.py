@@ -21,7 +21,7 @@ from common import be_quiet, build, quiet_trainer
 from fedbary_common import Check, Setting, cell, table
 from scipy.stats import spearmanr
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.functional.shapley import exact_shapley
 from flsv.games.retraining import RetrainedUtility
 from flsv.metrics import CumulativeShapley
@@ -68,7 +68,7 @@ def federation(case: str, source: str, seed: int, setting: Setting, root: str, *
 def trainer(rounds: int, setting: Setting, folder: str, **kwargs: Any) -> L.Trainer:
     """For one federation; keywords go to the loop."""
     return quiet_trainer(
-        folder, rounds, [FederatedLoop(**kwargs, figures_every=0, print_table=False)], setting.accelerator
+        folder, rounds, [FederatedLoop(**kwargs, reporting=Reporting(figures=0, table=False))], setting.accelerator
     )
 
 

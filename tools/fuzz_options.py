@@ -9,9 +9,11 @@ from typing import Any
 import yaml
 from fuzz_cases import Make, add, command, fitted
 
+from flsv import ClientEvaluation
+
 QUICK = yaml.safe_load((Path(__file__).parents[1] / "configs" / "quickstart.yaml").read_text())
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.logger=false"]
-SHORT += ["--trainer.enable_progress_bar=false", "--federation.print_table=false"]
+SHORT += ["--trainer.enable_progress_bar=false", "--federation.reporting.table=false"]
 
 
 def fit(*arguments: str) -> Make:
@@ -48,7 +50,7 @@ for name, given in {
     "word for a number": ["--federation.local_epochs=two"],
     "negative epochs": ["--federation.local_epochs=-1"],
     "fraction of epochs": ["--federation.local_epochs=1.5"],
-    "server_lr nan": ["--federation.server_lr=nan"],
+    "server_lr nan": ["--federation.aggregator=flsv.aggregation.FedAvg", "--federation.aggregator.server_lr=nan"],
     "unknown metric": ["--federation.metrics={cssv: flsv.metrics.ClassSpecificShaply}"],
     "metric that the aggregator lacks": ["--federation.aggregator.init_args.metric=cgsv"],
     "unknown engine": ["--federation.engine=ranks"],
@@ -134,7 +136,7 @@ for name, run in {
     "metric of no class": changed("federation", metrics={"cssv": 3}),
     "metric with a slash": changed("federation", metrics={"a/b": "flsv.metrics.GradientAgreement"}),
     "aggregator that is a metric": changed("federation", aggregator="flsv.metrics.GradientAgreement"),
-    "evaluate every -1": changed("federation", evaluate_clients_every=-1),
+    "evaluate every -1": changed("federation", evaluation=ClientEvaluation(every=-1)),
     "fraction of all": changed("data", client_test_fraction=1.0),
     "fraction nan": changed("data", client_test_fraction=float("nan")),
     "fraction below 0": changed("data", client_test_fraction=-0.5),

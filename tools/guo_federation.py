@@ -283,7 +283,7 @@ def ordered(cell: Cell, root: str) -> Measured:
 def alone(cell: Cell, root: str) -> Measured:
     """Figure 2: ``divergence`` of each client's labels from equal ones, and ``accuracy`` of the model that it trains
     alone, in %."""
-    with built(cell, root, **{"federation.keep_trained": True}) as cli:
+    with built(cell, root, **{"federation.evaluation.keep_trained": True}) as cli:
         tested = OwnModels(federated_loop(cli.trainer))
         cli.trainer.callbacks.append(tested)  # type: ignore[attr-defined]
         _fitted(cli, cell.seed)

@@ -23,7 +23,7 @@ from table_statistics import paired
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.benchmark.scores import spearman
 from flsv.clients.algorithms import InRunValues
 from flsv.data import DirichletPartitioner
@@ -75,8 +75,7 @@ def measured(seed: int) -> dict[int, dict[str, float]]:
             metrics={"in_run": InRunShapley()},
             client_algorithm=InRunValues(every),
             seed=seed,
-            figures_every=0,
-            print_table=False,
+            reporting=Reporting(figures=0, table=False),
         )
         torch.manual_seed(seed)
         module = ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8), network_args={"hidden": [64]})

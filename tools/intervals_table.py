@@ -18,7 +18,7 @@ import torch
 from common import be_quiet, grid
 from torch import Tensor
 
-from flsv import FederatedLoop
+from flsv import FederatedLoop, Reporting
 from flsv.benchmark import Federation, federation, truth_table
 from flsv.benchmark.registry import entry
 from flsv.benchmark.scores import shares
@@ -74,12 +74,9 @@ def run(where: Federation, seed: int, metrics: Mapping[str, str]) -> dict[str, C
     loop = FederatedLoop(
         metrics=inside,  # type: ignore[arg-type]
         local_epochs=where.local_epochs,
-        print_table=False,
-        figures_every=0,
-        log_per_class=False,
+        reporting=Reporting(per_class=False, figures=0, table=False, files=False),
         seed=seed,
     )
-    loop.write_csv = False
     with isolated_rngs(seed, "benchmark"):
         where.trainer(loop).fit(where.module(), where.datamodule())
     found = {}

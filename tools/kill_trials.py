@@ -45,7 +45,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["flsv.cli.parser", "flsv.cli.retrain", "flsv.cli.compare", "flsv.cli.bench"])
 
-FIT = ("fit", "--config", "quickstart", "--trainer.max_epochs", "6", "--federation.print_table", "false")
+FIT = ("fit", "--config", "quickstart", "--trainer.max_epochs", "6", "--federation.reporting.table", "false")
 BATCHES = ("--trainer.limit_train_batches", "8", "--trainer.enable_progress_bar", "false")
 SHORT = (*FIT[1:3], "--trainer.max_epochs", "2", *BATCHES)
 MOST_KILLS = 3

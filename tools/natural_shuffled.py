@@ -30,7 +30,7 @@ QUIET = {
     "trainer.enable_progress_bar": "false",
     "trainer.enable_model_summary": "false",
     "trainer.limit_val_batches": 0,
-    "federation.print_table": "false",
+    "federation.reporting.table": "false",
     "federation.metrics": "{shapley: {class_path: flsv.metrics.CumulativeShapley, init_args: "
     "{performance: val_loss, mode: min, weighting: samples}}}",
 }

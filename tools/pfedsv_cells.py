@@ -179,7 +179,7 @@ class Record(L.Callback):
 def measured(cell: Cell, root: str) -> Measured:
     """A client's own test accuracy, %, of both its models; gradient steps of a client in a round; cost; and where the
     clients judge each other, how well they do (:func:`judged`)."""
-    with built(cell, root, **{"federation.keep_trained": True}) as cli:
+    with built(cell, root, **{"federation.evaluation.keep_trained": True}) as cli:
         loop = federated_loop(cli.trainer)
         record = Record(loop)
         cli.trainer.callbacks.append(record)  # type: ignore[attr-defined]

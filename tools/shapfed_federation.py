@@ -229,7 +229,7 @@ def values(cell: Cell, root: str) -> Measured:
 
 
 def _tested(cell: Cell, root: str, every: int) -> Measured:
-    with built(cell, root, **{"federation.keep_trained": True}) as cli:
+    with built(cell, root, **{"federation.evaluation.keep_trained": True}) as cli:
         loop = federated_loop(cli.trainer)
         tested = Tested(loop, every)
         cli.trainer.callbacks.append(tested)  # type: ignore[attr-defined]

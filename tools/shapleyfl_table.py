@@ -151,7 +151,7 @@ def measured(cell: Cell, root: str) -> Measured:
         loop = federated_loop(cli.trainer)
         scores = cli.trainer.test(cli.model, cli.datamodule, verbose=False)[0]
     clients = cli.datamodule.num_clients
-    malicious = loop.attacks[0].chosen(clients) if loop.attacks else cli.datamodule.malicious
+    malicious = loop.uploads[0].chosen(clients) if loop.uploads else cli.datamodule.malicious
     auroc = float("nan")
     if "ssv" in loop.contributions and 0 < len(malicious) < clients:
         bad = torch.zeros(clients)

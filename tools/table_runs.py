@@ -35,9 +35,9 @@ QUIET = {
     "trainer.enable_model_summary": False,
     "trainer.num_sanity_val_steps": 0,
     "trainer.limit_val_batches": 0,
-    "federation.figures_every": 0,
-    "federation.print_table": False,
-    "federation.evaluate_clients_every": 0,
+    "federation.reporting.figures": 0,
+    "federation.reporting.table": False,
+    "federation.evaluation.every": 0,
 }
 
 #: Callbacks that every cell's trainer has beside its own, for who wants to look on.
@@ -119,7 +119,7 @@ def check_seeds(cli: FederatedCLI, seed: int) -> None:
     """Raise if something random has another seed than the cell's: its file does not say ``seed``, and every seed of
     the table would have the same."""
     loop = federated_loop(cli.trainer)
-    for part in (cli.datamodule.partitioner, *cli.datamodule.corruptions, *loop.attacks):
+    for part in (cli.datamodule.partitioner, *cli.datamodule.corruptions, *loop.uploads):
         while part is not None:
             if getattr(part, "seed", seed) != seed:
                 raise ValueError(f"{part!r} has another seed than the cell's, {seed}: say seed: 0 in its file.")
@@ -154,7 +154,7 @@ def trained(cli: FederatedCLI) -> Measured:
 def own_models(cell: Cell, root: str, tests: Tests = "own") -> Measured:
     """What :class:`flsv.cli.own_models.OwnModels` finds, in %: ``received``, ``trained`` and ``global`` to ``accuracy``
     and ``balanced_accuracy``, a list with a number per client (``global``: one number in it)."""
-    with built(cell, root, **{"federation.keep_trained": True}) as cli:
+    with built(cell, root, **{"federation.evaluation.keep_trained": True}) as cli:
         outcome = run(cell.row, cli.trainer, cli.model, cli.datamodule, tests)
     scores = {
         models: {name: (100 * values).tolist() for name, values in found.items()}

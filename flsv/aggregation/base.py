@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.round import Round
 from flsv.strategy import Contributions, Strategy
 
 
 class Aggregator(Strategy):
-    """Base class. A linear aggregator overrides ``weights``; one that is not linear overrides ``aggregate``."""
+    """Base class. A linear aggregator overrides ``weights``; one that is not linear overrides ``aggregate``.
+
+    Args:
+        server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the way.
+            The server sees to it: an aggregator of one's own need not know it, and moves all the way then.
+
+    Raises:
+        ConfigurationError: a server_lr that is not positive.
+    """
+
+    server_lr: float = 1.0
+    unsaid: ClassVar = {"server_lr": 1.0}
+
+    def __init__(self, *, server_lr: float = 1.0) -> None:
+        check_number(self, "server_lr", server_lr, above=0)
+        self.server_lr = server_lr
 
     @abstractmethod
     def weights(self, round: Round, contributions: Contributions) -> Tensor:

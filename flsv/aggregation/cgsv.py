@@ -30,6 +30,7 @@ class CGSV(Aggregator):
         metric: the name of a :class:`flsv.metrics.CosineGradientShapley` among the loop's metrics.
         scale: length of a normalised update, the paper's Gamma. It is the step size of the whole federation: it should
             be near the length of the clients' updates.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: scale not above 0.
@@ -41,7 +42,14 @@ class CGSV(Aggregator):
 
     metric_shape = ("n",)
 
-    def __init__(self, metric: str = "cgsv", scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        metric: str = "cgsv",
+        scale: float = 1.0,
+        *,
+        server_lr: float = 1.0,
+    ) -> None:
+        super().__init__(server_lr=server_lr)
         check_number(self, "scale", scale, above=0)
         self.metric: str = metric
         self.scale = scale

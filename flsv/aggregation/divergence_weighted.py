@@ -32,6 +32,7 @@ class DivergenceWeighted(Aggregator):
         reference: what labels are compared with: ``"uniform"``, as in the paper, or ``"global"``, the whole
             federation's label counts, which clients are then told (as secure aggregation would give them).
         normalize_divergence: make the cohort's F sum to 1; with raw ones most of the paper's own weights are negative.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: another kind or reference; a or b not finite.
@@ -51,7 +52,10 @@ class DivergenceWeighted(Aggregator):
         kind: Divergence = "kl",
         reference: Literal["uniform", "global"] = "uniform",
         normalize_divergence: bool = True,
+        *,
+        server_lr: float = 1.0,
     ) -> None:
+        super().__init__(server_lr=server_lr)
         check_number(self, "a", a)
         check_number(self, "b", b)
         if kind not in ("kl", "l2"):

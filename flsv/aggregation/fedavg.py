@@ -21,13 +21,20 @@ class FedAvg(Aggregator):
 
     Args:
         weighting: ``"samples"`` (McMahan et al.) or ``"uniform"``.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Example:
         >>> FedAvg(weighting="uniform")
         FedAvg(weighting='uniform')
     """
 
-    def __init__(self, weighting: Literal["samples", "uniform"] = "samples") -> None:
+    def __init__(
+        self,
+        weighting: Literal["samples", "uniform"] = "samples",
+        *,
+        server_lr: float = 1.0,
+    ) -> None:
+        super().__init__(server_lr=server_lr)
         if weighting not in ("samples", "uniform"):
             raise ConfigurationError(f'FedAvg(weighting={weighting!r}): expected "samples" or "uniform".')
         self.weighting = weighting

@@ -30,11 +30,12 @@ class FedBuff(Aggregator):
     """x + 1/K sum_i s(tau_i) d_i over the cohort's updates d_i, with s(tau) = 1 / (1 + tau)^exponent.
 
     The weights do not sum to 1, as in the paper: what is stale moves the model less. Buffers (BatchNorm's statistics)
-    are averaged with weights that do. ``FederatedLoop(server_lr)`` is the paper's server learning rate. It goes with
+    are averaged with weights that do. ``server_lr`` is the paper's server learning rate. It goes with
     :class:`StaleStarts`, which gives the clients their old models: ``configs/fedbuff.yaml``.
 
     Args:
         exponent: how much staleness counts; the paper's is 0.5, and with 0 it does not.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: a negative exponent; before training, another personaliser.
@@ -44,7 +45,13 @@ class FedBuff(Aggregator):
         FedBuff(exponent=0.5)
     """
 
-    def __init__(self, exponent: float = 0.5) -> None:
+    def __init__(
+        self,
+        exponent: float = 0.5,
+        *,
+        server_lr: float = 1.0,
+    ) -> None:
+        super().__init__(server_lr=server_lr)
         check_number(self, "exponent", exponent, least=0)
         self.exponent = exponent
         self._versions: dict[int, int] = {}

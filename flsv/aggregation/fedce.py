@@ -23,6 +23,7 @@ class FedCE(Aggregator):
 
     Args:
         metric: the name of a :class:`flsv.metrics.ContributionEstimation` among the loop's metrics.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Example:
         >>> FedCE()
@@ -31,7 +32,13 @@ class FedCE(Aggregator):
 
     metric_shape = ("n",)
 
-    def __init__(self, metric: str = "fedce") -> None:
+    def __init__(
+        self,
+        metric: str = "fedce",
+        *,
+        server_lr: float = 1.0,
+    ) -> None:
+        super().__init__(server_lr=server_lr)
         self.metric: str = metric
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:

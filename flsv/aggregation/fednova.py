@@ -6,7 +6,7 @@ equations 4 to 6 and section 4.
 Departures:
 
 - p_i is the client's share of the *cohort's* samples, as in FedAvg here.
-- tau_eff is the paper's default, sum_i p_i |a_i|; its other choices are a factor on ``FederatedLoop(server_lr=...)``.
+- tau_eff is the paper's default, sum_i p_i |a_i|; its other choices are a factor on ``FedNova(server_lr=...)``.
 - Of the local solvers, SGD and SGD with momentum; not the proximal one.
 """
 

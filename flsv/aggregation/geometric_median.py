@@ -29,6 +29,7 @@ class GeometricMedian(Aggregator):
         smoothing: nu > 0, the distance below which a client's pull no longer grows.
         iterations: the most steps taken; the paper finds 3 to be enough.
         tolerance: stop when the objective falls by less than this share.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: an argument out of range.
@@ -38,7 +39,15 @@ class GeometricMedian(Aggregator):
         GeometricMedian(smoothing=1e-06, iterations=10, tolerance=1e-06)
     """
 
-    def __init__(self, smoothing: float = 1e-6, iterations: int = 10, tolerance: float = 1e-6) -> None:
+    def __init__(
+        self,
+        smoothing: float = 1e-6,
+        iterations: int = 10,
+        tolerance: float = 1e-6,
+        *,
+        server_lr: float = 1.0,
+    ) -> None:
+        super().__init__(server_lr=server_lr)
         check_number(self, "smoothing", smoothing, above=0)
         check_number(self, "iterations", iterations, least=1, whole=True)
         check_number(self, "tolerance", tolerance, least=0)

@@ -30,8 +30,8 @@ from flsv.strategy import Contributions, Federation, Strategy
 class ServerOptimizer(FedAvg):
     """The global model moves by a step of an optimizer along the clients' mean update.
 
-    Its state (momentum, moments) is part of the run: saved, and resumed to the bit. ``FederatedLoop(server_lr)``
-    multiplies its learning rate; leave it at 1. Contributions are measured on the clients' updates, as with FedAvg;
+    Its state (momentum, moments) is part of the run: saved, and resumed to the bit. Its learning rate is the
+    optimizer's, in the place of ``server_lr``. Contributions are measured on the clients' updates, as with FedAvg;
     ``server_vector`` and ``server_update`` have the optimizer's step in them.
 
     Args:

@@ -5,7 +5,7 @@ Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJ
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -33,6 +33,7 @@ class ShapFedWA(Aggregator):
     Args:
         metric: the name of a :class:`flsv.metrics.ClassSpecificShapley` among the loop's metrics.
         weighting: what gamma is multiplied by: ``"uniform"``, nothing, as in the paper; or ``"samples"``.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: another weighting.
@@ -45,19 +46,24 @@ class ShapFedWA(Aggregator):
     """
 
     metric_shape = ("n", "M")
-    # There only if it is not the paper's: checkpoints of runs without it stay what they were.
-    weighting: Literal["samples"]
+    unsaid: ClassVar = {**Aggregator.unsaid, "weighting": "uniform"}
 
-    def __init__(self, metric: str = "cssv", weighting: Literal["uniform", "samples"] = "uniform") -> None:
+    def __init__(
+        self,
+        metric: str = "cssv",
+        weighting: Literal["uniform", "samples"] = "uniform",
+        *,
+        server_lr: float = 1.0,
+    ) -> None:
+        super().__init__(server_lr=server_lr)
         if weighting not in ("uniform", "samples"):
             raise ConfigurationError(f'ShapFedWA(weighting={weighting!r}): expected "uniform" or "samples".')
         self.metric: str = metric
-        if weighting == "samples":
-            self.weighting = weighting
+        self.weighting = weighting
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         gamma = self._gamma(round, contributions)
-        if hasattr(self, "weighting"):
+        if self.weighting == "samples":
             gamma = gamma * round.num_samples.to(gamma)
         total = gamma.sum()
         return gamma / total if total > 0 else torch.full_like(gamma, 1 / len(gamma))

@@ -30,6 +30,7 @@ class ShapleySoftmax(Aggregator):
             the mean of the others.
         step: in (0, 1], what the clients weigh together; the rest is x.
         temperature: what the values are divided by, above 0.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Raises:
         ConfigurationError: a step outside (0, 1], a temperature not above 0; before training, a metric that is updated
@@ -43,7 +44,15 @@ class ShapleySoftmax(Aggregator):
     metric_shape = ("n",)
     metric_of_round = True
 
-    def __init__(self, metric: str = "sv", step: float = 0.5, temperature: float = 1.0) -> None:
+    def __init__(
+        self,
+        metric: str = "sv",
+        step: float = 0.5,
+        temperature: float = 1.0,
+        *,
+        server_lr: float = 1.0,
+    ) -> None:
+        super().__init__(server_lr=server_lr)
         check_number(self, "step", step, above=0, most=1)
         check_number(self, "temperature", temperature, above=0)
         self.metric: str = metric

@@ -25,6 +25,7 @@ class ShapleyWeighted(Aggregator):
         metric: the name of a metric ``[n]``, such as :class:`flsv.metrics.SurrogateFederatedShapley`. Negative values
             count as 0. A client never seen counts as the metric's ``prior`` or, without one, as the mean of the others.
         normalize: make the cohort's weights sum to 1.
+        server_lr: see :class:`flsv.aggregation.Aggregator`.
 
     Example:
         >>> ShapleyWeighted("ssv")
@@ -33,7 +34,14 @@ class ShapleyWeighted(Aggregator):
 
     metric_shape = ("n",)
 
-    def __init__(self, metric: str = "ssv", normalize: bool = False) -> None:
+    def __init__(
+        self,
+        metric: str = "ssv",
+        normalize: bool = False,
+        *,
+        server_lr: float = 1.0,
+    ) -> None:
+        super().__init__(server_lr=server_lr)
         self.metric: str = metric
         self.normalize = normalize
 

@@ -36,6 +36,7 @@ class Attack(ClientChoice, Upload):
         tensor([0.1000, 0.1000])
     """
 
+    place = 0
     #: Whether the client trains at all. The buffers (BatchNorm's statistics) of one that does not stay as they were.
     trains: bool = True
 

@@ -30,6 +30,8 @@ class HeadAlignment(Alignment):
         clients: whom it concerns, see :class:`flsv.data.ClientChoice`.
         fraction: likewise.
         seed: seed of the choice of clients.
+        head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
+            the last ``nn.Linear``.
 
     Raises:
         ConfigurationError: a mix out of range; before training, a module without a classifier head, or without one of
@@ -53,16 +55,17 @@ class HeadAlignment(Alignment):
         clients: list[int] | None = None,
         fraction: float | None = None,
         seed: int = 0,
+        head: str | None = None,
     ) -> None:
         super().__init__(mix, clients, fraction, seed)
-        self.classes = classes
+        self.classes, self.head = classes, head
         self._head: Head | None = None
 
     def check(self, space: ParameterSpace) -> None:
         if space.head is None:
             raise ConfigurationError(
                 f"{self!r} turns a classifier head, and the module has none that is shared. Name the last layer with "
-                "FederatedLoop(head=...), or use flsv.attacks.Alignment, which turns the whole update."
+                "HeadAlignment(head=...), or use flsv.attacks.Alignment, which turns the whole update."
             )
         wrong = [each for each in self.classes or () if not 0 <= each < space.head.num_classes]
         if wrong:

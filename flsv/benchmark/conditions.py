@@ -74,7 +74,7 @@ def arguments(condition: str, federation: Federation, best: int) -> dict[str, An
     if condition == "dropout":
         return {"sampler": Dropout(best, federation.rounds // 2)}
     if condition == "private":
-        return {"privacy": GaussianPrivacy(clip=1.0, noise_multiplier=0.01)}
+        return {"uploads": [GaussianPrivacy(clip=1.0, noise_multiplier=0.01)]}
     if condition == "uniform":
         return {"aggregator": FedAvg(weighting="uniform")}
     if condition == "median":

@@ -32,6 +32,7 @@ from flsv.games.evaluation.evaluator import ModelEvaluator
 from flsv.games.performance import ModelScore, performance_of
 from flsv.loop import FederatedLoop
 from flsv.parameters import ParameterSpace
+from flsv.report.reporting import Reporting
 from flsv.seeding import isolated_rngs
 from flsv.uploads import UploadContext
 
@@ -70,13 +71,11 @@ def check_lattice(federation: Federation, seed: int) -> None:
     mine = _Lattice(federation, torch.cat([everybody, ~everybody]), seed)
     _fit(federation, mine, seed)
     loop = FederatedLoop(
-        attacks=federation.attackers(),
+        uploads=federation.attackers(),
         local_epochs=federation.local_epochs,
         seed=seed,
-        print_table=False,
-        figures_every=0,
+        reporting=Reporting(table=False, figures=0, files=False),
     )
-    loop.write_csv = False
     _fit(federation, loop, seed)
     model, start = mine.models
     real = loop.state.model().to(model)

@@ -29,6 +29,7 @@ from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric
 from flsv.participants import ALONE, Ranks
+from flsv.report.reporting import Reporting
 from flsv.seeding import isolated_rngs
 
 COLUMNS = ("federation", "condition", "seed", "metric", "client", "value", "low", "high", "identity")
@@ -164,18 +165,16 @@ def _fit(
     gc.collect()  # the trainer, module and data of the run before refer to each other, and are large
     # Names of columns are the user's; those of a loop's metrics have no brackets.
     inside = {f"metric_{place}": metric for place, metric in enumerate(metrics.values())}
+    # Copies: filters keep what they found.
+    given = copy.deepcopy({"filters": [], **arguments(condition, federation, best), **options})
     loop = FederatedLoop(
         metrics=inside,  # type: ignore[arg-type]
-        attacks=federation.attackers(),
+        uploads=[*federation.attackers(), *given.pop("uploads", [])],
         local_epochs=federation.local_epochs,
-        print_table=False,
-        figures_every=0,
-        log_per_class=False,
+        reporting=Reporting(per_class=False, figures=0, table=False, files=False),
         seed=seed,
-        # Copies: filters keep what they found.
-        **copy.deepcopy({"filters": [], **arguments(condition, federation, best), **options}),
+        **given,
     )
-    loop.write_csv = False
     clock = _Clock(loop)
     with isolated_rngs(seed, "benchmark"), quiet():
         trainer = federation.trainer(loop)

@@ -15,6 +15,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -36,6 +37,7 @@ from flsv.report.folder import run_folder
 from flsv.report.folder_lock import FolderLock
 from flsv.report.terminal import chosen as chosen_clients
 from flsv.report.terminal import make_console, print_table
+from flsv.server.config import ClientEvaluation
 from flsv.server.identity import Identity
 
 STANDALONE = "standalone"
@@ -130,8 +132,8 @@ def _built(
 ) -> FederatedCLI:
     """The trainer, module and data of one run. Options come last, and so override."""
     files = [option for file in (*base, config) for option in ("--config", file)]
-    own = ["--trainer.default_root_dir", str(folder), "--federation.print_table", "false"]
-    own += ["--federation.keep_trained", "true"]
+    own = ["--trainer.default_root_dir", str(folder), "--federation.reporting.table", "false"]
+    own += ["--federation.evaluation.keep_trained", "true"]
     cli = make_cli([*files, *arguments, *own, *options], run=False)
     callbacks: list[L.Callback] = cli.trainer.callbacks  # type: ignore[attr-defined]
     if alone:
@@ -143,7 +145,7 @@ def _built(
 def _warm_up(base: Sequence[str], config: str, arguments: Sequence[str], out: Path) -> None:
     """A batch of every client that leaves no trace: what a process does once (imports, threads, the data's first
     reading) is charged to none of the runs."""
-    quiet = (*NO_BARS, "--trainer.fast_dev_run=1", "--federation.keep_trained=false")
+    quiet = (*NO_BARS, "--trainer.fast_dev_run=1", "--federation.evaluation.keep_trained=false")
     cli = _built(base, config, arguments, out, True, *quiet)
     log = logging.getLogger("lightning.pytorch")
     before = log.level
@@ -168,14 +170,12 @@ def in_words(seconds: float) -> str:
 
 def _alone(loop: FederatedLoop) -> FederatedLoop:
     """The same clients without a federation: neither attacks nor samplers nor anything measured."""
-    nothing = ("aggregator", "metrics", "sampler", "client_algorithm", "attacks", "privacy", "uploads")
+    nothing = ("aggregator", "metrics", "sampler", "client_algorithm", "uploads")
     return loop.replace(
         **dict.fromkeys(nothing),
         personalizer=Standalone(),
-        server_lr=1.0,
-        evaluate_clients_every=0,
-        evaluate_models="received",
-        figures_every=0,
+        evaluation=ClientEvaluation(keep_trained=loop.evaluation.keep_trained),
+        reporting=replace(loop.reporting, figures=0),
     )
 
 

@@ -108,7 +108,11 @@ def _run(given: list[str]) -> int:
         from flsv.cli.parser import make_cli
 
         if quiet:
-            of_one = {"fit": "--federation.print_table=false", "validate": "--verbose=false", "test": "--verbose=false"}
+            of_one = {
+                "fit": "--federation.reporting.table=false",
+                "validate": "--verbose=false",
+                "test": "--verbose=false",
+            }
             given += [*NO_BARS, *([of_one[first]] if first in of_one else [])]
         make_cli(given, quiet=quiet)
     elif first.startswith("-"):

@@ -198,8 +198,8 @@ def suggestion(message: str, names: Sequence[str]) -> str | None:
     """The name nearest to the unknown one that a message is about; None where none is near.
 
     Example:
-        >>> suggestion("unrecognized arguments: --federation.sever_lr 1", ["federation.server_lr", "data.source"])
-        '--federation.server_lr'
+        >>> suggestion("unrecognized arguments: --federation.local_epoch 1", ["federation.local_epochs", "data.source"])
+        '--federation.local_epochs'
     """
     found = [match.group(1) for pattern in UNKNOWN if (match := re.search(pattern, message))]
     if not found:

@@ -39,7 +39,7 @@ class OwnModels(L.Callback):
     it kept.
 
     Args:
-        loop: of the same trainer, with ``keep_trained=True``.
+        loop: of the same trainer, with ``ClientEvaluation(keep_trained=True)``.
         tests: on what: the ``"shared"`` test set that no client has, or each client's ``"own"`` test split.
 
     Attributes:
@@ -56,8 +56,8 @@ class OwnModels(L.Callback):
         self.loop, self.tests = loop, tests
         self.scores: dict[str, dict[str, Tensor]] = {}
         self.seconds = 0.0
-        if not loop.keep_trained:
-            raise ConfigurationError("OwnModels needs FederatedLoop(keep_trained=True).")
+        if not loop.evaluation.keeps:
+            raise ConfigurationError("OwnModels needs FederatedLoop(evaluation=ClientEvaluation(keep_trained=True)).")
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]

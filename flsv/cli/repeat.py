@@ -40,7 +40,7 @@ HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high
 SUMMARY = "repeat.csv"
 #: The identity of a folder's runs.
 ASKED = "repeat.json"
-QUIET = (*NO_BARS, "--federation.print_table=false")
+QUIET = (*NO_BARS, "--federation.reporting.table=false")
 
 
 def repeat(

@@ -60,9 +60,9 @@ QUIET = (
     "--trainer.enable_checkpointing=false",
     "--trainer.num_sanity_val_steps=0",
     "--trainer.limit_val_batches=0",
-    "--federation.figures_every=0",
-    "--federation.print_table=false",
-    "--federation.evaluate_clients_every=0",
+    "--federation.reporting.figures=0",
+    "--federation.reporting.table=false",
+    "--federation.evaluation.every=0",
 )
 #: Callbacks that watch a run for its own sake, or end it: a coalition's training has its length.
 _OF_THE_RUN = (Checkpoint, EarlyStopping, LearningRateMonitor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,17 +39,18 @@ HOOKS_OF_A_MODULE = (
 )
 
 
-def check_batched(trainer: L.Trainer, arguments: Mapping[str, Any]) -> None:
+def check_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str) -> None:
     """Check that a fit is one whose clients can be trained at once.
 
     Args:
         trainer: with its optimizers set up.
-        arguments: of :class:`flsv.FederatedLoop`, by name.
+        algorithm: the loop's ``client_algorithm``.
+        client_optimizer: likewise.
 
     Raises:
         ConfigurationError: why not, and what to do.
     """
-    why = _why_not(trainer, arguments)
+    why = _why_not(trainer, algorithm, client_optimizer)
     if why:
         raise ConfigurationError(
             f'engine="vmap" trains many clients as one batched model, and {why} or engine="sequential".'
@@ -63,15 +64,15 @@ def clip_norm(trainer: L.Trainer) -> float | None:
     return None if value is None else float(value)
 
 
-def _why_not(trainer: L.Trainer, arguments: Mapping[str, Any]) -> str | None:
+def _why_not(trainer: L.Trainer, algorithm: Any, client_optimizer: str) -> str | None:
     module, name = trainer.lightning_module, type(trainer.lightning_module).__name__
     if not module.automatic_optimization:
         return f"{name} steps its optimizers itself (automatic_optimization = False). Use automatic optimization,"
     if len(trainer.optimizers) != 1:
         return f"{name} has {len(trainer.optimizers)} optimizers. Use one,"
-    if arguments["client_algorithm"] is not None:
-        return f"client_algorithm={arguments['client_algorithm']!r} changes the gradients of one client. Leave it out,"
-    if arguments["client_optimizer"] != "reset":
+    if algorithm is not None:
+        return f"client_algorithm={algorithm!r} changes the gradients of one client. Leave it out,"
+    if client_optimizer != "reset":
         return 'client_optimizer="keep" gives every client the moments that it left. Use client_optimizer="reset",'
     windows = any(isinstance(c, GradientAccumulationScheduler) for c in trainer.callbacks)  # type: ignore[attr-defined]
     if trainer.accumulate_grad_batches != 1 or windows:

@@ -23,17 +23,15 @@ _BY_WHAT_IS_LOGGED = (
 )
 
 
-def try_evaluations(
-    trainer: L.Trainer, data: FederatedDataModule, evaluate_clients_every: int, games: Sequence[str]
-) -> None:
+def try_evaluations(trainer: L.Trainer, data: FederatedDataModule, every: int, games: Sequence[str]) -> None:
     """Try whatever models will be evaluated for as classifiers: on the clients' own test splits, and in these metrics'
     games. What is measured by other means is tried by :func:`flsv.games.evaluation.any_task.validated_models`.
 
     Raises:
         ConfigurationError: see :func:`try_forward`.
     """
-    if evaluate_clients_every:
-        asking = f"evaluate_clients_every={evaluate_clients_every}"
+    if every:
+        asking = f"ClientEvaluation(every={every})"
         try_forward(trainer, data.client_loader(0, "test", shuffle=False), data.num_classes, asking, or_more=True)
     if games:
         loader = each_loader(data.val_dataloader())[0]

@@ -3,7 +3,7 @@ the rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,8 @@ from flsv.sampling.base import chances_of, cohort_of
 from flsv.seeding import generator_for
 from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_space
+from flsv.server.config import FederationConfig
 from flsv.server.description import federation
-from flsv.strategy import Strategy
-from flsv.uploads import Upload
 
 
 class OneProcess:
@@ -46,9 +45,7 @@ class OneProcess:
         state: what stands between two rounds; it is updated.
         states: what the clients keep between rounds.
         board: the metrics.
-        strategies: by role.
-        uploads: what happens to the clients' updates before they leave.
-        arguments: of :class:`flsv.FederatedLoop`, by name.
+        config: what the federation is put together from.
         steps: how many optimizer steps every client takes in the fit.
 
     Attributes:
@@ -70,20 +67,18 @@ class OneProcess:
         state: FederationState,
         states: ClientStates,
         board: ContributionMetrics,
-        strategies: Mapping[str, Strategy],
-        uploads: Sequence[Upload],
-        arguments: Mapping[str, Any],
+        config: FederationConfig,
         steps: LocalSteps | None = None,
     ) -> None:
         module = trainer.lightning_module
         self._trainer, self._data, self._state, self._states = trainer, data, state, states
-        self._strategies: dict[str, Any] = dict(strategies)
-        self._uploads, self._arguments, self._steps = uploads, arguments, steps
-        self.space, shared = shared_space(module, arguments, strategies)
+        self._config, self._steps = config, steps
+        self._strategies: dict[str, Any] = config.strategies
+        self.space, shared = shared_space(module, config)
         kept = [name for name in self.space.private_names if name in shared.kept]
         num_classes = data.num_classes if data.no_classes is None else None
-        check_space(self.space, board, uploads, arguments["head"], num_classes, kept)
-        warn_of_sharing(kept, self.space, module, bool(arguments["evaluate_clients_every"]))
+        check_space(self.space, board, config.uploads, config.head, num_classes, kept)
+        warn_of_sharing(kept, self.space, module, bool(config.evaluation.every))
         for movable in (board, state, states):
             movable.to(module.device)
         self.options = OptimizerOptions(trainer)
@@ -91,13 +86,12 @@ class OneProcess:
         self.manager.chunk = state.chunk
         self.server = RoundServer(
             board,
-            self._strategies["aggregator"],
-            self._strategies.get("personalizer"),
-            list(strategies.values()),
+            config.aggregator,
+            config.personalizer,
+            list(self._strategies.values()),
             self.space,
             self.manager.channel,
-            server_lr=arguments["server_lr"],
-            filters=arguments["filters"],
+            filters=config.filters,
         )
         self.training: CohortTraining | None = None
         self.evaluated = False
@@ -131,7 +125,7 @@ class OneProcess:
     def _own_accuracy(self) -> Tensor:
         """``[n]``, of the clients' own models on their own test splits."""
         state = self._state
-        trained = state.trained if self._arguments["evaluate_models"] == "trained" else {}
+        trained = state.trained if self._config.evaluation.models == "trained" else {}
         models = {**self._received(), **trained}
         return self.manager.accuracy(self._mine(), models, state.model())
 
@@ -149,9 +143,16 @@ class OneProcess:
         """Tell the strategies of the federation, before the first cohort is drawn."""
         state = self._state
         optimizers = self._trainer.optimizers
-        epochs = self._arguments["local_epochs"]
+        epochs = self._config.local_epochs
         known = federation(
-            state.model(), self.space, self._data, state.seed, optimizers, self._strategies, epochs, self._uploads
+            state.model(),
+            self.space,
+            self._data,
+            state.seed,
+            optimizers,
+            self._strategies,
+            epochs,
+            self._config.uploads,
         )
         for part in (*self._strategies.values(), *self.server.filters):
             (part.resume if resumed else part.begin)(known)
@@ -166,10 +167,10 @@ class OneProcess:
             optimizer_state: the clients', of a checkpoint.
             buffers: those that no vector holds, of a checkpoint.
         """
-        trainer, board, arguments = self._trainer, self.server.board, self._arguments
+        trainer, board, config = self._trainer, self.server.board, self._config
         measures, val = board.performances, self._data.val_dataloader()
         games = [name for name, measure in measures.items() if not isinstance(measure, ModelScore)]
-        every = arguments["evaluate_clients_every"] if self.clients_here else 0
+        every = config.evaluation.every if self.clients_here else 0
         try_evaluations(trainer, self._data, every, games)
         asking_clients = [*self._strategies.values(), *board.evaluating.values()]
         for asks in asking_clients if self.clients_here else ():
@@ -187,14 +188,14 @@ class OneProcess:
         local = LocalTraining(
             trainer.lightning_module,
             self.space,
-            ClientOptimizers(trainer, arguments["client_optimizer"], optimizer_state, self._steps),
+            ClientOptimizers(trainer, config.client_optimizer, optimizer_state, self._steps),
             AccumulationWindows(trainer),
             self._state.num_clients,
             self._strategies.get("client_algorithm"),
             self._strategies.get("personalizer"),
             list(self._strategies.values()),
-            self._uploads,
-            arguments["local_epochs"],
+            self._config.uploads,
+            config.local_epochs,
         )
         if buffers is not None:
             local.restore(buffers)
@@ -228,7 +229,7 @@ class OneProcess:
             clients,
             seed=self._state.seed,
             round_index=self._state.round_index,
-            local_epochs=self._arguments["local_epochs"],
+            local_epochs=self._config.local_epochs,
             limit=limit,
         )
 
@@ -280,7 +281,7 @@ class OneProcess:
         state.weights = torch.full((state.num_clients,), float("nan"))
         state.weights[ids] = round.aggregation_weights.detach().float().cpu()
         state.participations[ids] += 1
-        if self._arguments["keep_trained"]:
+        if self._config.evaluation.keeps:
             state.trained.update({client: model.clone() for client, model in training.trained().items()})
         state.global_vector = round.server_vector
         state.heard[[*training.broken, *(update.client_id for update in training.updates)]] += 1

@@ -206,8 +206,8 @@ class VmapProcess(OneProcess):
     def __init__(self, *options: Any, chunk: int | None = None) -> None:
         if chunk is not None:
             check_number("VmapProcess", "chunk", chunk, least=1, whole=True)
-        trainer, arguments = options[0], options[7]
-        check_batched(trainer, arguments)
+        trainer, config = options[0], options[5]
+        check_batched(trainer, config.client_algorithm, config.client_optimizer)
         self._chunk, self._limit = chunk, 1.0
         super().__init__(*options)
 

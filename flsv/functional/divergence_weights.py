@@ -8,7 +8,7 @@ Departures, without which the formula cannot be used. Raw Kullback-Leibler diver
 own scenarios (two of ten classes: F = 1.61 and 0.2 - 0.6 * 1.61 + 0.1 < 0), so F is first made to sum to 1 over the
 clients. Negative weights become 0, as in FedDisco (Ye et al., ICML 2023). The weights are made to sum to 1: as they
 are, with a = 0.6 and b = 0.1, those of five clients with all labels equally sum to 1.5, which is a larger step of the
-server (``FederatedLoop(server_lr=...)``) and no better weighting.
+server (``FedAvg(server_lr=...)``) and no better weighting.
 """
 
 from __future__ import annotations

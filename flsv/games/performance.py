@@ -46,7 +46,7 @@ An autoencoder's clients, by its own validation loss:
 ...         self.log("val_loss", self.training_step(batch, batch_idx))
 ...     def configure_optimizers(self):
 ...         return torch.optim.Adam(self.parameters())
->>> loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(performance="val_loss", mode="min")}, print_table=False)
+>>> loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(performance="val_loss", mode="min")})
 >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 >>> trainer = L.Trainer(max_epochs=1, callbacks=[loop], default_root_dir=tempfile.mkdtemp(), **quiet)
 >>> trainer.fit(Autoencoder(), FederatedDataModule("digits", IIDPartitioner(num_clients=3), max_samples=300))

@@ -73,7 +73,7 @@ class RetrainedUtility:
         >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         >>> quiet["default_root_dir"] = tempfile.mkdtemp()
         >>> def trainer(cohort):
-        ...     loop = FederatedLoop(sampler=cohort, seed=0, print_table=False)
+        ...     loop = FederatedLoop(sampler=cohort, seed=0)
         ...     return L.Trainer(max_epochs=1, callbacks=[loop], enable_checkpointing=False, **quiet)
         >>> data = FederatedDataModule("digits", SizePartitioner([1, 2]))
         >>> module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.1))
@@ -158,9 +158,10 @@ class RetrainedUtility:
         trainer, module = self._trainer(FixedCohort(members)), copied(self._module)
         measured = _Measured(self._data, self.metric, self._initial)
         trainer.callbacks.insert(0, measured)  # type: ignore[attr-defined]
-        for callback in trainer.callbacks:  # type: ignore[attr-defined]
-            if hasattr(callback, "write_csv"):
-                callback.write_csv = False  # one folder, hundreds of fits
+        callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+        for place, callback in enumerate(callbacks):
+            if hasattr(callback, "without_files"):
+                callbacks[place] = callback.without_files()  # one folder, hundreds of fits
         start = time.perf_counter()
         trainer.fit(module, self._data)
         self.seconds[members] = time.perf_counter() - start - measured.seconds

@@ -12,6 +12,7 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -26,7 +27,6 @@ from flsv._lightning.per_client import ClientHooks
 from flsv._lightning.round_boundary import FinetuningState, RoundBoundary, global_weights
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.arguments import old_names_told
-from flsv.attacks import Attack
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.local_steps import LocalSteps, TrainLength
@@ -41,20 +41,21 @@ from flsv.loop.told import ToldLoop
 from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.participants import ClientStates
 from flsv.personalization import Personalizer
-from flsv.privacy import GaussianPrivacy, warn_of_noise
+from flsv.privacy import warn_of_noise
 from flsv.report.folder import run_folder
 from flsv.report.folder_lock import FolderLock
+from flsv.report.reporting import Reporting
 from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.seeding import seed_global_rngs
 from flsv.server import ContributionMetrics
 from flsv.server.callback_checks import check_callbacks, check_stochastic_averaging
 from flsv.server.checks import (
-    check_arguments,
     check_names,
     check_packages,
     check_setup,
 )
+from flsv.server.config import ClientEvaluation, FederationConfig
 from flsv.server.fingerprint import fingerprint, settings_of
 from flsv.server.metric_shapes import check_metric_shapes
 from flsv.server.resume import check_checkpoint, check_sharing
@@ -93,50 +94,33 @@ class FederatedLoop(ToldLoop):
         personalizer: gives clients start points of their own. Default: everyone starts from the global model.
         sampler: draws each round's cohort. Default: every client.
         client_algorithm: what clients do differently when they train, such as ``flsv.clients.algorithms.FedProx``.
-        attacks: what malicious clients do to their updates, such as ``flsv.attacks.GradientPoisoning``. The server does
-            not know.
-        privacy: what every client does to its update before it leaves, and the budget at which the fit stops; adds the
-            metric ``"epsilon"``.
-        uploads: what else every client does to its update, after attacks and privacy.
-        local_epochs: passes over a client's data per round.
-        server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the
-            way.
-        client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every
-            client the one it left.
+        uploads: what clients do to their updates before these leave, one after the other: attacks of malicious clients,
+            such as ``flsv.attacks.GradientPoisoning``, which the server does not know of; then
+            ``flsv.privacy.GaussianPrivacy``, with the budget at which the fit stops, which adds the metric
+            ``"epsilon"``; then compression, such as ``flsv.uploads.TopK``.
         filters: what the server does to a cohort's updates before it measures and averages them, in this order, such as
             ``[OutlierFilter(), CopyFilter(0.7, gap=0.45), NormCap(1.25), SampleCap(1.25)]``, see :mod:`flsv.filters`.
             Default: an ``OutlierFilter()``, which warns. An empty list: none.
-        head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
-            the last ``nn.Linear``.
+        local_epochs: passes over a client's data per round.
+        client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every
+            client the one it left.
         share: what of the module travels: ``"all"``; ``"trainable"``, the parameters that require a gradient when the
             fit begins, and all buffers (adapters, LoRA); a list of names, such as ``["!norm"]`` (FedBN) or
             ``["!head"]`` (FedPer), see :func:`flsv.participants.sharing.sharing`; or a function of an entry's name and
             tensor (in YAML, ``class_path`` and ``init_args`` of a class whose objects are such). The rest stays at its
             client, which goes on and is evaluated with it; the global model has its initial values.
-        evaluate_clients_every: rounds between two evaluations of the clients' own models on their own test splits; 0
-            for never.
-        evaluate_models: which of a client's models that is: ``"received"``, its next start point, or ``"trained"``, the
-            one that it trained last (the fine-tuned one).
-        keep_trained: keep the model that every client trained last. Default: where ``evaluate_models`` asks for it.
-        log_per_class: log per-class contributions to the loggers too (the CSV always has them).
-        figures_every: rounds between two figures of a metric in TensorBoard (and after the last round); 0: none; None:
-            ten in the run.
-        client_runs: whether every client has a run of its own in TensorBoard, ``<run>/clients/<name>``, so that a chart
-            holds all of them, in colours, by name (and every class, ``<run>/classes/<name>``, so that another holds all
-            of a client's classes). Else all curves are the run's, a tag each. ``"auto"``: for up to 30 clients.
-        print_table: print a table of the clients at the end.
+        evaluation: when the clients' own models are evaluated on their own test splits, such as
+            ``ClientEvaluation(every=5)``. Default: never.
+        reporting: what the run shows and writes, see :class:`flsv.report.reporting.Reporting`.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
         engine: how clients run. ``"sequential"``: in this process, one after the other. ``"vmap"``: in this process,
             many small ones at once, for plain modules, equal to rounding: :class:`flsv.engines.vmap.VmapProcess`. In
             Python, also what makes another engine, such as :class:`flsv.engines.remote.RemoteFederation`.
 
     Attributes:
-        aggregator, metrics, ...: the arguments, by their names. They are read only: :meth:`replace` gives a loop of
-            others.
+        config: the arguments, in one frozen object; each is an attribute of the loop, too, by its name. They are read
+            only: :meth:`replace` gives a loop of others.
         state: what stands between two rounds; the properties below read it.
-        write_csv: whether ``contributions.csv``, ``run.json`` and the clients' pictures are written, and the run's
-            folder kept to this run. A trainer with neither a logger nor a ``default_root_dir`` has no folder for them,
-            and nothing is written.
 
     Raises:
         ConfigurationError: a wrong argument or combination, before training starts.
@@ -157,6 +141,8 @@ class FederatedLoop(ToldLoop):
     _limit: float
     _steps: LocalSteps
 
+    _read_only = frozenset(field.name for field in fields(FederationConfig))
+
     @old_names_told
     def __init__(
         self,
@@ -165,60 +151,46 @@ class FederatedLoop(ToldLoop):
         personalizer: Personalizer | None = None,
         sampler: ClientSampler | None = None,
         client_algorithm: ClientAlgorithm | None = None,
-        attacks: list[Attack] | None = None,
-        privacy: GaussianPrivacy | None = None,
         uploads: list[Upload] | None = None,
         filters: list[UpdateFilter] | None = None,
         local_epochs: int = 1,
-        server_lr: float = 1.0,
         client_optimizer: Literal["reset", "keep"] = "reset",
-        head: str | None = None,
         share: str | list[str] | Callable[[str, Tensor], bool] = "all",
-        evaluate_clients_every: int = 0,
-        evaluate_models: Literal["received", "trained"] = "received",
-        keep_trained: bool | None = None,
-        log_per_class: bool = True,
-        figures_every: int | None = None,
-        client_runs: Literal["auto", True, False] = "auto",
-        print_table: bool = True,
+        evaluation: ClientEvaluation = ClientEvaluation(),
+        reporting: Reporting = Reporting(),
         seed: int | None = None,
         engine: str | Callable[..., Any] = "sequential",
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "__class__")}
-        # Whatever becomes of the caller's own lists.
-        self._arguments = {n: value.copy() if isinstance(value, list | dict) else value for n, value in given.items()}
-        check_arguments(self._arguments)
-        self.aggregator = aggregator or FedAvg()
-        self.personalizer = personalizer
-        self.sampler = sampler or FullParticipation()
-        self.client_algorithm = client_algorithm
-        self.attacks, self.privacy = tuple(attacks or ()), privacy
-        if any(isinstance(upload, GaussianPrivacy) for upload in uploads or []):
-            raise ConfigurationError(
-                "FederatedLoop(uploads=[GaussianPrivacy(...)]) would add noise without any account. Say privacy=..."
-            )
-        # An attacker keeps to the clipping, and whatever is compressed has its noise already.
-        self.uploads: tuple[Upload, ...] = (*self.attacks, *([privacy] if privacy else []), *(uploads or []))
-        self._epsilon = None if privacy is None else PrivacyLoss(privacy)
-        if self._epsilon is not None and "epsilon" in (metrics or {}):
-            raise ConfigurationError(
-                'FederatedLoop(privacy=...) adds a metric "epsilon", and there is one of that name: choose another.'
-            )
+        # Copies, whatever becomes of the caller's own lists.
+        self.config = config = FederationConfig(
+            aggregator=aggregator or FedAvg(),
+            metrics=dict(metrics or {}),
+            personalizer=personalizer,
+            sampler=sampler or FullParticipation(),
+            client_algorithm=client_algorithm,
+            uploads=tuple(uploads or ()),
+            filters=with_guard([OutlierFilter()] if filters is None else filters),
+            local_epochs=local_epochs,
+            client_optimizer=client_optimizer,
+            share=list(share) if isinstance(share, list | tuple) else share,
+            evaluation=evaluation,
+            reporting=reporting,
+            seed=seed,
+            engine=engine,
+        )
+        self._epsilon = None if config.privacy is None else PrivacyLoss(config.privacy)
         spent = {} if self._epsilon is None else {"epsilon": self._epsilon}
-        self.board = ContributionMetrics({**(metrics or {}), **spent}, check_names(self.strategies))
-        self.filters = with_guard([OutlierFilter()] if filters is None else filters)
-        for each in self.filters:
+        self.board = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
+        for each in config.filters:
             each.check(personalizer, list(self.board.evaluating))
-        self.local_epochs, self.server_lr, self.client_optimizer = local_epochs, server_lr, client_optimizer
-        self.share = share
-        self.head, self.evaluate_clients_every, self.evaluate_models = head, evaluate_clients_every, evaluate_models
-        self.keep_trained = evaluate_models == "trained" if keep_trained is None else keep_trained
-        self.log_per_class, self.figures_every, self.print_table = log_per_class, figures_every, print_table
-        self.client_runs, self.seed, self.engine = client_runs, seed, engine
-        self.write_csv = True
         self._settings: dict[str, str] = {}
         self._reset()
-        self._read_only = frozenset(self._arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is no attribute: the arguments.
+        if name in self._read_only and "config" in vars(self):
+            return getattr(self.config, name)
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def replace(self, **changes: Any) -> FederatedLoop:
         """A new loop of the same arguments but for these; those of a loop that is there cannot be set.
@@ -227,7 +199,12 @@ class FederatedLoop(ToldLoop):
             >>> FederatedLoop(local_epochs=3).replace(seed=1).local_epochs
             3
         """
-        return type(self)(**{**self._arguments, **changes})
+        given = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
+        return type(self)(**{**given, **changes})
+
+    def without_files(self) -> FederatedLoop:
+        """The same loop, which writes nothing."""
+        return self.replace(reporting=replace(self.reporting, files=False))
 
     # ---- before the first round
 
@@ -236,8 +213,8 @@ class FederatedLoop(ToldLoop):
         install(trainer, partial(check_checkpoint, trainer, self.state_key, self.check_state))
         if stage != "fit":
             return
-        data = check_setup(trainer, pl_module, self.board, self.strategies, self.sampler, self.evaluate_clients_every)
-        check_callbacks(trainer, self.metrics, data.num_clients, self.evaluate_clients_every, self)
+        data = check_setup(trainer, pl_module, self.board, self.config)
+        check_callbacks(trainer, self.metrics, data.num_clients, self.evaluation.every, self)
         if (boundary := vars(self).get("_boundary")) is not None:
             boundary.close(trainer, self.round_index)
         if trainer.current_epoch == 0:
@@ -247,13 +224,13 @@ class FederatedLoop(ToldLoop):
             self._lock = FolderLock(run_folder(trainer))
         self._data, self._fitting = data, True
         # Of the objects as the first fit finds them: later they may hold what they have learnt.
-        self._settings = self._settings or settings_of(self.arguments)
+        self._settings = self._settings or settings_of(self.config, self.metrics)
         self._fingerprint = fingerprint(self._settings, data)
         self.board.bind(
             data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names
         )
         check_metric_shapes(self.strategies, self.metrics, data.num_clients, data.num_classes)
-        warn_of_noise(self.privacy, self.board.update_metrics)
+        warn_of_noise(self.config.privacy, self.board.update_metrics)
         seed = self._given_seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
         own = int.from_bytes(os.urandom(4), "little") if seed is None else int(seed)
         self.state.seed = agree(trainer, self._fingerprint, own, self.engine)
@@ -303,9 +280,7 @@ class FederatedLoop(ToldLoop):
             self.state,
             self._states,
             self.board,
-            self.strategies,
-            self.uploads,
-            self.arguments,
+            self.config,
             self._steps,
         )
         if self._asked is not None:
@@ -371,7 +346,7 @@ class FederatedLoop(ToldLoop):
 
     def _end_round(self, trainer: L.Trainer) -> None:
         fit, index = self._running, self.round_index
-        last, every = index + 1 == trainer.max_epochs, self.evaluate_clients_every
+        last, every = index + 1 == trainer.max_epochs, self.evaluation.every
         round = fit.end_round(lambda: bool(every) and (last or (index + 1) % every == 0 or bool(self._spent())))
         if not last and (why := self._spent()):
             last = trainer.should_stop = True

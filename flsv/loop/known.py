@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv.aggregation import Aggregator
 from flsv.arguments import ReadOnlyArguments
-from flsv.attacks import Attack
 from flsv.engines.one_process import OneProcess
 from flsv.filters import CopyFilter, UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client
+from flsv.participants.sharing import Share
+from flsv.personalization import Personalizer
 from flsv.report.measured import numbers_of, overall
+from flsv.report.reporting import Reporting
 from flsv.report.run_table import Numbers, RunTable
 from flsv.round import FederationState
+from flsv.sampling import ClientSampler
 from flsv.server import ContributionMetrics
+from flsv.server.config import ClientEvaluation, FederationConfig
 from flsv.strategy import Strategy
+from flsv.uploads import Upload
 
 if TYPE_CHECKING:
     import pandas
@@ -33,17 +39,22 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
     """The part of :class:`flsv.FederatedLoop` that only looks."""
 
     state: FederationState
+    config: FederationConfig
     board: ContributionMetrics
+    aggregator: Aggregator
+    personalizer: Personalizer | None
+    sampler: ClientSampler
+    client_algorithm: Strategy | None
+    uploads: tuple[Upload, ...]
     filters: tuple[UpdateFilter, ...]
-    attacks: tuple[Attack, ...]
-    _arguments: dict[str, Any]
+    local_epochs: int
+    client_optimizer: Literal["reset", "keep"]
+    share: Share
+    evaluation: ClientEvaluation
+    reporting: Reporting
+    seed: int | None
+    engine: str | Callable[..., Any]
     _fit: OneProcess | None
-
-    @property
-    def arguments(self) -> Mapping[str, Any]:
-        """What the loop was made with, by name, with what stands in for None."""
-        own = {name: getattr(self, name) for name in self._arguments}
-        return MappingProxyType({**own, "attacks": list(self.attacks), "uploads": self._arguments["uploads"]})
 
     @property
     def metrics(self) -> Mapping[str, Metric]:
@@ -83,7 +94,7 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def trained(self) -> dict[int, Tensor]:
-        """Client id to the model ``[P]`` that it trained last, with ``keep_trained``."""
+        """Client id to the model ``[P]`` that it trained last, with ``ClientEvaluation(keep_trained=True)``."""
         return self.state.trained
 
     @property
@@ -185,8 +196,7 @@ class KnownLoop(ReadOnlyArguments, L.Callback):
     @property
     def strategies(self) -> Mapping[str, Strategy]:
         """The aggregator, personaliser, sampler and client algorithm, where there is one, by role."""
-        roles = ("aggregator", "personalizer", "sampler", "client_algorithm")
-        return MappingProxyType({role: getattr(self, role) for role in roles if getattr(self, role) is not None})
+        return MappingProxyType(self.config.strategies)
 
     @property
     def _running(self) -> OneProcess:

@@ -16,7 +16,6 @@ from flsv.data import FederatedDataModule, plot_partition
 from flsv.engines.one_process import OneProcess
 from flsv.loop.learned import verdicts
 from flsv.loop.saved import SavedLoop
-from flsv.privacy import GaussianPrivacy
 from flsv.report.folder import leaves_files
 from flsv.report.progress import ProgressText
 from flsv.report.record import ended, record_of
@@ -29,13 +28,6 @@ from flsv.server.description import chosen, settings
 class ToldLoop(SavedLoop):
     """The part of :class:`flsv.FederatedLoop` that reports."""
 
-    privacy: GaussianPrivacy | None
-    log_per_class: bool
-    figures_every: int | None
-    client_runs: Any
-    evaluate_clients_every: int
-    print_table: bool
-    write_csv: bool
     _data: FederatedDataModule
     # From the start of a fit on.
     _record: dict[str, Any]
@@ -44,7 +36,7 @@ class ToldLoop(SavedLoop):
 
     def _leaves_files(self, trainer: L.Trainer) -> bool:
         """Whether this run's folder is written into, by whichever process."""
-        return self.write_csv and leaves_files(trainer)
+        return self.reporting.files and leaves_files(trainer)
 
     def _begin_reports(self, trainer: L.Trainer, fit: OneProcess) -> None:
         data = self._data
@@ -53,17 +45,17 @@ class ToldLoop(SavedLoop):
             self.metrics,
             data.client_names,
             data.class_names,
-            per_class=self.log_per_class,
-            figures_every=self.figures_every,
+            per_class=self.reporting.per_class,
+            figures_every=self.reporting.figures,
             csv=self._leaves_files(trainer) and trainer.is_global_zero,
-            client_runs=self.client_runs,
-            evaluated=self.evaluate_clients_every > 0,
+            client_runs=self.reporting.client_runs,
+            evaluated=self.evaluation.every > 0,
         )
         self._reporter.folder = fit.ranks.from_rank(0, self._reporter.folder, "the run's folder")
         partition = partial(plot_partition, data.class_counts, data.class_names, data.client_names)
-        described = settings(self.arguments, data, self.state.seed)
+        described = settings(self.config, self.metrics, data, self.state.seed)
         if self._reporter.csv is not None:
-            roles = {**self.strategies, "privacy": self.privacy}
+            roles = {**self.strategies, "privacy": self.config.privacy}
             self._record = record_of(
                 trainer, data, self.metrics, roles, described, self._fingerprint, self.round_index, __version__
             )
@@ -114,7 +106,7 @@ class ToldLoop(SavedLoop):
 
     def _looks(self, trainer: L.Trainer) -> bool:
         """Whether anybody is told what becomes of the model, and paid by it."""
-        told = self.write_csv or self.print_table
+        told = self.reporting.files or self.reporting.table
         return told and bool(self.metrics) and not trainer.fast_dev_run  # type: ignore[attr-defined]
 
     def _look_at_start(self, trainer: L.Trainer, fit: OneProcess) -> None:
@@ -151,6 +143,6 @@ class ToldLoop(SavedLoop):
             write_record(self._reporter.folder, {**self._record, **ended(trainer, self.round_index), **learned})
         known = self._data.num_samples, self.participations, values, self.weights, self.client_accuracy
         self._reporter.finish(*known, last_round=max(self.round_index - 1, 0))
-        if self.print_table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        if self.reporting.table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             assert self._progress is not None
             self._progress.afterwards(partial(self._reporter.table, learned))

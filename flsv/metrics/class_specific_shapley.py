@@ -56,6 +56,8 @@ class ClassSpecificShapley(ContributionMetric):
             compares, but after some tens of rounds every cosine is above 0.98, so updates are the default.
         weighting: what ``per_client`` multiplies the mean by: ``"uniform"``, nothing, as in the paper; or
             ``"samples"``, the moving average of the client's number of samples, with the momentum of the cosines.
+        head: name of the classifier head as in ``module.named_modules()``; by default timm's ``get_classifier()`` or
+            the last ``nn.Linear``.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -94,6 +96,7 @@ class ClassSpecificShapley(ContributionMetric):
         momentum: float = 0.9,
         source: Literal["update", "weights"] = "update",
         weighting: Literal["uniform", "samples"] = "uniform",
+        head: str | None = None,
         **kwargs: Any,
     ) -> None:
         check_number(self, "momentum", momentum, least=0, below=1)
@@ -101,7 +104,7 @@ class ClassSpecificShapley(ContributionMetric):
             raise ConfigurationError(f'ClassSpecificShapley(source={source!r}): expected "update" or "weights".')
         if weighting not in ("uniform", "samples"):
             raise ConfigurationError(f'ClassSpecificShapley(weighting={weighting!r}): expected "uniform" or "samples".')
-        self.momentum, self.source = momentum, source
+        self.momentum, self.source, self.head = momentum, source, head
         if weighting == "samples":  # there only if it is not the paper's: checkpoints without it stay what they were
             self.weighting = weighting
         super().__init__(num_clients, num_classes, **kwargs)

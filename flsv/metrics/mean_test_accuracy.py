@@ -18,7 +18,7 @@ from flsv.arguments import check_number
 class MeanTestAccuracy(Metric):
     """Mean over clients of the accuracy on their own test samples; a client counts once, however many samples it has.
 
-    It belongs beside the loop, not among its metrics: ``FederatedLoop(evaluate_clients_every=...)`` logs the same
+    It belongs beside the loop, not among its metrics: ``ClientEvaluation(every=...)`` logs the same
     number, ``client_accuracy/mean``, for the models of a federation.
 
     As input to ``update``: ``client_id``, a number, ``preds`` (logits ``[B, M]`` or classes ``[B]``) and ``target

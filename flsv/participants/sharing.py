@@ -124,7 +124,7 @@ def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Modul
         evaluated: whether the clients' own models are evaluated.
     """
     if kept:
-        hint = "" if evaluated else " FederatedLoop(evaluate_clients_every=1) evaluates each client with its own."
+        hint = "" if evaluated else " ClientEvaluation(every=1) evaluates each client with its own."
         warnings.warn(
             f"{len(kept)} tensors stay at their clients ({_some(kept)}), and the server has none of them: validation, "
             f"tests and checkpoints of the global model use their initial values.{hint}",
@@ -163,7 +163,7 @@ def _named(word: str, module: nn.Module, state: dict[str, Tensor], frozen: set[s
 def _nothing(share: Any, word: str, state: dict[str, Tensor]) -> str:
     what = {
         "norm": "the module has no normalisation layer with parameters or statistics",
-        "head": "the module has no linear layer for a classifier head; name it with FederatedLoop(head=...)",
+        "head": "the module has no linear layer for a classifier head; name its layers",
         "trainable": "no parameter of the module requires a gradient",
     }.get(word.removeprefix("!"), f"{word!r} names nothing of the module. It has {_some(list(state))}")
     return f"FederatedLoop(share={share!r}): {what}."

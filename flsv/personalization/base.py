@@ -124,7 +124,7 @@ class Standalone(Personalizer):
 
     A client's first round, whenever it comes, starts from the run's initial model. The global model is the aggregate of
     models that know nothing of each other, and says nothing; look at the clients' own accuracies
-    (``FederatedLoop(evaluate_clients_every=...)``).
+    (``ClientEvaluation(every=...)``).
 
     Example:
         >>> Standalone()

@@ -35,7 +35,7 @@ class FedAMP(Personalizer):
         xi_ij = alpha A'(|w_i - w_j|^2),  A(x) = 1 - exp(-x / sigma).
 
     w_i is what client i uploaded last. The personalised model is the one that a client trains from u_i: evaluate it
-    with ``FederatedLoop(evaluate_models="trained")``.
+    with ``ClientEvaluation(models="trained")``.
 
     Args:
         alpha: the step of the message passing; alpha / sigma is the most that one other client can weigh.

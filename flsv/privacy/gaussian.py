@@ -92,6 +92,7 @@ class GaussianPrivacy(Upload):
                 "Raise noise_multiplier or max_epsilon."
             )
 
+    place = 1
     #: A client's own start point is its secret.
     reference: Literal["start", "global"] = "global"
 

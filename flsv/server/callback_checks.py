@@ -24,7 +24,7 @@ _BEFORE = "contribution/"
 
 
 def check_callbacks(
-    trainer: L.Trainer, metrics: Iterable[str], num_clients: int, evaluate_clients_every: int, loop: L.Callback
+    trainer: L.Trainer, metrics: Iterable[str], num_clients: int, evaluate_every: int, loop: L.Callback
 ) -> None:
     """Check what does not depend on the optimizers; and put those that change optimizers and schedulers behind the
     loop, as Lightning itself puts checkpoints behind everybody. The loop has to see what ``configure_optimizers`` gave,
@@ -34,7 +34,7 @@ def check_callbacks(
         trainer: with its callbacks.
         metrics: names of the federation's metrics.
         num_clients: n.
-        evaluate_clients_every: of the loop.
+        evaluate_every: of the loop.
         loop: the federation's own callback.
 
     Raises:
@@ -44,7 +44,7 @@ def check_callbacks(
     callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
     for callback in callbacks:
         if isinstance(callback, (EarlyStopping, ModelCheckpoint)):
-            _check_monitor(callback, set(metrics), num_clients, evaluate_clients_every)
+            _check_monitor(callback, set(metrics), num_clients, evaluate_every)
     averaging = [c for c in callbacks if isinstance(c, (WeightAveraging, StochasticWeightAveraging))]
     if len(averaging) > 1:
         raise ConfigurationError(
@@ -92,7 +92,7 @@ def check_stochastic_averaging(trainer: L.Trainer) -> None:
             )
 
 
-def _check_monitor(callback: Any, metrics: set[str], num_clients: int, evaluate_clients_every: int) -> None:
+def _check_monitor(callback: Any, metrics: set[str], num_clients: int, evaluate_every: int) -> None:
     name = callback.monitor or ""
     who = f"{type(callback).__name__}(monitor={name!r})"
     new = name.removeprefix(_BEFORE)
@@ -111,10 +111,12 @@ def _check_monitor(callback: Any, metrics: set[str], num_clients: int, evaluate_
     if found is not None and int(found["client"]) >= num_clients:
         raise ConfigurationError(f"{who}: the clients are 0 to {num_clients - 1}.")
     if metric == "client_accuracy" or name in [f"client_accuracy/{what}" for what in ("mean", "min", "std")]:
-        if not evaluate_clients_every:
-            raise ConfigurationError(f"{who}: nobody measures it. Set FederatedLoop(evaluate_clients_every=1).")
-        if evaluate_clients_every > 1 and isinstance(callback, EarlyStopping) and callback.strict:
+        if not evaluate_every:
             raise ConfigurationError(
-                f"{who}: it is first known after {evaluate_clients_every} rounds. Set evaluate_clients_every=1, or "
+                f"{who}: nobody measures it. Set FederatedLoop(evaluation=ClientEvaluation(every=1))."
+            )
+        if evaluate_every > 1 and isinstance(callback, EarlyStopping) and callback.strict:
+            raise ConfigurationError(
+                f"{who}: it is first known after {evaluate_every} rounds. Set ClientEvaluation(every=1), or "
                 "EarlyStopping(strict=False)."
             )

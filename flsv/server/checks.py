@@ -10,46 +10,17 @@ from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder, Mod
 from lightning.pytorch.utilities.model_helpers import is_overridden
 
 from flsv._lightning.old_package import check_package
-from flsv.arguments import check_number
 from flsv.data import FederatedDataModule
 from flsv.data.classes import need_classes
 from flsv.errors import ConfigurationError
 from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
-from flsv.participants.sharing import check_share
 from flsv.round import VOCABULARY, stage_of
-from flsv.sampling import ClientSampler
+from flsv.server.config import FederationConfig
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
-
-
-def check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Check what a loop was made with, by the arguments' names.
-
-    Raises:
-        ConfigurationError: a number out of range, an unknown word.
-    """
-    for name, least in (("local_epochs", 1), ("evaluate_clients_every", 0), ("figures_every", 0)):
-        if name != "figures_every" or arguments[name] is not None:
-            check_number("FederatedLoop", name, arguments[name], least=least, whole=True)
-    if arguments["client_runs"] not in ("auto", True, False):
-        raise ConfigurationError(
-            f'FederatedLoop(client_runs={arguments["client_runs"]!r}): expected "auto", True or False.'
-        )
-    check_number("FederatedLoop", "server_lr", arguments["server_lr"], above=0)
-    check_share(arguments["share"])
-    for name, words in (("client_optimizer", ("reset", "keep")), ("evaluate_models", ("received", "trained"))):
-        if arguments[name] not in words:
-            raise ConfigurationError(
-                f'FederatedLoop({name}={arguments[name]!r}): expected "{words[0]}" or "{words[1]}".'
-            )
-    engine = arguments["engine"]
-    if not callable(engine) and engine not in ("sequential", "vmap"):
-        raise ConfigurationError(
-            f'FederatedLoop(engine={engine!r}): expected "sequential" or "vmap", or in Python what makes an engine.'
-        )
 
 
 def check_names(strategies: Mapping[str, Strategy]) -> list[str]:
@@ -89,9 +60,7 @@ def check_setup(
     trainer: L.Trainer,
     module: L.LightningModule,
     board: ContributionMetrics,
-    strategies: Mapping[str, Strategy],
-    sampler: ClientSampler,
-    evaluate_clients_every: int,
+    config: FederationConfig,
 ) -> FederatedDataModule:
     """Check a federation against the trainer and the data, as soon as both are set up.
 
@@ -101,6 +70,7 @@ def check_setup(
     Raises:
         ConfigurationError: what is wrong, what was expected and what to do.
     """
+    strategies, every = config.strategies, config.evaluation.every
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
         got, wrapped, in_yaml = type(data).__name__, "my_datamodule", ""
@@ -148,7 +118,7 @@ def check_setup(
         raise ConfigurationError(
             f"max_steps={trainer.max_steps} would stop in the middle of a round. Say max_epochs, the number of rounds."
         )
-    sampler.check(data.num_clients)
+    config.sampler.check(data.num_clients)
     check_classes(data, board, strategies)
     for metric in board.metrics.values():
         if isinstance(metric, ContributionMetric):
@@ -190,17 +160,17 @@ def check_setup(
             "FederatedDataModule(server_val_fraction=0.1), or leave those metrics out."
         )
     _check_steps(module, board)
-    if evaluate_clients_every:
+    if every:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
         if empty:
             raise ConfigurationError(
-                f"evaluate_clients_every={evaluate_clients_every} needs a test split at every client; "
+                f"ClientEvaluation(every={every}) needs a test split at every client; "
                 f"clients {empty} have none. Set FederatedDataModule(client_test_fraction=0.2), or a larger one."
             )
         if not is_overridden("forward", module, L.LightningModule):
             raise ConfigurationError(
-                f"evaluate_clients_every={evaluate_clients_every} calls {type(module).__name__}.forward(x), which "
-                "is not defined. Let it return the logits [B, M], or set evaluate_clients_every=0."
+                f"ClientEvaluation(every={every}) calls {type(module).__name__}.forward(x), which "
+                "is not defined. Let it return the logits [B, M], or leave it out."
             )
     return data
 
@@ -291,17 +261,18 @@ def check_space(
     if space.apart_head:
         raise ConfigurationError(
             f"metrics {board.head_metrics} compare the clients' classifier heads, and the head {space.apart_head!r} is "
-            "not shared. Share it, name another layer with FederatedLoop(head=...), or use metrics of the whole "
+            "not shared. Share it, name another layer with ClassSpecificShapley(head=...), or use metrics of the whole "
             "update, such as flsv.metrics.CosineGradientShapley."
         )
     asking = f"metrics {board.head_metrics}" if board.head_metrics else f"head={head!r}"
     if space.head is None:
         raise ConfigurationError(
             f"{asking} need a classifier head, and the module has no nn.Linear layer, or its last one no weight of its "
-            "own. Name the last layer with FederatedLoop(head=...), or leave those metrics out."
+            "own. Name the last layer with ClassSpecificShapley(head=...), or leave those metrics out."
         )
     if num_classes is not None and space.head.num_classes != num_classes:
         raise ConfigurationError(
             f"the head {space.head.name!r} has {space.head.num_classes} rows and the data have {num_classes} classes. "
-            "Give the module as many outputs as there are classes, or name its classifier with FederatedLoop(head=...)."
+            "Give the module as many outputs as there are classes, or name its classifier: "
+            "ClassSpecificShapley(head=...)."
         )

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torchmetrics import Metric
 
 from flsv.data import FederatedDataModule
 from flsv.parameters import ParameterSpace
+from flsv.server.config import FederationConfig
 from flsv.server.fingerprint import described
 from flsv.strategy import Federation, Strategy
 
@@ -36,20 +38,23 @@ def federation(
     return Federation(*known, data.client_names)
 
 
-def settings(arguments: Mapping[str, Any], data: FederatedDataModule, seed: int) -> dict[str, Any]:
+def settings(
+    config: FederationConfig, metrics: Mapping[str, Metric], data: FederatedDataModule, seed: int
+) -> dict[str, Any]:
     """The run's hyper-parameters, flat.
 
     Args:
-        arguments: the loop's, by name.
+        config: the loop's.
+        metrics: the live ones, by name.
         data: dealt out.
         seed: the run's.
     """
-    plain = ("local_epochs", "server_lr", "client_optimizer")
-    result: dict[str, Any] = {name: arguments[name] for name in plain} | {"federation_seed": seed}
-    objects = ("aggregator", "personalizer", "sampler", "client_algorithm", "attacks", "privacy", "uploads", "filters")
-    result |= {"share": described(arguments["share"])} if arguments["share"] != "all" else {}
-    result |= {name: repr(arguments[name]) for name in objects if arguments[name]}
-    result |= {f"metric/{name}": repr(metric) for name, metric in (arguments["metrics"] or {}).items()}
+    result: dict[str, Any] = {"local_epochs": config.local_epochs, "client_optimizer": config.client_optimizer}
+    result |= {"federation_seed": seed}
+    result |= {} if config.share == "all" else {"share": described(config.share)}
+    result |= {role: repr(strategy) for role, strategy in config.strategies.items()}
+    result |= {name: repr(list(parts)) for name in ("uploads", "filters") if (parts := getattr(config, name))}
+    result |= {f"metric/{name}": repr(metric) for name, metric in metrics.items()}
     return {**result, **{f"data/{name}": value for name, value in data.describe().items()}}
 
 

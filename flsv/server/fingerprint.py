@@ -15,26 +15,25 @@ from torchmetrics import Metric, SumMetric
 
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
+from flsv.server.config import ROLES, FederationConfig
 from flsv.server.identity import Identity
 
-#: Arguments of the loop that make a run what it is, beside its strategies, metrics, attacks and privacy. The others
-#: (``server_lr``, ``local_epochs``, what is evaluated, logged and drawn) may change between two rounds.
-FIXED = ("client_optimizer", "head", "evaluate_models")
-#: Those that are objects.
-OBJECTS = ("aggregator", "personalizer", "sampler", "client_algorithm", "attacks", "privacy", "uploads")
 #: Arguments of strategies, metrics and privacy that may change too: a larger budget lets a stopped run go on.
-FREE = {"max_epsilon", "workers"}
+FREE = {"max_epsilon", "workers", "server_lr"}
 _METRICS = "federation.metrics."
 
 
-def settings_of(arguments: Mapping[str, Any]) -> dict[str, str]:
-    """A loop's settings that make a run what it is, by the names of the options; as it was made, before any round."""
-    settings = {f"federation.{name}": repr(arguments[name]) for name in FIXED}
-    settings |= {f"federation.{name}": described(arguments[name]) for name in OBJECTS}
-    settings["federation.filters"] = described([each for each in arguments["filters"] if not each.may_change])
-    if arguments["share"] != "all":
-        settings["federation.share"] = described(arguments["share"])
-    return settings | {f"{_METRICS}{name}": described(metric) for name, metric in arguments["metrics"].items()}
+def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict[str, str]:
+    """A loop's settings that make a run what it is, by the names of the options; as it was made, before any round.
+
+    The others (``local_epochs``, what is evaluated, logged and drawn) may change between two rounds.
+    """
+    held = {role: getattr(config, role) for role in ROLES}
+    held |= {"uploads": config.uploads, "filters": [each for each in config.filters if not each.may_change]}
+    held |= {"client_optimizer": config.client_optimizer, "share": config.share}
+    held |= {"evaluation.models": config.evaluation.models}
+    settings = {f"federation.{name}": described(value) for name, value in held.items()}
+    return settings | {f"{_METRICS}{name}": described(metric) for name, metric in metrics.items()}
 
 
 def fingerprint(settings: Mapping[str, str], data: FederatedDataModule) -> dict[str, dict[str, str]]:

@@ -23,7 +23,7 @@ IDLE = {
         "enable_model_summary", "num_sanity_val_steps", "profiler", "devices", "num_nodes", "strategy", "benchmark",
     },
     "data": {"root", "download", "num_workers", "pin_memory", "on_device", "eval_batch_size"},
-    "federation": {"print_table", "figures_every", "client_runs", "log_per_class", "seed"},
+    "federation": {"reporting", "seed"},
 }  # fmt: skip
 #: Whose versions tell what their code is.
 PACKAGES = ("flsv", "torch", "lightning")

@@ -31,7 +31,6 @@ class RoundServer:
         space: the map between modules and vectors.
         channel: counts what crosses.
         evaluator: evaluates models on the server's validation set; None where no metric plays coalition games.
-        server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the way.
         filters: what happens to a cohort's updates before they are measured and averaged.
 
     Attributes:
@@ -47,11 +46,10 @@ class RoundServer:
         space: ParameterSpace,
         channel: Channel,
         evaluator: ModelEvaluator | None = None,
-        server_lr: float = 1.0,
         filters: Sequence[UpdateFilter] = (),
     ) -> None:
         self.board, self.aggregator, self.personalizer, self.strategies = board, aggregator, personalizer, strategies
-        self.space, self.channel, self.server_lr = space, channel, server_lr
+        self.space, self.channel = space, channel
         self.filters = with_guard(filters)
         self.norms: dict[int, float] = {}
         self.games: CoalitionGames | None = None
@@ -65,7 +63,7 @@ class RoundServer:
         ranks: Ranks = ALONE,
     ) -> None:
         """Coalition games evaluate models with these, see :class:`flsv.games.CoalitionGames`."""
-        self.games = CoalitionGames(evaluator, server_lr=self.server_lr, validated=validated, ranks=ranks)
+        self.games = CoalitionGames(evaluator, server_lr=self.aggregator.server_lr, validated=validated, ranks=ranks)
         for strategy in self.strategies:
             strategy.bind_evaluator(self.games)
 
@@ -218,10 +216,10 @@ class RoundServer:
             self.games.begin(round.measured())
         self.board.update(round.measured(), "training")
         vector, weights = self.aggregator.aggregate(round, self.board.with_priors())
-        if self.server_lr != 1:
+        if self.aggregator.server_lr != 1:
             cut = self.space.num_parameters
             # Not in place: an aggregator may give a client's model as it lies in the matrix.
-            moved = torch.lerp(round.global_vector[:cut], vector[:cut], self.server_lr)
+            moved = torch.lerp(round.global_vector[:cut], vector[:cut], self.aggregator.server_lr)
             vector = torch.cat([moved, vector[cut:]])
         finite = bool(vector.isfinite().all())
         if not finite:

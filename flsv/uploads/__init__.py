@@ -1,6 +1,6 @@
 """What happens to a client's update before it leaves: the common base of attacks and privacy, and compression."""
 
-from flsv.uploads.base import Upload, UploadContext, sanitize_report, upload
+from flsv.uploads.base import Upload, UploadContext, check_order, sanitize_report, upload
 from flsv.uploads.compression import Compression, Quantized, TopK
 
-__all__ = ["Compression", "Quantized", "TopK", "Upload", "UploadContext", "sanitize_report", "upload"]
+__all__ = ["Compression", "Quantized", "TopK", "Upload", "UploadContext", "check_order", "sanitize_report", "upload"]

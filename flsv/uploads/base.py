@@ -7,11 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.participants import State, Traffic
 
@@ -56,6 +57,9 @@ class Upload(ABC):
     """
 
     reference: Literal["start", "global"] = "start"
+    #: Where it stands in a list: attacks (0), which keep to the clipping; privacy (1), whose noise is in whatever is
+    #: compressed; all else (2).
+    place: ClassVar[int] = 2
 
     @abstractmethod
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
@@ -91,6 +95,20 @@ class Upload(ABC):
     def __repr__(self) -> str:
         names = inspect.signature(type(self)).parameters
         return f"{type(self).__name__}({', '.join(f'{n}={getattr(self, n)!r}' for n in names if hasattr(self, n))})"
+
+
+def check_order(uploads: Sequence[Upload]) -> None:
+    """Whether these can happen to an update one after the other.
+
+    Raises:
+        ConfigurationError: an attack behind privacy, or privacy behind compression; privacy twice.
+    """
+    places = [each.place for each in uploads]
+    if places != sorted(places) or places.count(1) > 1:
+        raise ConfigurationError(
+            f"uploads={list(uploads)}: expected attacks first, then one GaussianPrivacy, then compression. "
+            "Noise that is added before an attack, or to what is compressed already, is not what its epsilon says."
+        )
 
 
 def upload(

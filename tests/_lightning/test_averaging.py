@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWei
 from torch import Tensor
 from toys import Plain, fit, network, sgd, toy_data, trainer_for, vector
 
+from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -59,7 +60,7 @@ class FromRound3(averaging.WeightAveraging):
 
 def both_orders(callback: Callback, first: bool) -> tuple[FederatedLoop, list[Callback], GlobalModels]:
     models = GlobalModels()
-    loop = FederatedLoop(models, seed=1, print_table=False)
+    loop = FederatedLoop(models, seed=1, reporting=Reporting(table=False))
     return loop, [callback, loop] if first else [loop, callback], models
 
 
@@ -69,7 +70,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[bool, list[Tensor]]:
     found = {}
     for batch_norm in (True, False):
         models = GlobalModels()
-        loop = FederatedLoop(models, seed=1, print_table=False)
+        loop = FederatedLoop(models, seed=1, reporting=Reporting(table=False))
         fit(loop, tmp_path_factory.mktemp("plain"), Plain(network(batch_norm)), rounds=ROUNDS)
         found[batch_norm] = models.made
     return found

@@ -63,7 +63,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def written(folder: Path, **sections: Any) -> str:
-    loop = {"metrics": {"cssv": "flsv.metrics.ClassSpecificShapley"}, "seed": 1, "print_table": False}
+    loop = {"metrics": {"cssv": "flsv.metrics.ClassSpecificShapley"}, "seed": 1, "reporting": {"table": False}}
     trainer = {
         "max_epochs": 2,
         "accelerator": "cpu",

@@ -58,7 +58,7 @@ class Seen(Alignment):
 
 def test_in_a_federation_the_whole_mix_is_the_servers_last_step(tmp_path: Path) -> None:
     attack = Seen(mix=1.0, clients=[1])
-    fit(FederatedLoop(attacks=[attack], seed=1), tmp_path, data=toy_data(), rounds=3)
+    fit(FederatedLoop(uploads=[attack], seed=1), tmp_path, data=toy_data(), rounds=3)
     (first, _), (second, sent), (third, last) = attack.seen
     size = len(sent)
     for got, step in ((sent, second - first), (last, third - second)):
@@ -68,7 +68,7 @@ def test_in_a_federation_the_whole_mix_is_the_servers_last_step(tmp_path: Path) 
 
 def test_a_resumed_run_remembers_the_last_step(tmp_path: Path) -> None:
     def loop() -> FederatedLoop:
-        return FederatedLoop(attacks=[Alignment(mix=0.7, clients=[0])], seed=1)
+        return FederatedLoop(uploads=[Alignment(mix=0.7, clients=[0])], seed=1)
 
     whole = vector(fit(loop(), tmp_path / "whole", data=toy_data(), rounds=4))
     trainer = trainer_for(loop(), tmp_path / "part", 2)

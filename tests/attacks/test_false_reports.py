@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from toys import Plain, fit, network, toy_data, vector
 
+from flsv import Reporting
 from flsv.attacks import Attack, FalseReports
 from flsv.benchmark.baselines import TrainingLoss
 from flsv.errors import ConfigurationError
@@ -19,7 +20,7 @@ from flsv.metrics import ContributionEstimation, ContributionMetric, EverybodyEl
 
 
 def values(folder: Path, metric: ContributionMetric, attacks: list[Attack], **kwargs: Any) -> tuple[Tensor, Tensor]:
-    loop = FederatedLoop(metrics={"m": metric}, attacks=attacks, seed=1, print_table=False, **kwargs)
+    loop = FederatedLoop(metrics={"m": metric}, uploads=attacks, seed=1, reporting=Reporting(table=False), **kwargs)
     data = toy_data((4, 3, 4), client_val_fraction=0.3)
     module = fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=2)
     return loop.contributions["m"], vector(module)

@@ -10,6 +10,7 @@ from resuming import assert_resumes
 from torch import nn
 from toys import fit, toy_data
 
+from flsv import Reporting
 from flsv.attacks import HeadAlignment
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -40,7 +41,9 @@ def test_rows_are_the_servers_at_their_own_length_and_all_else_stays() -> None:
 
 def test_in_a_federation_it_pays_under_class_specific_values(tmp_path: Path) -> None:
     def share(attacks: list[HeadAlignment]) -> float:
-        loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, attacks=attacks, seed=1, print_table=False)
+        loop = FederatedLoop(
+            metrics={"cssv": ClassSpecificShapley()}, uploads=attacks, seed=1, reporting=Reporting(table=False)
+        )
         fit(loop, tmp_path / str(len(attacks)), data=toy_data((4, 3, 4, 3)), rounds=4)
         values = loop.contributions["cssv"].mean(-1)
         return float(values[1] / values.sum())
@@ -49,13 +52,13 @@ def test_in_a_federation_it_pays_under_class_specific_values(tmp_path: Path) -> 
 
 
 def test_a_resumed_run_remembers_the_head(tmp_path: Path) -> None:
-    assert_resumes(lambda: FederatedLoop(attacks=[HeadAlignment(mix=0.7, clients=[0])], seed=1), tmp_path)
+    assert_resumes(lambda: FederatedLoop(uploads=[HeadAlignment(mix=0.7, clients=[0])], seed=1), tmp_path)
 
 
 def test_what_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="mix"):
         HeadAlignment(mix=0)
     with pytest.raises(ConfigurationError, match=r"has no classes \[7\]; they are 0 .. 2"):
-        fit(FederatedLoop(attacks=[HeadAlignment(classes=[7])]), tmp_path)
+        fit(FederatedLoop(uploads=[HeadAlignment(classes=[7])]), tmp_path)
     with pytest.raises(ConfigurationError, match="has none that is shared"):
         HeadAlignment().check(ParameterSpace(nn.Conv1d(2, 2, 1)))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_federation import small
 
-from flsv import FederatedLoop
+from flsv import FederatedLoop, Reporting
 from flsv.benchmark import Federation, make_truth, train_coalitions
 from flsv.benchmark.lattice import check_lattice
 from flsv.benchmark.lattice_schedules import LatticeSchedules
@@ -23,7 +23,7 @@ from flsv.seeding import seed_global_rngs
 
 def retrained(small: Federation, tmp_path: Path, seed: int, metric: str) -> RetrainedUtility:
     def trainer(cohort: FixedCohort) -> L.Trainer:
-        loop = FederatedLoop(sampler=cohort, seed=seed, attacks=small.attackers(), print_table=False)
+        loop = FederatedLoop(sampler=cohort, seed=seed, uploads=small.attackers(), reporting=Reporting(table=False))
         made = small.trainer(loop)
         return made
 

@@ -14,6 +14,7 @@ import yaml
 from toys import Plain, fit, toy_data
 
 import flsv
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.cli import compare as compare_module
 from flsv.cli import main
@@ -115,7 +116,13 @@ def test_help_and_a_missing_config(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_own_models_are_those_of_the_loop(tmp_path: Path) -> None:
-    loop = FederatedLoop(FedAvg(), personalizer=Standalone(), sampler=UniformSampler(1), keep_trained=True, seed=1)
+    loop = FederatedLoop(
+        FedAvg(),
+        personalizer=Standalone(),
+        sampler=UniformSampler(1),
+        evaluation=ClientEvaluation(keep_trained=True),
+        seed=1,
+    )
     own, data, module = OwnModels(loop), toy_data(), Plain()
     initial = flsv.ParameterSpace(module).read(module)
     fit(loop, tmp_path, module, data, rounds=2, callbacks=[own])
@@ -136,7 +143,9 @@ def test_own_models_are_those_of_the_loop(tmp_path: Path) -> None:
 
 def test_watching_changes_nothing(tmp_path: Path) -> None:
     def run(watch: bool) -> Any:
-        loop = FederatedLoop(FedAvg(), personalizer=Standalone(), keep_trained=watch, seed=1)
+        loop = FederatedLoop(
+            FedAvg(), personalizer=Standalone(), evaluation=ClientEvaluation(keep_trained=watch), seed=1
+        )
         fit(loop, tmp_path, rounds=2, callbacks=[OwnModels(loop)] if watch else [])
         return loop.received()
 
@@ -146,7 +155,9 @@ def test_watching_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_own_models_need_the_trained_ones() -> None:
-    with pytest.raises(ConfigurationError, match=r"needs FederatedLoop\(keep_trained=True\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"needs FederatedLoop\(evaluation=ClientEvaluation\(keep_trained=True\)\)"
+    ):
         OwnModels(FederatedLoop())
 
 
@@ -253,7 +264,7 @@ def test_what_is_done_is_kept_for_the_same_experiment_only(
     assert len(ran) == 4
     assert tables == {path: path.read_bytes() for path in tables}
     # Another option, other inputs of clients, other inputs of the test set: all of it is run anew.
-    assert main([*command, "--federation.server_lr", "0.5"]) == 0
+    assert main([*command, "--federation.client_optimizer", "keep"]) == 0
     assert len(ran) == 7
     for name in ("train_images", "test_images"):
         pixels[name][0, 0, 0] += 0.1
@@ -272,7 +283,7 @@ def test_a_run_that_was_stopped(tmp_path: Path) -> None:
         def on_train_batch_end(self, *_: Any) -> None:
             raise KeyboardInterrupt
 
-    loop = FederatedLoop(keep_trained=True, seed=0)
+    loop = FederatedLoop(evaluation=ClientEvaluation(keep_trained=True), seed=0)
     trainer = trainer_for(loop, tmp_path, callbacks=[Stop()])
     with pytest.raises((RuntimeError, SystemExit, KeyboardInterrupt)):  # Lightning's versions differ in what they do
         run("stopped", trainer, Plain(), toy_data())
@@ -280,7 +291,9 @@ def test_a_run_that_was_stopped(tmp_path: Path) -> None:
 
 def test_own_tests_are_each_clients_own(tmp_path: Path) -> None:
     """The received models' accuracies are those that the loop finds, and the metric for it agrees."""
-    loop = FederatedLoop(FedAvg(), personalizer=Standalone(), evaluate_clients_every=2, keep_trained=True, seed=1)
+    loop = FederatedLoop(
+        FedAvg(), personalizer=Standalone(), evaluation=ClientEvaluation(every=2, keep_trained=True), seed=1
+    )
     own, data, module = OwnModels(loop, tests="own"), toy_data(), Plain()
     fit(loop, tmp_path, module, data, rounds=2, callbacks=[own])
     assert loop.client_accuracy is not None
@@ -296,7 +309,7 @@ def test_own_tests_are_each_clients_own(tmp_path: Path) -> None:
 
 
 def test_own_tests_need_test_samples(tmp_path: Path) -> None:
-    loop = FederatedLoop(keep_trained=True, seed=1)
+    loop = FederatedLoop(evaluation=ClientEvaluation(keep_trained=True), seed=1)
     with pytest.raises(ConfigurationError, match=r'tests="own" .* clients \[0, 1, 2\] have none'):
         fit(loop, tmp_path, data=toy_data(client_test_fraction=0.0), callbacks=[OwnModels(loop, tests="own")])
 

@@ -44,7 +44,7 @@ def test_what_is_about_something_else_sets_no_aggregator(name: str) -> None:
 
 
 def test_fedavg_is_weighted_by_samples_whatever_came_before() -> None:
-    assert loop_of("scaffold", "fedavg").arguments["aggregator"].weighting == "samples"
+    assert loop_of("scaffold", "fedavg").aggregator.weighting == "samples"
 
 
 FIRST = {

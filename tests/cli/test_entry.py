@@ -188,7 +188,7 @@ def test_configs_compose_and_validate_test_predict_follow(tmp_path: Path, capfd:
 
 
 def test_resuming_from_the_last_checkpoint(tmp_path: Path) -> None:
-    every = ("--federation.evaluate_clients_every", "1")
+    every = ("--federation.evaluation.every", "1")
     assert fit(tmp_path / "whole", "--trainer.max_epochs", "3", *every) == 0
     assert fit(tmp_path / "parts", "--trainer.max_epochs", "2", *every) == 0
     assert fit(tmp_path / "parts", "--trainer.max_epochs", "3", "--ckpt_path", "last", *every) == 0

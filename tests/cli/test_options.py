@@ -32,9 +32,9 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("wrong", "line", "near"),
     [
-        (["--federation.sever_lr", "1"], "--federation.sever_lr 1", "--federation.server_lr"),
+        (["--federation.local_epoch", "1"], "--federation.local_epoch 1", "--federation.local_epochs"),
         (["--data.sauce", "digits"], "--data.sauce digits", "--data.source"),
-        (["--federaton.server_lr", "1"], "--federaton.server_lr", "--federation.server_lr"),
+        (["--federaton.local_epochs", "1"], "--federaton.local_epochs", "--federation.local_epochs"),
         (["--data.partitioner.alfa", "3"], "DirichletPartitioner': Option 'alfa' is not accepted", "alpha"),
     ],
 )
@@ -47,7 +47,7 @@ def test_a_wrong_option(capsys: pytest.CaptureFixture[str], wrong: list[str], li
 @pytest.mark.parametrize(
     ("text", "line", "near"),
     [
-        ("federation: {sever_lr: 1}", "'federation.sever_lr'", "--federation.server_lr"),
+        ("federation: {local_epoch: 1}", "'federation.local_epoch'", "--federation.local_epochs"),
         (
             "federation: {aggregator: {class_path: ShapFedWA, init_args: {metrc: x}}}",
             "'metrc' is not accepted",
@@ -78,7 +78,7 @@ def test_a_value_of_another_type(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        ["--federation.server_lr", ".nan"],
+        ["--federation.local_epochs", ".nan"],
         ["--trainer.limit_train_batches", "0"],
         ["--trainer.limit_train_batches", "0.0"],
         ["--federation.sampler", "BernoulliSampler", "--federation.sampler.expected_cohort", "1e-9"],

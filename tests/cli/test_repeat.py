@@ -32,7 +32,10 @@ CONFIG: dict[str, Any] = {
         "batch_size": 64,
         "seed": 0,
     },
-    "federation": {"metrics": {"cssv": {"class_path": "flsv.metrics.ClassSpecificShapley"}}, "figures_every": 0},
+    "federation": {
+        "metrics": {"cssv": {"class_path": "flsv.metrics.ClassSpecificShapley"}},
+        "reporting": {"figures": 0},
+    },
 }
 
 

@@ -54,8 +54,7 @@ CONFIG = {
     "federation": {
         "aggregator": {"class_path": "flsv.aggregation.ShapFedWA", "init_args": {"metric": "cssv"}},
         "metrics": {"cssv": {"class_path": "flsv.metrics.ClassSpecificShapley"}},
-        "print_table": False,
-        "figures_every": 0,
+        "reporting": {"table": False, "figures": 0},
     },
 }
 
@@ -84,7 +83,9 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run: Path) -> 
 
     def trainer(cohort: object) -> L.Trainer:
         metrics = {"cssv": ClassSpecificShapley()}
-        loop = FederatedLoop(ShapFedWA("cssv"), metrics, sampler=cohort, seed=3, print_table=False, figures_every=0)  # type: ignore[arg-type]
+        loop = FederatedLoop(
+            ShapFedWA("cssv"), metrics, sampler=cohort, seed=3, reporting={"table": False, "figures": 0}
+        )  # type: ignore[arg-type]
         quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
         return L.Trainer(
             max_epochs=2, accelerator="cpu", callbacks=[loop], logger=False, default_root_dir=run, limit_val_batches=0,
@@ -165,7 +166,7 @@ def test_where_one_class_has_most_of_the_accuracy_it_is_said(
     (tmp_path / "clinics.csv").write_text("\n".join(["clinic,age,dose,ill", *rows, ""]))
     data = {"source": str(tmp_path / "clinics.csv"), "label": "ill", "groups": "clinic"}
     model = {"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}}
-    config = {**CONFIG, "model": model, "data": data, "federation": {"print_table": False, "figures_every": 0}}
+    config = {**CONFIG, "model": model, "data": data, "federation": {"reporting": {"table": False, "figures": 0}}}
     (tmp_path / "federation.yaml").write_text(yaml.safe_dump(config))
     assert main(["fit", "--config", str(tmp_path / "federation.yaml"), f"--trainer.default_root_dir={tmp_path}"]) == 0
     run = next(tmp_path.glob("lightning_logs/*"))
@@ -194,7 +195,7 @@ def test_where_kernel_shap_disagrees_it_is_said(
 
 def test_it_inherits_the_runs_performance() -> None:
     def of(**metrics: Any) -> tuple[str, str | None]:
-        return _performance_of(FederatedLoop(metrics=metrics, print_table=False))
+        return _performance_of(FederatedLoop(metrics=metrics, reporting={"table": False}))
 
     loss = CumulativeShapley(performance="negative_loss")
     assert of(cssv=ClassSpecificShapley()) == ("accuracy", None)
@@ -256,7 +257,7 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
     write(rows)
     data = {"source": str(file), "label": "ill", "groups": "clinic"}
     model = {"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}}
-    config = {**CONFIG, "model": model, "data": data, "federation": {"print_table": False, "figures_every": 0}}
+    config = {**CONFIG, "model": model, "data": data, "federation": {"reporting": {"table": False, "figures": 0}}}
     (tmp_path / "federation.yaml").write_text(yaml.safe_dump(config))
     command = ["fit", "--config", str(tmp_path / "federation.yaml"), f"--trainer.default_root_dir={tmp_path}"]
     assert main(command) == 0

@@ -152,7 +152,7 @@ def test_what_cannot_work_is_said(folder: Path, capsys: Any) -> None:
     assert "suport" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--model.network mlp", "--trainer={}", "--federation.server_lr 2"])
+@pytest.mark.parametrize("option", ["--model.network mlp", "--trainer={}", "--federation.seed 2"])
 def test_what_has_no_meaning_here_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["value", *option.split()]) == 2
     assert "flsv value trains nothing" in capsys.readouterr().err

@@ -137,7 +137,7 @@ class Frozen(Plain):
     "arguments",
     [
         {"aggregator": FedAvg()},
-        {"aggregator": FedAvg("uniform"), "server_lr": 0.7},
+        {"aggregator": FedAvg("uniform", server_lr=0.7)},
         {"aggregator": FedAdam()},
         {"aggregator": GeometricMedian()},
         {"aggregator": FedAvg(), "sampler": UniformSampler(2)},

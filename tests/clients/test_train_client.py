@@ -35,7 +35,7 @@ class Keep(ContributionMetric):
 
 
 def test_the_same_update(tmp_path: Path) -> None:
-    parts: Any = {"client_algorithm": FedProx(mu=0.5), "attacks": [SignFlip(clients=[1])]}
+    parts: Any = {"client_algorithm": FedProx(mu=0.5), "uploads": [SignFlip(clients=[1])]}
     keep = Keep()
     loop = FederatedLoop(metrics={"keep": keep}, local_epochs=2, seed=7, **parts)
     fit(loop, tmp_path, Plain(), rounds=1)

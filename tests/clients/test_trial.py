@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
 
-from flsv import ConfigurationError
+from flsv import ClientEvaluation, ConfigurationError
 from flsv.cli.own_models import OwnModels
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.loop import FederatedLoop
@@ -59,7 +59,7 @@ def binary() -> FederatedDataModule:
     return FederatedDataModule((samples, samples), SizePartitioner([2, 1]), batch_size=8, client_test_fraction=0.3)
 
 
-EVERY: dict[str, Any] = {"evaluate_clients_every": 1}
+EVERY: dict[str, Any] = {"evaluation": ClientEvaluation(every=1)}
 
 
 def game(metric: Any = LeaveOneOut) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def game(metric: Any = LeaveOneOut) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("loop", "asking"),
     [
-        (EVERY, "evaluate_clients_every=1"),
+        (EVERY, r"ClientEvaluation\(every=1\)"),
         (game(), r"metrics \['mine'\]"),
         (game(GradientShapley), r"metrics \['mine'\]"),
     ],
@@ -98,7 +98,7 @@ def test_two_logits_made_of_one_are_measured_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tests", ["shared", "own"])
 def test_own_models(tmp_path: Path, tests: Any) -> None:
-    loop = FederatedLoop(keep_trained=True)
+    loop = FederatedLoop(evaluation=ClientEvaluation(keep_trained=True))
     with pytest.raises(ConfigurationError, match=rf'tests="{tests}": NeverOneLogit.forward gives .* expected logits'):
         fit(loop, tmp_path, NeverOneLogit(True), binary(), callbacks=[OwnModels(loop, tests)])
 

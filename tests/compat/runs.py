@@ -13,7 +13,7 @@ from compat.by_hand import QUIET, SEED, HandRound, fedavg
 from compat.kinds.base import Kind, federated
 from torch import Tensor
 
-from flsv import FederatedLoop
+from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
 
 ROUNDS = 2
@@ -86,7 +86,7 @@ def run(
         first: whether the loop is the first callback, or the last.
         loop: the FederatedLoop's arguments.
     """
-    module, federation = kind.module(), FederatedLoop(seed=SEED, print_table=False, **loop)
+    module, federation = kind.module(), FederatedLoop(seed=SEED, reporting=Reporting(table=False), **loop)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         own = list(kind.callbacks())

@@ -11,7 +11,7 @@ from compat.kinds.base import Kind, federated
 from compat.runs import SEED
 from resuming import assert_resumes
 
-from flsv import FederatedLoop
+from flsv import FederatedLoop, Reporting
 from flsv.metrics import PartialFederatedShapley
 
 KINDS: dict[str, Kind] = {
@@ -34,6 +34,8 @@ def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
 
     def loop() -> FederatedLoop:
         value = PartialFederatedShapley(performance=kind.logged, mode="min")
-        return FederatedLoop(metrics={"value": value}, client_optimizer="keep", seed=SEED, print_table=False)
+        return FederatedLoop(
+            metrics={"value": value}, client_optimizer="keep", seed=SEED, reporting=Reporting(table=False)
+        )
 
     assert_resumes(loop, tmp_path, kind.module, partial(federated, kind))

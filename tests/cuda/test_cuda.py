@@ -14,7 +14,7 @@ from resume_run import checkpoints
 from torchmetrics.classification import MulticlassF1Score
 from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
 
-from flsv import ClassifierClient
+from flsv import ClassifierClient, ClientEvaluation
 from flsv.aggregation import ShapFedWA
 from flsv.data import DirichletPartitioner, FederatedDataModule
 from flsv.games import ModelEvaluator
@@ -37,7 +37,9 @@ def quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
     module = ClassifierClient(
         "mlp", network_args={"hidden": [64]}, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)
     )
-    loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, evaluate_clients_every=5, seed=0)
+    loop = FederatedLoop(
+        ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, evaluation=ClientEvaluation(every=5), seed=0
+    )
     fit(loop, folder, module, data, rounds=5, logger=CSVLogger(folder, name="log"), **where)
     (path,) = folder.rglob("contributions.csv")
     return list(csv.DictReader(path.open()))

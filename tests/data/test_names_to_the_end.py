@@ -152,10 +152,10 @@ def test_from_the_command_line(form, tmp_path, monkeypatch):
         "1",
         "--trainer.enable_progress_bar",
         "false",
-        "--federation.print_table",
+        "--federation.reporting.table",
         "false",
     ]
-    options += ["--trainer.enable_model_summary", "false", "--federation.figures_every", "0"]
+    options += ["--trainer.enable_model_summary", "false", "--federation.reporting.figures", "0"]
     options += ["--trainer.default_root_dir", str(tmp_path), "--data.label", "ill", "--data.partitioner", "null"]
     assert main(["fit", "--config", quick, *options, *ways[form]]) in (0, None)
     (written,) = tmp_path.rglob("contributions.csv")

@@ -20,6 +20,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassF1Score
 from toys import CLASSES, FEATURES, Plain, fit, network, sgd, toy_data, toy_sets, vector
 
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAdam, FedBuff, ShapFedWA, StaleStarts
 from flsv.clients.algorithms import SCAFFOLD, FedDyn, FedDynServer, MoreauSGD
 from flsv.data import FederatedDataModule, SizePartitioner
@@ -73,7 +74,11 @@ def with_val() -> FederatedDataModule:
 FEDERATIONS: dict[str, tuple[Make, Make, Make]] = {
     "shapfed": (
         lambda: FederatedLoop(
-            ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, evaluate_clients_every=1, local_epochs=2, seed=1
+            ShapFedWA("cssv"),
+            {"cssv": ClassSpecificShapley()},
+            evaluation=ClientEvaluation(every=1),
+            local_epochs=2,
+            seed=1,
         ),
         Plain,
         toy_data,
@@ -94,7 +99,11 @@ FEDERATIONS: dict[str, tuple[Make, Make, Make]] = {
         without_norm,
         with_val,
     ),
-    "fedem": (lambda: FederatedLoop(personalizer=FedEM(), evaluate_clients_every=2, seed=1), mixture, toy_data),
+    "fedem": (
+        lambda: FederatedLoop(personalizer=FedEM(), evaluation=ClientEvaluation(every=2), seed=1),
+        mixture,
+        toy_data,
+    ),
     "fedem of a network": (lambda: FederatedLoop(personalizer=FedEM(), seed=1), mixture_of_a_network, toy_data),
     "pfedhn": (lambda: FederatedLoop(personalizer=PFedHN(hidden=8), seed=1), Plain, toy_data),
     "pfedme": (lambda: FederatedLoop(seed=1), moreau, toy_data),
@@ -106,7 +115,7 @@ FEDERATIONS: dict[str, tuple[Make, Make, Make]] = {
         toy_data,
     ),
     "noise": (
-        lambda: FederatedLoop(FedAdam(), privacy=GaussianPrivacy(1.0, 1.0), seed=1),
+        lambda: FederatedLoop(FedAdam(), uploads=[GaussianPrivacy(1.0, 1.0)], seed=1),
         without_norm,
         toy_data,
     ),
@@ -164,7 +173,9 @@ def test_resumes_on_the_other(tmp_path: Path, personalizer: Any, first: str) -> 
 
 def costs(folder: Path, batch_size: int, **options: Any) -> dict[str, int]:
     """What three rounds count."""
-    loop = FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, evaluate_clients_every=1, seed=1)
+    loop = FederatedLoop(
+        ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, evaluation=ClientEvaluation(every=1), seed=1
+    )
     data = toy_data(batch_size=batch_size, eval_batch_size=64, **options)
     before = counts()
     fit(loop, folder, Plain(), data, **on_the_device())

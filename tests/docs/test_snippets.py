@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,10 @@ def short(fit: Any) -> Any:
         self.limit_train_batches = 1
         for loop in self.callbacks:
             if isinstance(loop, FederatedLoop):
-                vars(loop)["figures_every"] = 0  # most of the time of so short a run; the page may use this very loop
+                quick = replace(loop.reporting, figures=0)
+                object.__setattr__(
+                    loop.config, "reporting", quick
+                )  # most of the time of so short a run; the page may use this very loop
         return fit(self, *args, **kwargs)
 
     return first_rounds
@@ -52,7 +56,7 @@ def fit_only(command: list[str]) -> None:
     if command[1] != "fit":
         return snippets.run_command(command)
     quiet = ["--trainer.enable_progress_bar", "false", "--trainer.enable_checkpointing", "false"]
-    cli = make_cli([*command[2:], *quiet, "--federation.print_table", "false"], run=False)
+    cli = make_cli([*command[2:], *quiet, "--federation.reporting.table", "false"], run=False)
     cli.trainer.fit(cli.model, cli.datamodule)
     assert next(c for c in cli.trainer.callbacks if isinstance(c, FederatedLoop)).round_index == 2
 

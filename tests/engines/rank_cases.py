@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 from toys import CLASSES, Plain, adam, network, toy_data, toy_sets
 
+from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import Attack, Scaling, SignFlip
 from flsv.cli import main
@@ -186,7 +187,7 @@ def pfedsv() -> Case:
             "else": EverybodyElse(),
         },
         sampler=UniformSampler(4),
-        evaluate_clients_every=2,
+        evaluation=ClientEvaluation(every=2),
         seed=3,
     )
     return loop, Plain(), five(client_val_fraction=0.2), {"rounds": 4}
@@ -194,11 +195,10 @@ def pfedsv() -> Case:
 
 def scaffold() -> Case:
     loop = FederatedLoop(
-        FedAvg(weighting="uniform"),
+        FedAvg(weighting="uniform", server_lr=0.8),
         {"cost": CommunicationCost()},
         client_algorithm=SCAFFOLD(),
         sampler=UniformSampler(3),
-        server_lr=0.8,
         seed=3,
     )
     return loop, Plain(network(batch_norm=False), plain_sgd), five(), {"rounds": 4}
@@ -215,11 +215,9 @@ def kept_momentum() -> Case:
     loop = FederatedLoop(
         metrics={"cssv": ClassSpecificShapley()},
         personalizer=ShapFedPersonalizer("cssv"),
-        attacks=[SignFlip(clients=[1])],
-        privacy=GaussianPrivacy(clip=1.0, noise_multiplier=0.1),
+        uploads=[SignFlip(clients=[1]), GaussianPrivacy(clip=1.0, noise_multiplier=0.1)],
         client_optimizer="keep",
-        evaluate_clients_every=2,
-        evaluate_models="trained",
+        evaluation=ClientEvaluation(every=2, models="trained"),
         seed=3,
     )
     return loop, Plain(network(batch_norm=False)), five(), {}
@@ -253,7 +251,7 @@ def manual() -> Case:
 
 
 def one_broken() -> Case:
-    return FederatedLoop(attacks=[Broken(clients=[0])], client_optimizer="keep", seed=3), Plain(), five(), {}
+    return FederatedLoop(uploads=[Broken(clients=[0])], client_optimizer="keep", seed=3), Plain(), five(), {}
 
 
 def one_excluded() -> Case:
@@ -262,7 +260,7 @@ def one_excluded() -> Case:
         FedAvg(weighting="uniform"),
         {"cost": CommunicationCost()},
         client_algorithm=SCAFFOLD(),
-        attacks=[Scaling(1e6, clients=[0]), Broken(clients=[3])],
+        uploads=[Scaling(1e6, clients=[0]), Broken(clients=[3])],
         filters=[OutlierFilter(exclude=True)],
         seed=3,
     )
@@ -313,13 +311,15 @@ def held_generator() -> Case:
     data = FederatedDataModule(
         Jittered(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8, client_test_fraction=0.2, server_val_fraction=0.2
     )
-    loop = FederatedLoop(metrics={"loo": LeaveOneOut()}, sampler=UniformSampler(3), evaluate_clients_every=1, seed=3)
+    loop = FederatedLoop(
+        metrics={"loo": LeaveOneOut()}, sampler=UniformSampler(3), evaluation=ClientEvaluation(every=1), seed=3
+    )
     return loop, Plain(network(batch_norm=False)), data, {}
 
 
 def broken_rank() -> Case:
     # Of four clients of one size, the second and the fourth are on rank 1 of two, the second alone on rank 1 of three.
-    return FederatedLoop(attacks=[Broken(clients=[1, 3])], seed=3), Logging(), toy_data((1, 1, 1, 1)), {}
+    return FederatedLoop(uploads=[Broken(clients=[1, 3])], seed=3), Logging(), toy_data((1, 1, 1, 1)), {}
 
 
 CASES: dict[str, Callable[[], Case]] = {
@@ -375,7 +375,7 @@ def fit(folder: Path, case: Case, callbacks: list[Callback] | None = None) -> L.
     logging.getLogger("lightning").setLevel(logging.ERROR)
     torch.set_num_threads(1)
     loop, module, data, options = case
-    loop = loop.replace(print_table=False)
+    loop = loop.replace(reporting=Reporting(table=False))
     there, last = trainer(folder, loop, options, callbacks or []), folder / "last.ckpt"
     there.fit(module, data, ckpt_path=last if last.exists() else None)
     return there
@@ -453,7 +453,11 @@ def from_config(path: str, folder: str) -> None:
     given += [] if "data" in own and "source" in own["data"] else ["--data.client_val_fraction=0.2"]
     given += [f"--config={path}", "--trainer.max_epochs=3", f"--trainer.default_root_dir={folder}"]
     given += ["--trainer.logger=false", "--trainer.accelerator=cpu", f"--trainer.devices={size}"]
-    given += ["--trainer.strategy=federated", "--trainer.enable_progress_bar=false", "--federation.print_table=false"]
+    given += [
+        "--trainer.strategy=federated",
+        "--trainer.enable_progress_bar=false",
+        "--federation.reporting.table=false",
+    ]
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     if main(given):
@@ -585,7 +589,7 @@ def retrain(folder: str) -> None:
 
     def make(cohort: FixedCohort) -> L.Trainer:
         trained.append(cohort)
-        loop = FederatedLoop(sampler=cohort, seed=0, print_table=False)
+        loop = FederatedLoop(sampler=cohort, seed=0, reporting=Reporting(table=False))
         options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
         return L.Trainer(max_epochs=2, callbacks=[loop], logger=False, default_root_dir=folder, **options)
 

@@ -209,7 +209,7 @@ def test_retrained_coalitions_are_shared_out(tmp_path: Path) -> None:
 
 def test_from_a_command_line(tmp_path: Path) -> None:
     def command(folder: Path) -> list[str]:
-        given = "--trainer.max_epochs=2 --trainer.logger=false --federation.print_table=false --data.source=digits"
+        given = "--trainer.max_epochs=2 --trainer.logger=false --federation.reporting.table=false --data.source=digits"
         return ["fit", *given.split(), *OPTIONS.split(), f"--trainer.default_root_dir={folder}"]
 
     ranks = [sys.executable, "-m", "flsv", *command(tmp_path / "two")]

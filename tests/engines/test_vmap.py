@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from torchmetrics import MeanMetric
 from toys import CLASSES, FEATURES, Plain, adam, fit, network, sgd, toy_data, toy_sets, trainer_for, vector
 
-from flsv import ClassifierClient, FederatedDataModule
+from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.cli.parser import make_cli
 from flsv.clients.algorithms import FedProx, MoreauSGD
@@ -43,7 +43,7 @@ class Plainest(Plain):
 
 
 def loop(engine: Any, **kwargs: Any) -> FederatedLoop:
-    return FederatedLoop(engine=engine, **{"seed": 3, "print_table": False, **kwargs})
+    return FederatedLoop(engine=engine, **{"seed": 3, "reporting": Reporting(table=False), **kwargs})
 
 
 def pair(
@@ -101,7 +101,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers_with_unequal_clients_and_several_epochs(tmp_path: Path, name: str) -> None:
-    pair(tmp_path, partial(Plainest, OPTIMIZERS[name]), local_epochs=2, keep_trained=True)
+    pair(tmp_path, partial(Plainest, OPTIMIZERS[name]), local_epochs=2, evaluation=ClientEvaluation(keep_trained=True))
 
 
 FEDERATIONS: dict[str, dict[str, Any]] = {
@@ -111,14 +111,16 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
         "metrics": partial(lambda: {"cssv": ClassSpecificShapley(), "ssv": SurrogateFederatedShapley()}),
         "personalizer": partial(ShapFedPersonalizer),
         "sampler": partial(UniformSampler, 3),
-        "evaluate_clients_every": 2,
+        "evaluation": ClientEvaluation(every=2),
     },
-    "privacy": {
-        "privacy": partial(GaussianPrivacy, 1.0, 0.1),
-        "metrics": partial(lambda: {"c": CosineGradientShapley()}),
-    },
+    "uploads": [
+        {
+            "uploads": [partial(GaussianPrivacy, 1.0, 0.1)],
+            "metrics": partial(lambda: {"c": CosineGradientShapley()}),
+        }
+    ],
     "top-k": {"uploads": partial(lambda: [TopK(0.3)])},
-    "head kept": {"share": ["!net.4.*"], "evaluate_clients_every": 1},
+    "head kept": {"share": ["!net.4.*"], "evaluation": ClientEvaluation(every=1)},
 }
 
 
@@ -287,7 +289,7 @@ def make_resumable() -> FederatedLoop:
         personalizer=ShapFedPersonalizer(),
         sampler=UniformSampler(3),
         share=["!net.1.*"],
-        evaluate_clients_every=2,
+        evaluation=ClientEvaluation(every=2),
         local_epochs=2,
     )
 

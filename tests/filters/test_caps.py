@@ -10,6 +10,7 @@ import torch
 from resuming import assert_resumes
 from toys import Plain, fit, network, toy_data, trainer_for, vector
 
+from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.attacks import Scaling
 from flsv.errors import ConfigurationError
@@ -31,7 +32,7 @@ class Kept(FedAvg):
 
 def rounds(folder: Path, count: int = 1, **kwargs: Any) -> list[Round]:
     aggregator = Kept()
-    fit(FederatedLoop(aggregator, seed=1, print_table=False, **kwargs), folder, rounds=count)
+    fit(FederatedLoop(aggregator, seed=1, reporting=Reporting(table=False), **kwargs), folder, rounds=count)
     return aggregator.rounds
 
 
@@ -43,7 +44,7 @@ def lengths(round: Round) -> torch.Tensor:
 def test_nobody_is_longer_than_the_bound_and_its_direction_stays(tmp_path: Path) -> None:
     (plain,) = rounds(tmp_path / "plain")
     (round,) = rounds(
-        tmp_path / "capped", attacks=[Scaling(3.0, clients=[1])], filters=[OutlierFilter(), NormCap(1.25)]
+        tmp_path / "capped", uploads=[Scaling(3.0, clients=[1])], filters=[OutlierFilter(), NormCap(1.25)]
     )
     honest, cut = lengths(plain), plain.space.num_parameters
     sent = honest * torch.tensor([1.0, 3.0, 1.0])
@@ -82,7 +83,7 @@ def test_samples_count_up_to_the_bound_for_the_aggregator_too(tmp_path: Path) ->
 def test_a_resumed_run_goes_on_bit_for_bit_and_another_bound_is_refused(tmp_path: Path) -> None:
     def loop(cap: float | None = 1.0) -> FederatedLoop:
         return FederatedLoop(
-            attacks=[Scaling(3.0, clients=[1])],
+            uploads=[Scaling(3.0, clients=[1])],
             filters=[NormCap(cap), SampleCap(1.0)] if cap else [SampleCap(1.0)],
             seed=1,
         )
@@ -99,11 +100,11 @@ def test_a_resumed_run_goes_on_bit_for_bit_and_another_bound_is_refused(tmp_path
 def test_many_at_once_are_bounded_alike(tmp_path: Path) -> None:
     def end(engine: str) -> torch.Tensor:
         loop = FederatedLoop(
-            attacks=[Scaling(3.0, clients=[1])],
+            uploads=[Scaling(3.0, clients=[1])],
             filters=[OutlierFilter(), NormCap(1.0), SampleCap(1.0)],
             seed=1,
             engine=engine,
-            print_table=False,
+            reporting=Reporting(table=False),
         )
         return vector(fit(loop, tmp_path / engine, Plain(network(batch_norm=False)), rounds=2))
 

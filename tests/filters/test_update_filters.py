@@ -16,6 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch import Tensor
 from toys import Plain, fit, network, toy_data, trainer_for, vector
 
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
 from flsv.attacks import Attack
 from flsv.errors import ConfigurationError
@@ -58,7 +59,7 @@ def test_a_huge_update_is_named_in_its_round_and_left_out_where_nothing_else_wou
     tmp_path: Path, size: float
 ) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(attacks=[Huge(size)], metrics=metrics, seed=1)
+    loop = FederatedLoop(uploads=[Huge(size)], metrics=metrics, seed=1)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         module = fit(loop, tmp_path, data=toy_data((4, 3, 4, 3)), rounds=4)
@@ -72,7 +73,7 @@ def test_a_huge_update_is_named_in_its_round_and_left_out_where_nothing_else_wou
 
 
 def test_a_large_update_is_aggregated_and_not_measured(tmp_path: Path) -> None:
-    loop = FederatedLoop(attacks=[Huge(1e4)], seed=1)
+    loop = FederatedLoop(uploads=[Huge(1e4)], seed=1)
     (said,) = watched(loop, tmp_path)
     assert "aggregated, for want of OutlierFilter(exclude=True), and not measured" in said
     assert loop.participations.tolist() == [2] * 4
@@ -84,7 +85,7 @@ def paid(folder: Path, rounds: range, aggregator: Any, metric: Any, factor: floa
         def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
             return factor * update if round_index in rounds else update
 
-    loop = FederatedLoop(attacks=[Times()], metrics={"m": metric}, aggregator=aggregator, seed=1)
+    loop = FederatedLoop(uploads=[Times()], metrics={"m": metric}, aggregator=aggregator, seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         data = toy_data((4, 3, 4, 3, 4), server_val_fraction=0.3)
@@ -130,7 +131,7 @@ def test_a_round_in_which_a_client_is_named_counts_nothing_for_it(tmp_path: Path
 
 def test_what_was_found_goes_on_in_a_resumed_run(tmp_path: Path) -> None:
     def loop() -> FederatedLoop:
-        return FederatedLoop(attacks=[Huge(1e4, 0)], seed=1)
+        return FederatedLoop(uploads=[Huge(1e4, 0)], seed=1)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -177,7 +178,11 @@ def test_excluded_the_round_goes_on_without_it(tmp_path: Path, size: float) -> N
     metrics = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
     attacks: Any = [Huge(size, 0)]
     loop = FederatedLoop(
-        metrics=metrics, attacks=attacks, filters=[OutlierFilter(exclude=True)], keep_trained=True, seed=1
+        metrics=metrics,
+        uploads=attacks,
+        filters=[OutlierFilter(exclude=True)],
+        evaluation=ClientEvaluation(keep_trained=True),
+        seed=1,
     )
     logger = TensorBoardLogger(tmp_path, name="", version="run")
     with warnings.catch_warnings(record=True) as caught:
@@ -220,7 +225,7 @@ def test_who_suffers_from_it_is_not_named() -> None:
 
 
 def test_switched_off(tmp_path: Path) -> None:
-    assert watched(FederatedLoop(attacks=[Huge(1e4)], filters=[], seed=1), tmp_path) == []
+    assert watched(FederatedLoop(uploads=[Huge(1e4)], filters=[], seed=1), tmp_path) == []
     assert "update_norm,1" in (tmp_path / "contributions.csv").read_text()
 
 
@@ -300,7 +305,7 @@ def of_copies(folder: Path, loop: FederatedLoop, rounds: int = 5, **kwargs: Any)
 def test_copies_are_named_together_held_together_and_stay_in_the_model(tmp_path: Path) -> None:
     metrics = {"cgsv": CosineGradientShapley()}
     loop = FederatedLoop(
-        attacks=[Sybil([3, 1], range(99))],
+        uploads=[Sybil([3, 1], range(99))],
         metrics=metrics,
         filters=[OutlierFilter(), CopyFilter(0.7, gap=None)],
         seed=1,
@@ -318,7 +323,7 @@ def test_copies_are_named_together_held_together_and_stay_in_the_model(tmp_path:
     assert loop.contributions["cgsv"].isfinite().all()
     assert loop.payable["cgsv"].isnan().tolist() == [False, True, False, True, False, False, False]
 
-    silent = FederatedLoop(attacks=[Sybil([3, 1], range(99))], seed=1)
+    silent = FederatedLoop(uploads=[Sybil([3, 1], range(99))], seed=1)
     assert of_copies(tmp_path / "silent", silent) == []
     assert (silent.copies, silent.held) == ([], [])
     assert torch.equal(loop.state.model(), silent.state.model())
@@ -327,7 +332,7 @@ def test_copies_are_named_together_held_together_and_stay_in_the_model(tmp_path:
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_one_coincidence_proves_nothing_and_neither_do_two(tmp_path: Path, rounds: int) -> None:
     loop = FederatedLoop(
-        attacks=[Sybil([3, 1], range(rounds))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
+        uploads=[Sybil([3, 1], range(rounds))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
     )
     assert of_copies(tmp_path, loop) == []
     assert loop.held == []
@@ -336,7 +341,7 @@ def test_one_coincidence_proves_nothing_and_neither_do_two(tmp_path: Path, round
 def test_the_folder_says_who_is_held_and_somebody_who_has_looked_says_whom_to_pay(tmp_path: Path) -> None:
     metrics = {"cgsv": CosineGradientShapley()}
     loop = FederatedLoop(
-        attacks=[Sybil([3, 1], range(99))],
+        uploads=[Sybil([3, 1], range(99))],
         metrics=metrics,
         filters=[OutlierFilter(), CopyFilter(0.7, gap=None)],
         seed=1,
@@ -370,7 +375,7 @@ def test_the_folder_of_a_killed_run_says_who_is_held(tmp_path: Path) -> None:
                 raise OSError("the power is gone")
 
     loop = FederatedLoop(
-        attacks=[Sybil([3, 1], range(99))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
+        uploads=[Sybil([3, 1], range(99))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
     )
     with pytest.raises(OSError, match="the power"):
         of_copies(tmp_path, loop, callbacks=[Killed()])
@@ -388,7 +393,7 @@ def test_honest_clients_are_no_copies(tmp_path: Path) -> None:
 def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
     def loop() -> FederatedLoop:
         return FederatedLoop(
-            attacks=[Sybil([3, 1], range(3))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
+            uploads=[Sybil([3, 1], range(3))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
         )
 
     whole = fit(first := loop(), tmp_path / "whole", data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=6)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from toys import FEATURES, Plain, fit, network, toy_data, trainer_for, vector
 
+from flsv import Reporting
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.games.constant import LEVEL, ranked_apart, told_apart
 from flsv.games.evaluation.scores import Scores, score_batch
@@ -190,9 +191,8 @@ def test_one_logit_for_two_classes_is_judged_by_its_ranks(tmp_path: Path) -> Non
 def test_looking_changes_nothing(tmp_path: Path) -> None:
     """Neither the random numbers nor the module; with dropout, which draws."""
     found = []
-    for options in ({}, {"print_table": False}):
+    for options in ({}, {"reporting": Reporting(table=False, files=False)}):
         loop = FederatedLoop(metrics={"cgsv": CosineGradientShapley()}, seed=0, **options)
-        loop.write_csv = not options
         module = fit(loop, tmp_path / str(len(found)), Plain(network(dropout=0.5)), rounds=2)
         found.append([vector(module), loop.contributions["cgsv"], torch.get_rng_state()])
         assert bool(loop.state.start) == (not options)

@@ -17,6 +17,7 @@ from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
 
+from flsv import Reporting
 from flsv.errors import ConfigurationError
 from flsv.games import ModelEvaluator
 from flsv.games.evaluation.copies import bound_to, copied
@@ -295,7 +296,7 @@ def test_outputs_that_are_kept_with_their_graphs_do_not_hinder_copies(tmp_path: 
             "clients": EverybodyElse(),
             "asked": EverybodyElse(performance="val_acc", mode="max"),
         }
-        loop = FederatedLoop(metrics=metrics, seed=0, print_table=False)
+        loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False))
         data = toy_data(server_val_fraction=0.2, client_val_fraction=0.2)
         fit(loop, tmp_path / folder, module, data, rounds=2)
         return [value.tolist() for value in loop.contributions.values()]

@@ -34,6 +34,7 @@ from task_kinds import (
 from torch import Tensor
 from toys import Plain, fit, toy_data, trainer_for
 
+from flsv import ClientEvaluation, Reporting
 from flsv.cli.parser import make_cli
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.errors import ConfigurationError
@@ -80,7 +81,13 @@ def played(
 ) -> tuple[Tensor, list[Tensor]]:
     """The utilities ``[8]`` of the last round's coalitions, and their models by hand."""
     metric = Seen(**measures)
-    fit(FederatedLoop(metrics={"mine": metric}, seed=3, print_table=False), folder, module, data, rounds=rounds)
+    fit(
+        FederatedLoop(metrics={"mine": metric}, seed=3, reporting=Reporting(table=False)),
+        folder,
+        module,
+        data,
+        rounds=rounds,
+    )
     round, values = metric.found[-1]
     x, models = round.global_vector, round.client_vectors
     vectors = [models[mask].double().mean(0).float() if mask.any() else x for mask in MASKS]
@@ -169,9 +176,9 @@ def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_pa
             "hits": LeaveOneOut(),
             "metric": LeaveOneOut(performance=torchmetrics.Accuracy(task="multiclass", num_classes=2)),
         },
-        evaluate_clients_every=1,
+        evaluation=ClientEvaluation(every=1),
         seed=3,
-        print_table=False,
+        reporting=Reporting(table=False),
     )
     data = FederatedDataModule(Classifier.data(), SizePartitioner([3, 1, 2]), client_test_fraction=0.5)
     Classifier.training_step = lambda self, batch, _: self.loss((batch[0] + 1, batch[1]))  # type: ignore[assignment]
@@ -268,7 +275,7 @@ def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) ->
             assert pl_module.trainer is trainer
             assert trainer.training
 
-    loop = FederatedLoop(seed=3, print_table=False)
+    loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
     fit(loop, tmp_path, module, data, rounds=1, callbacks=[Probe()], limit_val_batches=2)
     assert found["all"][0] == found["all"][3]
     assert found["all"][2] == found["last"][0]
@@ -292,7 +299,7 @@ def test_the_fit_is_the_same_with_and_without_a_game(tmp_path: Path) -> None:
         logger = CSVLogger(tmp_path / str(len(runs)))
         seen: list[Any] = []
         logger.experiment.add_scalar = partial(lambda to, *_: to.append(1), seen)  # type: ignore[attr-defined]
-        loop = FederatedLoop(metrics=metrics, seed=3, print_table=False)
+        loop = FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False))
         fit(loop, tmp_path, module, federated(Hooked.data()), rounds=2, logger=logger)
         runs.append((ParameterSpace(module).read(module), module.validations, module.best.compute(), len(seen)))
     (vector, *others), (same, *also) = runs
@@ -327,7 +334,7 @@ def test_every_metric_that_plays_takes_it_and_a_round_evaluates_once(tmp_path: P
 
     logged = {name: make(performance="my/loss", mode="min") for name, make in FAMILY.items()}
     known = {f"known_{name}": make(performance="negative_loss") for name, make in FAMILY.items()}
-    loop = FederatedLoop(metrics={**logged, **known}, seed=3, print_table=False)
+    loop = FederatedLoop(metrics={**logged, **known}, seed=3, reporting=Reporting(table=False))
     data = toy_data((4, 1, 2), server_val_fraction=0.3)
     fit(loop, tmp_path, Logs(), data, rounds=2, limit_val_batches=0)
     for name in FAMILY:
@@ -347,7 +354,7 @@ def test_resumed_bit_for_bit_and_not_with_another_measure(tmp_path: Path) -> Non
             "logged": PartialFederatedShapley(performance="val_loss", mode=mode, momentum=0.5),
             "f1": CumulativeShapley(performance=f1),
         }
-        return FederatedLoop(metrics=metrics, seed=3, print_table=False)
+        return FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False))
 
     class Noisy(VAE):
         def forward(self, x: Tensor) -> Tensor:
@@ -384,7 +391,7 @@ def test_precision_is_the_trainers(tmp_path: Path, precision: str) -> None:
         "metric": LeaveOneOut(performance=accuracy),
         "hits": LeaveOneOut(),
     }
-    loop = FederatedLoop(metrics=metrics, seed=3, print_table=False)
+    loop = FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False))
     fit(loop, tmp_path, Logs(), toy_data(server_val_fraction=0.3), rounds=1, precision=precision)
     found = loop.contributions
     torch.testing.assert_close(found["logged"], found["loss"], rtol=1e-3, atol=1e-5)
@@ -395,7 +402,7 @@ def test_from_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(
         """
 federation:
-  print_table: false
+  reporting: {table: false}
   metrics:
     loss:
       class_path: flsv.metrics.PartialFederatedShapley
@@ -420,7 +427,9 @@ def test_by_retraining(tmp_path: Path) -> None:
     data = federated(Regression.data())
 
     def trainer(cohort: Any) -> L.Trainer:
-        return trainer_for(FederatedLoop(sampler=cohort, seed=5, print_table=False), tmp_path, 1, limit_val_batches=0)
+        return trainer_for(
+            FederatedLoop(sampler=cohort, seed=5, reporting=Reporting(table=False)), tmp_path, 1, limit_val_batches=0
+        )
 
     torch.manual_seed(1)
     module = Regression()
@@ -602,7 +611,7 @@ def test_scores_of_classes_are_scikit_learns(tmp_path: Path, kind: Any, name: st
 
 def test_scores_of_classes_by_retraining_and_refused(tmp_path: Path) -> None:
     def trainer(cohort: Any) -> L.Trainer:
-        return trainer_for(FederatedLoop(sampler=cohort, seed=0, print_table=False), tmp_path, 1)
+        return trainer_for(FederatedLoop(sampler=cohort, seed=0, reporting=Reporting(table=False)), tmp_path, 1)
 
     utility = RetrainedUtility(trainer, Classes(), federated(Classes.data()), "auroc")
     assert 0 < float(utility(torch.tensor([[True, False, True]]))) < 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import IIDPartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley, participant_weights
@@ -112,7 +112,7 @@ def test_two_classes_are_one_number_and_it_is_said(tmp_path: Path) -> None:
         IIDPartitioner(3),
         client_test_fraction=0,
     )
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=0, print_table=False)
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=0, reporting=Reporting(table=False))
     module = ClassifierClient("mlp", {"hidden": [4]}, optimizer=partial(torch.optim.SGD, lr=0.1))
     trainer = L.Trainer(
         max_epochs=2, callbacks=[loop], default_root_dir=tmp_path, accelerator="cpu", enable_progress_bar=False

@@ -4,6 +4,7 @@ import pytest
 import torch
 from toys import fit, toy_data
 
+from flsv import Reporting
 from flsv.attacks import Attack
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter
@@ -122,10 +123,10 @@ def test_what_is_left_out_has_crossed(tmp_path):
     """Client 1's update crosses and is excluded; client 2 sends none, and has received the model."""
     loop = FederatedLoop(
         metrics={"cost": CommunicationCost()},
-        attacks=[Spoils(1, 1e6), Spoils(2, float("nan"))],
+        uploads=[Spoils(1, 1e6), Spoils(2, float("nan"))],
         filters=[OutlierFilter(exclude=True)],
         seed=1,
-        print_table=False,
+        reporting=Reporting(table=False),
     )
     with pytest.warns(UserWarning, match="left out of the round"):
         fit(loop, tmp_path, data=toy_data((4, 3, 4, 3, 4)), rounds=1)

@@ -15,6 +15,7 @@ from metric_rounds import judges
 from resuming import assert_resumes
 from toys import Plain, fit, network, toy_data
 
+from flsv import Reporting
 from flsv.aggregation import FedAvg, FedCE
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
@@ -55,7 +56,9 @@ def accuracy(vector: torch.Tensor, dealt: FederatedDataModule, client: int) -> f
 @pytest.mark.parametrize("combine", ["times", "plus"])
 def test_a_federation_by_hand(tmp_path: Path, combine: Any) -> None:
     aggregator, dealt = Kept(), data()
-    loop = FederatedLoop(aggregator, {"fedce": ContributionEstimation(combine=combine)}, seed=1, print_table=False)
+    loop = FederatedLoop(
+        aggregator, {"fedce": ContributionEstimation(combine=combine)}, seed=1, reporting=Reporting(table=False)
+    )
     fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=3)
 
     coefficients = np.full(3, 1 / 3)
@@ -87,7 +90,7 @@ def test_a_client_takes_out_what_it_has_sent(tmp_path: Path) -> None:
     """Not what it has trained: under an attack, noise or compression that is not in the sum."""
     aggregator, dealt = Kept(), data()
     metric = ContributionEstimation()
-    loop = FederatedLoop(aggregator, {"fedce": metric}, uploads=[Constant()], seed=1, print_table=False)
+    loop = FederatedLoop(aggregator, {"fedce": metric}, uploads=[Constant()], seed=1, reporting=Reporting(table=False))
     fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=1)
     models = aggregator.rounds[0].client_vectors
     expected = [accuracy(models[[j for j in range(3) if j != i]].mean(0), dealt, i) for i in range(3)]
@@ -148,7 +151,7 @@ def test_another_score(tmp_path: Path) -> None:
     f1 = torchmetrics.F1Score("multiclass", num_classes=3)
     for options in ({}, {"performance": f1}, {"performance": "val_acc", "mode": "max"}):
         metric = ContributionEstimation(**copy.deepcopy(options))
-        loop = FederatedLoop(FedAvg(), {"fedce": metric}, seed=1, print_table=False)
+        loop = FederatedLoop(FedAvg(), {"fedce": metric}, seed=1, reporting=Reporting(table=False))
         fit(loop, tmp_path, data=data(batch_size=64), rounds=1)
         scores.append(metric.scores)
     torch.testing.assert_close(scores[1], scores[0])  # F1, averaged over samples, is the accuracy

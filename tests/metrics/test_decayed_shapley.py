@@ -145,10 +145,10 @@ class Remember(DivergenceWeighted):
 @pytest.mark.parametrize("kind", ["fixed", "renormalized"])
 @pytest.mark.parametrize("server_lr", [1.0, 0.5])
 def test_sub_models_have_the_weights_of_the_rounds_aggregation(tmp_path: Path, kind: Any, server_lr: float) -> None:
-    watch, remember = Watch(), Remember(a=0.3)
+    watch, remember = Watch(), Remember(a=0.3, server_lr=server_lr)
     metric = DecayedShapley(decay=0.5, estimator=watch, performance="negative_loss", coalition_weights=kind)
     data = toy_data((3, 2, 2), server_val_fraction=0.3)
-    loop = FederatedLoop(remember, {"guo": metric}, server_lr=server_lr, seed=4)
+    loop = FederatedLoop(remember, {"guo": metric}, seed=4)
     # Without BatchNorm, whose buffers are always averages.
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=2)
     for (round, weights), table in zip(remember.rounds, watch.tables):

@@ -11,6 +11,7 @@ from metric_rounds import Sigmoid
 from resuming import assert_resumes
 from toys import Plain, fit, network, toy_data
 
+from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.attacks import FalseReports
 from flsv.data import FederatedDataModule
@@ -50,7 +51,9 @@ def loss(vector: torch.Tensor, dealt: FederatedDataModule, client: int) -> float
 
 def test_a_federation_by_hand(tmp_path: Path) -> None:
     aggregator, dealt = Kept(), data()
-    loop = FederatedLoop(aggregator, {"ee": EverybodyElse(performance="negative_loss")}, seed=1, print_table=False)
+    loop = FederatedLoop(
+        aggregator, {"ee": EverybodyElse(performance="negative_loss")}, seed=1, reporting=Reporting(table=False)
+    )
     fit(loop, tmp_path, Plain(network(batch_norm=False)), dealt, rounds=2)
     total = torch.zeros(3, dtype=torch.float64)
     for round in aggregator.rounds:
@@ -161,7 +164,7 @@ def test_any_task(tmp_path: Path) -> None:
 
     values = []
     for options in ({"performance": "negative_loss"}, {"performance": "val_loss", "mode": "min"}):
-        loop = FederatedLoop(FedAvg(), {"ee": EverybodyElse(**options)}, seed=1, print_table=False)  # type: ignore[arg-type]
+        loop = FederatedLoop(FedAvg(), {"ee": EverybodyElse(**options)}, seed=1, reporting=Reporting(table=False))  # type: ignore[arg-type]
         fit(loop, tmp_path, Logs(network(batch_norm=False)), data(), rounds=2)
         values.append(loop.contributions["ee"])
     torch.testing.assert_close(values[0], values[1], atol=1e-5, rtol=0)
@@ -193,7 +196,9 @@ def test_what_no_value_can_be_made_of() -> None:
 
 def test_trimmed_in_a_federation_and_refused_where_nobody_is_left(tmp_path: Path) -> None:
     def run(name: str, attacks: list[FalseReports], trim: int) -> torch.Tensor:
-        loop = FederatedLoop(metrics={"ee": EverybodyElse(trim=trim)}, attacks=attacks, seed=1, print_table=False)
+        loop = FederatedLoop(
+            metrics={"ee": EverybodyElse(trim=trim)}, uploads=attacks, seed=1, reporting=Reporting(table=False)
+        )
         fit(loop, tmp_path / name, Plain(network(batch_norm=False)), data(proportions=(4, 3, 4, 3, 4)), rounds=2)
         return loop.contributions["ee"]
 

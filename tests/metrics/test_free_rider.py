@@ -9,6 +9,7 @@ import pytest
 import torch
 from toys import Plain, fit, network, toy_data
 
+from flsv import Reporting
 from flsv.aggregation import ShapleyWeighted
 from flsv.attacks import FreeRider
 from flsv.errors import ConfigurationError
@@ -28,7 +29,9 @@ def test_under_afedsv_a_free_rider_has_exactly_nothing_and_the_others_have_all(t
         "null": PartialFederatedShapley(weighting="fixed"),
     }
     attacks: list[Any] = [FreeRider(clients=[RIDER])]
-    loop = FederatedLoop(ShapleyWeighted("strict"), metrics, attacks=attacks, seed=seed, print_table=False)
+    loop = FederatedLoop(
+        ShapleyWeighted("strict"), metrics, uploads=attacks, seed=seed, reporting=Reporting(table=False)
+    )
     data = toy_data((1, 1, 1, 1), server_val_fraction=0.3)
     fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=6)
     honest = torch.arange(RIDER)

@@ -12,7 +12,7 @@ from resuming import assert_metric_resumes
 from torch import Tensor, nn
 from toys import fit, toy_data
 
-from flsv import FederatedLoop
+from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import gradient_agreement
@@ -83,7 +83,7 @@ def test_nobody_is_of_use() -> None:
 
 def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path) -> None:
     data, recorded, metric = toy_data((4, 1, 2), server_val_fraction=0.3), Recorded(), GradientAgreement()
-    loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, print_table=False)
+    loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
     module = fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=2)
     network = build_network("softmax", data.num_classes, data.input_shape)
     rounds = []
@@ -104,7 +104,7 @@ def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
         Recorded(),
         GradientAgreement(loss="val_loss"),
     )
-    loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, print_table=False)
+    loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
     line = fit(loop, tmp_path, Line(), data, rounds=1)
     ((ids, vector, updates, samples),) = recorded.seen
     loop.space.write(line, vector)

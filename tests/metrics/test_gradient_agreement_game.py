@@ -14,7 +14,7 @@ from resuming import assert_metric_resumes
 from torch import Tensor, nn
 from toys import CLASSES, fit, toy_data
 
-from flsv import FederatedLoop
+from flsv import FederatedLoop, Reporting
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import gradient_agreement_game
@@ -134,7 +134,9 @@ def test_judged_by_balanced_accuracy_all_classes_count_the_same(tmp_path: Path) 
         GradientAgreementGame(performance="balanced_accuracy"),
         GradientAgreement(blend=0, balanced=True),
     )
-    loop = FederatedLoop(metrics={"game": game, "slopes": slopes_only, "seen": recorded}, seed=1, print_table=False)
+    loop = FederatedLoop(
+        metrics={"game": game, "slopes": slopes_only, "seen": recorded}, seed=1, reporting=Reporting(table=False)
+    )
     module = fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=2)
     network = build_network("softmax", data.num_classes, data.input_shape)
     x, y = (torch.cat(parts) for parts in zip(*data.val_dataloader()))
@@ -169,7 +171,7 @@ def test_judged_by_balanced_accuracy_all_classes_count_the_same(tmp_path: Path) 
 def test_of_a_regression_by_what_it_logs(tmp_path: Path) -> None:
     data = FederatedDataModule("digits", IIDPartitioner(num_clients=3), max_samples=200, server_val_fraction=0.3)
     recorded, metric = Recorded(), GradientAgreementGame(performance="val_loss", mode="min")
-    loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, print_table=False)
+    loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
     line = fit(loop, tmp_path, Line(), data, rounds=1)
     ((ids, vector, updates, samples),) = recorded.seen
     batch = [torch.cat(parts) for parts in zip(*data.val_dataloader())]

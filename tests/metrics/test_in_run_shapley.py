@@ -17,6 +17,7 @@ from torch.func import functional_call, grad, vmap
 from torch.utils.data import DataLoader
 from toys import CLASSES, FEATURES, Plain, adam, fit, network, toy_data, toy_sets, vector
 
+from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.attacks import SignFlip
 from flsv.clients.algorithms import InRunValues
@@ -57,7 +58,7 @@ def with_options(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
 
 def federation(every: int = 1, order: Any = 1, **kwargs: Any) -> FederatedLoop:
     metrics = {"in_run": InRunShapley(order=order), **kwargs.pop("metrics", {})}
-    options = {"aggregator": Kept(), "seed": SEED, "print_table": False, **kwargs}
+    options = {"aggregator": Kept(), "seed": SEED, "reporting": Reporting(table=False), **kwargs}
     return FederatedLoop(metrics=metrics, client_algorithm=InRunValues(every), **options)
 
 
@@ -163,7 +164,7 @@ def test_every_samples_value_by_hand(
 
 
 def test_values_sum_to_the_update_s_own(tmp_path: Path) -> None:
-    dealt, loop = data(), federation(server_lr=0.5)
+    dealt, loop = data(), federation(aggregator=FedAvg(server_lr=0.5))
     values, kept, rounds = run(loop, tmp_path, dealt=dealt, rounds=1)
     (round,) = rounds
     module = small()
@@ -177,7 +178,7 @@ def test_values_sum_to_the_update_s_own(tmp_path: Path) -> None:
 
 
 def test_training_is_the_same_to_the_bit(tmp_path: Path) -> None:
-    plain = FederatedLoop(Kept(), seed=SEED, print_table=False)
+    plain = FederatedLoop(Kept(), seed=SEED, reporting=Reporting(table=False))
     one = fit(plain, tmp_path, Plain(small()), data(), rounds=2)
     two = Plain(small())
     run(federation(), tmp_path, two)
@@ -217,7 +218,7 @@ def test_a_client_cannot_raise_its_value_by_its_report(tmp_path: Path) -> None:
 
 
 def test_what_no_sample_has_moved_is_the_rest(tmp_path: Path) -> None:
-    attacked, _, _ = run(federation(attacks=[SignFlip(clients=[1])]), tmp_path, rounds=1)
+    attacked, _, _ = run(federation(uploads=[SignFlip(clients=[1])]), tmp_path, rounds=1)
     plain, _, _ = run(federation(), tmp_path, rounds=1)
     torch.testing.assert_close(attacked[:, :CLASSES], plain[:, :CLASSES])
     torch.testing.assert_close(attacked.sum(1), plain.sum(1) * torch.tensor([1, -1, 1]), atol=1e-5, rtol=1e-4)
@@ -264,7 +265,7 @@ def data_counts() -> list[int]:
 
 
 def test_the_clients_files(tmp_path: Path) -> None:
-    loop = federation(figures_every=1)
+    loop = federation(reporting=Reporting(figures=1))
     _, kept, _ = run(loop, tmp_path, logger=True)
     for client in range(3):
         (path,) = tmp_path.rglob(f"clients/{client}/in_run_values.csv")
@@ -332,7 +333,7 @@ REFUSED: dict[str, tuple[Callable[[], FederatedLoop], Callable[[], Plain], str]]
         "a single learning rate",
     ),
     "noise": (
-        lambda: federation(privacy=GaussianPrivacy(1.0, 1.0)),
+        lambda: federation(uploads=[GaussianPrivacy(1.0, 1.0)]),
         lambda: Plain(small()),
         "GaussianPrivacy(.*) does not account for",
     ),

@@ -11,6 +11,7 @@ from metric_rounds import COHORTS, MAKERS, fed, feed
 from scipy import stats
 from toys import fit, toy_data
 
+from flsv import Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
@@ -187,7 +188,7 @@ def rows_of(folder: Path) -> list[dict[str, str]]:
 
 def loop() -> FederatedLoop:
     metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "loo": LeaveOneOut()}
-    return FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, figures_every=0)
+    return FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, reporting=Reporting(figures=0))
 
 
 def test_in_a_run_its_files_and_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -230,7 +231,7 @@ def test_resumed_to_the_bit(tmp_path: Path) -> None:
 def test_an_absent_client_has_no_row(tmp_path: Path) -> None:
     """Its value and its interval stay, and so nothing is written of it."""
     metrics = {"cum": CumulativeShapley(), "loo": LeaveOneOut()}
-    loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(2), seed=2, print_table=False)
+    loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(2), seed=2, reporting=Reporting(table=False))
     fit(loop, tmp_path, data=toy_data((4, 3, 4, 3), server_val_fraction=0.2), rounds=5)
     (path,) = tmp_path.rglob("contributions.csv")
     rows = list(csv.DictReader(path.open()))

@@ -43,9 +43,9 @@ class Watch:
 @pytest.mark.parametrize("server_lr", [1.0, 0.7])
 def test_models_are_the_initial_one_plus_the_members_updates(tmp_path: Path, kind: Any, server_lr: float) -> None:
     """Algorithm 1 of Song et al. 2019, with all updates of all rounds kept."""
-    watch, remember, data = Watch(), Remember(), toy_data((3, 2, 2), server_val_fraction=0.3)
+    watch, remember, data = Watch(), Remember(server_lr=server_lr), toy_data((3, 2, 2), server_val_fraction=0.3)
     metric = OneRoundShapley(3, estimator=watch, performance="negative_loss", coalition_weights=kind)
-    loop = FederatedLoop(remember, {"or": metric}, server_lr=server_lr, seed=4)
+    loop = FederatedLoop(remember, {"or": metric}, seed=4)
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=3)
     (table,) = watch.tables
     final = loop.space.read(module)

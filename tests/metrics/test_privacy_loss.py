@@ -9,6 +9,7 @@ import pytest
 import torch
 from toys import Plain, fit, network, toy_data
 
+from flsv import Reporting
 from flsv.filters import OutlierFilter
 from flsv.loop import FederatedLoop
 from flsv.metrics.privacy_loss import PrivacyLoss
@@ -110,11 +111,10 @@ class Swollen(Upload):
 
 def test_an_update_that_is_left_out_was_shared_all_the_same(tmp_path: Path) -> None:
     loop = FederatedLoop(
-        privacy=GaussianPrivacy(1.0, 2.0),
-        uploads=[Swollen()],
+        uploads=[GaussianPrivacy(1.0, 2.0), Swollen()],
         filters=[OutlierFilter(exclude=True)],
         seed=1,
-        print_table=False,
+        reporting=Reporting(table=False),
     )
     with pytest.warns(UserWarning, match="client 1 .* left out of the round"):
         fit(loop, tmp_path, Plain(network(batch_norm=False)), toy_data((4, 3, 4, 3)), rounds=2)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from toys import fit, toy_data, vector
 
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.errors import ConfigurationError
@@ -103,7 +104,7 @@ def test_a_transformers_adapters_travel_and_nothing_else(tmp_path: Path, exact: 
     expected, _ = sharing_by_hand(module.net, [], train, sentences(), rounds=2)
     before = copy.deepcopy(module.net)
     games = {"sv": PartialFederatedShapley(), "cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
-    loop = federated(metrics=games, evaluate_clients_every=2)
+    loop = federated(metrics=games, evaluation=ClientEvaluation(every=2))
     fit(loop, tmp_path, module, data, rounds=2)
     assert_same(module.net, expected)
     trained = {name: p for name, p in module.named_parameters() if p.requires_grad}

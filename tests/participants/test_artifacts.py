@@ -7,6 +7,7 @@ import torch
 from matplotlib.figure import Figure
 from toys import fit
 
+from flsv import Reporting
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.participants import LocalData
@@ -23,7 +24,7 @@ def test_a_fit_writes_each_clients_pictures_into_a_folder_of_its_own(tmp_path: P
             keep_artifact(local, "mine", Figure)
             return {"drawn": 1.0}
 
-    fit(FederatedLoop(personalizer=Drawing(), figures_every=2), tmp_path, rounds=3)
+    fit(FederatedLoop(personalizer=Drawing(), reporting=Reporting(figures=2)), tmp_path, rounds=3)
     written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("clients/**/*.png"))
     assert written == ["clients/0/mine.png", "clients/1/mine.png", "clients/2/mine.png"]
     # After the second round and after the last one.

@@ -6,6 +6,7 @@ import pytest
 import torch
 from toys import fit, toy_data
 
+from flsv import ClientEvaluation
 from flsv.data import ClosedSetLabelNoise
 from flsv.loop import FederatedLoop
 from flsv.metrics import CommunicationCost, ContributionMetric
@@ -205,7 +206,7 @@ class Starting(Personalizer):
 
 
 def test_a_personaliser_says_where_clients_start(tmp_path: Path) -> None:
-    loop, data = FederatedLoop(personalizer=Starting(), evaluate_clients_every=1), toy_data()
+    loop, data = FederatedLoop(personalizer=Starting(), evaluation=ClientEvaluation(every=1)), toy_data()
     fit(loop, tmp_path, data=data, rounds=2)
     assert not loop.models
     # Logits of zero are class 0 for everybody.
@@ -215,15 +216,15 @@ def test_a_personaliser_says_where_clients_start(tmp_path: Path) -> None:
 
 
 def test_the_trained_models_can_be_evaluated_instead(tmp_path: Path) -> None:
-    received = FederatedLoop(evaluate_clients_every=1, seed=0)
-    trained = FederatedLoop(evaluate_clients_every=1, evaluate_models="trained", seed=0)
+    received = FederatedLoop(evaluation=ClientEvaluation(every=1), seed=0)
+    trained = FederatedLoop(evaluation=ClientEvaluation(every=1, models="trained"), seed=0)
     for loop in (received, trained):
         fit(loop, tmp_path, rounds=2)
     assert not received.trained
     assert sorted(trained.trained) == [0, 1, 2]
     assert not torch.equal(trained.trained[0], trained.trained[1])
     with pytest.raises(ValueError, match="evaluate_models='own'"):
-        FederatedLoop(evaluate_models="own")  # type: ignore[arg-type]
+        FederatedLoop(evaluation=ClientEvaluation(models="own"))  # type: ignore[arg-type]
 
 
 class Prepared(UniformSampler):

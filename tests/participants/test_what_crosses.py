@@ -26,8 +26,8 @@ QUICK = {
     "trainer.enable_checkpointing": "false",
     "trainer.enable_progress_bar": "false",
     "trainer.enable_model_summary": "false",
-    "federation.print_table": "false",
-    "federation.figures_every": 0,
+    "federation.reporting.table": "false",
+    "federation.reporting.figures": 0,
 }
 
 Crossed = set[tuple[str, str]]

@@ -12,6 +12,7 @@ import torch
 from resuming import assert_resumes
 from toys import fit, toy_data
 
+from flsv import ClientEvaluation
 from flsv.clients.algorithms import FedProx
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -98,8 +99,7 @@ def test_resumes_with_the_proximal_term(tmp_path: Path) -> None:
             personalizer=FedAMP(2.0, 5.0),
             client_algorithm=FedProx(0.5, anchor="start"),
             sampler=UniformSampler(2),
-            evaluate_clients_every=2,
-            evaluate_models="trained",
+            evaluation=ClientEvaluation(every=2, models="trained"),
             local_epochs=2,
             seed=1,
         ),

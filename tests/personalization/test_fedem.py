@@ -12,6 +12,7 @@ import torch
 from resuming import assert_resumes
 from toys import fit, sgd, toy_data
 
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -88,7 +89,9 @@ def test_components_are_shared_and_weights_are_not(tmp_path: Path) -> None:
 
 def test_evaluating_the_clients_changes_nothing(tmp_path: Path) -> None:
     def run(every: int) -> dict[str, Any]:
-        loop = FederatedLoop(personalizer=FedEM(), sampler=UniformSampler(2), evaluate_clients_every=every, seed=1)
+        loop = FederatedLoop(
+            personalizer=FedEM(), sampler=UniformSampler(2), evaluation=ClientEvaluation(every=every), seed=1
+        )
         fit(loop, tmp_path, mixture(), toy_data((2, 3, 2, 3)), rounds=4)
         return loop.state_dict()["clients"]
 
@@ -100,7 +103,11 @@ def test_evaluating_the_clients_changes_nothing(tmp_path: Path) -> None:
 def test_resumes(tmp_path: Path) -> None:
     loop = assert_resumes(
         lambda: FederatedLoop(
-            personalizer=FedEM(), sampler=UniformSampler(2), evaluate_clients_every=2, local_epochs=2, seed=1
+            personalizer=FedEM(),
+            sampler=UniformSampler(2),
+            evaluation=ClientEvaluation(every=2),
+            local_epochs=2,
+            seed=1,
         ),
         tmp_path,
         module=mixture,
@@ -117,7 +124,7 @@ def test_it_needs_a_mixture(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
 def test_with_more_that_stays_at_its_client_only_the_weights_are_weights(tmp_path: Path) -> None:
-    loop = FederatedLoop(personalizer=FedEM(), share=["!*components.0.*"], evaluate_clients_every=2, seed=1)
+    loop = FederatedLoop(personalizer=FedEM(), share=["!*components.0.*"], evaluation=ClientEvaluation(every=2), seed=1)
     module = fit(loop, tmp_path, mixture(), toy_data((2, 3)), rounds=2)
     for state in loop.state_dict()["clients"].values():
         assert float(state[f"module.{NAME}"].sum()) == pytest.approx(1)

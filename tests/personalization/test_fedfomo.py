@@ -13,6 +13,7 @@ from resuming import assert_resumes
 from task_kinds import Glue
 from toys import Plain, fit, network, toy_data
 
+from flsv import ClientEvaluation
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -153,7 +154,11 @@ def test_exploration_and_its_decay() -> None:
 def test_resumes(tmp_path: Path) -> None:
     loop = assert_resumes(
         lambda: FederatedLoop(
-            personalizer=FedFomo(2), sampler=UniformSampler(3), evaluate_clients_every=2, local_epochs=2, seed=5
+            personalizer=FedFomo(2),
+            sampler=UniformSampler(3),
+            evaluation=ClientEvaluation(every=2),
+            local_epochs=2,
+            seed=5,
         ),
         tmp_path,
         data=DATA,

@@ -10,6 +10,7 @@ import torch
 from resuming import assert_resumes
 from toys import Plain, fit, toy_sets
 
+from flsv import ClientEvaluation
 from flsv.data import FederatedDataModule, ProportionPartitioner
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
@@ -97,7 +98,9 @@ def test_clients_of_a_kind_find_each_other(tmp_path: Path) -> None:
 
 def test_resumes(tmp_path: Path) -> None:
     loop = assert_resumes(
-        lambda: FederatedLoop(personalizer=IFCA(2), sampler=UniformSampler(2), evaluate_clients_every=2, seed=1),
+        lambda: FederatedLoop(
+            personalizer=IFCA(2), sampler=UniformSampler(2), evaluation=ClientEvaluation(every=2), seed=1
+        ),
         tmp_path,
     )
     assert loop.models == {}

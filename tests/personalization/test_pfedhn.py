@@ -12,6 +12,7 @@ from resuming import assert_resumes
 from torch.utils._python_dispatch import TorchDispatchMode
 from toys import Plain, fit, network, toy_data, trainer_for
 
+from flsv import ClientEvaluation
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import PFedHN
@@ -123,7 +124,11 @@ def test_a_clients_own_step_takes_its_model_nearer_to_what_it_trained(tmp_path: 
 def test_resumes(tmp_path: Path) -> None:
     loop = assert_resumes(
         lambda: FederatedLoop(
-            personalizer=PFedHN(hidden=20), sampler=UniformSampler(2), evaluate_clients_every=2, local_epochs=2, seed=1
+            personalizer=PFedHN(hidden=20),
+            sampler=UniformSampler(2),
+            evaluation=ClientEvaluation(every=2),
+            local_epochs=2,
+            seed=1,
         ),
         tmp_path,
     )

@@ -12,7 +12,7 @@ from resume_run import Stop
 from torch import Tensor, nn
 from toys import Plain, fit, toy_data
 
-from flsv import FederatedDataModule
+from flsv import ClientEvaluation, FederatedDataModule
 from flsv.data import PathologicalPartitioner
 from flsv.errors import ConfigurationError
 from flsv.functional import label_overlap
@@ -62,7 +62,7 @@ def digits_net() -> Plain:
 def test_relevant_clients_are_found_on_digits(tmp_path: Path, mode: Any) -> None:
     data = pathological(10)
     data.setup("fit")
-    loop = federation(personalizer=PFedSV(mode=mode), evaluate_clients_every=6, local_epochs=2)
+    loop = federation(personalizer=PFedSV(mode=mode), evaluation=ClientEvaluation(every=6), local_epochs=2)
     relevance = DomainRelevance(truth=label_overlap(data.class_counts))
     loop = loop.replace(metrics={**loop.metrics, "relevance": relevance})
     fit(loop, tmp_path, digits_net(), data, rounds=6)
@@ -86,7 +86,7 @@ def test_relevant_clients_are_found_on_digits(tmp_path: Path, mode: Any) -> None
 
 
 def test_a_hundred_clients_of_which_ten_take_part(tmp_path: Path) -> None:
-    loop = federation(sampler=UniformSampler(10), evaluate_clients_every=8, personalizer=PFedSV())
+    loop = federation(sampler=UniformSampler(10), evaluation=ClientEvaluation(every=8), personalizer=PFedSV())
     data = pathological(100, server_val_fraction=0.0)
     fit(loop, tmp_path, digits_net(), data, rounds=8, limit_val_batches=0)
     relevance = loop.contributions["relevance"]
@@ -134,7 +134,9 @@ def test_a_client_that_appears_first_in_a_late_round(tmp_path: Path) -> None:
 
 
 def run(folder: Path, ckpt_path: Any = None, callbacks: Any = ()) -> FederatedLoop:
-    loop = federation(sampler=UniformSampler(3), evaluate_clients_every=2, personalizer=PFedSV(mode="extractor"))
+    loop = federation(
+        sampler=UniformSampler(3), evaluation=ClientEvaluation(every=2), personalizer=PFedSV(mode="extractor")
+    )
     fit(
         loop,
         folder,

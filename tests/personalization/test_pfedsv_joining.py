@@ -15,6 +15,7 @@ from torch import Tensor
 from toys import Plain, fit, network, toy_data
 from toys import vector as vector_of
 
+from flsv import ClientEvaluation, Reporting
 from flsv.loop import FederatedLoop
 from flsv.metrics import DomainRelevance
 from flsv.participants import LocalData, at
@@ -107,11 +108,9 @@ def test_all_shared_is_federated_averaging_with_models_of_ones_own(tmp_path: Pat
         loops[name] = FederatedLoop(
             personalizer=personalizer,
             metrics={"relevance": DomainRelevance()} if personalizer else {},
-            keep_trained=True,
+            evaluation=ClientEvaluation(keep_trained=True, every=1),
             seed=1,
-            figures_every=0,
-            print_table=False,
-            evaluate_clients_every=1,
+            reporting=Reporting(figures=0, table=False),
         )
         data[name] = toy_data(client_val_fraction=0.3, client_test_fraction=0.2)
         module = fit(loops[name], tmp_path / name, Plain(network(False)), data[name], rounds=1)

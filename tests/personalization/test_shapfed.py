@@ -10,7 +10,7 @@ import pytest
 import torch
 from toys import Plain, fit, network
 
-from flsv import ClassifierClient, FederatedDataModule
+from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule, Reporting
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.attacks import FreeRider
 from flsv.cli.own_models import OwnModels
@@ -92,7 +92,11 @@ def test_unmeasured_clients_count_as_the_mean(tmp_path: Path) -> None:
 
 def test_a_metric_that_is_not_per_class(tmp_path: Path) -> None:
     loop = FederatedLoop(
-        FedAvg(), {"cgsv": CosineGradientShapley()}, ShapFedPersonalizer("cgsv"), print_table=False, seed=0
+        FedAvg(),
+        {"cgsv": CosineGradientShapley()},
+        ShapFedPersonalizer("cgsv"),
+        reporting=Reporting(table=False),
+        seed=0,
     )
     with pytest.raises(ConfigurationError, match=r"one value per client and class"):
         fit(loop, tmp_path, rounds=1)
@@ -111,9 +115,9 @@ def test_free_riders_rank_last_and_get_the_worst_models(tmp_path: Path, mode: An
         ShapFedWA("cssv"),
         {"cssv": ClassSpecificShapley()},
         ShapFedPersonalizer("cssv"),
-        attacks=[FreeRider(mode, clients=[rider])],
-        keep_trained=True,
-        print_table=False,
+        uploads=[FreeRider(mode, clients=[rider])],
+        evaluation=ClientEvaluation(keep_trained=True),
+        reporting=Reporting(table=False),
         seed=0,
     )
     own = OwnModels(loop)

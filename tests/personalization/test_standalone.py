@@ -9,6 +9,7 @@ import torch
 from resuming import assert_resumes
 from toys import Plain, fit
 
+from flsv import ClientEvaluation
 from flsv.loop import FederatedLoop
 from flsv.parameters import ParameterSpace
 from flsv.personalization import Standalone
@@ -49,5 +50,7 @@ def test_a_latecomer_knows_nothing_of_those_before(tmp_path: Path) -> None:
 
 def test_resumes(tmp_path: Path) -> None:
     assert_resumes(
-        lambda: FederatedLoop(personalizer=Standalone(), evaluate_clients_every=2, seed=1), tmp_path, module=Plain
+        lambda: FederatedLoop(personalizer=Standalone(), evaluation=ClientEvaluation(every=2), seed=1),
+        tmp_path,
+        module=Plain,
     )

@@ -48,7 +48,7 @@ def updates(loop: FederatedLoop, folder: Path, rounds: int = 1) -> Tensor:
 def test_the_server_sees_clipped_updates_with_each_clients_own_noise(tmp_path: Path) -> None:
     free = updates(FederatedLoop(Watch(), seed=5), tmp_path / "free")
     assert (free.norm(dim=1) > 0.2).all()
-    sent = updates(FederatedLoop(Watch(), privacy=GaussianPrivacy(0.2, 3.0), seed=5), tmp_path / "private")
+    sent = updates(FederatedLoop(Watch(), uploads=[GaussianPrivacy(0.2, 3.0)], seed=5), tmp_path / "private")
     for client in range(3):
         clipped = free[client] * 0.2 / free[client].norm()
         noise = torch.randn(free.shape[1], generator=generator_for(5, "privacy", 0, client))
@@ -70,7 +70,7 @@ class Watching(Personalizer):
 def test_what_leaves_a_client_is_clipped_and_what_it_keeps_is_not(tmp_path: Path) -> None:
     watching = Watching()
     privacy = GaussianPrivacy(clip=0.05, noise_multiplier=0.0)
-    fit(FederatedLoop(personalizer=watching, privacy=privacy, seed=1), tmp_path, plain(), rounds=2)
+    fit(FederatedLoop(personalizer=watching, uploads=[privacy], seed=1), tmp_path, plain(), rounds=2)
     for round, own in zip(watching.rounds, watching.own):
         steps = round.client_vectors - round.global_vector
         # The second round's clients start far from the global model: their own start points count as secrets, too.
@@ -81,7 +81,7 @@ def test_what_leaves_a_client_is_clipped_and_what_it_keeps_is_not(tmp_path: Path
 
 
 def test_clipping_alone_tames_a_client_that_scales_its_update(tmp_path: Path) -> None:
-    loop = FederatedLoop(Watch(), attacks=[Scaling(50.0, clients=[1])], privacy=GaussianPrivacy(0.3, 0.0), seed=5)
+    loop = FederatedLoop(Watch(), uploads=[Scaling(50.0, clients=[1]), GaussianPrivacy(0.3, 0.0)], seed=5)
     sent = updates(loop, tmp_path)
     assert sent.norm(dim=1).max().item() == pytest.approx(0.3, rel=1e-4)
     assert loop.contributions["epsilon"].isinf().all()
@@ -90,7 +90,7 @@ def test_clipping_alone_tames_a_client_that_scales_its_update(tmp_path: Path) ->
 def test_it_stops_before_the_budget_is_exceeded(tmp_path: Path) -> None:
     privacy = GaussianPrivacy(clip=1.0, noise_multiplier=2.0, max_epsilon=4.0)
     assert privacy.affordable_rounds() == 3
-    loop = FederatedLoop(privacy=privacy, seed=0)
+    loop = FederatedLoop(uploads=[privacy], seed=0)
     with pytest.warns(UserWarning, match=r"stops after 3 rounds: client 0 has spent epsilon = 3\.709 in 3 rounds"):
         fit(loop, tmp_path, plain(), rounds=10)
     assert loop.round_index == 3
@@ -101,7 +101,7 @@ def test_it_stops_before_the_budget_is_exceeded(tmp_path: Path) -> None:
 
 
 def test_a_budget_that_lasts_says_nothing(tmp_path: Path) -> None:
-    loop = FederatedLoop(privacy=GaussianPrivacy(1.0, 2.0, max_epsilon=4.0), seed=0)
+    loop = FederatedLoop(uploads=[GaussianPrivacy(1.0, 2.0, max_epsilon=4.0)], seed=0)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*training stops.*")
         fit(loop, tmp_path, plain(), rounds=3)
@@ -109,7 +109,7 @@ def test_a_budget_that_lasts_says_nothing(tmp_path: Path) -> None:
 
 
 def test_whoever_took_part_most_ends_it(tmp_path: Path) -> None:
-    loop = FederatedLoop(sampler=UniformSampler(1), privacy=GaussianPrivacy(1.0, 2.0, max_epsilon=3.0), seed=1)
+    loop = FederatedLoop(sampler=UniformSampler(1), uploads=[GaussianPrivacy(1.0, 2.0, max_epsilon=3.0)], seed=1)
     with pytest.warns(UserWarning, match="training stops"):
         fit(loop, tmp_path, plain(), rounds=30)
     assert isinstance(loop.metrics["epsilon"], PrivacyLoss)
@@ -121,7 +121,7 @@ def test_whoever_took_part_most_ends_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["resumed", "min_epochs"])
 def test_a_spent_budget_stays_spent(tmp_path: Path, how: str) -> None:
     def loop() -> FederatedLoop:
-        return FederatedLoop(privacy=GaussianPrivacy(1.0, 2.0, max_epsilon=3.0), seed=0)
+        return FederatedLoop(uploads=[GaussianPrivacy(1.0, 2.0, max_epsilon=3.0)], seed=0)
 
     if how == "min_epochs":
         with pytest.warns(UserWarning, match="stops"), pytest.raises(ConfigurationError, match="no budget for"):
@@ -138,7 +138,7 @@ def test_a_spent_budget_stays_spent(tmp_path: Path, how: str) -> None:
 
 def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     def loop() -> FederatedLoop:
-        return FederatedLoop(Watch(), privacy=GaussianPrivacy(0.5, 0.1), sampler=UniformSampler(2), seed=0)
+        return FederatedLoop(Watch(), uploads=[GaussianPrivacy(0.5, 0.1)], sampler=UniformSampler(2), seed=0)
 
     whole, half, rest = loop(), loop(), loop()
     one, two = plain(), plain()
@@ -155,7 +155,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 def test_batch_norm_does_not_bear_noise(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="Replace BatchNorm by GroupNorm"):
-        fit(FederatedLoop(privacy=GaussianPrivacy(1.0, 1.0)), tmp_path)
+        fit(FederatedLoop(uploads=[GaussianPrivacy(1.0, 1.0)]), tmp_path)
 
 
 def test_noise_that_nobody_accounts_for_is_refused() -> None:

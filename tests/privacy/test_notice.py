@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from toys import Plain, fit, network
 
+from flsv import Reporting
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -39,13 +40,18 @@ FROM_UPDATES: dict[str, Any] = {
 def said(folder: Path, rounds: int = 2, **loop: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        fit(FederatedLoop(figures_every=0, seed=0, **loop), folder, Plain(network(batch_norm=False)), rounds=rounds)
+        fit(
+            FederatedLoop(reporting=Reporting(figures=0), seed=0, **loop),
+            folder,
+            Plain(network(batch_norm=False)),
+            rounds=rounds,
+        )
     return [str(each.message) for each in caught if "privacy_contributions" in str(each.message)]
 
 
 def test_it_is_one_line_that_names_the_metrics_and_the_page(tmp_path: Path) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "fedsv": CumulativeShapley(), "cost": CommunicationCost()}
-    (line,) = said(tmp_path, metrics=metrics, privacy=GaussianPrivacy(1.0, 0.5))
+    (line,) = said(tmp_path, metrics=metrics, uploads=[GaussianPrivacy(1.0, 0.5)])
     assert "\n" not in line
     assert "metrics ['cssv', 'fedsv'] are computed from noised updates (noise_multiplier=0.5)" in line
     assert "Spearman" in line
@@ -56,9 +62,9 @@ def test_it_is_one_line_that_names_the_metrics_and_the_page(tmp_path: Path) -> N
     "loop",
     [
         {"metrics": {"cssv": ClassSpecificShapley()}},
-        {"privacy": GaussianPrivacy(1.0, 0.5)},
-        {"metrics": {"cssv": ClassSpecificShapley()}, "privacy": GaussianPrivacy(1.0, 0.0)},
-        {"metrics": {"cost": CommunicationCost()}, "privacy": GaussianPrivacy(1.0, 0.5)},
+        {"uploads": [GaussianPrivacy(1.0, 0.5)]},
+        {"metrics": {"cssv": ClassSpecificShapley()}, "uploads": [GaussianPrivacy(1.0, 0.0)]},
+        {"metrics": {"cost": CommunicationCost()}, "uploads": [GaussianPrivacy(1.0, 0.5)]},
     ],
     ids=["no privacy", "epsilon only", "clipping only", "nothing of the updates"],
 )

@@ -65,7 +65,7 @@ def make_run(
                 "higher_is_better": True,
             }
         },
-        "settings": {"attacks": f"[SignFlip(clients={list(named[1:2])})]", "federation_seed": 77123},
+        "settings": {"uploads": f"[SignFlip(clients={list(named[1:2])})]", "federation_seed": 77123},
         "hashes": {"server": "feedfacefeedface", **{str(i): f"{i:02d}" * 8 for i in range(clients)}},
         "fingerprint": {},
     }

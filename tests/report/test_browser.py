@@ -15,6 +15,7 @@ import pytest
 from lightning.pytorch.loggers import TensorBoardLogger
 from toys import Plain, fit, network, toy_data
 
+from flsv import ClientEvaluation
 from flsv.data import FederatedDataModule
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
@@ -59,7 +60,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     data = toy_data()
     data.__class__ = Hospitals
     data.source[0].classes = ["Shirt", "Dress", "2"]  # type: ignore[index, union-attr]
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, evaluate_clients_every=1)
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, evaluation=ClientEvaluation(every=1))
     logger = TensorBoardLogger(folder, name="", version="run")
     fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=2, logger=logger)
     with socket.socket() as free:

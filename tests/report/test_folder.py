@@ -9,6 +9,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger
 from toys import Plain, network, toy_data, trainer_for
 
+from flsv import Reporting
 from flsv.clients.algorithms import InRunValues
 from flsv.loop import FederatedLoop
 from flsv.metrics import InRunShapley
@@ -19,7 +20,9 @@ FILES = {"contributions.csv", "run.json", "clients"}
 
 def run(folder: Path | str | None, **options: Any) -> None:
     metrics = {"in_run": InRunShapley()}
-    loop = FederatedLoop(metrics=metrics, client_algorithm=InRunValues(), figures_every=1, seed=1, print_table=False)
+    loop = FederatedLoop(
+        metrics=metrics, client_algorithm=InRunValues(), reporting=Reporting(figures=1, table=False), seed=1
+    )
     trainer = trainer_for(loop, folder, rounds=1, **options)  # type: ignore[arg-type]
     trainer.fit(Plain(network(batch_norm=False)), toy_data(server_val_fraction=0.2))
 

@@ -9,6 +9,7 @@ from made_runs import made_value, make_run
 from toys import fit
 
 import flsv
+from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
@@ -30,7 +31,9 @@ def test_read_run_is_tidy(tmp_path: Path) -> None:
 
 def test_a_loops_frame_is_the_last_of_its_runs(tmp_path: Path) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "cost": CommunicationCost()}
-    loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, evaluate_clients_every=1, print_table=False)
+    loop = FederatedLoop(
+        ShapFedWA("cssv"), metrics, seed=1, evaluation=ClientEvaluation(every=1), reporting=Reporting(table=False)
+    )
     fit(loop, tmp_path, rounds=2)
     now, run = loop.to_frame(), flsv.read_run(tmp_path)
     assert tuple(now.columns) == COLUMNS

@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from toys import Plain, fit, network, toy_data
 
-from flsv import counting
+from flsv import Reporting, counting
 from flsv.cli.value import CountedBar
 from flsv.loop import FederatedLoop
 from flsv.metrics import CumulativeShapley, PartialFederatedShapley
@@ -42,7 +42,7 @@ def told() -> Any:
 
 
 def federation(**options: Any) -> FederatedLoop:
-    return FederatedLoop(metrics={"sv": CumulativeShapley(**options)}, seed=1, print_table=False)
+    return FederatedLoop(metrics={"sv": CumulativeShapley(**options)}, seed=1, reporting=Reporting(table=False))
 
 
 def run(loop: FederatedLoop, folder: Path, clients: int, **options: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from toys import fit, toy_data, trainer_for
 
+from flsv import Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
@@ -20,7 +21,7 @@ from flsv.report.record_schema import write_record
 
 def loop(**options: Any) -> FederatedLoop:
     metrics = {"cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
-    return FederatedLoop(ShapFedWA("cssv"), metrics, seed=3, print_table=False, **options)
+    return FederatedLoop(ShapFedWA("cssv"), metrics, seed=3, reporting=Reporting(table=False), **options)
 
 
 def read(folder: Path) -> dict[str, Any]:

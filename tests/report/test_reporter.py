@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from toys import Plain, fit, network, toy_data
 
+from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
@@ -32,7 +33,7 @@ def events(folder: Path) -> EventAccumulator:
 
 
 def test_tensorboard(tmp_path: Path) -> None:
-    federation = loop(figures_every=2, evaluate_clients_every=1, client_runs=False)
+    federation = loop(reporting=Reporting(figures=2, client_runs=False), evaluation=ClientEvaluation(every=1))
     fit(federation, tmp_path, rounds=5, logger=TensorBoardLogger(tmp_path, name="", version="run"))
     (file,) = (tmp_path / "run").glob("events*")  # one event file
     seen = events(file)
@@ -56,7 +57,9 @@ def test_tensorboard(tmp_path: Path) -> None:
 
 def test_per_class_curves_and_figures_can_be_left_out(tmp_path: Path) -> None:
     fit(
-        loop(log_per_class=False, figures_every=0), tmp_path, logger=TensorBoardLogger(tmp_path, name="", version="run")
+        loop(reporting=Reporting(per_class=False, figures=0)),
+        tmp_path,
+        logger=TensorBoardLogger(tmp_path, name="", version="run"),
     )
     tags = events(tmp_path / "run").Tags()
     scalars = {tag for folder in (tmp_path / "run").rglob("clients/*") for tag in events(folder).Tags()["scalars"]}
@@ -66,7 +69,7 @@ def test_per_class_curves_and_figures_can_be_left_out(tmp_path: Path) -> None:
 
 
 def test_csv_is_tidy_and_complete(tmp_path: Path) -> None:
-    federation = loop(sampler=UniformSampler(2), evaluate_clients_every=2)
+    federation = loop(sampler=UniformSampler(2), evaluation=ClientEvaluation(every=2))
     fit(federation, tmp_path, rounds=4)  # without any logger, it lies in default_root_dir
     with (tmp_path / "contributions.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -124,7 +127,7 @@ def test_a_value_is_written_when_it_changes(tmp_path: Path) -> None:
 
 
 def test_a_resumed_run_whose_file_is_gone_writes_everything_once(tmp_path: Path) -> None:
-    make = partial(loop, sampler=UniformSampler(2), figures_every=0)
+    make = partial(loop, sampler=UniformSampler(2), reporting=Reporting(figures=0))
     checkpoint = ModelCheckpoint(tmp_path, filename="last", enable_version_counter=False)
     fit(make(), tmp_path / "first", rounds=3, callbacks=[checkpoint], enable_checkpointing=True)
     (tmp_path / "first" / "contributions.csv").unlink()
@@ -145,7 +148,7 @@ def test_other_loggers_get_the_scalars(tmp_path: Path) -> None:
 
 
 def test_the_table_names_every_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    federation = loop(evaluate_clients_every=1)
+    federation = loop(evaluation=ClientEvaluation(every=1))
     data = toy_data()
     fit(federation, tmp_path, data=data)
     text = capsys.readouterr().out
@@ -154,7 +157,7 @@ def test_the_table_names_every_client(tmp_path: Path, capsys: pytest.CaptureFixt
     for i in range(3):
         assert f"{int(data.num_samples[i])}" in text
         assert f"{weights[i]:.3f}" in text
-    fit(loop(print_table=False), tmp_path)
+    fit(loop(reporting=Reporting(table=False)), tmp_path)
     assert "cssv" not in capsys.readouterr().out
 
 
@@ -183,7 +186,7 @@ def test_the_progress_bar_shows_round_client_and_validation(tmp_path: Path) -> N
 def test_columns_that_are_no_classes(tmp_path: Path) -> None:
     """Pairs of clients: named in the CSV and the table, in TensorBoard a figure and a number per client."""
     metrics = {"relevance": DomainRelevance(truth=torch.eye(3).roll(1, 0)), "cost": CommunicationCost()}
-    federation = FederatedLoop(metrics=metrics, personalizer=PFedSV(), seed=1, figures_every=1)
+    federation = FederatedLoop(metrics=metrics, personalizer=PFedSV(), seed=1, reporting=Reporting(figures=1))
     data = toy_data(client_val_fraction=0.2, drop_last=True)
     fit(federation, tmp_path, data=data, rounds=2, logger=TensorBoardLogger(tmp_path, name="", version="run"))
     with (tmp_path / "run" / "contributions.csv").open() as file:

@@ -21,6 +21,7 @@ from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from toys import Plain, fit, network, toy_data
 
+from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
 from flsv.data import FederatedDataModule
 from flsv.functional import collaborative_fairness
@@ -72,7 +73,7 @@ def text(seen: EventAccumulator, tag: str) -> str:
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederatedLoop, Path]:
     folder = tmp_path_factory.mktemp("named")
     metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley(), "cost": CommunicationCost()}
-    loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, evaluate_clients_every=2)
+    loop = FederatedLoop(ShapFedWA("cssv"), metrics, seed=1, evaluation=ClientEvaluation(every=2))
     logger = TensorBoardLogger(folder, name="", version="run")
     fit(loop, folder, Plain(network(batch_norm=False)), named(), rounds=4, logger=logger)
     return loop, folder / "run"
@@ -138,7 +139,9 @@ def test_custom_scalars_find_their_curves(fitted: tuple[FederatedLoop, Path]) ->
 @pytest.mark.parametrize("client_runs", [False, "auto"])
 def test_many_clients_are_tags_of_one_run(tmp_path: Path, client_runs: Any) -> None:
     data = toy_data((1,) * 31 if client_runs == "auto" else (1,) * 3, client_test_fraction=0)
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, client_runs=client_runs, figures_every=0)
+    loop = FederatedLoop(
+        metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(client_runs=client_runs, figures=0)
+    )
     logger = TensorBoardLogger(tmp_path, name="", version="run")
     fit(loop, tmp_path, data=data, rounds=1, logger=logger)
     found = scalars(tmp_path / "run")
@@ -157,7 +160,7 @@ def test_many_clients_are_tags_of_one_run(tmp_path: Path, client_runs: Any) -> N
 
 def test_a_run_per_client_can_be_asked_for(tmp_path: Path) -> None:
     data = toy_data((1,) * 31, client_test_fraction=0)
-    loop = FederatedLoop(seed=1, client_runs=True, figures_every=0)
+    loop = FederatedLoop(seed=1, reporting=Reporting(client_runs=True, figures=0))
     fit(loop, tmp_path, data=data, rounds=1, logger=TensorBoardLogger(tmp_path, name="", version="run"))
     assert len(list((tmp_path / "run/clients").iterdir())) == 31
 
@@ -273,7 +276,7 @@ def test_a_scale_is_the_same_whether_the_run_was_resumed(tmp_path: Path) -> None
     from lightning.pytorch.callbacks import ModelCheckpoint
 
     def scales(folder: str, rounds: int, **kwargs: Any) -> Any:
-        loop = FederatedLoop(metrics={"cssv": Fading()}, seed=1, figures_every=0)
+        loop = FederatedLoop(metrics={"cssv": Fading()}, seed=1, reporting=Reporting(figures=0))
         logger = TensorBoardLogger(tmp_path / folder, name="", version="run")
         fit(loop, tmp_path / folder, rounds=rounds, logger=logger, **kwargs)
         return loop._reporter._board._scales["cssv"].limits

@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 from torchmetrics import Metric
 from toys import Plain, fit, network, toy_data, toy_sets, trainer_for
 
-from flsv import ConfigurationError
-from flsv.aggregation import CGSV, ShapFedWA, ShapleyWeighted
+from flsv import ClientEvaluation, ConfigurationError, Reporting
+from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
+from flsv.attacks import HeadAlignment, SignFlip
 from flsv.data import FederatedDataModule, IIDPartitioner
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
@@ -25,7 +26,9 @@ from flsv.metrics import (
     PartialFederatedShapley,
 )
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer, SparsifiedReward
+from flsv.privacy import GaussianPrivacy
 from flsv.sampling import ShapleyImportanceSampler, SoftmaxSampler, UniformSampler
+from flsv.uploads import TopK
 
 
 class NeverTrained(Plain):
@@ -38,8 +41,8 @@ def refused(loop: FederatedLoop, folder: Path, match: str, net: Any = None, **kw
         fit(loop, folder, NeverTrained(net), **kwargs)
 
 
-def cssv() -> dict[str, Any]:
-    return {"cssv": ClassSpecificShapley()}
+def cssv(head: str | None = None) -> dict[str, Any]:
+    return {"cssv": ClassSpecificShapley(head=head)}
 
 
 def test_a_metric_nobody_defines(tmp_path: Path) -> None:
@@ -53,11 +56,15 @@ def test_a_metric_nobody_defines(tmp_path: Path) -> None:
 def test_class_count_that_does_not_match_the_head(tmp_path: Path) -> None:
     wide = nn.Sequential(nn.Linear(6, 7))
     refused(FederatedLoop(metrics=cssv()), tmp_path, "the head 'net.0' has 7 rows and the data have 3 classes", wide)
-    refused(FederatedLoop(head="net.0"), tmp_path, "has 7 rows", wide)
+    refused(FederatedLoop(metrics=cssv("net.0")), tmp_path, "has 7 rows", wide)
 
 
 def test_unknown_head_and_no_linear_head(tmp_path: Path) -> None:
-    refused(FederatedLoop(head="fc"), tmp_path, r"head='fc' is not a layer of the module. Its linear layers: \['net.0'")
+    refused(
+        FederatedLoop(metrics=cssv("fc")),
+        tmp_path,
+        r"head='fc' is not a layer of the module. Its linear layers: \['net.0'",
+    )
     no_linear = nn.Sequential(nn.Unflatten(1, (6, 1)), nn.Conv1d(6, 3, 1), nn.Flatten())
     refused(FederatedLoop(metrics=cssv()), tmp_path, r"metrics \['cssv'\] need a classifier head", no_linear)
 
@@ -67,7 +74,7 @@ def test_a_head_that_is_not_linear_can_be_named(tmp_path: Path) -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.net(x[..., None]).flatten(1)
 
-    loop = FederatedLoop(metrics=cssv(), head="net", seed=1)
+    loop = FederatedLoop(metrics=cssv("net"), seed=1)
     fit(loop, tmp_path, Convolutional(nn.Conv1d(6, 3, 1)))
     assert loop.contributions["cssv"].shape == (3, 3)
 
@@ -85,7 +92,7 @@ def test_cohort_larger_than_the_federation(tmp_path: Path) -> None:
 
 
 def test_personal_evaluation_without_test_split_or_forward(tmp_path: Path) -> None:
-    loop = FederatedLoop(evaluate_clients_every=1)
+    loop = FederatedLoop(evaluation=ClientEvaluation(every=1))
     refused(
         loop,
         tmp_path,
@@ -179,7 +186,7 @@ def test_a_module_that_metrics_cannot_evaluate_is_told_of_those_that_need_not(
 
 def test_those_work_with_it(tmp_path: Path) -> None:
     neither = {"cssv": ClassSpecificShapley(), "cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(metrics=neither, seed=1, print_table=False)
+    loop = FederatedLoop(metrics=neither, seed=1, reporting=Reporting(table=False))
     fit(loop, tmp_path, Bare(), rounds=2)
     assert all(value.isfinite().all() for value in loop.contributions.values())
 
@@ -207,11 +214,10 @@ def test_missing_data_root(tmp_path: Path) -> None:
     ("kwargs", "match"),
     [
         ({"local_epochs": 0}, r"local_epochs=0\): expected a whole number of at least 1"),
-        ({"server_lr": 0.0}, r"server_lr=0.0\): expected a finite number above 0"),
         ({"client_optimizer": "clear"}, 'expected "reset" or "keep"'),
-        ({"evaluate_clients_every": -1}, "expected a whole number of at least 0"),
-        ({"figures_every": -1}, "expected a whole number of at least 0"),
-        ({"client_runs": "always"}, r"client_runs='always'\): expected \"auto\", True or False"),
+        ({"metrics": cssv("b"), "uploads": [HeadAlignment(clients=[0], head="a")]}, "name different heads"),
+        ({"uploads": [TopK(0.1), SignFlip(clients=[0])]}, "expected attacks first"),
+        ({"uploads": [GaussianPrivacy(1.0, 1.0), GaussianPrivacy(1.0, 1.0)]}, "one GaussianPrivacy"),
         ({"metrics": {"weight": ClassSpecificShapley()}}, "'weight' is taken by the reports"),
         ({"metrics": {"train_loss": ClassSpecificShapley()}}, "'train_loss' is taken by the reports"),
     ],
@@ -219,6 +225,24 @@ def test_missing_data_root(tmp_path: Path) -> None:
 def test_wrong_arguments(kwargs: dict[str, Any], match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         FederatedLoop(**kwargs)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: FedAvg(server_lr=0.0), r"FedAvg\(server_lr=0.0\): expected a finite number above 0"),
+        (lambda: ClientEvaluation(every=-1), "expected a whole number of at least 0"),
+        (lambda: ClientEvaluation(models="own"), 'expected "received" or "trained"'),  # type: ignore[arg-type]
+        (lambda: Reporting(figures=-1), "expected a whole number of at least 0"),
+        (
+            lambda: Reporting(client_runs="always"),  # type: ignore[arg-type]
+            r"client_runs='always'\): expected \"auto\", True or False",
+        ),
+    ],
+)
+def test_wrong_parts(make: Any, match: str) -> None:
+    with pytest.raises(ConfigurationError, match=match):
+        make()
 
 
 class Wants(Metric):

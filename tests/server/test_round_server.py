@@ -31,8 +31,8 @@ def test_an_aggregate_that_is_a_clients_model_leaves_that_model_alone() -> None:
     models = torch.arange(2.0 * space.size).view(2, space.size)
     before = models.clone()
     start = torch.full((space.size,), 10.0)
-    aggregator = First()
-    server = RoundServer(ContributionMetrics({}), aggregator, None, [aggregator], space, Channel(), server_lr=0.5)
+    aggregator = First(server_lr=0.5)
+    server = RoundServer(ContributionMetrics({}), aggregator, None, [aggregator], space, Channel())
     round = Round(0, torch.arange(2), torch.tensor([1, 1]), start, models, space)
     done = server.finish(round, FederationState(2, global_vector=start))
     cut = space.num_parameters

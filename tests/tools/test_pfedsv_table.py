@@ -103,7 +103,7 @@ def test_100_clients_and_noise() -> None:
         assert federated_loop(cli.trainer).sampler.cohort_size == 10
         assert cli.datamodule.partitioner.num_clients == 100
     with built(small("pFedSV, sigma 2"), "data") as cli:
-        assert federated_loop(cli.trainer).privacy.noise_multiplier == 2.0
+        assert federated_loop(cli.trainer).config.privacy.noise_multiplier == 2.0
 
 
 def test_figure_2_has_five_clients_and_three() -> None:

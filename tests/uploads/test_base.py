@@ -67,7 +67,7 @@ def test_whom_nothing_concerns_is_sent_to_the_bit_and_whole() -> None:
 
 def test_the_loops_order_is_attacks_privacy_and_the_rest() -> None:
     attack, privacy, topk = Scaling(2.0), GaussianPrivacy(clip=1.0, noise_multiplier=0.0), TopK()
-    assert FederatedLoop(attacks=[attack], privacy=privacy, uploads=[topk]).uploads == (attack, privacy, topk)
+    assert FederatedLoop(uploads=[attack, privacy, topk]).uploads == (attack, privacy, topk)
 
 
 def test_the_loop_says_who_sends_what_and_counts_it(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ class FedDynServer(Aggregator):
 
     with all n clients in the first line, so that h is the mean of the g_i, and the k of the cohort in the second. h /
     alpha is what is kept, and alpha is the clients' affair. Buffers (BatchNorm's statistics) are averaged. Leave
-    ``FederatedLoop(server_lr=1.0)``.
+    ``server_lr`` at 1.
 
     Raises:
         ConfigurationError: before training, another client algorithm than :class:`FedDyn`.

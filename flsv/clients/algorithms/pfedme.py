@@ -1,7 +1,7 @@
 """pFedMe's local training: a personalised model theta beside the one that the federation shares.
 
 T Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1 (lines 5-9). The
-server's part is FedAvg with equal weights, and the paper's beta is ``FederatedLoop(server_lr=...)``:
+server's part is FedAvg with equal weights, and the paper's beta is ``FedAvg("uniform", server_lr=...)``:
 ``configs/pfedme.yaml``.
 
 As in the authors' code (github.com/CharlieDinh/pFedMe), the first of a batch's K inner steps goes on from the theta of
@@ -33,7 +33,7 @@ class MoreauSGD(torch.optim.Optimizer):
 
     The parameters hold theta; w starts where theta does, when the client starts. At the end of its visit the loop calls
     :meth:`upload_parameters`: w is what the server averages, theta what the client keeps, so evaluate the clients with
-    ``FederatedLoop(evaluate_models="trained")``. Not with ``accumulate_grad_batches`` or
+    ``ClientEvaluation(models="trained")``. Not with ``accumulate_grad_batches`` or
     ``FederatedLoop(client_optimizer="keep")``: the first would add up gradients over the inner steps, the second would
     have w go on from the client's last context. BatchNorm's statistics, theta's, are shared.
 

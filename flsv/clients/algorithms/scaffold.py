@@ -2,7 +2,7 @@
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, Algorithm 1 with
 option II. The server's average is ``FedAvg(weighting="uniform")``, and the paper's eta_g is
-``FederatedLoop(server_lr=...)``: ``configs/scaffold.yaml``.
+``FedAvg(server_lr=...)``: ``configs/scaffold.yaml``.
 
 Departures:
 

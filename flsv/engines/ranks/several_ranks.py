@@ -95,7 +95,7 @@ class SeveralRanks(OneProcess):
         self._strategy.within_round = False
         training = self.clients
         assert isinstance(training, RankTraining)
-        training.exchange(self.ranks, self._state.round_index, self._arguments["keep_trained"])
+        training.exchange(self.ranks, self._state.round_index, self._config.evaluation.keeps)
         with warnings.catch_warnings():
             if self.ranks.rank:
                 warnings.simplefilter("ignore")  # rank 0 says it

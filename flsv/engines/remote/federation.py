@@ -65,7 +65,7 @@ class RemoteCohort(CohortTraining):
         return self._matrix
 
     def trained(self) -> dict[int, Tensor]:
-        raise ConfigurationError("what sites have trained stays there: leave keep_trained and evaluate_models out.")
+        raise ConfigurationError("what sites have trained stays there: leave ClientEvaluation(keep_trained=True) out.")
 
     def begin_batch(self, batch: Any = None) -> bool:
         self.updates, self.broken = self._remote.train(self._instructions, self.local.global_vector, self.local.space)
@@ -102,15 +102,16 @@ class RemoteFederation(OneProcess):
     """
 
     def __init__(self, directory: Directory, *options: Any) -> None:
-        trainer, _, state, _, _, _, uploads, arguments, *_ = options
-        if arguments["keep_trained"] or arguments["evaluate_models"] == "trained":
+        trainer, _, state, _, _, config, *_ = options
+        if config.evaluation.keeps or config.evaluation.models == "trained":
             raise ConfigurationError(
-                'models that sites have trained stay there: leave keep_trained and evaluate_models="trained" out.'
+                "models that sites have trained stay there: leave ClientEvaluation(keep_trained=True) and "
+                'ClientEvaluation(models="trained") out.'
             )
-        reference = any(upload.reference == "global" for upload in uploads)
+        reference = any(upload.reference == "global" for upload in config.uploads)
         state.run = state.run or secrets.token_hex(8)
         # A batch has a sample at least; who steps by hand may do so several times a batch.
-        steps = arguments["local_epochs"] * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)
+        steps = config.local_epochs * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)
         self._remote = Remote(directory, state, trainer.max_epochs or 1, reference, steps)
         super().__init__(*options)
         for role, strategy in self._strategies.items():
@@ -239,8 +240,7 @@ def rehearse(
     Raises:
         ConfigurationError: what is wrong.
     """
-    acting = loop.replace(engine=partial(RemoteFederation, directory))
-    acting.write_csv = False
+    acting = loop.without_files().replace(engine=partial(RemoteFederation, directory))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they come again

@@ -25,8 +25,8 @@ from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates, LocalData, at
 from flsv.round import Instruction
-from flsv.strategy import Strategy
-from flsv.uploads import Upload, UploadContext, sanitize_report
+from flsv.server.config import FederationConfig
+from flsv.uploads import UploadContext, sanitize_report
 
 _log = logging.getLogger(__name__)
 #: Functions that a server may ask sites for, by module and name; a site may allow more.
@@ -51,13 +51,7 @@ class Settings(Protocol):
     """What both sides share: a :class:`flsv.FederatedLoop`."""
 
     @property
-    def strategies(self) -> Mapping[str, Strategy]: ...
-
-    @property
-    def uploads(self) -> Sequence[Upload]: ...
-
-    @property
-    def arguments(self) -> Mapping[str, Any]: ...
+    def config(self) -> FederationConfig: ...
 
 
 class Site:
@@ -142,9 +136,7 @@ class Site:
                 plain["clients"],
                 self._data,
                 kept or {},
-                self._settings.strategies,
-                self._settings.uploads,
-                self._settings.arguments,
+                self._settings.config,
                 noise_seed(self._secret, packet) if self._upload_seed is None else self._upload_seed,
                 self._limit,
                 packet.tensors.get(GLOBAL),
@@ -167,7 +159,7 @@ class Site:
 
     def _accuracy(self, instruction: Instruction, kept: Kept, trainer: L.Trainer) -> float:
         space, local = self._open(kept, trainer)
-        personalizer: Any = self._settings.strategies.get("personalizer")
+        personalizer: Any = self._settings.config.strategies.get("personalizer")
         with at(local):
             start = instruction.start if personalizer is None else personalizer.own(local, instruction)
             assert start is not None
@@ -210,7 +202,7 @@ class Site:
     def _open(self, kept: Kept, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
         """What the site holds, with what it has kept."""
         module = trainer.lightning_module
-        space, _ = shared_space(module, self._settings.arguments, self._settings.strategies)
+        space, _ = shared_space(module, self._settings.config)
         states = ClientStates()
         states.load_state_dict({0: kept.get("state", {})})
         states.to(module.device)
@@ -219,7 +211,9 @@ class Site:
         if "who" in kept:
             client, clients, index = kept["who"]
             tell = partial(
-                sanitize_report, self._settings.uploads, UploadContext(client, clients, space.num_parameters, index)
+                sanitize_report,
+                self._settings.config.uploads,
+                UploadContext(client, clients, space.num_parameters, index),
             )
         start, trained, sent = (None if kept.get(n) is None else kept[n].to(module.device) for n in _VISIT)
         local.visit(start, trained, sent, tell)

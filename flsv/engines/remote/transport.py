@@ -208,20 +208,17 @@ def _entry(said: Mapping[str, Any], address: Address) -> dict[str, Any]:
     return {"sizes": sizes, "key": str(said["key"])[:64], "address": address}
 
 
-_ARGUMENTS = ("local_epochs", "client_optimizer", "head")
-
-
 def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
     """What one side has, in words: the version, the module's state and what happens at clients."""
-    strategies = settings.strategies
-    space, _ = shared_space(module, settings.arguments, strategies)
+    config, strategies = settings.config, settings.config.strategies
+    space, _ = shared_space(module, config)
     layout = hashlib.sha256(repr(list(zip(space.names, map(tuple, space.shapes)))).encode()).hexdigest()[:16]
     at_clients = [repr(strategies[role]) for role in ("client_algorithm", "personalizer") if role in strategies]
     return {
         "flsv": version("flsv"),
         "module": f"{type(module).__name__}, {space.size} numbers, {layout}",
-        "at clients": ", ".join([*at_clients, *map(repr, settings.uploads)]) or "nothing",
-        "training": ", ".join(f"{name}={settings.arguments[name]!r}" for name in _ARGUMENTS),
+        "at clients": ", ".join([*at_clients, *map(repr, config.uploads)]) or "nothing",
+        "training": ", ".join(f"{n}={getattr(config, n)!r}" for n in ("local_epochs", "client_optimizer", "head")),
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -25,8 +24,7 @@ from flsv.errors import ConfigurationError
 from flsv.participants import ClientStates, at
 from flsv.round import ClientUpdate, FederationState, Instruction
 from flsv.seeding import seed_global_rngs
-from flsv.strategy import Strategy
-from flsv.uploads import Upload
+from flsv.server.config import FederationConfig
 
 
 class OutOfTime(RuntimeError):
@@ -66,9 +64,7 @@ class SiteVisit(L.Callback):
         num_clients: of the federation.
         data: the site's, dealt to one client.
         kept: what the site kept of an earlier round.
-        strategies: of the federation, by role.
-        uploads: what happens to the update before it leaves.
-        arguments: of the federation's loop, by name.
+        config: of the federation's loop.
         upload_seed: what uploads draw from; None: the run's seed.
         limit: Lightning's ``limit_train_batches``, per local epoch.
         global_vector: ``[P]``, where uploads refer to it and the start point is another.
@@ -88,9 +84,7 @@ class SiteVisit(L.Callback):
         num_clients: int,
         data: FederatedDataModule,
         kept: Kept,
-        strategies: Mapping[str, Strategy],
-        uploads: Sequence[Upload],
-        arguments: Mapping[str, Any],
+        config: FederationConfig,
         upload_seed: int | None = None,
         limit: float = 1.0,
         global_vector: Tensor | None = None,
@@ -98,8 +92,8 @@ class SiteVisit(L.Callback):
     ) -> None:
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._instruction, self._num_clients, self._data = instruction, num_clients, data
-        self._strategies: dict[str, Any] = dict(strategies)
-        self._uploads, self._arguments, self._global = list(uploads), arguments, global_vector
+        self._strategies: dict[str, Any] = config.strategies
+        self._config, self._uploads, self._global = config, list(config.uploads), global_vector
         self.kept, self._limit, self._upload_seed = kept, limit, upload_seed
         self.update: ClientUpdate | None = None
 
@@ -111,7 +105,7 @@ class SiteVisit(L.Callback):
             [client],
             seed=self._instruction.seed,
             round_index=self._instruction.round_index,
-            local_epochs=self._arguments["local_epochs"],
+            local_epochs=self._config.local_epochs,
             limit=self._limit,
         )
 
@@ -120,7 +114,7 @@ class SiteVisit(L.Callback):
         state = FederationState(seed=told.seed, num_clients=self._num_clients)
         data: Any = NumberedData(self._data, client, self._num_clients)
         self._steps = _OwnSteps(
-            trainer, data, self._strategies["sampler"], state, self._arguments["local_epochs"], self._limit
+            trainer, data, self._strategies["sampler"], state, self._config.local_epochs, self._limit
         )
         self._steps.enter(client)
         self._patches = PatchedAttributes(
@@ -137,7 +131,7 @@ class SiteVisit(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._forward_schedules(trainer)
-        space, _ = shared_space(pl_module, self._arguments, self._strategies)
+        space, _ = shared_space(pl_module, self._config)
         for upload in self._uploads:
             upload.check(space)
         self._states = ClientStates()
@@ -148,14 +142,14 @@ class SiteVisit(L.Callback):
         self._local = LocalTraining(
             pl_module,
             space,
-            ClientOptimizers(trainer, self._arguments["client_optimizer"], self.kept.get("optimizers"), self._steps),
+            ClientOptimizers(trainer, self._config.client_optimizer, self.kept.get("optimizers"), self._steps),
             AccumulationWindows(trainer),
             self._num_clients,
             self._strategies.get("client_algorithm"),
             self._strategies.get("personalizer"),
             list(self._strategies.values()),
             self._uploads,
-            self._arguments["local_epochs"],
+            self._config.local_epochs,
         )
         self._local.upload_seed = self._upload_seed
         if self.kept.get("buffers") is not None:
@@ -166,7 +160,7 @@ class SiteVisit(L.Callback):
         seed_global_rngs(self._instruction.seed, "round", self._instruction.round_index)
         self._local.begin_round()
         batches = len(trainer.train_dataloader)  # type: ignore[arg-type]
-        epoch = batches // self._arguments["local_epochs"]
+        epoch = batches // self._config.local_epochs
         self._hooks = ClientHooks(trainer, lambda: self._local.position % epoch)
         moved = {name: tensor.to(pl_module.device) for name, tensor in self._instruction.tensors.items()}
         start = self._instruction.start

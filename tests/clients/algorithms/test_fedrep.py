@@ -13,6 +13,7 @@ from resuming import assert_resumes
 from torch import nn
 from toys import Plain, fit, network
 
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.clients.algorithms import FedProx, FedRep
 from flsv.errors import ConfigurationError
@@ -76,7 +77,9 @@ def test_clipping_sees_what_is_trained_only(tmp_path: Path) -> None:
 
 
 def test_resumes(tmp_path: Path) -> None:
-    assert_resumes(lambda: fedrep(client_optimizer="keep", evaluate_clients_every=2), tmp_path, data=unequal_data)
+    assert_resumes(
+        lambda: fedrep(client_optimizer="keep", evaluation=ClientEvaluation(every=2)), tmp_path, data=unequal_data
+    )
 
 
 def test_patterns_say_what_the_head_is(tmp_path: Path) -> None:

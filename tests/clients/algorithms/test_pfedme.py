@@ -15,6 +15,7 @@ import yaml
 from resuming import assert_resumes
 from toys import Plain, fit, network
 
+from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
 from flsv.clients.algorithms import MoreauSGD
 from flsv.errors import ConfigurationError
@@ -130,7 +131,7 @@ def test_the_server_averages_w_and_the_client_keeps_theta(tmp_path: Path) -> Non
             vectors.append((round.global_vector.clone(), round.client_vectors.clone()))
             return super().aggregate(round, contributions)
 
-    loop = FederatedLoop(Watched("uniform"), evaluate_clients_every=1, evaluate_models="trained", seed=0)
+    loop = FederatedLoop(Watched("uniform"), evaluation=ClientEvaluation(every=1, models="trained"), seed=0)
     module = fit(loop, tmp_path, moreau_client(), rounds=2)
     torch.testing.assert_close(loop.space.read(module), vectors[-1][1].mean(0))
     start, sent = vectors[-1]
@@ -154,7 +155,7 @@ def test_w_starts_anew_at_every_visit(tmp_path: Path) -> None:
 
 def test_resumes(tmp_path: Path) -> None:
     assert_resumes(
-        lambda: FederatedLoop(FedAvg("uniform"), evaluate_clients_every=2, evaluate_models="trained", seed=1),
+        lambda: FederatedLoop(FedAvg("uniform"), evaluation=ClientEvaluation(every=2, models="trained"), seed=1),
         tmp_path,
         module=moreau_client,
     )

@@ -112,7 +112,7 @@ def assert_variates(loop: FederatedLoop, c: list[Tensor], c_i: dict[int, list[Te
 def test_same_models_and_variates_as_by_hand(tmp_path: Path, batch_norm: bool, server_lr: float) -> None:
     net = network(batch_norm)
     expected, c, c_i = scaffold_by_hand(net, server_lr)
-    loop, module = scaffold(server_lr=server_lr), Plain(copy.deepcopy(net), sgd)
+    loop, module = scaffold(aggregator=FedAvg("uniform", server_lr=server_lr)), Plain(copy.deepcopy(net), sgd)
     fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
     assert_same(module.net, expected)
     assert_variates(loop, c, c_i)  # of parameters: a BatchNorm's statistics would make them longer
@@ -120,7 +120,7 @@ def test_same_models_and_variates_as_by_hand(tmp_path: Path, batch_norm: bool, s
 
 
 def test_the_servers_variate_is_the_mean_of_the_clients(tmp_path: Path) -> None:
-    loop = scaffold(privacy=GaussianPrivacy(clip=0.1, noise_multiplier=0.5))
+    loop = scaffold(uploads=[GaussianPrivacy(clip=0.1, noise_multiplier=0.5)])
     fit(loop, tmp_path, Plain(network(batch_norm=False), sgd), unequal_data(), rounds=ROUNDS)
     state = loop.state_dict()
     own = [client["control_variate"] for client in state["clients"].values()]
@@ -134,7 +134,7 @@ def test_the_servers_variate_is_the_mean_of_the_clients(tmp_path: Path) -> None:
 
 def test_what_is_reported_tells_no_more_than_the_upload(tmp_path: Path) -> None:
     """Clipped to next to nothing, the upload is the start point, and the change -c."""
-    loop = scaffold(privacy=GaussianPrivacy(clip=1e-9, noise_multiplier=0.0))
+    loop = scaffold(uploads=[GaussianPrivacy(clip=1e-9, noise_multiplier=0.0)])
     fit(loop, tmp_path, Plain(network(batch_norm=False), sgd), unequal_data(), rounds=2)
     assert loop.state_dict()["strategies"]["client_algorithm"]["variate"].abs().max() < 1e-6
 
@@ -156,7 +156,7 @@ def test_a_client_whose_update_is_excluded_leaves_no_trace(tmp_path: Path) -> No
     excluded = {(0, 0), (3, 4)}
     net = network(batch_norm=False)
     expected, c, c_i = scaffold_by_hand(net, failing=excluded)
-    loop = scaffold(attacks=[Huge(*each) for each in excluded], filters=[OutlierFilter(exclude=True)])
+    loop = scaffold(uploads=[Huge(*each) for each in excluded], filters=[OutlierFilter(exclude=True)])
     module = Plain(copy.deepcopy(net), sgd)
     with pytest.warns(UserWarning, match="client 4 .* in round 3 .* left out of the round"):
         fit(loop, tmp_path, module, unequal_data(), rounds=ROUNDS)
@@ -166,7 +166,7 @@ def test_a_client_whose_update_is_excluded_leaves_no_trace(tmp_path: Path) -> No
 
 def test_the_counters_of_an_excluded_client_are_not_the_next_models(tmp_path: Path) -> None:
     """BatchNorm's counter goes on from the cohort's first client, who is excluded here."""
-    loop, module = scaffold(attacks=[Huge(0, 0)], filters=[OutlierFilter(exclude=True)]), Plain(network(), sgd)
+    loop, module = scaffold(uploads=[Huge(0, 0)], filters=[OutlierFilter(exclude=True)]), Plain(network(), sgd)
     with pytest.warns(UserWarning, match="left out of the round"):
         fit(loop, tmp_path, module, unequal_data(), rounds=1)
     assert module.net.state_dict()["1.num_batches_tracked"] == 0

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from flsv import Reporting
 from flsv.data import (
     ClosedSetLabelNoise,
     Corruption,
@@ -230,7 +231,7 @@ def test_training_on_flipped_labels_is_what_the_federation_does(tmp_path):
     def accuracy(corruptions):
         train, test = toy_sets(300, 90)
         data = FederatedDataModule((train, test), IIDPartitioner(5), batch_size=8, corruptions=corruptions)
-        module = fit(FederatedLoop(seed=0, print_table=False), tmp_path, Plain(), data, rounds=4)
+        module = fit(FederatedLoop(seed=0, reporting=Reporting(table=False)), tmp_path, Plain(), data, rounds=4)
         module.eval()
         return float((module(test.tensors[0]).argmax(1) == test.tensors[1]).float().mean())
 

@@ -102,7 +102,7 @@ def remote(directory: Directory) -> Remote:
 def test_no_update_ends_a_round(sites: tuple[Replay, Directory]) -> None:
     transport, directory = sites
     loop = shapfed()
-    space, _ = shared_space(module(), loop.arguments, loop.strategies)
+    space, _ = shared_space(module(), loop.config)
     model = space.read(module())
     report = {"change": torch.randn(5)}
 

@@ -11,6 +11,7 @@ import pytest
 from remote_federation import ServerData, shapfed
 from remote_sites import NAMES, module
 
+from flsv import ClientEvaluation
 from flsv.clients.algorithms import InRunValues
 from flsv.engines.remote import Directory, RemoteData
 from flsv.engines.remote.federation import PLENTY, rehearse
@@ -53,7 +54,7 @@ def acted(folder: Path, own: Any = None, num_classes: int | None = 10, **options
             "asks clients about their samples",
         ),
         ({"num_classes": None}, "work with classes"),
-        ({"keep_trained": True}, "models that sites have trained stay there"),
+        ({"evaluation": ClientEvaluation(keep_trained=True)}, "models that sites have trained stay there"),
         ({"personalizer": PFedSV("relevance", k=2)}, "reads the metric 'relevance', which is not defined"),
     ],
 )
@@ -65,7 +66,7 @@ def test_settings_are_checked_before_any_site_is_asked(tmp_path: Path, options: 
 def test_what_only_sites_can_tell_is_left_to_them(tmp_path: Path) -> None:
     acted(tmp_path)
     metrics = {"cssv": ClassSpecificShapley(), "own": DecayedShapley(), "else": EverybodyElse()}
-    acted(tmp_path, own=ServerData(), metrics=metrics, evaluate_clients_every=1)
+    acted(tmp_path, own=ServerData(), metrics=metrics, evaluation=ClientEvaluation(every=1))
 
 
 def test_how_a_run_has_ended_is_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from remote_federation import (
 )
 from remote_sites import NAMES, SiteData, groups, module, whole
 
-from flsv import FederatedLoop
+from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import DivergenceWeighted, FedAvg, FedCE
 from flsv.attacks import FalseReports
 from flsv.engines.remote import Packet, Site
@@ -59,7 +59,7 @@ def test_sites_answer_what_they_find_others_worth(tmp_path: Path, personalizer: 
             aggregator=FedAvg(),
             metrics={"relevance": DomainRelevance()},
             personalizer=personalizer(),
-            evaluate_clients_every=2,
+            evaluation=ClientEvaluation(every=2),
         )
 
     loop, local = both_with_splits(tmp_path, make)
@@ -115,7 +115,7 @@ def test_sites_lie_as_clients_of_one_process_do(tmp_path: Path) -> None:
     def make() -> FederatedLoop:
         metrics = {"fedce": ContributionEstimation(), "else": EverybodyElse()}
         return shapfed(
-            aggregator=FedAvg(), metrics=metrics, attacks=[FalseReports(loss=0.5, score=0.0, gain=-1.0, clients=[1])]
+            aggregator=FedAvg(), metrics=metrics, uploads=[FalseReports(loss=0.5, score=0.0, gain=-1.0, clients=[1])]
         )
 
     loop, local = both_with_splits(tmp_path, make)
@@ -154,7 +154,7 @@ def test_what_works_with_class_counts_is_refused(tmp_path: Path) -> None:
 def test_the_server_cannot_draw_a_sites_noise(tmp_path: Path) -> None:
     """It is of a secret of the site's: the same when a round is asked for again, and another in another run, or the
     difference of two runs' updates would have none."""
-    make = partial(shapfed, privacy=GaussianPrivacy(clip=1.0, noise_multiplier=0.1))
+    make = partial(shapfed, uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=0.1)])
     known = Remotely(tmp_path / "a", make).fit(1).state.model()
     remote = Remotely(tmp_path / "b", make)
     remote.transport.sites = {

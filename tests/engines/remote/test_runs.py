@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from remote_federation import ROUNDS, Make, Remotely, assert_same, shapfed, site
 from remote_sites import NAMES, module
 
-from flsv import FederatedLoop
+from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.engines.remote.memory import DAYS, SiteMemory
@@ -77,7 +77,7 @@ def test_two_servers_go_on_from_one_checkpoint(tmp_path: Path) -> None:
 
 def test_what_goes_wrong_at_sites_is_in_the_record(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A site that has lost its folder, one whose training fails, one that is at work already."""
-    server = Server(tmp_path / "server", partial(scaffold, 7, print_table=True), tmp_path)
+    server = Server(tmp_path / "server", partial(scaffold, 7, reporting=Reporting(table=True)), tmp_path)
     server.go_on(1)
     record = json.loads((tmp_path / "server" / "run.json").read_text())
     assert record["incidents"] == []

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from remote_federation import CASES, Remotely, kept_at, shapfed, with_splits
 from remote_sites import NAMES
 
-from flsv import FederatedLoop
+from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg, FedCE
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.engines.remote import Packet
@@ -137,7 +137,7 @@ def test_who_does_not_say_what_the_others_are_worth(tmp_path: Path, kind: str) -
     "reply", [Packet("broken"), Packet("tested", {"accuracy": "good"}), Packet("tested", {"accuracy": 7})]
 )
 def test_who_does_not_test_its_model_is_named(tmp_path: Path, reply: Packet) -> None:
-    remote = with_splits(tmp_path, partial(shapfed, evaluate_clients_every=1))
+    remote = with_splits(tmp_path, partial(shapfed, evaluation=ClientEvaluation(every=1)))
     remote.transport.spoil = lambda address, packet, good: reply if (address, packet.kind) == (101, "test") else good
     with pytest.warns(UserWarning, match=r"site 'Lyon' \(client 1\) has not tested its model: its"):
         loop = remote.fit(rounds=1)

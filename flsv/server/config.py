@@ -1,0 +1,140 @@
+"""What a federation is put together from: one frozen object, which everybody is given who needs a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torchmetrics import Metric
+
+from flsv.aggregation import Aggregator
+from flsv.arguments import check_number
+from flsv.errors import ConfigurationError
+from flsv.filters import UpdateFilter
+from flsv.participants.sharing import Share, check_share
+from flsv.personalization import Personalizer
+from flsv.privacy import GaussianPrivacy
+from flsv.report.reporting import Reporting
+from flsv.sampling import ClientSampler
+from flsv.strategy import Strategy
+from flsv.uploads import Upload, check_order
+
+ROLES = ("aggregator", "personalizer", "sampler", "client_algorithm")
+
+
+@dataclass(frozen=True)
+class ClientEvaluation:
+    """When the clients' own models are evaluated on their own test splits, and which models these are.
+
+    Args:
+        every: rounds between two evaluations, and after the last; 0 for never.
+        models: ``"received"``, the client's next start point, or ``"trained"``, the one that it trained last (the
+            fine-tuned one).
+        keep_trained: keep the model that every client trained last. Default: where ``models`` asks for it.
+
+    Raises:
+        ConfigurationError: a number out of range, an unknown word.
+
+    Example:
+        >>> ClientEvaluation(every=5, models="trained").keeps
+        True
+    """
+
+    every: int = 0
+    models: Literal["received", "trained"] = "received"
+    keep_trained: bool | None = None
+
+    def __post_init__(self) -> None:
+        check_number(self, "every", self.every, least=0, whole=True)
+        _check_word(self, "models", self.models, ("received", "trained"))
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the models are kept that the clients trained last."""
+        return self.models == "trained" if self.keep_trained is None else self.keep_trained
+
+
+@dataclass(frozen=True)
+class FederationConfig:
+    """The arguments of a :class:`flsv.FederatedLoop`, by their names, with what stands in for None.
+
+    Raises:
+        ConfigurationError: a wrong argument or combination.
+    """
+
+    aggregator: Aggregator
+    metrics: Mapping[str, Metric]
+    personalizer: Personalizer | None
+    sampler: ClientSampler
+    client_algorithm: Strategy | None
+    uploads: tuple[Upload, ...]
+    filters: tuple[UpdateFilter, ...]
+    local_epochs: int
+    client_optimizer: Literal["reset", "keep"]
+    share: Share
+    evaluation: ClientEvaluation
+    reporting: Reporting
+    seed: int | None
+    engine: str | Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        check_number("FederatedLoop", "local_epochs", self.local_epochs, least=1, whole=True)
+        _check_word("FederatedLoop", "client_optimizer", self.client_optimizer, ("reset", "keep"))
+        check_share(self.share)
+        check_order(self.uploads)
+        named_head(self.parts)
+        if self.privacy is not None and "epsilon" in self.metrics:
+            raise ConfigurationError(
+                'FederatedLoop(uploads=[GaussianPrivacy(...)]) adds a metric "epsilon", and there is one of that name: '
+                "choose another."
+            )
+        if not callable(self.engine) and self.engine not in ("sequential", "vmap"):
+            raise ConfigurationError(
+                f'FederatedLoop(engine={self.engine!r}): expected "sequential" or "vmap", or in Python what makes an '
+                "engine."
+            )
+
+    @property
+    def strategies(self) -> dict[str, Strategy]:
+        """The aggregator, personaliser, sampler and client algorithm, where there is one, by role."""
+        return {role: getattr(self, role) for role in ROLES if getattr(self, role) is not None}
+
+    @property
+    def privacy(self) -> GaussianPrivacy | None:
+        """What every client does to its update for its privacy."""
+        return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
+
+    @property
+    def parts(self) -> list[Any]:
+        """Strategies, metrics and uploads."""
+        return [*self.strategies.values(), *self.metrics.values(), *self.uploads]
+
+    @property
+    def head(self) -> str | None:
+        """The name of the classifier head that a part reads; None where nobody names one."""
+        return named_head(self.parts)
+
+
+def named_head(parts: Iterable[Any]) -> str | None:
+    """The classifier head that these name, in their argument ``head``.
+
+    Raises:
+        ConfigurationError: two of them name different ones.
+
+    Example:
+        >>> from flsv.attacks import HeadAlignment
+        >>> named_head([HeadAlignment(head="fc")])
+        'fc'
+    """
+    named = {part.head: part for part in parts if isinstance(getattr(part, "head", None), str)}
+    if len(named) > 1:
+        who = " and ".join(f"{type(part).__name__}(head={name!r})" for name, part in named.items())
+        raise ConfigurationError(f"{who} name different heads of one module. Name one and the same.")
+    return next(iter(named), None)
+
+
+def _check_word(owner: Any, name: str, value: Any, words: Sequence[str]) -> None:
+    if value not in words:
+        who = owner if isinstance(owner, str) else type(owner).__name__
+        raise ConfigurationError(f'{who}({name}={value!r}): expected "{words[0]}" or "{words[1]}".')
