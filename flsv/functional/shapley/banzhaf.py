@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, buys_exact, reached, resolve_budget
+from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import check_enumerable, semivalue
 from flsv.functional.shapley.game import MemoizedGame
@@ -52,18 +52,18 @@ def banzhaf(
     if budget is None and target_stderr is None:
         check_enumerable("banzhaf", num_players, None, "Give a budget to estimate it by maximum sample reuse.")
         budget = 2**num_players
-    budget = resolve_budget("banzhaf", num_players, budget, 2, target_stderr)
-    if target_stderr is None and buys_exact(num_players, budget):
+    run = Sampling("banzhaf", utility, num_players, budget, 2, target_stderr)
+    if run.exact:
         return semivalue(utility, num_players, [0.5 ** (num_players - 1)] * num_players)
 
-    game = MemoizedGame(utility, num_players)
-    target, masks = budget, torch.empty(0, num_players, dtype=torch.bool)
+    game, most = run.game, min(run.budget, 2**num_players)  # there are no more coalitions than that
+    target, masks = most, torch.empty(0, num_players, dtype=torch.bool)
     while True:
         if target_stderr is not None:
-            target = min(budget, max(2 * MIN_SAMPLES_TO_STOP, len(masks) + len(masks) // 2))
+            target = min(most, max(2 * MIN_SAMPLES_TO_STOP, len(masks) + len(masks) // 2))
         masks = _extend(game, masks, target, generator)
         values, stderr = _msr(masks, game(masks), len(masks) / 2**num_players)
-        if len(masks) >= budget or reached(stderr, target_stderr):
+        if len(masks) >= most or run.reached(stderr):
             return game.estimate(values, stderr)
 
 

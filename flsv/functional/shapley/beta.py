@@ -20,7 +20,7 @@ Sampled as ``stratified`` is: by coalition size, means with and without each pla
     phi_i = sum_{s=1..n} q_{s-1} E[U(S) | i in S, |S| = s] - sum_{s=0..n-1} q_s E[U(S) | i not in S, |S| = s],
     q_s = binom(n - 1, s) p_s.
 
-UploadContext: the paper samples marginal contributions of one player at a time and stops by a convergence rule; here a
+Departure: the paper samples marginal contributions of one player at a time and stops by a convergence rule; here a
 coalition serves all players, and as many of each size are drawn as minimises the variance if utilities spread equally
 at all sizes.
 """
@@ -33,10 +33,9 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.arguments import check_number
-from flsv.functional.shapley.budget import buys_exact, resolve_budget
+from flsv.functional.shapley.budget import Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
 from flsv.functional.shapley.stratified import stratum_means
 
@@ -112,14 +111,13 @@ def beta_shapley(
         return max(math.sqrt(inside**2 * n / s + outside**2 * n / (n - s)), 1e-12)
 
     sample = LayeredSample(n, paired=False, cover=True, share=share, generator=generator)
-    budget = resolve_budget(name, n, budget, 2 + sample.minimum, target_stderr)
-    weights = beta_weights(n, alpha, beta)
-    if target_stderr is None and buys_exact(n, budget):
+    run = Sampling(name, utility, n, budget, 2 + sample.minimum, target_stderr)
+    weights, game = beta_weights(n, alpha, beta), run.game
+    if run.exact:
         return exact_shapley(utility, n, size_weights=weights)
-    game = MemoizedGame(utility, n)
-    empty, grand = game.empty_and_grand()
 
     def estimator() -> tuple[Tensor, Tensor]:
+        empty, grand = game.empty_and_grand()
         values = (weights[-1] * (grand - empty)).repeat(n, 1)
         variance = torch.zeros_like(values)
         for layer in sample.layers:
@@ -131,4 +129,4 @@ def beta_shapley(
             variance = variance + layer_variance(layer, joined * influence_inside - left * influence_outside)
         return values, variance.sqrt()
 
-    return estimate_in_stages(game, sample, budget, target_stderr, estimator)
+    return estimate_in_stages(run, sample, estimator)

@@ -1,4 +1,4 @@
-"""What an estimator may spend, and when it has seen enough: the two rules that all sampled estimators share.
+"""What sampled estimators share: what they may spend, what they remember, and when they have seen enough.
 
 **Budget.** ``budget`` is the largest number of *distinct* coalitions that one call may ask for. Without one, an
 estimator spends 50 n evaluations (never more than all 2^n). A budget that buys all 2^n coalitions of at most 22 players
@@ -18,8 +18,9 @@ from torch import Tensor
 from flsv import counting
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
+from flsv.functional.shapley.estimate import Utility
 from flsv.functional.shapley.exact import MAX_EXACT_PLAYERS
-from flsv.functional.shapley.game import check_num_players
+from flsv.functional.shapley.game import MemoizedGame, check_num_players
 
 DEFAULT_EVALUATIONS_PER_PLAYER = 50
 MIN_SAMPLES_TO_STOP = 10  # a standard error from fewer samples is too often far too small
@@ -62,14 +63,66 @@ def resolve_budget(name: str, num_players: int, budget: int | None, minimum: int
     return budget
 
 
-def buys_exact(num_players: int, budget: int) -> bool:
-    """Whether ``budget`` evaluations are all there are, and few enough to enumerate."""
-    return num_players <= MAX_EXACT_PLAYERS and budget >= 2**num_players
+class Sampling:
+    """One call of a sampled estimator: what it may spend, what it knows already, and when it has seen enough.
 
+    Args:
+        name: the estimator, for messages.
+        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
+        num_players: n.
+        budget: what the caller allows, see :func:`resolve_budget`.
+        minimum: the evaluations that the estimator needs.
+        target_stderr: the caller's target, or None.
 
-def reached(stderr: Tensor, target_stderr: float | None) -> bool:
-    """Whether every standard error is known and at most the target."""
-    return target_stderr is not None and bool((stderr <= target_stderr).all())
+    Attributes:
+        budget: the evaluations that it may spend.
+        game: the utility, with a memory.
+
+    Raises:
+        ConfigurationError: see :func:`resolve_budget`.
+
+    Example:
+        >>> run = Sampling("sampler", lambda masks: masks.sum(dim=1), 3, 4, 2, None)
+        >>> ends, alone = run.game.empty_and_grand(), torch.eye(3, dtype=torch.bool)
+        >>> run.left, run.affordable(alone.unsqueeze(1))
+        (2, 2)
+    """
+
+    def __init__(
+        self,
+        name: str,
+        utility: Utility,
+        num_players: int,
+        budget: int | None,
+        minimum: int,
+        target_stderr: float | None,
+    ) -> None:
+        self.budget = resolve_budget(name, num_players, budget, minimum, target_stderr)
+        self.target_stderr = target_stderr
+        self.game = MemoizedGame(utility, num_players)
+
+    @property
+    def buys_all(self) -> bool:
+        """Whether the budget is all the coalitions that there are, and they are few enough to enumerate."""
+        return self.game.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.game.num_players
+
+    @property
+    def exact(self) -> bool:
+        """Whether it buys them all, and there is no target to stop at before."""
+        return self.target_stderr is None and self.buys_all
+
+    @property
+    def left(self) -> int:
+        """Evaluations that are still to be spent."""
+        return self.budget - self.game.evaluations
+
+    def affordable(self, groups: Tensor) -> int:
+        """How many of these groups of coalitions, bool ``[G, K, n]``, what is left buys, from the first on."""
+        return int((self.game.cost(groups) <= self.left).sum())
+
+    def reached(self, stderr: Tensor) -> bool:
+        """Whether every standard error is known and at most the target."""
+        return self.target_stderr is not None and bool((stderr <= self.target_stderr).all())
 
 
 class Moments:

@@ -15,10 +15,12 @@ is shared out equally, which leaves them unbiased and can only reduce the square
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.budget import buys_exact, resolve_budget
+from flsv.functional.shapley.budget import Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.game import MemoizedGame
@@ -57,27 +59,27 @@ def complementary_shapley(
         tensor([12., 12., 12.], dtype=torch.float64)
     """
     sample = LayeredSample(num_players, paired=True, cover=True, generator=generator)
-    budget = resolve_budget("complementary_shapley", num_players, budget, 2 + 2 * sample.minimum, target_stderr)
-    if target_stderr is None and buys_exact(num_players, budget):
+    run = Sampling("complementary_shapley", utility, num_players, budget, 2 + 2 * sample.minimum, target_stderr)
+    if run.exact:
         return exact_shapley(utility, num_players)
-    game = MemoizedGame(utility, num_players)
-    empty, grand = game.empty_and_grand()
+    return estimate_in_stages(run, sample, partial(_estimate, run.game, sample))
 
-    def estimator() -> tuple[Tensor, Tensor]:
-        values = (grand - empty).repeat(num_players, 1)
-        variance = torch.zeros_like(values)
-        for layer in sample.layers:
-            contributions = game(layer.masks) - game(~layer.masks)
-            if layer.sizes == 1:  # both sides have n/2 players: one stratum holds all pairs, signed by the side
-                sides = torch.where(layer.masks, 1.0, -1.0).to(torch.float64).unsqueeze(-1)
-                mean, influences = stratum_means(torch.ones_like(layer.masks), sides * contributions.unsqueeze(1))
-                values = values + mean
-            else:
-                inside, influence_inside = stratum_means(layer.masks, contributions)
-                outside, influence_outside = stratum_means(~layer.masks, contributions)
-                values = values + inside - outside
-                influences = influence_inside - influence_outside
-            variance = variance + layer_variance(layer, influences - influences.mean(dim=1, keepdim=True))
-        return efficient(values / num_players, grand - empty), variance.sqrt() / num_players
 
-    return estimate_in_stages(game, sample, budget, target_stderr, estimator)
+def _estimate(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
+    """Values and standard errors ``[n, M]`` from the sample as it stands."""
+    n, (empty, grand) = game.num_players, game.empty_and_grand()
+    values = (grand - empty).repeat(n, 1)
+    variance = torch.zeros_like(values)
+    for layer in sample.layers:
+        contributions = game(layer.masks) - game(~layer.masks)
+        if layer.sizes == 1:  # both sides have n/2 players: one stratum holds all pairs, signed by the side
+            sides = torch.where(layer.masks, 1.0, -1.0).to(torch.float64).unsqueeze(-1)
+            mean, influences = stratum_means(torch.ones_like(layer.masks), sides * contributions.unsqueeze(1))
+            values = values + mean
+        else:
+            inside, influence_inside = stratum_means(layer.masks, contributions)
+            outside, influence_outside = stratum_means(~layer.masks, contributions)
+            values = values + inside - outside
+            influences = influence_inside - influence_outside
+        variance = variance + layer_variance(layer, influences - influences.mean(dim=1, keepdim=True))
+    return efficient(values / n, grand - empty), variance.sqrt() / n

@@ -35,7 +35,7 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley.budget import Moments, buys_exact, reached, resolve_budget
+from flsv.functional.shapley.budget import Moments, Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
 from flsv.functional.shapley.game import MemoizedGame
@@ -92,38 +92,37 @@ def difference_shapley(
     """
     name = "difference_shapley"
     per_size = num_players + 1 if shared else 2 * max(num_players - 1, 1)
-    budget = resolve_budget(name, num_players, budget, 2 + per_size, target_stderr)
+    run = Sampling(name, utility, num_players, budget, 2 + per_size, target_stderr)
     if not 0 <= base < num_players:
         raise ConfigurationError(f"{name}: base={base} is not one of the players 0..{num_players - 1}.")
-    game = MemoizedGame(utility, num_players)
+    game = run.game
     empty, grand = game.empty_and_grand()
     # With up to 3 players the sizes are the empty one and the full one: one sample of each is everything.
-    if buys_exact(num_players, budget) and (target_stderr is None or num_players <= 3):
+    if run.buys_all and (target_stderr is None or num_players <= 3):
         return _enumerate(game, base)
 
     strata = _Strata(num_players, base, grand - empty)
     inner = num_players - 3
     # Sizes have different prices, so how many are sampled must be settled before it is known which.
-    count = num_players - 1 if budget - 2 >= 2 * num_players + inner * per_size else (budget - 2) // per_size
+    count = num_players - 1 if run.budget - 2 >= 2 * num_players + inner * per_size else (run.budget - 2) // per_size
     sizes = random_permutations(1, num_players - 1, generator)[0][:count]
     strata.add(sizes, _samples(game, sizes, base, *_coalitions(num_players, base, sizes, shared, generator)))
     draws = 0
     # More draws than the budget has evaluations repeat coalitions that are known already.
-    while len(sizes) == num_players - 1 and inner > 0 and draws < budget:
-        left = budget - game.evaluations
-        passes = max(left // (inner * per_size), 1)
+    while len(sizes) == num_players - 1 and inner > 0 and draws < run.budget:
+        passes = max(run.left // (inner * per_size), 1)
         if target_stderr is not None:
             passes = min(passes, max(draws // inner, 1))
         again = 1 + random_permutations(passes, inner, generator).flatten()
         pairs = _coalitions(num_players, base, again, shared, generator)
-        affordable = int((game.cost(torch.cat(pairs, dim=1)) <= left).sum())
+        affordable = run.affordable(torch.cat(pairs, dim=1))
         if affordable:
             with_base, with_other = (masks[:affordable] for masks in pairs)
             strata.add(again[:affordable], _samples(game, again[:affordable], base, with_base, with_other))
         draws += affordable
-        if affordable < len(again) or reached(strata.stderr(), target_stderr):
+        if affordable < len(again) or run.reached(strata.stderr()):
             break
-    if buys_exact(num_players, budget) and not reached(strata.stderr(), target_stderr):
+    if run.buys_all and not run.reached(strata.stderr()):
         return _enumerate(game, base)
     return _wrap(game, base, strata.values(), strata.stderr(), strata.differences(), strata.freedom())
 

@@ -9,7 +9,7 @@
   the players) against each of the last 10 orders, after at least 30 of them, as the authors' code does.
 
 Both truncations bias the values, by up to ``truncation`` and ``round_truncation``; without them (None) the estimate is
-unbiased up to the convergence rule. UploadContext: players lead in a fresh random order in each cycle instead of in the
+unbiased up to the convergence rule. Departure: players lead in a fresh random order in each cycle instead of in the
 order of their numbers, so that a budget that ends within a cycle favours nobody.
 
 The standard error pools the spread among orders with the same leader, plus what the leaders of an incomplete last cycle
@@ -22,9 +22,8 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.arguments import check_number
-from flsv.functional.shapley.budget import reached, resolve_budget
+from flsv.functional.shapley.budget import Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
-from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.sampling import prefixes, random_permutations
 
@@ -73,8 +72,8 @@ def gtg_shapley(
     ):
         if threshold is not None:
             check_number("gtg_shapley", label, threshold, least=0, hint="None switches it off.")
-    budget = resolve_budget("gtg_shapley", num_players, budget, num_players + 1, target_stderr)
-    game = MemoizedGame(utility, num_players)
+    run = Sampling("gtg_shapley", utility, num_players, budget, num_players + 1, target_stderr)
+    game = run.game
     empty, grand = game.empty_and_grand()
     if round_truncation is not None and bool(((grand - empty).abs() <= round_truncation).all()):
         zeros = torch.zeros(num_players, len(grand), dtype=torch.float64)
@@ -82,22 +81,20 @@ def gtg_shapley(
 
     samples = torch.empty(0, num_players, len(grand), dtype=torch.float64)
     leaders = torch.empty(0, dtype=torch.int64)
-    while len(samples) < budget:  # more orders than evaluations repeat coalitions that are known already
-        left = budget - game.evaluations
-        cycles = max(left // max(num_players * (num_players - 1), 1), 1)
+    while len(samples) < run.budget:  # more orders than evaluations repeat coalitions that are known already
+        cycles = max(run.left // max(num_players * (num_players - 1), 1), 1)
         if convergence is not None or target_stderr is not None:
             cycles = 1
         orders = _guided(num_players, cycles, generator)
-        affordable = int((game.cost(prefixes(orders)) <= left).sum())
+        affordable = run.affordable(prefixes(orders))
         if affordable:
             samples = torch.cat([samples, marginals_along(game, orders[:affordable], truncation)])
             leaders = torch.cat([leaders, orders[:affordable, 0]])
         if affordable < len(orders) and (affordable == 0 or truncation is None):
             break
-        stop = (convergence is not None and _converged(samples, convergence)) or (
-            target_stderr is not None and reached(_stderr(samples, leaders), target_stderr)
-        )
-        if stop:
+        if convergence is not None and _converged(samples, convergence):
+            break
+        if target_stderr is not None and run.reached(_stderr(samples, leaders)):
             break
     return game.estimate(samples.mean(dim=0), _stderr(samples, leaders))
 

@@ -32,9 +32,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.budget import reached
+from flsv.functional.shapley.budget import Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate
-from flsv.functional.shapley.game import MemoizedGame, coalition_keys
+from flsv.functional.shapley.game import coalition_keys
 from flsv.functional.shapley.sampling import random_coalitions, random_permutations
 
 
@@ -175,26 +175,20 @@ def layer_variance(layer: Layer, influences: Tensor) -> Tensor:
 
 
 def estimate_in_stages(
-    game: MemoizedGame,
-    sample: LayeredSample,
-    budget: int,
-    target_stderr: float | None,
-    estimator: Callable[[], tuple[Tensor, Tensor]],
+    run: Sampling, sample: LayeredSample, estimator: Callable[[], tuple[Tensor, Tensor]]
 ) -> ShapleyEstimate:
     """Draw what the budget buys and estimate; with a target, draw half as much again until the target is met.
 
     Args:
-        game: the game; the empty and the grand coalition are part of the budget.
+        run: its budget has the empty and the grand coalition in it, and buys at least the sample's minimum beside.
         sample: what ``estimator`` reads.
-        budget: evaluations allowed, at least ``2 + sample.minimum`` (twice that many if paired).
-        target_stderr: largest standard error to stop at.
         estimator: values and standard errors, both ``[n, M]``, from the sample as it stands.
     """
-    total = min((budget - 2) // (2 if sample.paired else 1), sample.capacity)
-    size = total if target_stderr is None else min(sample.minimum, total)
+    total = min((run.budget - 2) // (2 if sample.paired else 1), sample.capacity)
+    size = total if run.target_stderr is None else min(sample.minimum, total)
     while True:
         sample.grow(size)
         values, stderr = estimator()
-        if size >= total or reached(stderr, target_stderr):
-            return game.estimate(values, stderr)
+        if size >= total or run.reached(stderr):
+            return run.game.estimate(values, stderr)
         size = min(total, size + size // 2 + 1)

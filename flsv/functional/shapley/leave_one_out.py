@@ -9,9 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Generator
 
-from flsv.functional.shapley.budget import resolve_budget
+from flsv.functional.shapley.budget import Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
-from flsv.functional.shapley.game import MemoizedGame
 
 
 def leave_one_out(
@@ -43,8 +42,7 @@ def leave_one_out(
         >>> leave_one_out(glove, 3).values
         tensor([1., 0., 0.])
     """
-    resolve_budget("leave_one_out", num_players, budget, num_players + 1, target_stderr)
-    game = MemoizedGame(utility, num_players)
+    game = Sampling("leave_one_out", utility, num_players, budget, num_players + 1, target_stderr).game
     everybody = torch.ones(1, num_players, dtype=torch.bool)
     utilities = game(torch.cat([everybody, ~torch.eye(num_players, dtype=torch.bool)]))
     values = utilities[0] - utilities[1:]

@@ -14,13 +14,14 @@ taken, as in the authors' code.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.budget import buys_exact, resolve_budget
+from flsv.functional.shapley.budget import Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages
 from flsv.functional.shapley.regression import kernel_regression
 
@@ -58,18 +59,11 @@ def leverage_shapley(
         tensor([0., 1., 2.], dtype=torch.float64)
     """
     sample = LayeredSample(num_players, paired=True, share=equally, ends=False, generator=generator)
-    pairs = min(max(num_players, sample.minimum), sample.capacity)
-    budget = resolve_budget("leverage_shapley", num_players, budget, 2 + 2 * pairs, target_stderr)
-    if target_stderr is None and buys_exact(num_players, budget):
+    sample.minimum = min(max(num_players, sample.minimum), sample.capacity)
+    run = Sampling("leverage_shapley", utility, num_players, budget, 2 + 2 * sample.minimum, target_stderr)
+    if run.exact:
         return exact_shapley(utility, num_players)
-    sample.minimum = pairs
-    game = MemoizedGame(utility, num_players)
-    game.empty_and_grand()
-
-    def estimator() -> tuple[Tensor, Tensor]:
-        return kernel_regression(game, sample, least_norm)
-
-    return estimate_in_stages(game, sample, budget, target_stderr, estimator)
+    return estimate_in_stages(run, sample, partial(kernel_regression, run.game, sample, least_norm))
 
 
 def equally(layer: Layer) -> float:

@@ -23,7 +23,7 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.arguments import check_number
-from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, Moments, buys_exact, reached, resolve_budget
+from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, Moments, Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import all_coalitions, exact_shapley, per_coalition, semivalue_of_table
 from flsv.functional.shapley.game import MemoizedGame
@@ -114,48 +114,91 @@ def permutation_shapley(
         check_number(name, "num_permutations", num_permutations, least=1, whole=True)
     if num_permutations is not None and budget is None:
         budget = 2**num_players
-    budget = resolve_budget(name, num_players, budget, 2 + group * (num_players - 1), target_stderr)
-    may_be_exact = truncation is None and num_permutations is None and buys_exact(num_players, budget)
+    run = Sampling(name, utility, num_players, budget, 2 + group * (num_players - 1), target_stderr)
+    may_be_exact = truncation is None and num_permutations is None and run.buys_all
     if may_be_exact and target_stderr is None:
         return exact_shapley(utility, num_players, size_weights=size_weights)
-
     # More orders than the budget has evaluations repeat coalitions that are known already.
-    max_groups = -(-(budget if num_permutations is None else num_permutations) // group)
-    per_group = max(group * (num_players - 1), 1)
-    game = MemoizedGame(utility, num_players)
-    game.empty_and_grand()
-    moments = Moments()
-    different: set[tuple[int, ...]] = set()
-    affordable = 0
-    while moments.count < max_groups:
-        left = budget - game.evaluations
-        # Pairs that fit even if every prefix is new.
-        safe = max_groups if budget >= 2**num_players else left // per_group
-        batch = min(max(safe, 2 * affordable, 8), max_groups - moments.count, max(_MAX_BATCH // per_group, 1))
-        if target_stderr is not None:
-            batch = min(batch, max(moments.count, MIN_SAMPLES_TO_STOP))
-        orders = random_permutations(batch, num_players, generator)
-        if antithetic:
-            orders = torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
-        affordable = batch
-        if batch > safe:
-            affordable = int((game.cost(prefixes(orders).view(batch, -1, num_players)) <= left).sum())
-        if affordable:
-            samples = marginals_along(game, orders[: affordable * group], truncation, size_weights)
-            moments.add(samples.view(affordable, group, *samples.shape[1:]).mean(dim=1))
-            different.update(map(tuple, _representatives(orders[: affordable * group], group).tolist()))
-        # Without truncation the price was exact and the first pair that does not fit ends the sampling.
-        if affordable == 0 or (truncation is None and affordable < batch):
-            break
-        if moments.count >= MIN_SAMPLES_TO_STOP and reached(moments.stderr, target_stderr):
-            break
-    if may_be_exact and not reached(moments.stderr, target_stderr):
-        values = semivalue_of_table(game(all_coalitions(num_players)), per_coalition(size_weights, num_players))
-        return game.estimate(values, torch.zeros_like(values))
-    stderr = moments.stderr
-    if len(different) < 2 and num_players > 2:  # repeats of the first pair are one sample, however often
+    most = -(-(run.budget if num_permutations is None else num_permutations) // group)
+    walk = _Walk(run, group, most, truncation, size_weights)
+    walk.go(generator)
+    if may_be_exact and not run.reached(walk.moments.stderr):
+        weight = per_coalition(size_weights, num_players)
+        values = semivalue_of_table(run.game(all_coalitions(num_players)), weight)
+        return run.game.estimate(values, torch.zeros_like(values))
+    stderr, different = walk.moments.stderr, len(walk.different)
+    if different < 2 and num_players > 2:  # repeats of the first pair are one sample, however often
         stderr = torch.full_like(stderr, torch.nan)
-    return game.estimate(moments.mean, stderr, max(len(different) - 1, 1))
+    return run.game.estimate(walk.moments.mean, stderr, max(different - 1, 1))
+
+
+class _Walk:
+    """Groups of orders, one order or one and its reverse, walked for as long as budget and target let it.
+
+    Args:
+        run: budget, game and target.
+        group: 2 for pairs.
+        most: groups.
+        truncation: see :func:`permutation_shapley`.
+        size_weights: likewise.
+
+    Attributes:
+        moments: of the groups' mean marginal contributions ``[n, M]``.
+        different: the groups that differ, an order of each.
+    """
+
+    def __init__(
+        self,
+        run: Sampling,
+        group: int,
+        most: int,
+        truncation: float | None,
+        size_weights: Sequence[float] | None,
+    ) -> None:
+        self.run, self.group, self.most = run, group, most
+        self.truncation, self.size_weights = truncation, size_weights
+        self.moments = Moments()
+        self.different: set[tuple[int, ...]] = set()
+        self._per_group = max(group * (run.game.num_players - 1), 1)
+
+    def go(self, generator: Generator | None) -> None:
+        """Walk them all, or as many as the budget buys or the target asks for."""
+        self.run.game.empty_and_grand()
+        affordable = 0
+        while self.moments.count < self.most:
+            safe = self._safe()
+            batch = self._batch(safe, affordable)
+            orders = self._orders(batch, generator)
+            affordable = batch
+            if batch > safe:
+                affordable = self.run.affordable(prefixes(orders).view(batch, -1, orders.shape[1]))
+            if affordable:
+                self._add(orders[: affordable * self.group])
+            # Without truncation the price was exact and the first pair that does not fit ends the sampling.
+            if affordable == 0 or (self.truncation is None and affordable < batch):
+                return
+            if self.moments.count >= MIN_SAMPLES_TO_STOP and self.run.reached(self.moments.stderr):
+                return
+
+    def _safe(self) -> int:
+        """Groups that fit even if every prefix is new."""
+        return self.most if self.run.budget >= 2**self.run.game.num_players else self.run.left // self._per_group
+
+    def _batch(self, safe: int, affordable: int) -> int:
+        """How many groups to draw next; ``affordable`` of the last batch were walked."""
+        batch = min(max(safe, 2 * affordable, 8), self.most - self.moments.count, max(_MAX_BATCH // self._per_group, 1))
+        if self.run.target_stderr is not None:
+            batch = min(batch, max(self.moments.count, MIN_SAMPLES_TO_STOP))
+        return batch
+
+    def _orders(self, groups: int, generator: Generator | None) -> Tensor:
+        orders = random_permutations(groups, self.run.game.num_players, generator)
+        return orders if self.group == 1 else torch.stack([orders, orders.flip(1)], dim=1).flatten(0, 1)
+
+    def _add(self, orders: Tensor) -> None:
+        samples = marginals_along(self.run.game, orders, self.truncation, self.size_weights)
+        self.moments.add(samples.view(-1, self.group, *samples.shape[1:]).mean(dim=1))
+        self.different.update(map(tuple, _representatives(orders, self.group).tolist()))
 
 
 def _representatives(orders: Tensor, group: int) -> Tensor:

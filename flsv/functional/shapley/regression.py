@@ -22,11 +22,12 @@ leverage, layer by layer with the sampling fraction taken out.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.budget import buys_exact, resolve_budget
+from flsv.functional.shapley.budget import Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.game import MemoizedGame
@@ -111,13 +112,7 @@ def regression_shapley(
         tensor([0., 1., 2.], dtype=torch.float64)
     """
     sample = LayeredSample(num_players, paired=True, generator=generator)
-    budget = resolve_budget("regression_shapley", num_players, budget, 2 + 2 * sample.minimum, target_stderr)
-    if target_stderr is None and buys_exact(num_players, budget):
+    run = Sampling("regression_shapley", utility, num_players, budget, 2 + 2 * sample.minimum, target_stderr)
+    if run.exact:
         return exact_shapley(utility, num_players)
-    game = MemoizedGame(utility, num_players)
-    game.empty_and_grand()
-
-    def estimator() -> tuple[Tensor, Tensor]:
-        return kernel_regression(game, sample, torch.linalg.solve)
-
-    return estimate_in_stages(game, sample, budget, target_stderr, estimator)
+    return estimate_in_stages(run, sample, partial(kernel_regression, run.game, sample, torch.linalg.solve))

@@ -32,10 +32,9 @@ from torch import Generator, Tensor
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.adjusted import AdjustedEstimator, FittedGame
-from flsv.functional.shapley.budget import buys_exact, resolve_budget
+from flsv.functional.shapley.budget import Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.layers import LayeredSample, estimate_in_stages
 from flsv.functional.shapley.leverage import equally
 
@@ -166,11 +165,10 @@ def regression_adjusted_shapley(
         raise ConfigurationError(f'{name}: model={model!r} is unknown; choose "linear" or "trees".')
     check_number(name, "folds", folds, least=2, whole=True)
     sample = LayeredSample(num_players, paired=True, share=equally, generator=generator)
-    budget = resolve_budget(name, num_players, budget, 2 + 2 * sample.minimum, target_stderr)
-    if num_players <= 2 or (target_stderr is None and buys_exact(num_players, budget)):
+    run = Sampling(name, utility, num_players, budget, 2 + 2 * sample.minimum, target_stderr)
+    if num_players <= 2 or run.exact:
         return exact_shapley(utility, num_players)
     fit: Callable[[Tensor, Tensor], tuple[FittedGame, Tensor]] = fit_linear
     if model == "trees":
         fit = partial(fit_trees, seed=int(torch.randint(2**31, (), generator=generator)))
-    game = MemoizedGame(utility, num_players)
-    return estimate_in_stages(game, sample, budget, target_stderr, AdjustedEstimator(game, sample, fit, folds))
+    return estimate_in_stages(run, sample, AdjustedEstimator(run.game, sample, fit, folds))

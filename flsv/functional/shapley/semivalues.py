@@ -153,12 +153,28 @@ It takes ['budget', 'target_stderr'].
         of = "" if value == "shapley" else f", which give the value {value!r}"
         raise ConfigurationError(f"{owner}(estimator={estimator!r}): expected a function or one of {names}{of}.")
     own = "surrogate" if value == "shapley" else value
-    function = estimator if callable(estimator) else ESTIMATORS[own if estimator == "auto" else estimator]
+    named = own if estimator == "auto" else estimator
+    _check_names(owner, ESTIMATORS[named] if isinstance(named, str) else named, arguments, value)
+    for name, given in arguments.items():
+        if isinstance(given, float):
+            check_number(owner, f"estimator_args.{name}", given)
+    if arguments and isinstance(named, str):
+        # What is out of range is so for any number of players, and one is played at once. By name: "auto" is exact for
+        # so few.
+        try:
+            with counting.unheard():
+                played = named if value == "shapley" else estimator
+                estimator_of(value, played, 1, arguments)(_one_player, 1, generator=torch.Generator())
+        except (ConfigurationError, TypeError) as error:
+            raise ConfigurationError(f"{owner}(estimator_args={dict(arguments)}): {error}") from error
+
+
+def _check_names(owner: str, function: Estimator, arguments: Mapping[str, Any], value: Semivalue) -> None:
     try:
         parameters = inspect.signature(function).parameters
     except ValueError:  # a function that does not say what it takes
         return
-    of_value = {"alpha", "beta"} if value == "beta" and not callable(estimator) else set()
+    of_value = {"alpha", "beta"} if value == "beta" and function in ESTIMATORS.values() else set()
     known = sorted((parameters.keys() | of_value) - set(GIVEN))
     unknown = sorted(set(arguments) - set(known))
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -168,18 +184,6 @@ It takes ['budget', 'target_stderr'].
         raise ConfigurationError(
             f"{owner}(estimator_args={dict(arguments)}): {name} does not take {unknown}. It takes {known}."
         )
-    for name, given in arguments.items():
-        if isinstance(given, float):
-            check_number(owner, f"estimator_args.{name}", given)
-    if arguments and not callable(estimator):
-        # What is out of range is so for any number of players, and one is played at once. The surrogate by its name:
-        # "auto" is exact for so few.
-        named = "surrogate" if value == "shapley" and estimator == "auto" else estimator
-        try:
-            with counting.unheard():
-                estimator_of(value, named, 1, arguments)(_one_player, 1, generator=torch.Generator())
-        except (ConfigurationError, TypeError) as error:
-            raise ConfigurationError(f"{owner}(estimator_args={dict(arguments)}): {error}") from error
 
 
 def _one_player(masks: Tensor) -> Tensor:

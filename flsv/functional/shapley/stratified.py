@@ -16,10 +16,12 @@ keeps the estimate unbiased and can only reduce its squared error.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Generator, Tensor
 
-from flsv.functional.shapley.budget import buys_exact, resolve_budget
+from flsv.functional.shapley.budget import Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.game import MemoizedGame
@@ -83,22 +85,22 @@ def stratified_shapley(
         tensor([12., 12., 12.], dtype=torch.float64)
     """
     sample = LayeredSample(num_players, paired=False, cover=True, generator=generator)
-    budget = resolve_budget("stratified_shapley", num_players, budget, 2 + sample.minimum, target_stderr)
-    if target_stderr is None and buys_exact(num_players, budget):
+    run = Sampling("stratified_shapley", utility, num_players, budget, 2 + sample.minimum, target_stderr)
+    if run.exact:
         return exact_shapley(utility, num_players)
-    game = MemoizedGame(utility, num_players)
-    empty, grand = game.empty_and_grand()
+    return estimate_in_stages(run, sample, partial(_estimate, run.game, sample))
 
-    def estimator() -> tuple[Tensor, Tensor]:
-        values = (grand - empty).repeat(num_players, 1)
-        variance = torch.zeros_like(values)
-        for layer in sample.layers:
-            utilities = game(layer.masks) - empty  # a constant game gives exact zeros
-            with_player, influence_with = stratum_means(layer.masks, utilities)
-            without_player, influence_without = stratum_means(~layer.masks, utilities)
-            values = values + with_player - without_player
-            influences = influence_with - influence_without
-            variance = variance + layer_variance(layer, influences - influences.mean(dim=1, keepdim=True))
-        return efficient(values / num_players, grand - empty), variance.sqrt() / num_players
 
-    return estimate_in_stages(game, sample, budget, target_stderr, estimator)
+def _estimate(game: MemoizedGame, sample: LayeredSample) -> tuple[Tensor, Tensor]:
+    """Values and standard errors ``[n, M]`` from the sample as it stands."""
+    n, (empty, grand) = game.num_players, game.empty_and_grand()
+    values = (grand - empty).repeat(n, 1)
+    variance = torch.zeros_like(values)
+    for layer in sample.layers:
+        utilities = game(layer.masks) - empty  # a constant game gives exact zeros
+        with_player, influence_with = stratum_means(layer.masks, utilities)
+        without_player, influence_without = stratum_means(~layer.masks, utilities)
+        values = values + with_player - without_player
+        influences = influence_with - influence_without
+        variance = variance + layer_variance(layer, influences - influences.mean(dim=1, keepdim=True))
+    return efficient(values / n, grand - empty), variance.sqrt() / n

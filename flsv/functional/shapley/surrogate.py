@@ -43,10 +43,9 @@ from torch import Generator, Tensor
 
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.adjusted import AdjustedEstimator
-from flsv.functional.shapley.budget import buys_exact, resolve_budget
+from flsv.functional.shapley.budget import Sampling
 from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import MemoizedGame
 from flsv.functional.shapley.kernels import (
     Kernel,
     averaged_membership,
@@ -170,10 +169,8 @@ def surrogate_shapley(
     if surrogate not in SURROGATES:
         raise ConfigurationError(f"{name}: surrogate={surrogate!r} is unknown; choose from {sorted(SURROGATES)}.")
     sample = LayeredSample(num_players, paired=True, generator=generator)
-    budget = resolve_budget(name, num_players, budget, 2 + 2 * sample.minimum, target_stderr)
-    if num_players <= 2 or (target_stderr is None and buys_exact(num_players, budget)):
+    run = Sampling(name, utility, num_players, budget, 2 + 2 * sample.minimum, target_stderr)
+    if num_players <= 2 or run.exact:
         return exact_shapley(utility, num_players)
-    game = MemoizedGame(utility, num_players)
     fit = partial(fit_surrogate, SURROGATES[surrogate])
-    estimator = AdjustedEstimator(game, sample, fit, 5 if unbiased else 1)
-    return estimate_in_stages(game, sample, budget, target_stderr, estimator)
+    return estimate_in_stages(run, sample, AdjustedEstimator(run.game, sample, fit, 5 if unbiased else 1))

@@ -28,9 +28,9 @@ CoalitionWeights = Literal["renormalized", "fixed"]
 class CumulativeShapley(CoalitionValue):
     """The sum of a client's Shapley values over the rounds in which it took part; 0 in all others.
 
-    Inputs and arguments as for :class:`PartialFederatedShapley` (``momentum`` and ``init`` have no use). ``compute``
-    gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. The standard errors of the
-    rounds, which are independent, add in squares.
+    Inputs and arguments as for :class:`PartialFederatedShapley`, but for ``momentum`` and ``init``. ``compute`` gives
+    ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. The standard errors of the rounds,
+    which are independent, add in squares.
 
     Example:
         >>> metric = CumulativeShapley(num_clients=3)
