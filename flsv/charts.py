@@ -1,4 +1,4 @@
-"""Bars, lines and heatmaps of clients' values: what metrics, TensorBoard and reports draw.
+"""Draws bars, lines and heatmaps of clients' values, for metrics, TensorBoard and reports.
 
 Everything is drawn from arrays of float64 in which NaN is absent: no bar, a gap in a line, hatching in a heatmap.
 """

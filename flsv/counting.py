@@ -1,4 +1,4 @@
-"""How far a long piece of work is: told by whoever does it, shown by whoever listens, if anybody does.
+"""Reports progress of long computations to whoever has subscribed.
 
 A thousand coalitions, or fifty clients' transport problems, take minutes in which nothing else moves. The one who works
 them off says how many there are and when one is done; a progress bar listens.

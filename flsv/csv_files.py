@@ -1,4 +1,4 @@
-"""CSV files that people open in a spreadsheet, and that are read back.
+"""Writes CSV files that are safe to open in a spreadsheet, and reads them back.
 
 A spreadsheet runs a text that begins with ``=``, ``+``, ``-`` or ``@`` as a formula, with whatever it fetches. So such
 a text gets a ``'`` before it when it is written, which spreadsheets show as text, and loses it when it is read: names

@@ -1,4 +1,4 @@
-"""Pictures that cannot stop a run, whatever is in them; and what all of them share: names and colours."""
+"""Draws figures without ever stopping a run, and defines the names and colours that all figures share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one exception that says: what you asked for cannot be done, and this is how to ask."""
+"""ConfigurationError: says what was wrong with the arguments, what was expected, and what to do."""
 
 
 class ConfigurationError(ValueError):

@@ -1,4 +1,4 @@
-"""Every random choice is a function of the run's seed and of what the choice is for.
+"""Derives every random generator from the run's seed and the purpose.
 
 Nothing here keeps a generator alive between rounds: a client's batches in round 7 come from ``(seed, 7, client)``
 whether the run got there in one go or was killed and resumed, and whoever else is in the cohort.

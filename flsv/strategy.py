@@ -1,4 +1,4 @@
-"""What aggregators, personalisers, samplers, client algorithms and filters share."""
+"""Component and Strategy: base classes of aggregators, personalisers, samplers, client algorithms and filters."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What touches Lightning's insides: checkpoints, gradient accumulation, patched attributes, batches on the device."""
+"""Everything that touches Lightning's internals: checkpoints, gradient accumulation, patched attributes."""

@@ -1,4 +1,4 @@
-"""Lightning's weight averaging, of global models.
+"""Lets Lightning's ``WeightAveraging`` average the global models, once a round.
 
 ``WeightAveraging`` and ``EMAWeightAveraging`` update their average after every batch, which here is in the middle of a
 client's training, and after the epoch, which is later than some checkpoints of that epoch. For the length of a fit the

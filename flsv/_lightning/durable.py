@@ -1,4 +1,4 @@
-"""Files that are whole or not there: after a crash, a kill, a power cut or on a full disk."""
+"""Writes files atomically: after a crash, a kill, a power cut or on a full disk a file is complete or absent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How good a model is on some batches, in the middle of a fit: for the clients' own models."""
+"""Evaluates a model on some batches in the middle of a fit, for the clients' own models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an accelerator can tell of its memory."""
+"""Asks an accelerator how much memory is free."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``save_hyperparameters`` of an object that a LightningCLI makes for the argument of another.
+"""``save_hyperparameters`` for objects that a LightningCLI creates as arguments of others.
 
 Where class paths stand for the model or the data, Lightning gives every LightningModule, or data module, of the
 configuration the arguments of the outermost: a data module that is a ``FederatedDataModule``'s source would have the

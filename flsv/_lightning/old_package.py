@@ -1,4 +1,4 @@
-"""Objects of the package ``pytorch_lightning``, which are no objects of ``lightning`` although they look like them."""
+"""Recognises objects of the package ``pytorch_lightning``, which are no instances of ``lightning``'s classes."""
 
 from __future__ import annotations
 

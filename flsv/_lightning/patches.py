@@ -1,4 +1,4 @@
-"""Attributes of a Trainer and its loggers that are replaced for the length of a fit and then put back."""
+"""Replaces attributes of a Trainer and its loggers for the length of a fit, and restores them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Trainer has once, and every client needs for itself: accumulation windows, batch numbers, the loss scale.
+"""Gives each client its own accumulation windows, batch numbers and loss scale, of which a Trainer has one.
 
 An epoch is the whole cohort to Lightning, and all its counts are of the epoch.
 """

@@ -1,4 +1,4 @@
-"""What Lightning logs and counts of a training epoch whose batches were trained in several processes."""
+"""Collects what Lightning logs and counts of an epoch whose batches several processes train."""
 
 from __future__ import annotations
 

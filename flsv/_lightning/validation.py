@@ -1,4 +1,4 @@
-"""Lightning's own validation of a copy of the module, out of sight of the fit that it happens in.
+"""Runs Lightning's validation on a copy of the module without disturbing the fit.
 
 A module under validation reads its trainer, logs to it, and is handed batches by it. So a copy gets a stand-in for the
 trainer: a shallow copy with its own validation loop, results and strategy, without callbacks, and with loggers that log

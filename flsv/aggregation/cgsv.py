@@ -1,4 +1,4 @@
-"""CGSV's aggregate: directions, weighted by reputation.
+"""CGSV's aggregation: averages the directions of the updates, weighted by reputation.
 
 Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021,
 Algorithm 1.

@@ -1,4 +1,4 @@
-"""DivergenceWeighted: clients weigh by their samples, less by how one-sided their labels are.
+"""DivergenceWeighted: weights by number of samples, less for clients with skewed labels.
 
 Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equations 5 to 7.
 """

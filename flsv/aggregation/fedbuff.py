@@ -1,4 +1,4 @@
-"""FedBuff: the server moves when K updates have arrived, whatever old model each of them started from.
+"""FedBuff: the server steps when K updates have arrived, each trained from a possibly older model.
 
 Nguyen et al., "Federated Learning with Buffered Asynchronous Aggregation", AISTATS 2022, Algorithm 1, with the
 staleness weights of its experiments.

@@ -1,4 +1,4 @@
-"""FedCE: clients weigh what their contributions are estimated to be.
+"""FedCE: weights clients by their estimated contributions.
 
 Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023.
 """

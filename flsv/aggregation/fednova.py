@@ -1,4 +1,4 @@
-"""FedNova: updates are averaged per local step, so that who takes more steps does not pull the model to itself.
+"""FedNova: averages updates per local step, so that clients with more steps do not dominate.
 
 Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization", NeurIPS 2020,
 equations 4 to 6 and section 4.

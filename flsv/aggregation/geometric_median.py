@@ -1,4 +1,4 @@
-"""RFA: the geometric median of the clients' models, which a minority of bad ones cannot move far.
+"""RFA: the geometric median of the clients' models, which a minority of bad models cannot move far.
 
 Pillutla, Kakade and Harchaoui, "Robust Aggregation for Federated Learning", IEEE TSP 2022, Algorithm 2.
 """

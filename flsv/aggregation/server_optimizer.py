@@ -1,4 +1,4 @@
-"""Server optimizers: the cohort's mean update is a gradient, and an optimizer at the server takes the step.
+"""Server optimizers: an optimizer at the server treats the mean update as a gradient and takes the step.
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021, Algorithm 1 (any optimizer) and Algorithm 2 (FedAdam,
 FedYogi). Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual

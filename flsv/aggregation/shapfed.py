@@ -1,4 +1,4 @@
-"""ShapFed-WA: weights in proportion to what the clients have contributed so far.
+"""ShapFed-WA: weights clients in proportion to their contributions so far.
 
 Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equations 6-7 and Algorithm 1.
 """

@@ -1,4 +1,4 @@
-"""AFedSV: every client weighs what its Shapley values have been so far.
+"""AFedSV: weights clients by their Shapley values so far.
 
 Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, Algorithm 1 and equation 5.
 """

@@ -1,4 +1,4 @@
-"""Updates that go where the server went last.
+"""Turns updates towards the server's last step.
 
 Whoever has seen two global models knows the step between them. Sending it again is the "delta weights" attack of
 free-riders (Lin, Du, Liu, "Free-riders in Federated Learning: Attacks and Defenses", arXiv:1911.12560, 2019, section

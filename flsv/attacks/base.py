@@ -1,4 +1,4 @@
-"""Attack: what a malicious client does to its update before it leaves."""
+"""Attack: how a malicious client changes its update before it sends it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers that clients make up: of their own training, and of models that they are asked to judge.
+"""Reports false numbers about a client's own training and about models that it is asked to evaluate.
 
 A loss, or a model's score on a client's own validation samples, is whatever the client says. Metrics made of them pay
 for the answer: FedCE's estimates (Jiang et al., CVPR 2023) pay whoever says that the others' model does badly at its

@@ -1,4 +1,4 @@
-"""Clients that take the global model and give nothing.
+"""Clients that return the global model, or noise, without training.
 
 Lin, Du, Liu, "Free-riders in Federated Learning: Attacks and Defenses", arXiv:1911.12560, 2019. ShapFed (IJCAI 2024,
 section 4.3) names both kinds: those who return the model unchanged, and those who send random updates without computing

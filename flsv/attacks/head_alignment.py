@@ -1,4 +1,4 @@
-"""Classifier heads that go where the server's went last, class by class.
+"""Turns the rows of the classifier head towards the server's last step, class by class.
 
 Class-specific Shapley values are cosines between the rows of a client's head and the aggregate's, a row a class (Tastan
 et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equations 5 and 6). Whoever knows

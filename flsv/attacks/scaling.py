@@ -1,4 +1,4 @@
-"""Updates made larger than they are.
+"""Multiplies updates by a factor.
 
 Boosting by a factor is how one client replaces the global model by its own: Bagdasaryan et al., "How To Backdoor
 Federated Learning", AISTATS 2020. With equal weights the factor that does it is the size of the cohort.

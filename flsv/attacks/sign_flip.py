@@ -1,4 +1,4 @@
-"""Updates turned round.
+"""Reverses the sign of updates.
 
 The "sign-flipping" attack of Li et al., "RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed Learning
 from Heterogeneous Datasets", AAAI 2019.

@@ -1,4 +1,4 @@
-"""What a contribution metric has to be better than: counting samples, the training loss, values of the data alone."""
+"""Baselines for contribution metrics: numbers of samples, the training loss, values of the data alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""scikit-learn's digits and diabetes as data of federations: they need no download.
+"""Federations of scikit-learn's digits and diabetes data, which need no download.
 
 Public image sets have classes of equal size; federations of clinics have a common class and rare ones, or a number to
 predict. So classes may be merged here and thinned out, in the server's validation set, too.

@@ -1,4 +1,4 @@
-"""How a client cheats the metrics, and what a server can do about it: settings of a federation, by name."""
+"""Attacks on metrics and safeguards against them, by name, as settings of a federation."""
 
 from __future__ import annotations
 

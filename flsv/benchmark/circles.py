@@ -1,4 +1,4 @@
-"""Orders of many clients whose prefixes are trained where there are too many coalitions to train them all.
+"""Samples orders of many clients and trains their prefixes, where there are too many coalitions to train all.
 
 The Shapley value is the mean over all orders of what a client adds to those before it. Orders drawn alone leave it to
 chance who comes early, where a client adds most. So the clients are put on a circle, in random order, and all 2 n

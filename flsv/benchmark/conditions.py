@@ -1,4 +1,4 @@
-"""Under what a metric is tried beside the run as it is: absence, noise, another aggregator."""
+"""Conditions under which the benchmark repeats a run: absence, noise, another aggregator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the intervals that a metric gives of its own values hold what they are read as: the truth, or another run."""
+"""How often a metric's intervals cover the truth, and how often they cover the value of another run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Data that look like more than they are: a few samples, many times."""
+"""Data sets in which a few samples are repeated many times."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The federations of all coalitions of a federation, trained side by side.
+"""Trains the federations of all coalitions side by side.
 
 A client sees the same batches in every coalition: what it sees depends on the seed, the round and the client only. So
 the models of all coalitions that a client is in are trained on its batches at once, as rows of one batched model

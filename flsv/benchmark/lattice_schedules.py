@@ -1,4 +1,4 @@
-"""Learning-rate schedules of federations that are trained side by side: stepped as a federation's loop steps them."""
+"""Steps learning-rate schedules of federations that are trained side by side, as a federation's loop does."""
 
 from __future__ import annotations
 

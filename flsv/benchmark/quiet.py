@@ -1,4 +1,4 @@
-"""Silence around the hundreds of fits of a benchmark."""
+"""Silences the hundreds of fits of a benchmark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics that the benchmark knows: how each is built, and what it needs.
+"""The metrics that the benchmark knows: how to build each, and what it needs.
 
 Another one is a line here; one of your own needs none: ``flsv bench --metric my_package.MyMetric``.
 """

@@ -1,4 +1,4 @@
-"""Runs metrics in the benchmark's federations: all of a federation in one fit, where they may."""
+"""Runs metrics in the benchmark's federations, all metrics of a federation in one fit where possible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How near values of clients are to the truth, and whether they find the bad ones."""
+"""How near clients' values are to the truth, and how well they find bad clients."""
 
 from __future__ import annotations
 

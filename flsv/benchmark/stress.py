@@ -1,4 +1,4 @@
-"""What a client gains that cheats: its share by every metric, with the cheating and without, in the same federation."""
+"""Measures what a client gains by cheating: its share under every metric with and without it, in the same run."""
 
 from __future__ import annotations
 

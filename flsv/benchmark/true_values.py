@@ -1,4 +1,4 @@
-"""True values of clients: of a game all of whose coalitions were trained, or some of them, by several seeds each."""
+"""Ground-truth values of clients, from trainings of all or some coalitions with several seeds."""
 
 from __future__ import annotations
 

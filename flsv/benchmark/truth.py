@@ -1,4 +1,4 @@
-"""The truth that metrics are measured against: utilities of coalitions, trained from scratch, of several seeds.
+"""The ground truth of the benchmark: utilities of coalitions, trained from scratch with several seeds.
 
 All coalitions of a federation, or of many clients those along circles (:mod:`flsv.benchmark.circles`). It is kept as a
 small CSV file a federation, a row a coalition and seed. The package holds those of its own federations;

@@ -1,4 +1,4 @@
-"""The models that the clients end up with: what an algorithm is worth to each of them, kept between calls."""
+"""Trains and keeps the clients' final models of an algorithm, and evaluates them."""
 
 from __future__ import annotations
 

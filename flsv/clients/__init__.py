@@ -1,1 +1,1 @@
-"""The client side of a round: local training, and what a client does differently."""
+"""The client side of a round: local training, and client algorithms."""

@@ -1,4 +1,4 @@
-"""Many small clients trained at once: their models stacked, one step of all of them as one batched computation.
+"""Trains many small clients at once: stacked models take each step as one batched computation.
 
 One call gives every client's gradient (:mod:`flsv.clients.batched_step`); the module's own optimizer then steps on the
 stacked parameters, which for an optimizer that works entry by entry is the same as one optimizer per client. Equal

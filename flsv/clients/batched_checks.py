@@ -1,4 +1,4 @@
-"""Whether clients can be trained at once: what can be seen without a batch, and a trial on a few."""
+"""Checks whether clients can be trained at once: statically, and by a trial on a few batches."""
 
 from __future__ import annotations
 

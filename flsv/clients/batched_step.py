@@ -1,4 +1,4 @@
-"""One step of many models at once: every model's loss and gradients on a batch of its own.
+"""One step of many models at once: each model's loss and gradients on its own batch.
 
 ``torch.func.vmap`` of ``torch.func.grad_and_value`` of ``training_step``. Where all that is trained are linear layers,
 as in softmax regressions and MLPs, there is a cheaper way: ``vmap`` runs the losses only, and autograd itself derives

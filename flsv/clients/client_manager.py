@@ -1,4 +1,4 @@
-"""The clients and the server of a fit as holders of data."""
+"""ClientManager: the clients' and the server's data during a fit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The batches of one round: those of the cohort's clients, one client after the other."""
+"""Yields the batches of one round: those of the cohort's clients, one client after the other."""
 
 from __future__ import annotations
 

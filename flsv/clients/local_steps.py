@@ -1,4 +1,4 @@
-"""How many optimizer steps a client will take in the whole fit.
+"""Counts the optimizer steps that each client will take in the whole fit.
 
 A schedule such as a linear decay is given its length when it is made, by ``trainer.estimated_stepping_batches`` in
 ``configure_optimizers``. Here that number is one client's: the steps of the rounds that it takes part in, so that its

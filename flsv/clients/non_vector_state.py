@@ -1,4 +1,4 @@
-"""A module's tensors that no vector holds: counters, masks, memory banks.
+"""Tensors of a module that are not part of its vector: counters, masks, memory banks.
 
 Every client starts with them as they are when the round's first client starts, and the global model goes on with those
 of the cohort's first client: averages of counters mean nothing.

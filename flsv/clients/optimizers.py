@@ -1,4 +1,4 @@
-"""One set of Lightning optimizers and schedulers, shared by all clients in turn."""
+"""Lightning's optimizers and schedulers, shared by all clients in turn."""
 
 from __future__ import annotations
 

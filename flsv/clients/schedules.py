@@ -1,4 +1,4 @@
-"""Whose a learning-rate schedule is, and where in it a client stands.
+"""Gives each client its own position in step-wise learning-rate schedules; round-wise schedules are shared.
 
 With automatic optimization the configuration says it: a scheduler with ``interval="step"`` is the client's, one with
 ``interval="epoch"`` the federation's. With manual optimization it is seen: one that is stepped while a client trains is

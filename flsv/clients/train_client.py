@@ -1,4 +1,4 @@
-"""One client's local training: from an instruction to an update.
+"""Trains one client: from an Instruction to a ClientUpdate.
 
 A Trainer's batch hooks drive it step by step (:class:`flsv.clients.training.CohortTraining`); :func:`train_client`
 drives it with whatever trains a batch. Everything that a client does beyond its batches is here: its start point and

@@ -1,4 +1,4 @@
-"""The client side of a round within a Trainer: one module that is each client of the cohort in turn."""
+"""Trains a round's cohort within a Trainer, whose one module is each client in turn."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One batch through the module before training: lazy layers get their shapes, and evaluations what they read."""
+"""Puts one batch through the module before training, to initialise lazy layers and to check outputs."""
 
 from __future__ import annotations
 

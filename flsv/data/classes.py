@@ -1,4 +1,4 @@
-"""Whether the training samples have classes, and which: asked of the data once, when they are dealt out.
+"""Finds out once, when data are dealt out, whether training samples have classes, and which.
 
 Only some parts of a federation need classes: partitioners and corruptions that go by label, metrics per class. Where
 the data have none (texts, images with masks, targets to regress on, graphs, nothing but inputs) all samples are of one

@@ -1,4 +1,4 @@
-"""Data held as tensors, on the accelerator for the length of a fit.
+"""Keeps data held as tensors on the accelerator for the length of a fit.
 
 A batch is then gathered there, and nothing is copied but the order of a client's samples, once a local epoch. What is
 gathered is the same to the bit.

@@ -1,4 +1,4 @@
-"""A source's data, dealt out: what the data module knows once it is set up."""
+"""A source's data, dealt out to clients: what the data module knows after ``setup``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leaving out the training samples that a valuation flags, before anything is trained.
+"""Leaves out training samples that a valuation flags, before training begins.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, table 3: the clients value their
 samples against the server's validation set, through the protocol, and train on what is left.

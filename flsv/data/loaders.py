@@ -1,4 +1,4 @@
-"""Batches: straight out of tensors where the data are tensors, by torch's DataLoader where they are not.
+"""Makes batches: directly from tensors where data are tensors, by torch's DataLoader otherwise.
 
 Both kinds draw the same permutations from the same generator, so which one serves a data set changes its speed only.
 """

@@ -1,4 +1,4 @@
-"""An epoch in which the Trainer trains nothing itself: one idle batch, within which the cohort trains elsewhere."""
+"""An epoch of one idle batch, during which the cohort trains outside the Trainer's loop."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""OneProcess: a federation in one process. The Trainer's module is every client in turn, and the global model between
-the rounds."""
+"""OneProcess: a federation in one process. The Trainer's module is each client in turn, and the global model between
+rounds."""
 
 from __future__ import annotations
 

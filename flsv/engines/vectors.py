@@ -1,4 +1,4 @@
-"""The map between a module and what travels of it, as a federation's configuration says."""
+"""Maps between a module and the vector of its shared entries."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""VmapProcess: a federation in one process whose clients train many at a time, as one batched model."""
+"""VmapProcess: a federation in one process that trains many clients at once, as one batched model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What samples are compared in: pixels, principal components, a backbone's features, or the model's own."""
+"""Features in which samples are compared: pixels, principal components, a backbone's, or the model's own."""
 
 from flsv.features.backbone import Backbone
 from flsv.features.base import FEATURES, Features, make_features

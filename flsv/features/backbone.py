@@ -1,4 +1,4 @@
-"""A network that nobody trains as features: timm's, torchvision's and the papers' own."""
+"""Features of a pretrained or random network: timm's, torchvision's and the papers' own."""
 
 from __future__ import annotations
 

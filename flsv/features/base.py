@@ -1,4 +1,4 @@
-"""What every map from samples to features has: a fit that pools no raw data, and a call."""
+"""Base class of features: a fit that pools no raw data, and a call."""
 
 from __future__ import annotations
 

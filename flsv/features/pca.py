@@ -1,4 +1,4 @@
-"""Principal components, fitted without pooling anybody's samples.
+"""Principal components, fitted without pooling samples.
 
 On the server's validation samples where it has any. Otherwise every client is asked for the sum and the second moments
 of its samples, ``[d]`` and ``[d, d]``; their sums give the same components as the pooled samples would. The moments of

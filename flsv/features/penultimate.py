@@ -1,4 +1,4 @@
-"""The input of a classifier's head as features: what the current global model sees in a sample."""
+"""The input of the current global model's classifier head, as features."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CopyFilter: names clients who send one another's updates, as one client under several names does."""
+"""CopyFilter: finds clients that send copies of each other's updates, as one client under several names does."""
 
 from __future__ import annotations
 

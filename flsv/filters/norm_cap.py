@@ -1,4 +1,4 @@
-"""NormCap: no update is longer than so many times the median of its cohort."""
+"""NormCap: shortens updates that are longer than a multiple of the cohort's median."""
 
 from __future__ import annotations
 

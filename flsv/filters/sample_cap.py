@@ -1,4 +1,4 @@
-"""SampleCap: nobody has more samples than so many times the median of the cohort."""
+"""SampleCap: counts no client's samples beyond a multiple of the cohort's median."""
 
 from __future__ import annotations
 

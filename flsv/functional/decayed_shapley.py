@@ -1,4 +1,4 @@
-"""Rounds' Shapley values as one value per client, early rounds counting most.
+"""Combines the Shapley values of rounds into one value per client, with decaying weights.
 
 Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, Algorithm 1, line 21:
 

@@ -1,4 +1,4 @@
-"""Lengths of updates and distances between models that neither overflow nor need a second matrix.
+"""Lengths of updates and distances between models, without overflow and without a second matrix.
 
 The square of an entry above 1.8e19 is infinite in float32, so a norm in float32 says of an update of 1e30 no more than
 that it is long. In float64 the squares of all float32 numbers are finite.

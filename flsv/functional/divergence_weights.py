@@ -1,4 +1,4 @@
-"""Aggregation weights that count a client's samples, less how one-sided its labels are.
+"""Aggregation weights from numbers of samples and label divergences.
 
 Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equation 6:
 

@@ -1,4 +1,4 @@
-"""What clients gain from everybody else, shared out equally among everybody else: a value made of sums only.
+"""Everybody-Else: what clients gain from the others, shared out equally among the others; needs sums of updates only.
 
 A client that knows the aggregate, its own part in it and its own weight can take its part out again, without any single
 one of the others' updates. It finds out what the others' model gains it on its own validation samples, and reports one

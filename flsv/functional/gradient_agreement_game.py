@@ -1,4 +1,4 @@
-"""Gradient agreement and a game: four parts that fail in different places.
+"""Combines gradient agreement with a coalition game: four parts that fail in different situations.
 
 Ours. Two are those of :mod:`flsv.functional.gradient_agreement`: slopes of the validation loss times samples, summed
 over rounds, and cosines with everybody's update times samples. Two see what these do not:

@@ -1,4 +1,4 @@
-"""In-run data Shapley: what every training sample of one step is worth to the validation loss.
+"""In-run data Shapley: the effect of each training sample of a step on the validation loss.
 
 Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025, arXiv 2406.11011. The players are the samples
 of a step, and the utility of a part S of them is how much lower the validation loss is after a step with only these,

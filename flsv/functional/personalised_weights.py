@@ -1,4 +1,4 @@
-"""How much of whose model a client takes: pFedSV's aggregation weights.
+"""pFedSV's aggregation weights: how much of each model a client mixes into its own.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, equations 6 and 7. For the client's own model equation 6 divides by the distance of a model to itself; what is put

@@ -1,4 +1,4 @@
-"""Who is relevant to whom, by the data and by what the clients found, and how soon everybody can know.
+"""Which clients are relevant to each other, by their data and by what clients have found.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, section IV-B and figure 7. The paper shows the matrices; the AUROC that compares them is ours.

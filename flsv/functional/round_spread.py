@@ -1,4 +1,4 @@
-"""How much a client's values swing from round to round, kept as running sums, and the error of their weighted sum.
+"""Spread of a client's values over rounds, as running sums, and the standard error of their weighted sum.
 
 A metric's value is a weighted sum of what single rounds said: a sum, a mean, a moving average. Were the rounds redrawn
 in blocks with replacement (Künsch, "The jackknife and the bootstrap for general stationary observations", Annals of

@@ -1,4 +1,4 @@
-"""Whose models a client downloads this round: pFedSV's dynamic top-k.
+"""pFedSV's dynamic top-k: whose models a client downloads in this round.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, section III-C ("Dynamic top-k download mechanism") and IV-B.

@@ -1,4 +1,4 @@
-"""What a client claims by how much it sends: the length of its update, and the number of its samples.
+"""Caps on what a client can claim: the length of its update and its number of samples.
 
 Nobody can check either from outside, and both can be made larger at will: Bagdasaryan et al., "How To Backdoor
 Federated Learning", AISTATS 2020, send several times an update, and whoever writes each sample down three times has

@@ -1,4 +1,4 @@
-"""Which clients send copies of one another's updates, as one client under two names does.
+"""Finds clients that send copies of each other's updates, as one client under two names does.
 
 All updates of a round have something in common: the way to a better model. What tells clients apart is what is left of
 their directions without the mean direction of the cohort,

@@ -1,4 +1,4 @@
-"""Coalition games: what the federation's model would be worth with only some of its clients."""
+"""Coalition games: how good the federation's model would be with only some of its clients."""
 
 from flsv.games.coalition import (
     METRICS,

@@ -1,4 +1,4 @@
-"""Coalition games of a round: what the federation's model would be worth with only some of the clients' updates.
+"""Coalition games of a round: how good the model would be with only some of the clients' updates.
 
 ``CoalitionUtility(masks: bool [K, k]) -> float [K]`` is the callable that every Shapley estimator of
 :mod:`flsv.functional` plays with. Behind it a :class:`CoalitionTable` sees to it that every coalition of the round is

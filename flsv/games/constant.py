@@ -1,4 +1,4 @@
-"""Whether a classifier is told apart from one that always gives the same answer."""
+"""Tests whether a classifier differs from one that always gives the same answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KeptUtility: a game whose answers stay on the disk, for coalitions that take minutes to train."""
+"""KeptUtility: keeps a game's utilities on disk, for coalitions that take minutes to train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is measured by in a coalition game: the one place that says what ``performance`` and ``mode`` mean.
+"""Performance measures of models in coalition games: defines what ``performance`` and ``mode`` mean.
 
 ====================================== ============================================================================
 ``performance``                        the utility of a model on the server's validation set

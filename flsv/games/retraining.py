@@ -1,4 +1,4 @@
-"""RetrainedUtility: the coalition game whose every coalition is trained from scratch.
+"""RetrainedUtility: the coalition game that trains every coalition from scratch.
 
 The game of the baselines "Exact Shapley", "TMC Shapley" and "K-subset Shapley" of Guo et al., "A Fair Contribution
 Measurement Method for Federated Learning", Sensors 24(15), 2024, after Ghorbani and Zou, "Data Shapley", ICML 2019. It

@@ -1,4 +1,4 @@
-"""What a federation's loop knows at any time."""
+"""Properties of a federation's loop that can be read at any time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Whether the global model has learned anything: what a run's metrics share out, and if that is told apart from what a
-constant answer has.
+"""Tests whether the global model has learned anything beyond a constant answer, and so whether there is something to
+share.
 
 Performances of classifiers are tested themselves. Where no metric plays for one (it looks at updates, or at a value
 that the module logs), the model's mean recall is, if the server has a validation set with classes and ``forward`` gives

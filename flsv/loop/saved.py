@@ -1,4 +1,4 @@
-"""What of a federation's loop is saved: in checkpoints, in copies and pickles."""
+"""Saves and restores a federation's loop: checkpoints, copies and pickles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit tells while it runs and at its end: loggers, CSV, the run's record, the monitored values, the table."""
+"""Reports a fit: loggers, CSV, the run's record, monitored values, the final table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every contribution metric shares: who is counted, what it looks like, and how it survives a restart."""
+"""ContributionMetric: the base class of all contribution metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CalibratedOTGradient: which of their samples the clients would be better without, and how many these are.
+"""CalibratedOTGradient: the share of each client's samples that are not suspicious.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.3, equation 11.
 """

@@ -1,4 +1,4 @@
-"""CollaborativeFairness: do those who would do well alone get the better models? A number for a whole run."""
+"""CollaborativeFairness: do clients that would do well alone get the better models? One number per run."""
 
 from __future__ import annotations
 

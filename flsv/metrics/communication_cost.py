@@ -1,4 +1,4 @@
-"""CommunicationCost: what crosses between the clients and the server.
+"""CommunicationCost: numbers sent between clients and server.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, section VI-C and figures 8-10, which count parameters. What an algorithm's rounds would cost, without training:

@@ -1,4 +1,4 @@
-"""DomainRelevance: who finds whose model useful, as a matrix.
+"""DomainRelevance: which client finds whose model useful, as a matrix.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, equation 5 and figure 7.

@@ -1,4 +1,4 @@
-"""EverybodyElse: what the others gain, by reports of the others, from sums of updates only.
+"""EverybodyElse: each client's share of the others' gains, from the others' reports and sums of updates only.
 
 After the idea of Jaramillo-Velez et al., "Private and Robust Contribution Evaluation in Federated Learning", arXiv
 2602.21721, 2026; the formula is ours, see :mod:`flsv.functional.everybody_else`.

@@ -1,4 +1,4 @@
-"""GradientAgreementGame: gradient agreement, and the game of what models are judged by.
+"""GradientAgreementGame: gradient agreement combined with a coalition game by the performance.
 
 See :mod:`flsv.functional.gradient_agreement_game` for what it is made of.
 """

@@ -1,4 +1,4 @@
-"""What is known of the error of a metric's values: an interval per client."""
+"""Intervals of a metric's values, from the spread of rounds or the estimator's standard error."""
 
 from __future__ import annotations
 

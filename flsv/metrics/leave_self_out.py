@@ -1,4 +1,4 @@
-"""Asked of clients: what the aggregate is worth to them without their own part in it."""
+"""Asks clients how good the aggregate is without their own part in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MeanTestAccuracy: how well the clients are served, each by its own model on its own test samples.
+"""MeanTestAccuracy: the mean accuracy of clients' own models on their own test samples.
 
 The "MTA" of Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on
 Mobile Computing, 2024, section VI-A, and of most work on personalised federated learning.

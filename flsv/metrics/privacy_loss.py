@@ -1,4 +1,4 @@
-"""PrivacyLoss: the epsilon that every participant has spent so far.
+"""PrivacyLoss: the epsilon that each participant has spent so far.
 
 See :class:`flsv.privacy.GaussianPrivacy` for what it says and what it does not.
 """

@@ -1,4 +1,4 @@
-"""WassersteinContribution: how near every client's data are to the server's, in the eyes of the current model.
+"""WassersteinContribution: how near each client's data are to the server's, in features of the current model.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.2.
 """

@@ -1,4 +1,4 @@
-"""The client of FedEM: a mixture of networks, with mixture weights of the client's own.
+"""FedEM's client: a mixture of networks with the client's own mixture weights.
 
 Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1. Keeping the
 mixture weights at their client is :class:`flsv.personalization.FedEM`'s part: ``configs/fedem.yaml``.

@@ -1,4 +1,4 @@
-"""What the packaged modules have in common: optimizer and schedule, and the scores of an epoch."""
+"""Base of the packaged modules: optimizer and schedule, and the scores of an epoch."""
 
 from __future__ import annotations
 

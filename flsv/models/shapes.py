@@ -1,4 +1,4 @@
-"""What every network checks before it is built, so that a wrong shape is a clear message before training."""
+"""Checks input shapes before a network is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a participant holds, what it keeps, and how it is asked for what follows from it."""
+"""Participants: their data, their state, and how the server asks them questions."""
 
 from flsv.participants.channel import Channel, Message, Traffic
 from flsv.participants.client import Client, NoAnswer, run_protocol

@@ -1,4 +1,4 @@
-"""Pictures that a client draws of its own data, and tables, for its own eyes: no answer to the server holds them.
+"""Pictures and tables that a client makes of its own data, which never reach the server.
 
 A simulation writes them below ``clients/<name>/`` in the run's folder, where everybody who can read that finds them,
 and a TensorBoard that serves the folder shows them; see ``docs/trust.md``.

@@ -1,4 +1,4 @@
-"""Channel: everything that crosses between the server and the clients, by name, counted."""
+"""Channel: counts everything that crosses between the server and the clients, by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The boundary between participants: what one of them holds, and how the server asks for what follows from it.
+"""LocalData: one participant's data, readable only inside a question to this participant.
 
 The simulation runs in one process. A :class:`LocalData` opens only while its client answers a question
 (:meth:`Client.ask`), and what the answer holds is exactly what crosses. That guards against mistakes: code of the

@@ -1,4 +1,4 @@
-"""Ranks: the processes that a federation runs on, and which of them has which client.
+"""Ranks: the processes of a federation, and the clients of each.
 
 Here is what a process alone needs, which is nothing; ``flsv.engines.ranks`` has the several.
 """

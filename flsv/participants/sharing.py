@@ -1,4 +1,4 @@
-"""What of a model travels: all of it, what is trained, or what names say.
+"""Which entries of a model are shared: all, the trainable ones, or those selected by name.
 
 Settings of this kind are FedBN (Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch
 Normalization", ICLR 2021), FedPer (Arivazhagan et al., "Federated Learning with Personalization Layers", 2019) and the

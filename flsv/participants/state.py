@@ -1,4 +1,4 @@
-"""What clients keep between rounds: tensors by name, saved with the run, seen by nobody else."""
+"""State that clients keep between rounds: tensors by name, saved with the run, seen by nobody else."""
 
 from __future__ import annotations
 

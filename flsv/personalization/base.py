@@ -1,4 +1,4 @@
-"""Personalizer: the model that every client starts its next round from."""
+"""Personalizer: chooses each client's start point of the next round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CGSV's reward: the better a participant's reputation, the more of the aggregate it is given.
+"""CGSV's reward: the better a participant's reputation, the more of the aggregate it receives.
 
 Xu et al., "Gradient Driven Rewards to Guarantee Fairness in Collaborative Machine Learning", NeurIPS 2021,
 Algorithm 1.

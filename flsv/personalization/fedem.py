@@ -1,4 +1,4 @@
-"""FedEM: the components of a mixture are shared, the mixture weights stay at their client.
+"""FedEM: clients share the components of a mixture and keep their mixture weights.
 
 Marfoq et al., "Federated Multi-Task Learning under a Mixture of Distributions", NeurIPS 2021, Algorithm 1. The local
 EM steps are :class:`flsv.models.mixture.MixtureClient`'s; the server averages components as FedAvg does.

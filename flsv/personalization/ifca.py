@@ -1,4 +1,4 @@
-"""IFCA: clients sort themselves into clusters, each with a model of its own.
+"""IFCA: clients choose clusters, each of which has its own model.
 
 Ghosh et al., "An Efficient Framework for Clustered Federated Learning", NeurIPS 2020, Algorithm 1 with model averaging
 (option II).

@@ -1,4 +1,4 @@
-"""pFedHN: a hypernetwork on the server writes every client's model.
+"""pFedHN: a hypernetwork on the server generates each client's model.
 
 Shamsian et al., "Personalized Federated Learning using Hypernetworks", ICML 2021, Algorithm 1: client i trains
 theta_i = h(v_i; phi) to theta~_i, and the server follows the vector-Jacobian product of delta_i = theta_i - theta~_i

@@ -1,4 +1,4 @@
-"""pFedSV: every client downloads whom it finds relevant, and takes of their models by Shapley value.
+"""pFedSV: each client downloads the models that it finds relevant and mixes them by Shapley value.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, Algorithms 1 and 2 and equations 4, 6 and 7; section V-A for the shared feature extractor. Where we depart:

@@ -1,4 +1,4 @@
-"""ShapFed's personalisation: who contributes more is brought closer to the global model.
+"""ShapFed's personalisation: the more a client contributes, the nearer its model is to the global one.
 
 Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equation 8 and Algorithm 1,
 lines 5-6.

@@ -1,4 +1,4 @@
-"""Privacy: noise on what clients share, what that costs, and the attack that it is against."""
+"""Differential privacy for updates, its accounting, and the gradient-inversion attack that it defends against."""
 
 from flsv.privacy.accounting import gaussian_epsilon
 from flsv.privacy.gaussian import GaussianPrivacy

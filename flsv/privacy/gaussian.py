@@ -1,4 +1,4 @@
-"""Clipping and Gaussian noise on what a client shares.
+"""GaussianPrivacy: clips a client's update and adds Gaussian noise.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning" (pFedSV), IEEE TMC 2024, section V-B,
 adds Gaussian noise to the parameters of a client's model after local training. The paper names neither a bound on the

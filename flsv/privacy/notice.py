@@ -1,4 +1,4 @@
-"""What to know of contributions that are measured on noised updates."""
+"""Warns that contributions measured on noised updates may mean nothing."""
 
 from __future__ import annotations
 

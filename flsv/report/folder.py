@@ -1,4 +1,4 @@
-"""Where a run writes."""
+"""The folder that a run writes to."""
 
 from __future__ import annotations
 

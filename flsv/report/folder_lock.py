@@ -1,4 +1,4 @@
-"""One run at a time in a folder."""
+"""Locks a folder for one run at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loop's metrics say after a round, as the run's table has it."""
+"""A round's metric values as rows of the run's table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's folder, as it was left: after the last round, or after a kill."""
+"""Reads a run's folder, also after a kill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``run.json``: what a run is, written when it begins, so that its folder can be read after the fact.
+"""``run.json``: the record of a run, written when it begins.
 
 ``contributions.csv`` holds numbers; here are the names of clients and classes, the settings, what the metrics are, and
 the hashes by which a second run can be told to be the same. A killed run has it too.

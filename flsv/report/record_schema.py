@@ -1,4 +1,4 @@
-"""What stands in ``run.json``, so that whoever reads it need not ask again, and the file itself."""
+"""The schema of ``run.json``, and reading and writing it."""
 
 from __future__ import annotations
 

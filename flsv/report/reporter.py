@@ -1,4 +1,4 @@
-"""What a run writes: scalars to every logger, TensorBoard's tabs, rows to ``contributions.csv``, a last table.
+"""Reporter: writes scalars to loggers, TensorBoard's tabs, rows of ``contributions.csv``, and the final table.
 
 All of them are views of the round's rows, see :class:`flsv.report.run_table.RunTable`. A client's value, once
 measured, stays until it is measured again. It is written in the rounds in which it changes, or its interval does: with

@@ -1,4 +1,4 @@
-"""The tables at the end of a run: who had what, and what it was worth.
+"""The tables that a run prints at its end.
 
 A terminal's width is a given: what does not fit stands in a second table below, with the clients' names again, and
 numbers are never cut. Into a pipe or a file everything goes as wide as it is.

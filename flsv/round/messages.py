@@ -1,4 +1,4 @@
-"""The two messages of a round: what the server tells a client, and what the client sends back."""
+"""The two messages of a round: the server's Instruction to a client, and the client's ClientUpdate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the server knows of one round: the vocabulary of the whole package.
+"""Round: what the server knows of one round. Metrics name its attributes.
 
 A contribution metric, an aggregator, a personaliser or a sampler asks for a quantity by one of the names on
 :class:`Round`; whatever is expensive is derived when it is first asked for, and never if nobody does.

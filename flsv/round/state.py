@@ -1,4 +1,4 @@
-"""FederationState: what stands between two rounds."""
+"""FederationState: the state of a federation between two rounds."""
 
 from __future__ import annotations
 

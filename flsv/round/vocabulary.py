@@ -1,4 +1,4 @@
-"""The words in which a metric asks for what it needs, and from when on a round can answer.
+"""The names by which metrics request parts of a Round, and the stage from which each is available.
 
 A property of :class:`flsv.Round` says with ``@after(stage)`` when it is known; a metric is updated at the latest stage
 of what its ``update`` names.

@@ -1,4 +1,4 @@
-"""Client samplers: who takes part in a round. One file each."""
+"""Client samplers draw the cohort of a round. One file each."""
 
 from flsv.sampling.base import ClientSampler, FixedCohort, FullParticipation, UniformSampler
 from flsv.sampling.bernoulli import BernoulliSampler, ShapleyImportanceSampler, SystematicShapleySampler

@@ -1,4 +1,4 @@
-"""ClientSampler: who takes part in a round. And the plain samplers: everybody, so many, always the same."""
+"""ClientSampler: draws the cohort of a round. Includes the plain samplers: all, a fixed number, a fixed cohort."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Independent sampling: every client flips a coin of its own.
+"""Independent sampling: each client takes part with its own probability.
 
 ShapleyFL (Sun et al., KDD 2023), Algorithm 1 (equal coins: AFedSV) and Algorithm 2 (importance sampling: AFedSV+).
 """

@@ -1,4 +1,4 @@
-"""Relevant clients more often: the sampler of S-FedAvg.
+"""S-FedAvg's sampler: draws relevant clients more often.
 
 Nagalapatti and Narayanam, "Game of Gradients: Mitigating Irrelevant Clients in Federated Learning", AAAI 2021,
 Algorithm 1.

@@ -1,4 +1,4 @@
-"""Whether the other callbacks of a trainer can be right in a federation, found out before training."""
+"""Checks before training whether the Trainer's other callbacks are correct in a federation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be known to be wrong before training time is spent."""
+"""Checks of a federation's configuration before training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop's metrics: each is handed what its ``update`` names, before or after aggregation."""
+"""ContributionMetrics: updates each metric with the parts of the round that its ``update`` names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a fit says of itself: to its strategies, and to the loggers."""
+"""Describes a fit to its strategies and to the loggers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is, in a few words and hashes: saved with it, and compared when it is resumed."""
+"""The fingerprint of a run: saved with it, and compared when it is resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an experiment is: everything that its numbers hang on, in words and hashes.
+"""The identity of an experiment: everything that determines its numbers, as text and hashes.
 
 What is kept of one (a resumable run, trainings, runs of other seeds, scores) is used again only where this is equal.
 """

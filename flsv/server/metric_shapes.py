@@ -1,4 +1,4 @@
-"""Whether the metrics that strategies read have the shape that they need, before a round is spent on it."""
+"""Checks before the first round that metrics have the shapes that strategies read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a checkpoint can be used here, found out before anything of it is loaded."""
+"""Checks whether a run can be resumed from a checkpoint, before anything of it is loaded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RoundServer: instruct the clients, then measure, aggregate, measure again, personalise."""
+"""RoundServer: instructs the clients, filters and measures their updates, aggregates, personalises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens to a client's update before it leaves: the common base of attacks and privacy, and compression."""
+"""Uploads: changes to a client's update before it is sent. The base of attacks, privacy and compression."""
 
 from flsv.uploads.base import Upload, UploadContext, check_order, sanitize_report, upload
 from flsv.uploads.compression import Compression, Quantized, TopK

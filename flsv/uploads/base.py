@@ -1,4 +1,4 @@
-"""Upload: what happens to a client's update before it leaves, one thing after the other."""
+"""Upload: changes a client's update before it is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compression of what clients upload, with error feedback.
+"""Compression of updates, with error feedback.
 
 What is sent: the k largest entries (Aji and Heafield, "Sparse Communication for Distributed Gradient Descent", EMNLP
 2017), or all of them in a few bits (Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and

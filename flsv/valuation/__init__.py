@@ -1,4 +1,4 @@
-"""What data are worth before anything is trained on them: clients and samples, by optimal transport."""
+"""Values clients and samples before any training, by optimal transport."""
 
 from flsv.valuation.fedbary import FedBary, Valuation
 from flsv.valuation.flagged import write_flagged

@@ -1,4 +1,4 @@
-"""FedBary: what clients and their samples are worth, before anything is trained, from interpolants and distances.
+"""FedBary: values clients and samples before any training, from interpolants and distances.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, Algorithm 1 with the server's
 validation set, or with the clients' Wasserstein barycentre in its place where there is none; section 4.3 for samples.

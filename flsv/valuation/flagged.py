@@ -1,4 +1,4 @@
-"""A list of a client's suspicious samples, which only the client sees."""
+"""Lists a client's suspicious samples, for that client only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which samples are suspicious, by their calibrated gradients alone."""
+"""Flags suspicious samples by their calibrated gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A grid of a client's most harmful samples, which only the client sees."""
+"""Draws a grid of a client's most harmful samples, for that client only."""
 
 from __future__ import annotations
 

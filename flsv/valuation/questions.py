@@ -1,4 +1,4 @@
-"""What the clients are asked in a valuation by optimal transport: here, and nowhere else, samples are read.
+"""The questions that a valuation by optimal transport asks clients; only these functions read samples.
 
 Each function's first argument is what one client holds, and its return value is exactly what crosses to the server:
 counts, interpolants and distances, and of the per-sample values their number above a threshold and a histogram.

@@ -1,4 +1,4 @@
-"""What a valuation looks like: figures of what the server knows."""
+"""Figures of a valuation, from what the server knows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients, and a server, without a training: made of tensors, or of what a data module has dealt out."""
+"""Clients and a server without training, from tensors or from a data module."""
 
 from __future__ import annotations
 

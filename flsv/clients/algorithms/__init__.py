@@ -1,4 +1,4 @@
-"""What a client does differently when it trains: corrections of its gradients, optimizers. One file each."""
+"""Client algorithms change how clients train: corrected gradients, other optimizers. One file each."""
 
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.clients.algorithms.feddyn import FedDyn, FedDynServer

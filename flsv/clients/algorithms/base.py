@@ -1,4 +1,4 @@
-"""ClientAlgorithm: what a client does differently when it trains, without its module knowing."""
+"""ClientAlgorithm: changes how a client trains, without changes to its module."""
 
 from __future__ import annotations
 

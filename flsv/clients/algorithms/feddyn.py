@@ -1,4 +1,4 @@
-"""FedDyn: every client's loss is bent so that all of them have their minimum where the federation has its own.
+"""FedDyn: adds a term to each client's loss so that all clients have their minimum where the federation has its.
 
 Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021, Algorithm 1. It takes both sides,
 :class:`FedDyn` at the clients and :class:`FedDynServer` at the server: ``configs/feddyn.yaml``.

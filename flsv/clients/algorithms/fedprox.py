@@ -1,4 +1,4 @@
-"""FedProx: clients are held near the global model, or near the one that they start from.
+"""FedProx: a proximal term holds clients near the global model, or near their start point.
 
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, equation 2.
 """

@@ -1,4 +1,4 @@
-"""InRunValues: clients find out, while they train, what each of their samples does to the server's validation loss.
+"""InRunValues: while clients train, they compute what each of their samples does to the server's validation loss.
 
 Wang, Mittal, Song and Jia, "Data Shapley in One Training Run", ICLR 2025, arXiv 2406.11011. The value of a sample in a
 step is lr <g, gradient of its part of the batch's loss>, summed over steps, by ghost dot products

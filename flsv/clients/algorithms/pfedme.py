@@ -1,4 +1,4 @@
-"""pFedMe's local training: a personalised model theta beside the one that the federation shares.
+"""pFedMe's local training: each client trains a personalised model theta beside the shared one.
 
 T Dinh et al., "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020, Algorithm 1 (lines 5-9). The
 server's part is FedAvg with equal weights, and the paper's beta is ``FedAvg("uniform", server_lr=...)``:

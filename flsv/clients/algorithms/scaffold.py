@@ -1,4 +1,4 @@
-"""SCAFFOLD: clients take off their gradients what makes them drift apart.
+"""SCAFFOLD: control variates correct the clients' gradients for client drift.
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020, Algorithm 1 with
 option II. The server's average is ``FedAvg(weighting="uniform")``, and the paper's eta_g is

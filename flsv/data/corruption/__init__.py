@@ -1,4 +1,4 @@
-"""Corruptions: what is wrong with some clients' training data."""
+"""Corruptions damage the training data of some clients."""
 
 from flsv.data.corruption.base import ClientChoice, Corruption
 from flsv.data.corruption.labels import ClosedSetLabelNoise, OpenSetLabelNoise

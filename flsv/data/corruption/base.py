@@ -1,4 +1,4 @@
-"""What every corruption shares: whom it concerns, the method to override, and the checks around it."""
+"""Base class of corruptions: which clients are affected, the method to override, and checks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the clients train on once some of them are corrupted: the data set, and beside it the samples that differ."""
+"""The training data with corrupted samples in place of the original ones."""
 
 from __future__ import annotations
 

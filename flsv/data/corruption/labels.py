@@ -1,4 +1,4 @@
-"""Wrong labels: within the task's classes, or on images of classes that the task does not know.
+"""Label noise: closed-set (other classes of the task) and open-set (images of unknown classes).
 
 Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, appendix B.3. "Malicious clients
 with closed-set label noise": the label of each training sample of a malicious client is flipped from L to (L + 1) mod

@@ -1,4 +1,4 @@
-"""Class sizes that fall off exponentially, before any client gets a sample.
+"""Makes class sizes fall off exponentially before samples are dealt out.
 
 Cao et al., "Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss", NeurIPS 2019, section 4: class j
 of C keeps n_max * ratio^(-j / (C - 1)) samples. It is the first scenario of ShapleyFL (KDD 2023, appendix B.3). Where

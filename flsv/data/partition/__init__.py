@@ -1,4 +1,4 @@
-"""Partitioners: which client gets which samples."""
+"""Partitioners decide which client gets which samples."""
 
 from flsv.data.partition.base import Partitioner, partition_counts, plot_partition
 from flsv.data.partition.by_label import DirichletPartitioner, PathologicalPartitioner, ShardPartitioner

@@ -1,4 +1,4 @@
-"""What every partitioner shares: the arguments, the checks and the count matrix."""
+"""Base class of partitioners: arguments, checks and the count matrix."""
 
 from __future__ import annotations
 

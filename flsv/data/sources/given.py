@@ -1,4 +1,4 @@
-"""A user's own data: the clients' or one for all, and what the server validates and tests with."""
+"""Data that a user gives: of each client or of all, and the server's validation and test data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows of tables as features and targets, fitted to the training rows alone."""
+"""Encodes rows of tables as features and targets, fitted to the training rows only."""
 
 from __future__ import annotations
 

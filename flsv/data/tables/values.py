@@ -1,4 +1,4 @@
-"""What the values of a table's column stand for: classes, groups, numbers; what cannot be told is refused."""
+"""Interprets the values of a table's column as classes, groups or numbers, and refuses ambiguous ones."""
 
 from __future__ import annotations
 

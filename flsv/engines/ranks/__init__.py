@@ -1,4 +1,4 @@
-"""Ranks: the clients of a cohort on several processes, on one machine or several.
+"""Ranks: trains the clients of a cohort on several processes, on one machine or several.
 
 ``Trainer(strategy="federated", devices=4)``, ``torchrun`` or SLURM; see ``docs/scaling.md``.
 """

@@ -1,4 +1,4 @@
-"""RankGroup: what several processes exchange, over a process group of their own."""
+"""RankGroup: communication between ranks, over a process group of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How ranks end together: with each other, and with the process that started them.
+"""Ends all ranks when one ends, and each rank when the process that started it ends.
 
 Ranks are by themselves while their clients train, for seconds or hours, and a rank that waits for one that is gone
 would wait for good. So each keeps a connection to rank 0, over which nothing is said but "I have failed" and "I am

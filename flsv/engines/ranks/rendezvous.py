@@ -1,4 +1,4 @@
-"""How ranks find each other: a store at rank 0, a first look at each other, a heartbeat and a process group."""
+"""How ranks find each other: a store at rank 0, a check of versions, a heartbeat and a process group."""
 
 from __future__ import annotations
 

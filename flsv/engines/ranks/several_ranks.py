@@ -1,4 +1,4 @@
-"""SeveralRanks: a federation whose clients are spread over processes, each of which is the whole server."""
+"""SeveralRanks: a federation whose clients are spread over processes, each of which computes the whole server step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The client side of a round on one of several ranks: its own clients, and what the others' have sent."""
+"""Trains the clients of one rank, and exchanges their updates with the other ranks'."""
 
 from __future__ import annotations
 

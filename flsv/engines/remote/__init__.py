@@ -1,4 +1,4 @@
-"""Clients in other processes, whatever carries the messages: sites that train, and a server that runs the rounds."""
+"""Federations whose clients are other processes: sites train, a server runs the rounds, over any transport."""
 
 from flsv.engines.remote.data import RemoteData
 from flsv.engines.remote.federation import RemoteFederation

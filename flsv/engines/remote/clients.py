@@ -1,4 +1,4 @@
-"""The sites as the server sees them: they train a round, and answer questions."""
+"""The sites as the server sees them: they train rounds and answer questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RemoteData: what a server knows of data that lie at sites."""
+"""RemoteData: what the server knows of data that stay at the sites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RemoteFederation: the server's side of a federation whose clients are elsewhere."""
+"""RemoteFederation: the server of a federation whose clients are sites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a site keeps between rounds, for every run in a folder of its own."""
+"""State that a site keeps between rounds, in a folder per run."""
 
 from __future__ import annotations
 

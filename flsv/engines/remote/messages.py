@@ -1,4 +1,4 @@
-"""What crosses between the server and the sites, and what is checked before a site's reply is believed."""
+"""Messages between the server and the sites, and the checks of a site's replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Site: a participant's side of a federation across processes. It trains on its own data and answers questions."""
+"""Site: the participant's side of a federation across processes. It trains on its own data and answers questions."""
 
 from __future__ import annotations
 

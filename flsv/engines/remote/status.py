@@ -1,4 +1,4 @@
-"""``status.json``: how a server's run stands, for those to whom nothing else says it."""
+"""``status.json``: the state of a server's run, for supervisors."""
 
 from __future__ import annotations
 

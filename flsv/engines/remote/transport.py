@@ -1,4 +1,4 @@
-"""Who is there, and what is exchanged with them: whatever carries the packets."""
+"""Transports: who is connected, and the exchange of packets."""
 
 from __future__ import annotations
 

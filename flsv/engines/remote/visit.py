@@ -1,4 +1,4 @@
-"""SiteVisit: one participant's part of one round, in a Trainer of its own."""
+"""SiteVisit: a site's part of one round, in a Trainer of its own."""
 
 from __future__ import annotations
 

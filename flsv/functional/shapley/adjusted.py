@@ -1,4 +1,4 @@
-"""The Shapley value of a fitted game, put right by what the fit has left over.
+"""Adjusts the Shapley value of a fitted game by a sampled estimate of its residual.
 
 The Shapley value is linear in the game, so for any game g that is fitted to sampled coalitions
 

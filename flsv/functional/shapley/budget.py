@@ -1,4 +1,4 @@
-"""What sampled estimators share: what they may spend, what they remember, and when they have seen enough.
+"""Budget and stopping rule that all sampled estimators share.
 
 **Budget.** ``budget`` is the largest number of *distinct* coalitions that one call may ask for. Without one, an
 estimator spends 50 n evaluations (never more than all 2^n). A budget that buys all 2^n coalitions of at most 22 players

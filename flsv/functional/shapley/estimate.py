@@ -1,4 +1,4 @@
-"""What every estimator takes and gives: the coalition game as a batched callable, and the estimate with its error.
+"""Inputs and outputs of all estimators: the coalition game as a batched callable, and ShapleyEstimate.
 
 The Shapley value (Shapley 1953; ShapleyFL, KDD 2023, eq. 1) of player i in the game U on n players is
 

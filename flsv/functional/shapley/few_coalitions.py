@@ -1,4 +1,4 @@
-"""Shapley values from a handful of coalitions: a regression on membership and on the average that members make.
+"""Shapley values from a few coalitions, by a Gaussian process on membership and on the members' average.
 
 Training a federation again for every coalition costs 2^n trainings. This asks for n + 2 of them (nobody, everybody,
 each player alone) or 2 n + 2 (everybody but one, besides) and fits a Gaussian process to what they came to, the

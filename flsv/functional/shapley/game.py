@@ -1,4 +1,4 @@
-"""A coalition game that remembers: every distinct coalition is asked for once, checked and counted.
+"""A memoised coalition game: evaluates each distinct coalition once, checks and counts it.
 
 Estimators ask for whatever they need, in whatever order, as often as they like; :class:`MemoizedGame` turns that into
 the fewest possible calls of the user's utility. Keys are bitmasks: Python integers up to 64 players, byte strings

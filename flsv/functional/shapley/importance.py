@@ -1,4 +1,4 @@
-"""Inclusion probabilities of importance sampling: who trains in the next round (ShapleyFL theorem 5.1, AFedSV+).
+"""Inclusion probabilities for importance sampling of clients (ShapleyFL theorem 5.1, AFedSV+).
 
     min_p sum_i w_i^2 / p_i    subject to  sum_i p_i = m,  0 <= p_i <= 1.          (eq. 8)
 

@@ -1,4 +1,4 @@
-"""KernelSHAP of coalitions that are known: the additive game that is closest to them.
+"""KernelSHAP of given coalitions: the additive game that is closest to them.
 
 Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017, theorem 2. The Shapley values
 solve, over all coalitions S but nobody and everybody, with the weights of the Shapley kernel,

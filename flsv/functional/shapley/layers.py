@@ -1,4 +1,4 @@
-"""Distinct coalitions drawn size by size without replacement: the sample that four estimators share.
+"""Draws distinct coalitions of each size without replacement, for four estimators.
 
 The coalitions of one size are a *layer*. A layer is drawn without replacement, so no evaluation is spent twice, a layer
 that is drawn completely contributes no error at all, and the sampling fraction enters the standard error. Sizes 1 and

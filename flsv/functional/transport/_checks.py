@@ -1,4 +1,4 @@
-"""What every function of this package asks of its samples, with errors that say whose fault it is."""
+"""Checks of the samples that functions of this package are given."""
 
 from __future__ import annotations
 

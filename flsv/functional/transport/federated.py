@@ -1,4 +1,4 @@
-"""The Wasserstein distance between a client's and the server's samples, of which only means with others cross.
+"""The Wasserstein distance between a client's and the server's samples, computed from interpolants only.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, equations 5 to 8 and Algorithm 1
 with a validation set; Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024 (arXiv 2310.01973).

@@ -1,4 +1,4 @@
-"""How many points may cross: few enough that none of them shows a sample.
+"""How many points a client may answer without revealing a sample.
 
 Each of the S points that a client returns is a mean of m/S of its m samples. Below the threshold the attack of
 ``tools/fedbary_reconstruction.py`` hardly finds a near copy of a sample: ``docs/results/fedbary_reconstruction.md``.

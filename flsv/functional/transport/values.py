@@ -1,4 +1,4 @@
-"""Our value for every sample of a client: with access to the validation samples, or through the protocol.
+"""Values of a client's samples: with access to the validation samples, or through the protocol.
 
 After Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, section 4.3. It is not
 LAVA, which takes one dual of features and labels together: that is :func:`lava`.

@@ -1,1 +1,1 @@
-"""From vectors to scores: many models of one structure, evaluated on one set of batches."""
+"""From vectors to scores: evaluates many models of one structure on the same batches."""

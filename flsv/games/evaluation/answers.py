@@ -1,4 +1,4 @@
-"""What one model answers on the validation set: for a run whose metrics evaluate no models, or not by classes."""
+"""A model's outputs on the validation set, for runs whose metrics evaluate no models, or not by classes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The evaluators of a fit's games beyond those of classifiers, tried before the first round."""
+"""Evaluators for tasks other than classification, tried before the first round."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's validation batches, checked, and on the device once and for all."""
+"""The server's validation batches, checked once and kept on the device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores of a classifier's probabilities that a configuration names: ``"auroc"``, ``"average_precision"``, ``"f1"``.
+"""Scores of class probabilities by name: ``"auroc"``, ``"average_precision"``, ``"f1"``.
 
 Of two classes they are class 1's; of more, the mean over the classes that occur, each against the rest ("macro").
 """

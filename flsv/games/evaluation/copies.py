@@ -1,4 +1,4 @@
-"""Copies of a module, and whether they are copies.
+"""Copies a module, and checks the copy.
 
 What a module keeps beside its layers survives ``copy.deepcopy`` bound to the original: a compiled ``forward``, a
 lambda, a hook that closes over ``self``. Every model that is loaded into such a copy would be evaluated as the

@@ -1,4 +1,4 @@
-"""Copies of the module for models that may do as they please: one for each model, as the fit's module is now."""
+"""A fresh copy of the module for each model, for models whose evaluation may change them."""
 
 from __future__ import annotations
 

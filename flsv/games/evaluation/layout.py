@@ -1,4 +1,4 @@
-"""Channels last: the memory layout in which convolutions and pooling are fastest on a CPU.
+"""Channels-last memory layout, in which convolutions and pooling are fastest on a CPU.
 
 Pooling has vectorised kernels for this layout only. Measured on one core, LeNet5 takes 0.7 of its time, ShapFed's CNN
 0.4 and ResNet-18 all of it.

@@ -1,4 +1,4 @@
-"""Models of any task, scored by a torchmetrics metric of what their ``forward`` gives.
+"""Scores models of any task by a torchmetrics metric of the output of ``forward``.
 
 torchmetrics takes what it is given for probabilities, or for logits if a number of the *batch* lies outside [0, 1]. Of
 models whose logits happen to lie inside, some batches would be read as the one and some as the other. So which it is,

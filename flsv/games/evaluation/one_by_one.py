@@ -1,4 +1,4 @@
-"""One model at a time: on the calling thread, or on several threads with a replica each.
+"""Evaluates models one at a time: on the calling thread, or on several threads with a replica each.
 
 On the CPU a module per thread with a single intra-op thread each beats both intra-op threading of one model (small
 layers do not fill several cores) and ``vmap`` (batched weights turn convolutions into slow grouped ones).

@@ -1,4 +1,4 @@
-"""A copy of the module that coalition models are loaded into, so that the module itself is never touched."""
+"""A copy of the module into which coalition models are loaded, so that the module itself does not change."""
 
 from __future__ import annotations
 

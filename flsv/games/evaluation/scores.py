@@ -1,4 +1,4 @@
-"""What one pass over the validation set says about a model, and what one batch says."""
+"""Scores of a model over the validation set, and of one batch."""
 
 from __future__ import annotations
 

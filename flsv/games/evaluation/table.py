@@ -1,4 +1,4 @@
-"""The memory of a round's coalition games."""
+"""CoalitionTable: memoises a round's coalition evaluations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of any task, evaluated one by one in copies of their own: here by what their own ``validation_step`` logs."""
+"""Evaluates models of any task one by one, by what their ``validation_step`` logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many models at once: chunks of vectors under ``torch.func.vmap``, as large as the device's memory allows."""
+"""Evaluates many models at once under ``torch.func.vmap``, in chunks that fit the device's memory."""
 
 from __future__ import annotations
 

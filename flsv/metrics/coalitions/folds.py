@@ -1,4 +1,4 @@
-"""How the values of rounds become one value: the last, a moving average, a sum, a decayed sum, a lower bound.
+"""Combines the values of rounds: the last, a moving average, a sum, a decayed sum, a lower bound.
 
 A fold declares states in the metric that it folds for, ``[n, M]`` each (M is 1 where values are not per class), adds a
 round's estimate to them, reads the value and its standard error from them, and says what intervals are made of. The

@@ -1,4 +1,4 @@
-"""What a report is made of, whatever it is written as."""
+"""Building blocks of a report, independent of its format."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a contribution metric does not say, in words for those who are measured by it."""
+"""What a contribution metric does not say, for the participants who are measured by it."""
 
 from __future__ import annotations
 

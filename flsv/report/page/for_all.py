@@ -1,4 +1,4 @@
-"""The report for whoever runs the federation: all clients by name."""
+"""The report for those who run the federation: all clients by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page that one participant may see: what is its own, and of the others nothing that tells what a single one has.
+"""The report for one participant: its own values, and nothing that reveals another one's.
 
 What stands on it is chosen, not filtered: names, values, settings and hashes of others are never looked up. What is
 worked out from all together (a mean, a share of a sum, what the model of all is worth, to which values of a game sum)

@@ -1,4 +1,4 @@
-"""A report as Markdown: the same numbers; of a line chart, the values of some rounds."""
+"""A report as Markdown: the same numbers, with some rounds of each line chart."""
 
 from __future__ import annotations
 
