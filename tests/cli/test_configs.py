@@ -110,12 +110,15 @@ def test_a_wheel_runs_without_a_checkout(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
     quick = "--trainer.max_epochs 1 --trainer.limit_train_batches 1 --trainer.enable_progress_bar false"
     code = (
-        "import sys, flsv; from flsv.cli import main; from flsv.cli.configs import FOLDER, packaged_names\n"
+        "import pathlib, sys, flsv; from flsv.cli import main; from flsv.cli.configs import FOLDER, packaged_names\n"
         f"assert {str(tmp_path / 'installed')!r} in flsv.__file__ and FOLDER.parent.name == 'flsv', FOLDER\n"
         f"assert len(packaged_names()) == {len(packaged_names())}\n"
-        f"sys.exit(main('fit --config quickstart {quick}'.split()))"
+        f"failed = main('fit --config quickstart {quick}'.split())\n"
+        "(run,) = pathlib.Path().glob('runs/**/contributions.csv')\n"
+        "sys.exit(failed or main(['report', str(run.parent)]))"
     )
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "Contributions" in done.stdout
-    assert list(tmp_path.glob("runs/**/contributions.csv"))
+    (report,) = tmp_path.glob("runs/**/report.html")
+    assert "<svg" in report.read_text()

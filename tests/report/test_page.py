@@ -115,6 +115,20 @@ def test_the_file_needs_nothing_else_and_names_do_no_harm(tmp_path: Path) -> Non
     assert "[x](http" not in markdown
 
 
+def test_charts_say_what_they_show_and_are_the_same_to_the_byte(tmp_path: Path) -> None:
+    html, _ = texts(make_run(tmp_path))
+    charts = re.findall(r"<svg.*?</svg>", html)
+    assert len(charts) == 3
+    for chart in charts:
+        assert re.match(
+            r'<svg class="chart" role="img" viewBox="[\d. ]+">\s*<title>[^<]+</title><desc>[^<]+</desc>', chart
+        )
+        assert "Boston" in re.findall("<desc>(.*?)</desc>", chart)[0]
+        assert "#000000" not in chart  # black is the page's ink, which is white on a dark screen
+        assert not re.search(r"metadata|<style|clip-path| id=\"(figure|axes|patch)|20\d\d-\d\d", chart)
+    assert texts(tmp_path)[0] == html
+
+
 OWN = 3
 
 

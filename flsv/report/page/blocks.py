@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 NONE = "\N{EN DASH}"
 
@@ -65,6 +66,11 @@ class Heat:
     columns: Sequence[str]
     values: Sequence[Sequence[float]]
     corner: str = "client"
+
+    @cached_property
+    def bound(self) -> float:
+        """The largest value without its sign."""
+        return max((abs(x) for row in self.values for x in row if math.isfinite(x)), default=0.0) or 1.0
 
 
 @dataclass(frozen=True)
