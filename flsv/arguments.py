@@ -37,6 +37,24 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
         "client_runs": "reporting=Reporting(client_runs={0})",
         "print_table": "reporting=Reporting(table={0})",
     },
+    "FederatedDataModule": {
+        "server_val_fraction": "splits=Splits(server_val={0})",
+        "client_val_fraction": "splits=Splits(client_val={0})",
+        "client_test_fraction": "splits=Splits(client_test={0})",
+        "max_samples": "splits=Splits(max_samples={0})",
+        "drop_flagged": "splits=Splits(drop_flagged={0})",
+        "seed": "splits=Splits(seed={0})",
+        "root": "files=Files(root={0})",
+        "download": "files=Files(download={0})",
+        "image_size": "files=Files(image_size={0})",
+        "eval_batch_size": "loader=Loader(eval_batch_size={0})",
+        "drop_last": "loader=Loader(drop_last={0})",
+        "num_workers": "loader=Loader(num_workers={0})",
+        "pin_memory": "loader=Loader(pin_memory={0})",
+        "preload": "loader=Loader(preload={0})",
+        "on_device": "loader=Loader(on_device={0})",
+        "label": "labels={0}",
+    },
 }
 
 _PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")

@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from data_options import grouped
 from frames import Frame
 from torch.utils.data import Dataset, TensorDataset
 
@@ -14,7 +15,7 @@ HERE = TensorDataset(torch.tensor(X).float(), torch.tensor(Y))
 
 
 def ready(*args, **kwargs):
-    data = FederatedDataModule(*args, **kwargs)
+    data = FederatedDataModule(*args, **grouped(kwargs))
     data.setup("fit")
     return data
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from data_options import grouped
 from remote_sites import NAMES, QUIET, SEED, SiteData, SiteTransport, module, whole
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
@@ -54,7 +55,7 @@ def site(tmp: Path, client: int, make: Make, make_module: Any = module, **data: 
 
 
 def _as_federated(client: int, options: dict[str, Any]) -> FederatedDataModule:
-    return FederatedDataModule(SiteData(client), OneClient(), **{"server_val_fraction": 0.0, **options})
+    return FederatedDataModule(SiteData(client), OneClient(), **grouped({"server_val": 0.0, **options}))
 
 
 class ServerData(L.LightningDataModule):
@@ -148,7 +149,7 @@ CASES: dict[str, tuple[Make, dict[str, Any]]] = {
     "compression with memory": (partial(shapfed, uploads=[TopK(0.1)]), {}),
     "own models at the server": (partial(shapfed, personalizer=ShapFedPersonalizer("cssv")), {}),
 }
-SPLITS = {"client_val_fraction": 0.3, "client_test_fraction": 0.2}
+SPLITS = {"client_val": 0.3, "client_test": 0.2}
 
 
 def with_splits(tmp_path: Path, make: Make) -> Remotely:

@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from data_options import grouped
 from torch.utils.data import DataLoader, Subset
 
 from flsv import ClassifierClient, FederatedDataModule
@@ -41,7 +42,7 @@ def module(**options: Any) -> ClassifierClient:
 
 def whole(**options: Any) -> FederatedDataModule:
     """What one process would train on."""
-    return FederatedDataModule("digits", GroupPartitioner(), groups=groups(), batch_size=16, **options)
+    return FederatedDataModule("digits", GroupPartitioner(), groups=groups(), batch_size=16, **grouped(options))
 
 
 class SiteData(L.LightningDataModule):

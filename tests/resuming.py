@@ -52,7 +52,7 @@ def assert_metric_resumes(metric: Callable[[], Metric], folder: Path) -> None:
     def parts() -> tuple[L.LightningModule, FederatedDataModule]:
         torch.manual_seed(0)
         module = ClassifierClient("softmax", num_classes=CLASSES, input_shape=(FEATURES,))
-        return module, toy_data((4, 1, 2), server_val_fraction=0.3)
+        return module, toy_data((4, 1, 2), server_val=0.3)
 
     whole, resumed = loop(), loop()
     fit(whole, folder / "whole", *parts(), rounds=3)

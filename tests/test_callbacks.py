@@ -154,7 +154,7 @@ class Record(Callback):
 
 def test_what_the_loggers_have_can_be_monitored(tmp_path: Path) -> None:
     loop, record = monitored(reporting=Reporting(per_class=False)), Record()
-    data = toy_data(server_val_fraction=0.3)
+    data = toy_data(server_val=0.3)
     fit(loop, tmp_path, data=data, callbacks=[record], logger=CSVLogger(tmp_path))
     rows = logged(tmp_path)
     for round_index, seen in enumerate(record.seen):

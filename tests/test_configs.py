@@ -157,7 +157,7 @@ def test_shapfed_heterogeneous(deal):
 
 @real("pneumoniamnist.npz")
 def test_shapfed_chest_xray(deal):
-    arguments = ["--data.root", str(ROOT)]
+    arguments = ["--data.files.root", str(ROOT)]
     data = deal("shapfed_chest_xray", "fashion_mnist", arguments)
     shares = torch.tensor([[0.4, 0.0], [0.3, 0.1], [0.2, 0.2], [0.1, 0.3], [0.0, 0.4]])
     # The file has validation images of its own, so all of its training images are dealt out.
@@ -185,7 +185,7 @@ def test_shapleyfl_shards(load):
 
 @real("FashionMNIST/raw")
 def test_shapleyfl_shards_of_fashion_mnist(deal):
-    data = deal("shapleyfl_shards", "fashion_mnist", ["--data.root", str(ROOT), "--data.server_val_fraction", "0"])
+    data = deal("shapleyfl_shards", "fashion_mnist", ["--data.files.root", str(ROOT), "--data.splits.server_val", "0"])
     # 60,000 images, 200 shards of 300, two a client; with classes of 6,000 no shard crosses a border.
     assert data.num_samples.tolist() == [600] * 100
     assert (data.class_counts > 0).sum(1).max() == 2
@@ -203,7 +203,7 @@ def test_shapleyfl_long_tail(deal):
 
 @real("FashionMNIST/raw")
 def test_shapleyfl_long_tail_of_fashion_mnist(deal):
-    data = deal("shapleyfl_long_tail", "fashion_mnist", ["--data.root", str(ROOT)])
+    data = deal("shapleyfl_long_tail", "fashion_mnist", ["--data.files.root", str(ROOT)])
     sizes = data.class_counts.sum(0)
     assert (sizes[0] / sizes[-1]).item() == pytest.approx(100, rel=0.02)
     assert sizes[0] > 5000
@@ -225,8 +225,8 @@ def test_shapleyfls_malicious_clients(deal, scenario):
     for client in range(5):
         assert data.corrupted_samples(client).all() == (client in data.malicious)
     assert data.malicious == deal("shapleyfl_closed_set").malicious
-    true = dealt_counts(deal(scenario, arguments=["--data.client_test_fraction", "0"]))
-    counts = deal(scenario, arguments=["--data.client_test_fraction", "0"]).class_counts
+    true = dealt_counts(deal(scenario, arguments=["--data.splits.client_test", "0"]))
+    counts = deal(scenario, arguments=["--data.splits.client_test", "0"]).class_counts
     for client in range(5):
         flipped = scenario == "shapleyfl_closed_set" and client in data.malicious
         assert torch.equal(counts[client], true[client].roll(1) if flipped else true[client])
@@ -314,7 +314,7 @@ def test_guo_sizes(deal):
 
 @real("MNIST/raw")
 def test_guo_on_mnist_are_the_papers_54210_images(deal):
-    arguments = ["--data.source", "mnist", "--data.root", str(ROOT), "--data.server_val_fraction", "0"]
+    arguments = ["--data.source", "mnist", "--data.files.root", str(ROOT), "--data.splits.server_val", "0"]
     assert deal("guo_same", "fashion_mnist", arguments).class_counts.sum(0).tolist() == pytest.approx(
         [5421] * 10, abs=5
     )
@@ -361,7 +361,7 @@ def test_guo_noisy(deal):
 
 @real("FashionMNIST/raw")
 def test_fashion_mnist_runs(run, tmp_path):
-    arguments = ["--data.root", str(ROOT), "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2"]
+    arguments = ["--data.files.root", str(ROOT), "--trainer.max_epochs", "1", "--trainer.limit_train_batches", "2"]
     run(CONFIGS / "fashion_mnist.yaml", arguments=arguments)
     (csv,) = (tmp_path / "runs").rglob("contributions.csv")
     assert "cssv" in csv.read_text()
@@ -369,7 +369,7 @@ def test_fashion_mnist_runs(run, tmp_path):
 
 @real("cifar-10-batches-py")
 def test_cifar10_resnet34_deals_to_five_clients(load):
-    _, data, _ = load(CONFIGS / "cifar10_resnet34.yaml", arguments=["--data.root", str(ROOT)])
+    _, data, _ = load(CONFIGS / "cifar10_resnet34.yaml", arguments=["--data.files.root", str(ROOT)])
     data.setup("fit")
     assert data.num_clients == 5
     assert data.num_samples.min() >= 500

@@ -18,7 +18,7 @@ from toys import Plain, fit, toy_sets
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg, ShapFedWA
-from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner, plot_partition
+from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner, Splits, plot_partition
 from flsv.drawing import drawing, label_text
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
@@ -94,7 +94,7 @@ def test_what_raises_is_a_warning_and_an_interrupt_is_not() -> None:
 def test_a_fit_with_classes_of_such_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train, test = toy_sets()
     train.classes = ["[/b]", "$x^{$", "plain"]  # type: ignore[attr-defined]
-    data = FederatedDataModule((train, test), SizePartitioner([4, 1, 2]), batch_size=8, client_test_fraction=0.2)
+    data = FederatedDataModule((train, test), SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2))
     loop = FederatedLoop(FedAvg(), {"[b] $x^{$": ClassSpecificShapley()}, seed=1)
     fit(loop, tmp_path, data=data, rounds=1, logger=TensorBoardLogger(tmp_path, name="", version="run"))
     assert len(pictures(tmp_path / "run")) == 2

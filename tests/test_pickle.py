@@ -67,7 +67,7 @@ LOOPS: dict[str, Callable[[], FederatedLoop]] = {
 
 
 def data() -> Any:
-    return toy_data(server_val_fraction=0.3)
+    return toy_data(server_val=0.3)
 
 
 def run(loop: FederatedLoop, folder: Path, **kwargs: Any) -> torch.Tensor:

@@ -191,7 +191,7 @@ class StopsInValidation(L.Callback):
 def test_another_fit_goes_on_after_one_that_ended_in_validation(tmp_path: Path, after: int, error: Any) -> None:
     def federation() -> tuple[FederatedLoop, L.LightningModule, Any]:
         loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(table=False))
-        return loop, Plain(network(batch_norm=False)), toy_data(server_val_fraction=0.2)
+        return loop, Plain(network(batch_norm=False)), toy_data(server_val=0.2)
 
     loop, module, data = federation()
     trainer = trainer_for(loop, tmp_path / "stopped", 4, callbacks=[StopsInValidation(after, error)])

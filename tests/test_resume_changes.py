@@ -54,10 +54,10 @@ def resume(
     ("data", "said"),
     [
         (partial(toy_data, (1, 4, 2)), "data.partitioner is SizePartitioner"),
-        (partial(toy_data, (4, 1, 2), client_test_fraction=0.3), "data.client_test_fraction is 0.3 and was 0.2"),
-        (partial(toy_data, (4, 1, 2), server_val_fraction=0.2), "data.server_val_fraction is 0.2 and was 0.1"),
-        (partial(toy_data, (4, 1, 2), max_samples=100), "data.max_samples is 100 and was None"),
-        (partial(toy_data, (4, 1, 2), seed=1), r"data.data_seed is 1 and was 0.*for clients \[0, 1, 2\]"),
+        (partial(toy_data, (4, 1, 2), client_test=0.3), "data.splits.client_test is 0.3 and was 0.2"),
+        (partial(toy_data, (4, 1, 2), server_val=0.2), "data.splits.server_val is 0.2 and was 0.1"),
+        (partial(toy_data, (4, 1, 2), max_samples=100), "data.splits.max_samples is 100 and was None"),
+        (partial(toy_data, (4, 1, 2), seed=1), r"data.splits.seed is 1 and was 0.*for clients \[0, 1, 2\]"),
         (partial(toy_data, (4, 1, 2, 2)), "data.num_clients is 4 and was 3"),
         (
             partial(toy_data, (4, 1, 2), corruptions=[ClosedSetLabelNoise(fraction=0.4)]),

@@ -9,6 +9,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from data_options import grouped
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -63,13 +64,13 @@ def squared(net: nn.Module, batch: Any) -> Tensor:
 
 def texts(**kwargs: Any) -> FederatedDataModule:
     tokens = torch.randint(9, (N, 6), generator=torch.Generator().manual_seed(0))
-    return FederatedDataModule(TensorDataset(tokens), IIDPartitioner(3), batch_size=8, **kwargs)
+    return FederatedDataModule(TensorDataset(tokens), IIDPartitioner(3), batch_size=8, **grouped(kwargs))
 
 
 def numbers(**kwargs: Any) -> FederatedDataModule:
     x = torch.randn(N, 4, generator=torch.Generator().manual_seed(0))
     options: dict[str, Any] = {"partitioner": SizePartitioner([3, 1]), "batch_size": 8, **kwargs}
-    return FederatedDataModule(TensorDataset(x, x.sum(1)), **options)
+    return FederatedDataModule(TensorDataset(x, x.sum(1)), **grouped(options))
 
 
 def language_model() -> Task:

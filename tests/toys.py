@@ -9,6 +9,7 @@ from typing import Any
 
 import lightning as L
 import torch
+from data_options import grouped
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -31,8 +32,8 @@ def toy_sets(samples: int = 130, test: int = 30, seed: int = 0) -> tuple[TensorD
 
 
 def toy_data(proportions: tuple[float, ...] = (4, 1, 2), batch_size: int = 8, **kwargs: Any) -> FederatedDataModule:
-    kwargs.setdefault("client_test_fraction", 0.2)
-    return FederatedDataModule(toy_sets(), SizePartitioner(list(proportions)), batch_size=batch_size, **kwargs)
+    kwargs.setdefault("client_test", 0.2)
+    return FederatedDataModule(toy_sets(), SizePartitioner(list(proportions)), batch_size=batch_size, **grouped(kwargs))
 
 
 def network(batch_norm: bool = True, dropout: float = 0.0) -> nn.Module:

@@ -30,7 +30,7 @@ from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
-from flsv.data import IIDPartitioner
+from flsv.data import IIDPartitioner, Splits
 from flsv.metrics import ClassSpecificShapley
 from flsv.sampling import UniformSampler
 
@@ -60,7 +60,7 @@ def run(clients: int, cohort: int, rounds: int) -> list[str]:
         TensorDataset(x, (x[:, 0] > 0).long()),
         IIDPartitioner(clients),
         batch_size=SAMPLES,
-        server_val_fraction=1000 / count,
+        splits=Splits(server_val=1000 / count),
     )
     module = ClassifierClient(nn.Linear(NUMBERS, CLASSES), num_classes=CLASSES, input_shape=(NUMBERS,))
     loop = FederatedLoop(

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import ShapFedWA
-from flsv.data import GroupPartitioner
+from flsv.data import GroupPartitioner, Splits
 from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
 from flsv.metrics import ClassSpecificShapley
 
@@ -99,7 +99,11 @@ def run(engine: str, clients: int, rounds: int, out: Path) -> None:
     options |= {"accelerator": "cpu", "enable_progress_bar": False, "default_root_dir": str(out.parent)}
     groups = [i // IMAGES for i in range(clients * IMAGES)]
     data: Any = FederatedDataModule(
-        TensorDataset(*images(clients)), GroupPartitioner(), groups=groups, batch_size=BATCH, server_val_fraction=0.0
+        TensorDataset(*images(clients)),
+        GroupPartitioner(),
+        groups=groups,
+        batch_size=BATCH,
+        splits=Splits(server_val=0.0),
     )
     loop = make_loop(engine="vmap" if engine == "vmap" else "sequential")
     if engine == "ranks":

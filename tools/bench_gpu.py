@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, ParameterSpace, Reporting, Round
 from flsv.aggregation import ShapFedWA
-from flsv.data import DirichletPartitioner, load_image_data
+from flsv.data import DirichletPartitioner, Splits, load_image_data
 from flsv.errors import ConfigurationError
 from flsv.games import CoalitionUtility, ModelEvaluator
 from flsv.metrics import ClassSpecificShapley
@@ -119,7 +119,7 @@ def resnet(accelerator: str, count: int, samples: int | None) -> list[Row]:
         images,
         DirichletPartitioner(num_clients=5, alpha=0.5, min_samples=min(500, (samples or 50_000) // 20), seed=0),
         batch_size=64,
-        max_samples=samples,
+        splits=Splits(max_samples=samples),
     )
     loop = bench_round.TimedLoop(
         ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, reporting=Reporting(table=False), seed=0

@@ -27,7 +27,7 @@ from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.clients.algorithms import InRunValues
-from flsv.data import IIDPartitioner
+from flsv.data import IIDPartitioner, Splits
 from flsv.games import ModelEvaluator
 from flsv.metrics import InRunShapley
 from flsv.parameters import ParameterSpace
@@ -104,7 +104,7 @@ def federation(
     loop = InTurns(reporting=Reporting(table=False, figures=0), seed=0, **values)  # type: ignore[arg-type]
     loop.turns, loop.place = turns, place
     share = VALIDATION / (SAMPLES + VALIDATION)
-    dealt = FederatedDataModule(data, IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=share)
+    dealt = FederatedDataModule(data, IIDPartitioner(CLIENTS), batch_size=BATCH, splits=Splits(server_val=share))
     module = ClassifierClient(network(), num_classes=10, input_shape=(1, 28, 28))
     quiet = {f"enable_{what}": False for what in ("checkpointing", "progress_bar", "model_summary")}
     try:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, Reporting
-from flsv.data import IIDPartitioner
+from flsv.data import IIDPartitioner, Splits
 from flsv.loop import federated_loop
 
 SAMPLES, BATCH, CLIENTS, ROUNDS = 3200, 8, 10, 3
@@ -57,7 +57,9 @@ def plain(x: Tensor, y: Tensor) -> list[float]:
 
 
 def federated(x: Tensor, y: Tensor, make: Callable[[], L.LightningModule]) -> list[float]:
-    data = FederatedDataModule(TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=0)
+    data = FederatedDataModule(
+        TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, splits=Splits(server_val=0)
+    )
     return round_times(Timed(reporting=Reporting(table=False, figures=0)), make(), data, ROUNDS)
 
 

@@ -30,7 +30,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
-from flsv.data import IIDPartitioner
+from flsv.data import IIDPartitioner, Splits
 from flsv.engines.ranks import FederatedStrategy
 from flsv.engines.ranks.rendezvous import Rendezvous, meet
 from flsv.models import LeNet5
@@ -123,7 +123,7 @@ def federated(case: str, rounds: int, ranks: int) -> list[tuple[float, float]]:
                 max_epochs=rounds, callbacks=[loop], devices=ranks, strategy=FederatedStrategy(), **options
             )
         data = FederatedDataModule(
-            TensorDataset(*images(case)), IIDPartitioner(clients), batch_size=BATCH, server_val_fraction=0
+            TensorDataset(*images(case)), IIDPartitioner(clients), batch_size=BATCH, splits=Splits(server_val=0)
         )
         trainer.fit(ClassifierClient(network(case), num_classes=10, input_shape=shape), data)
     return loop.spent

@@ -31,7 +31,7 @@ from torch.utils.data import TensorDataset
 from torch.utils.tensorboard._utils import figure_to_image
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
-from flsv.data import IIDPartitioner
+from flsv.data import IIDPartitioner, Splits
 from flsv.metrics import ClassSpecificShapley
 from flsv.models import LeNet5
 
@@ -105,7 +105,7 @@ def federated(
     """Through the Trainer: ``measured`` with CSSV, TensorBoard and the CSV, ``comfort`` with a bar and checkpoints;
     ``options`` are the data module's."""
     data = FederatedDataModule(
-        TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, server_val_fraction=0, **options
+        TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, splits=Splits(server_val=0), **options
     )
     metrics = {"cssv": ClassSpecificShapley()} if measured else {}
     loop = TimedLoop(metrics=metrics, reporting=Reporting(table=False, figures=0))

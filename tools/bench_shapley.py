@@ -39,7 +39,7 @@ from torch import Tensor
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting, Round
 from flsv.aggregation import FedAvg
 from flsv.attacks import GradientPoisoning
-from flsv.data import ShardPartitioner
+from flsv.data import Files, ShardPartitioner, Splits
 from flsv.drawing import PALETTE
 from flsv.functional.shapley import (
     ShapleyEstimate,
@@ -111,10 +111,9 @@ def real_games(root: str) -> dict[str, list[Tensor]]:
     data = FederatedDataModule(
         "fashion_mnist",
         ShardPartitioner(PLAYERS, shards_per_client=2),
-        root=root,
         batch_size=32,
-        max_samples=5000,
-        server_val_fraction=0.2,
+        files=Files(root=root),
+        splits=Splits(max_samples=5000, server_val=0.2),
     )
     L.seed_everything(0, verbose=False)
     client = ClassifierClient("lenet5", optimizer=partial(torch.optim.SGD, lr=0.05))

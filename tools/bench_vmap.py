@@ -29,7 +29,7 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.clients.batched import BatchedTraining, GatheredBatches
-from flsv.data import IIDPartitioner
+from flsv.data import IIDPartitioner, Splits
 from flsv.engines.vmap import ON_CPU, VmapProcess
 
 IMAGES, BATCH, CLASSES, SHAPE, ROUNDS = 600, 32, 10, (1, 28, 28), 3
@@ -131,7 +131,7 @@ def measure(name: str, chunks: list[int], repeats: int) -> list[list[str]]:
     torch.manual_seed(0)
     network = make()
     tensors = TensorDataset(torch.rand(clients * IMAGES, *SHAPE), torch.randint(CLASSES, (clients * IMAGES,)))
-    data = FederatedDataModule(tensors, IIDPartitioner(clients), batch_size=BATCH, server_val_fraction=0)
+    data = FederatedDataModule(tensors, IIDPartitioner(clients), batch_size=BATCH, splits=Splits(server_val=0))
     ways: dict[str, Callable[[], list[Seconds]]] = {
         GATHERING: lambda: several(lambda: plain(network, tensors, clients, gathered)),
         LOADING: lambda: several(lambda: plain(network, tensors, clients, loaded)),

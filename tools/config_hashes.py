@@ -101,7 +101,7 @@ def main() -> int:
     for name, files in compositions().items():
         if options.only and name not in options.only:
             continue
-        extra = ["--data.root", root] if root is not None else []
+        extra = ["--data.files.root", root] if root is not None else []
         try:
             with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()) as said:
                 found[name] = run(files, options.rounds, extra, folder)

@@ -22,6 +22,7 @@ from fedbary_common import Check, Setting, cell, table
 from scipy.stats import spearmanr
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
+from flsv.data import Files, Splits
 from flsv.functional.shapley import exact_shapley
 from flsv.games.retraining import RetrainedUtility
 from flsv.metrics import CumulativeShapley
@@ -54,11 +55,13 @@ def federation(case: str, source: str, seed: int, setting: Setting, root: str, *
         source,
         build(scenario["partitioner"], seed=seed),
         corruptions=[build(each, seed=seed) for each in scenario.get("corruptions", [])],
-        root=root,
         batch_size=32,
-        max_samples=setting.federation_samples,
-        server_val_fraction=scenario.get("server_val_fraction", setting.federation_validation),
-        seed=seed,
+        files=Files(root=root),
+        splits=Splits(
+            max_samples=setting.federation_samples,
+            server_val=scenario.get("splits", {}).get("server_val", setting.federation_validation),
+            seed=seed,
+        ),
         **kwargs,
     )
     data.setup("fit")

@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from table_statistics import paired
 
 from flsv import FederatedDataModule
-from flsv.data import ClosedSetLabelNoise, Corruption, GaussianNoise, IIDPartitioner
+from flsv.data import ClosedSetLabelNoise, Corruption, Files, GaussianNoise, IIDPartitioner, Splits
 from flsv.functional.transport import direct_values, knn_shapley, lava, wasserstein_distance
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary
@@ -148,12 +148,9 @@ def _filter(what: str, setting: Setting, root: str, seed: int) -> dict[str, floa
             source,
             IIDPartitioner(5, seed=seed),
             corruptions=bad,
-            drop_flagged=drop,
-            root=root,
             batch_size=32,
-            max_samples=setting.filter_samples,
-            server_val_fraction=1 / 6,
-            seed=seed,
+            splits=Splits(drop_flagged=drop, max_samples=setting.filter_samples, server_val=1 / 6, seed=seed),
+            files=Files(root=root),
         )
         data.setup("fit")
         result[f"{name}, samples"] = float(data.num_samples.sum())

@@ -23,7 +23,7 @@ from fedbary_contributions import model, trainer
 from table_statistics import against, gather
 
 from flsv import FederatedDataModule
-from flsv.data import IIDPartitioner
+from flsv.data import Files, IIDPartitioner, Splits
 from flsv.functional.shapley import exact_shapley, permutation_shapley
 from flsv.games.retraining import RetrainedUtility
 from flsv.metrics import CumulativeShapley
@@ -92,11 +92,9 @@ def _competitor(name: str, n: int, setting: Setting, root: str, seed: int) -> fl
     data = FederatedDataModule(
         "fashion_mnist",
         IIDPartitioner(n, seed=seed),
-        root=root,
         batch_size=32,
-        max_samples=(n + 1) * samples,
-        server_val_fraction=1 / (n + 1),
-        seed=seed,
+        files=Files(root=root),
+        splits=Splits(max_samples=(n + 1) * samples, server_val=1 / (n + 1), seed=seed),
     )
     data.setup("fit")
     L.seed_everything(seed, verbose=False)

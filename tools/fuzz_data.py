@@ -13,7 +13,7 @@ from fuzz_cases import Make, add, digest
 from PIL import Image
 
 from flsv import FederatedDataModule
-from flsv.data import IIDPartitioner
+from flsv.data import Files, IIDPartitioner, Splits
 
 HEAD = "clinic,age,smoker,pressure,outcome"
 BODY = [
@@ -34,7 +34,7 @@ def dealt(data: FederatedDataModule) -> str:
 def csv(content: bytes | str, label: str = "outcome") -> Make:
     def run(folder: Path) -> str:
         (folder / "t.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
-        return dealt(FederatedDataModule("t.csv", root=str(folder), label=label, groups="clinic"))
+        return dealt(FederatedDataModule("t.csv", labels=label, groups="clinic", files=Files(root=str(folder))))
 
     return run
 
@@ -150,7 +150,9 @@ LABELS = np.arange(40) % 3
 
 
 def arrays(x: Any = IMAGES / 255, y: Any = LABELS) -> Make:
-    return lambda folder: dealt(FederatedDataModule((np.asarray(x, dtype=getattr(x, "dtype", None)), y), seed=0))
+    return lambda folder: dealt(
+        FederatedDataModule((np.asarray(x, dtype=getattr(x, "dtype", None)), y), splits=Splits(seed=0))
+    )
 
 
 def scaled(kind: Any = np.float32) -> np.ndarray:
@@ -184,7 +186,7 @@ def npz(**change: Any) -> Make:
         whole = {f"{s}_{w}": v for s in ("train", "test") for w, v in (("images", IMAGES), ("labels", LABELS))}
         kept = {name: value for name, value in {**whole, **change}.items() if value is not None}
         np.savez(folder / "d.npz", **kept)
-        return dealt(FederatedDataModule("d.npz", root=str(folder), seed=0))
+        return dealt(FederatedDataModule("d.npz", files=Files(root=str(folder)), splits=Splits(seed=0)))
 
     return run
 
@@ -194,7 +196,7 @@ def npz_bytes(change: Callable[[bytes], bytes]) -> Make:
         npz()(folder)
         path = folder / "d.npz"
         path.write_bytes(change(path.read_bytes()))
-        return dealt(FederatedDataModule("d.npz", root=str(folder), seed=0))
+        return dealt(FederatedDataModule("d.npz", files=Files(root=str(folder)), splits=Splits(seed=0)))
 
     return run
 
@@ -230,7 +232,11 @@ def folder_of_images(change: Callable[[Path], None]) -> Make:
                 for i in range(6):
                     Image.fromarray(IMAGES[i]).save(root / split / label / f"{i}.png")
         change(root)
-        return dealt(FederatedDataModule("pictures", IIDPartitioner(num_clients=2), root=str(folder), seed=0))
+        return dealt(
+            FederatedDataModule(
+                "pictures", IIDPartitioner(num_clients=2), files=Files(root=str(folder)), splits=Splits(seed=0)
+            )
+        )
 
     return run
 

@@ -54,7 +54,7 @@ TMC_ORDERS, TMC_TRUNCATION, K_SUBSET_BUDGET = 15, 0.01, 20
 # 100 with a rate of 0.1. In the preset for two cores softmax regression gains in every round; LeNet5, which is not the
 # paper's, needs momentum to leave the plateau at which it starts within a few rounds.
 LR, MOMENTUM = "model.init_args.optimizer.init_args.lr", "model.init_args.optimizer.init_args.momentum"
-TOTAL, VALIDATION = "data.partitioner.init_args.total", "data.server_val_fraction"
+TOTAL, VALIDATION = "data.partitioner.init_args.total", "data.splits.server_val"
 ROUNDS, RATE = "trainer.max_epochs", "federation.server_lr"
 PRESETS: dict[str, dict[str, Any]] = {
     "softmax": {LR: 0.01, MOMENTUM: 0.0, "data.batch_size": 200, TOTAL: 5000, VALIDATION: 1500 / 60000, ROUNDS: 20},
@@ -140,7 +140,7 @@ def cells(full: bool, seeds: Sequence[int], retrain: Sequence[str] = ("softmax",
                     changes = {**nothing, A: a, B: b, RATE: rate}
                     made.append(at(f"{a:g}, {b:g}, {name}", column, "mixtures", WEIGHTED, changes, "shuffled"))
             column = f"figure 2: {source}"
-            changes = {**nothing, "data.client_test_fraction": 0.0}
+            changes = {**nothing, "data.splits.client_test": 0.0}
             made.append(at("Individual", column, "divergence", ("separate.yaml",), changes, "alone"))
     return made
 

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.benchmark.scores import spearman
 from flsv.clients.algorithms import InRunValues
-from flsv.data import DirichletPartitioner
+from flsv.data import DirichletPartitioner, Splits
 from flsv.data.sources.named import digits
 from flsv.metrics import InRunShapley
 
@@ -70,7 +70,7 @@ def measured(seed: int) -> dict[int, dict[str, float]]:
     classes: dict[int, Tensor] = {}
     for every in EVERY:
         dealt = DirichletPartitioner(CLIENTS, alpha=1.0, min_samples=60, seed=seed)
-        data = FederatedDataModule(given, dealt, seed=seed)
+        data = FederatedDataModule(given, dealt, splits=Splits(seed=seed))
         loop = FederatedLoop(
             metrics={"in_run": InRunShapley()},
             client_algorithm=InRunValues(every),

@@ -121,7 +121,7 @@ KINDS = {
         lambda folder: ["fit", *SHORT, *root_of(folder)],
     ),
     "repeat": Kind(
-        lambda folder: ["repeat", "3", *SHORT, "--data.seed", "0", "--out", str(folder / "repeat")],
+        lambda folder: ["repeat", "3", *SHORT, "--data.splits.seed", "0", "--out", str(folder / "repeat")],
         tables_differ("repeat.csv"),
     ),
     "compare": Kind(

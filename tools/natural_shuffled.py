@@ -43,7 +43,12 @@ def values(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Contributions and numbers of samples ``[n]`` where ``victim``'s targets are shuffled (None: nobody's)."""
     options = {**QUIET, **SMALLER.get(name, {}), "trainer.max_epochs": rounds, "seed_everything": seed}
-    options |= {"data.source.init_args.root": root, "data.source.init_args.seed": seed, "data.seed": seed, **more}
+    options |= {
+        "data.source.init_args.root": root,
+        "data.source.init_args.seed": seed,
+        "data.splits.seed": seed,
+        **more,
+    }
     arguments = [f"--{key}={value}" for key, value in options.items()]
     with tempfile.TemporaryDirectory() as folder:
         folders = ["--trainer.default_root_dir", folder]

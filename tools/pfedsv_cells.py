@@ -29,7 +29,7 @@ SOURCES = {"MNIST": "mnist", "Fashion-MNIST": "fashion_mnist", "CIFAR-10": "cifa
 OPTIMIZER = {"class_path": "torch.optim.SGD"}
 JUDGES = {"relevance": "flsv.metrics.DomainRelevance", "communication": "flsv.metrics.CommunicationCost"}
 #: The clients' splits, which some algorithms' files set for themselves.
-SPLITS = {"data.client_val_fraction": 0.2, "data.client_test_fraction": 0.6}
+SPLITS = {"data.splits.client_val": 0.2, "data.splits.client_test": 0.6}
 #: Ours: values of joining a client's own model, and training that starts from the shared one, or half-way to it.
 JOINING = {"federation.personalizer.init_args.game": "joining", "federation.personalizer.init_args.shared": 1.0}
 HALF = {**JOINING, "federation.personalizer.init_args.shared": 0.5}
@@ -91,7 +91,7 @@ def comparison(partition: str, source: str, clients: int, full: bool, seeds: Seq
     more: dict[str, Any] = {"data.source": SOURCES[source], "data.partitioner.init_args.num_clients": clients, **SPLITS}
     if full:
         files = (*files, "tables/pfedsv_full.yaml")
-        more["data.client_test_fraction"] = 0.2
+        more["data.splits.client_test"] = 0.2
         if source.startswith("CIFAR"):
             more["model.init_args.optimizer.init_args.lr"] = 0.1
         if source == "CIFAR-100" and partition == "pathological":
@@ -99,11 +99,11 @@ def comparison(partition: str, source: str, clients: int, full: bool, seeds: Seq
     if clients > 10:
         files = (*files, "tables/pfedsv_hundred.yaml")
         if not full:
-            more |= {"data.max_samples": 12000, "data.client_test_fraction": 0.4, "trainer.max_epochs": 40}
+            more |= {"data.splits.max_samples": 12000, "data.splits.client_test": 0.4, "trainer.max_epochs": 40}
     if partition == "Dirichlet":
         more["data.partitioner.init_args.min_samples"] = 100 if clients == 10 else 20
         if clients > 10 and not full:  # of fewer images no draw leaves the smallest of 100 clients with 20
-            more |= {"data.max_samples": 40000, "data.client_test_fraction": 0.65}
+            more |= {"data.splits.max_samples": 40000, "data.splits.client_test": 0.65}
     rows = dict(METHODS)
     private_too = {"pathological": ("MNIST", "Fashion-MNIST"), "Dirichlet": ("MNIST",)}
     if clients == 10 and source in private_too[partition]:
@@ -139,7 +139,7 @@ def private(noise: float) -> dict[str, Any]:
 def relevance(seeds: Sequence[int]) -> list[Cell]:
     """Figure 2: FedAvg of all five clients, of the three that share labels with A, and A alone."""
     files = ("scenarios/pfedsv_relevance.yaml", "tables/pfedsv.yaml")
-    few = {**SPLITS, "data.max_samples": 3000, "federation.local_epochs": 1}
+    few = {**SPLITS, "data.splits.max_samples": 3000, "federation.local_epochs": 1}
     three = [[1, 0, 1, 0, 1, 0, 1, 0, 1, 0], [1, 0, 1, 0, 1, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1, 0, 1, 0]]
     rows: dict[str, tuple[str, Overrides]] = {
         "A to E": ("fedavg", {}),

@@ -218,13 +218,13 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
 def short(cell: Cell) -> dict[str, object]:
     """As few images as the partition can be made of, for any seed."""
     hundred = "100 clients" in cell.column
-    few: dict[str, object] = {"federation.local_epochs": 1, "data.max_samples": 3000 if hundred else 1000}
+    few: dict[str, object] = {"federation.local_epochs": 1, "data.splits.max_samples": 3000 if hundred else 1000}
     if cell.column.startswith("pathological, CIFAR-100"):  # a class has 2 or 20 holders, each of which needs one of it
-        few["data.max_samples"] = 6000 if hundred else 3000
+        few["data.splits.max_samples"] = 6000 if hundred else 3000
     if cell.column.startswith("Dirichlet"):
         few["data.partitioner.init_args.min_samples"] = 5 if hundred else 20
         if hundred:  # as few as 1000 draws of a partition can do with
-            few["data.max_samples"] = 12000
+            few["data.splits.max_samples"] = 12000
     return few
 
 

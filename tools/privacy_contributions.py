@@ -41,7 +41,7 @@ COLUMNS: dict[str, tuple[float, dict[str, Any]]] = {
         0.5,
         {
             "data.source": "fashion_mnist",
-            "data.max_samples": 4000,
+            "data.splits.max_samples": 4000,
             "model.init_args.optimizer.init_args.lr": 0.02,
         },
     ),
@@ -150,7 +150,7 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
     return "\n\n".join(parts)
 
 
-PRESET = Preset("privacy_contributions", cells, report, short={"data.max_samples": 400}, seeds=8)
+PRESET = Preset("privacy_contributions", cells, report, short={"data.splits.max_samples": 400}, seeds=8)
 
 if __name__ == "__main__":
     table_presets.main(PRESET, __doc__)

@@ -20,11 +20,11 @@ from flsv.data import FederatedDataModule
 
 Files, Overrides = tuple[str, ...], dict[str, Any]
 LR, MOMENTUM, DECAY = (f"model.init_args.optimizer.init_args.{name}" for name in ("lr", "momentum", "weight_decay"))
-NETWORK, ROUNDS, SAMPLES = "model.init_args.network", "trainer.max_epochs", "data.max_samples"
+NETWORK, ROUNDS, SAMPLES = "model.init_args.network", "trainer.max_epochs", "data.splits.max_samples"
 WEIGHTING, SCALE = "federation.aggregator.init_args.weighting", "federation.aggregator.init_args.scale"
 
 ROWS: dict[str, tuple[Files, Overrides]] = {
-    "Individual": (("separate.yaml",), {"data.client_test_fraction": 0.0}),
+    "Individual": (("separate.yaml",), {"data.splits.client_test": 0.0}),
     "FedAvg": (("fedavg.yaml",), {WEIGHTING: "uniform"}),  # equation 4
     "FedAvg, by samples": (("fedavg.yaml",), {}),
     "CGSV": (("cgsv.yaml",), {}),
@@ -86,7 +86,7 @@ SYNTHETIC = Experiment(
         MOMENTUM: 0.0,
         "data.batch_size": 32,
         "federation.local_epochs": 10,
-        "data.client_test_fraction": 0.0,
+        "data.splits.client_test": 0.0,
     },
 )
 # The paper's training; equal volumes for figure 5, as its text has it.
@@ -102,7 +102,7 @@ RESNET: Overrides = {
     SAMPLES: None,
     "trainer.limit_test_batches": 1.0,
 }
-SMALL: Overrides = {LR: 0.02, "data.batch_size": 32, "data.eval_batch_size": 500}
+SMALL: Overrides = {LR: 0.02, "data.batch_size": 32, "data.loader.eval_batch_size": 500}
 FASHION: Overrides = {**SMALL, ROUNDS: 20, SAMPLES: 4000}
 CIFAR: Overrides = {
     **SMALL,
@@ -146,7 +146,7 @@ TABLES = {
 def short(cell: Cell) -> Overrides:
     """Beside one round: enough images for every client to have one, for EfficientNet's batch statistics two."""
     images = 300 if cell.column.startswith("HAM10000") else 100
-    return {SAMPLES: images, "data.eval_batch_size": 16, "trainer.limit_test_batches": 1}
+    return {SAMPLES: images, "data.loader.eval_batch_size": 16, "trainer.limit_test_batches": 1}
 
 
 def cells(full: bool, seeds: Sequence[int]) -> list[Cell]:

@@ -113,7 +113,7 @@ def clinics(full: bool, seeds: Sequence[int]) -> list[Cell]:
     """Figure 3. The paper's data are not at hand, so the full preset has the same images, all of them."""
     files = ("tables/shapleyfl.yaml", "scenarios/shapfed_ham10000.yaml", "tables/shapleyfl_clinics.yaml")
     more: Overrides = {"federation.attacks": TWO_OF_SIX}
-    more = {**more, "data.max_samples": None, "trainer.max_epochs": 25} if full else more
+    more = {**more, "data.splits.max_samples": None, "trainer.max_epochs": 25} if full else more
     return [
         Cell(method, "clinics", seed, (*files, f"{file}.yaml"), {**overrides, **more}, MEASURE)
         for method, (file, overrides) in CLINICS.items()
@@ -201,7 +201,7 @@ PRESET = Preset(
     "shapleyfl",
     cells,
     report,
-    short={"data.max_samples": 3000, "federation.local_epochs": 1},
+    short={"data.splits.max_samples": 3000, "federation.local_epochs": 1},
     asked=("CIFAR-10", "estimators, CIFAR-10"),
 )
 

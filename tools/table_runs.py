@@ -95,7 +95,7 @@ def built(cell: Cell, root: str, **more: Any) -> Iterator[FederatedCLI]:
             copy = Path(folder, f"{place}.yaml")
             copy.write_text(yaml.safe_dump(seeded(yaml.safe_load((CONFIGS / file).read_text()), cell.seed)))
             arguments += ["--config", str(copy)]
-        options = {**QUIET, "data.root": root, **_seeds(cell.seed), **cell.overrides, **more}
+        options = {**QUIET, "data.files.root": root, **_seeds(cell.seed), **cell.overrides, **more}
         arguments += _options({**options, "trainer.default_root_dir": folder}, cell.seed)
         cli = make_cli(arguments, run=False)
         check_seeds(cli, cell.seed)
@@ -167,7 +167,7 @@ def own_models(cell: Cell, root: str, tests: Tests = "own") -> Measured:
 
 
 def _seeds(seed: int) -> dict[str, int]:
-    return {"seed_everything": seed, "data.seed": seed, "federation.seed": seed}
+    return {"seed_everything": seed, "data.splits.seed": seed, "federation.seed": seed}
 
 
 def _options(options: Mapping[str, Any], seed: int) -> list[str]:

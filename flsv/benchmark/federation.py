@@ -138,7 +138,7 @@ class Federation:
             )
         section = copy.deepcopy(dict(self.data))
         if self.needs:
-            section["root"] = self._root
+            section["files"] = {**section.get("files", {}), "root": self._root}
             if isinstance(section.get("source"), dict):
                 section["source"].setdefault("init_args", {})["root"] = self._root
         parser = ArgumentParser(exit_on_error=False)
@@ -152,9 +152,10 @@ class Federation:
     def with_client_validation(self) -> Federation:
         """The same, every client with a fifth of its samples for its own validation set, on which it does not train
         then; corruptions of training data do not touch them. Itself where clients have such sets anyway."""
-        if self.data.get("client_val_fraction"):
+        splits = self.data.get("splits", {})
+        if splits.get("client_val"):
             return self
-        return replace(self, data={**self.data, "client_val_fraction": CLIENT_VAL_FRACTION})
+        return replace(self, data={**self.data, "splits": {**splits, "client_val": CLIENT_VAL_FRACTION}})
 
     def module(self) -> L.LightningModule:
         """A new module; its network is built when training starts."""

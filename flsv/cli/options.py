@@ -186,7 +186,7 @@ _ROOMS = (
 )
 _OWNERS = {"federation": "FederatedLoop", "data": "FederatedDataModule"}
 UNKNOWN = (
-    r"[Uu]nrecognized arguments: (--[\w.-]+)",
+    r"(?:[Uu]nrecognized arguments|ambiguous option): (--[\w.-]+)",
     r"does not accept (?:option|nested key) '([\w.-]+)'",
     r"[Oo]ption '([\w.-]+)' is not accepted",
     r"[Kk]ey '([\w.-]+)' is not expected",

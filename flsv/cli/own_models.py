@@ -65,7 +65,7 @@ class OwnModels(L.Callback):
         if self.tests == "own" and empty:
             raise ConfigurationError(
                 f'tests="own" needs a test split at every client; clients {empty} have none. Set '
-                "FederatedDataModule(client_test_fraction=0.2), or a larger one."
+                "FederatedDataModule(splits=Splits(client_test=0.2)), or a larger one."
             )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

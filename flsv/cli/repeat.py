@@ -90,7 +90,7 @@ def repeat(
         if run.record.get("hashes") != made[0].record.get("hashes"):
             raise ConfigurationError(
                 "the runs do not deal out the same samples to the clients, so their values are not of the same clients."
-                " Give the data, and the partitioner, seeds of their own: --data.seed 0."
+                " Give the data, and the partitioner, seeds of their own: --data.splits.seed 0."
             )
     if not made[0].metrics:
         raise ConfigurationError("the runs have no metric, so there is nothing to average. Name some in the config.")

@@ -115,7 +115,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _validating(federation: Federation, share: float) -> Federation:
-    data = {**federation.data, "client_val_fraction": share}
+    data = {**federation.data, "splits": {**federation.data.get("splits", {}), "client_val": share}}
     return replace(federation, name=f"{federation.name}+val", data=data)
 
 

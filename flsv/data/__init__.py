@@ -10,6 +10,7 @@ from flsv.data.corruption import (
 )
 from flsv.data.datamodule import FederatedDataModule
 from flsv.data.loaders import TensorBatches, make_loader
+from flsv.data.options import Files, Loader, Splits
 from flsv.data.partition import (
     Colluding,
     DirichletPartitioner,
@@ -45,11 +46,13 @@ __all__ = [
     "DirichletPartitioner",
     "Duplicated",
     "FederatedDataModule",
+    "Files",
     "Framing",
     "GaussianNoise",
     "GroupPartitioner",
     "IIDPartitioner",
     "ImageData",
+    "Loader",
     "LongTail",
     "OneClient",
     "OpenSetLabelNoise",
@@ -58,6 +61,7 @@ __all__ = [
     "ProportionPartitioner",
     "ShardPartitioner",
     "SizePartitioner",
+    "Splits",
     "Sybils",
     "TableData",
     "TensorBatches",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -16,26 +17,29 @@ from torch.utils.data import Dataset
 
 from flsv._lightning.nested_hparams import keep_apart
 from flsv._lightning.old_package import check_package
+from flsv.arguments import old_names_told
 from flsv.data.corruption import Corruption
 from flsv.data.corruption.labels import unknown_classes
 from flsv.data.device_cache import DeviceCache
 from flsv.data.federated_data import FederatedData, deal
 from flsv.data.federation_view import BATCH_HOOKS, FederationView
 from flsv.data.filtering import without_flagged
+from flsv.data.options import Files, Loader, Splits, check_size
 from flsv.data.partition import GroupPartitioner, IIDPartitioner, Partitioner
+from flsv.data.sources.base import Given
 from flsv.data.sources.named import is_downloadable, is_known, load_image_data
-from flsv.data.sources.source import OwnData, open_source, source_name
-from flsv.data.splits import SplitOptions
+from flsv.data.sources.source import open_source, source_name
 from flsv.data.tables.columns import Columns
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
-from flsv.valuation import FedBary
+
+_SPLITS, _FILES, _LOADER = Splits(), Files(), Loader()
 
 
 class FederatedDataModule(FederationView):
     """Deals a data set to the clients of a federation, and works in any ``Trainer`` as an ordinary data module too.
 
-    Its arguments, but for the batch sizes, cannot be set on a data module that is there.
+    Its arguments, but for ``batch_size``, cannot be set on a data module that is there.
 
     A sample is in one place only: the server's validation set, or one client's training, validation or test set.
     Which, is a function of the seeds and the data.
@@ -51,53 +55,34 @@ class FederatedDataModule(FederationView):
               size, ``collate_fn``, workers), its validation loader is the server's, its test loader is passed on;
             - a map-style data set, or ``(train, test)``;
             - arrays ``(X, y)``, or ``((X, y), (X_test, y_test))``, see :func:`~flsv.data.sources.arrays.array_set`;
-            - with ``label``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set, or its splits by name.
+            - with ``labels``, a DataFrame (pandas, polars, Arrow) or a Hugging Face data set, or its splits by name.
 
         partitioner: who gets what; by default ``GroupPartitioner()`` where the data are given by client or ``groups``
             are given, else ``IIDPartitioner(num_clients=5)``.
         batch_size: samples per training batch; None for the wrapped loader's, else 32.
-        eval_batch_size: samples per evaluation batch; None for the wrapped loader's, else ``batch_size``, and at least
-            256 for data held as tensors.
-        root: folder of the data sets and files named by ``source``.
-        download: fetch torchvision's data sets if they are missing.
-        server_val_fraction: share of the training data that the server validates on, unless the source has validation
-            data of its own; 0 for none.
-        client_val_fraction: share of each client's samples for its own validation set, at least one sample unless 0.
-        client_test_fraction: the same for its own test set.
-        max_samples: use a random subset of so many training samples (the server's included).
-        groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
-            its samples (``"meta.site"``: of a field within one) or of a column that has them; by default the attribute
-            ``groups``, if any. For :class:`~flsv.data.GroupPartitioner`, whose clients are called after their groups.
-        labels: class of each training sample, 0 .. M-1, or the name of an attribute of the training data or of a field
-            of its samples that has them; False for data without classes. By default the integers that end the samples
-            or are called their label, if any. Only those who ask for classes need them (partitioners by label, label
-            noise, metrics per class); data without them are of one class.
-        corruptions: what is wrong with some clients' training data, in the order in which it happens, such as
-            ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``preload`` for it. No
-            validation or test sample changes, and the data set itself does not either.
-        drop_flagged: leave out the training samples that the clients flag when they value them against the server's
-            validation set (or, without one, each other), see :class:`flsv.valuation.FedBary`; True for its defaults.
-        train_transform: applied to the images ``[B, ...]`` of each training batch.
-        drop_last: leave out a client's last training batch if not full; None for the wrapped loader's, else False.
-        num_workers: processes that read data that are not tensors; None for the wrapped loader's, else 0.
-        pin_memory: likewise; None for the wrapped loader's, else False.
-        preload: read every sample once and keep it as tensors; not for data sets that augment at random.
-        on_device: whether data held as tensors lie on the trainer's accelerator during a federated fit, where batches
-            are gathered without a copy, the same to the bit. ``"auto"``: if they take at most a quarter of the memory
-            that is free there when the fit begins, and neither module has hooks that are handed batches before they are
-            there; training data with a ``train_transform`` are left where they are, since it may draw random numbers.
-            True: always; the transform and the hooks are then given the accelerator's tensors. The batches of clients
-            with corrupted inputs are copied one by one as ever.
-        image_size: side in pixels to which the images of a folder are resized.
-        seed: seed of all splits but the partition, which has its own.
         clients: the clients' data by name, in place of ``source``: data sets, ``(X, y)`` arrays, DataFrames, Hugging
             Face data sets, or paths of CSV files or of folders of images. Classes that have names are numbered alike at
             all of them, whichever a client has.
         val: data to validate with on the server, in any of these forms; then no client gives any of its own for that.
         test: data that no client has, likewise.
-        label: the column to predict, of what has columns.
-        columns: how the other columns become inputs, and what of that the clients have to agree on. The rows that tell
-            means, deviations and categories are the clients' training rows, and no others.
+        labels: class of each training sample, 0 .. M-1; or the name of what has them: of the column to predict, where
+            the data have columns, else of an attribute of the training data or of a field of its samples; False for
+            data without classes. By default the integers that end the samples or are called their label, if any. Only
+            those who ask for classes need them (partitioners by label, label noise, metrics per class); data without
+            them are of one class.
+        groups: natural group of each training sample, or the name of an attribute of the training data, of a field of
+            its samples (``"meta.site"``: of a field within one) or of a column that has them; by default the attribute
+            ``groups``, if any. For :class:`~flsv.data.GroupPartitioner`, whose clients are called after their groups.
+        columns: how the columns of a table but ``labels`` and ``groups`` become inputs, and what of that the clients
+            have to agree on. The rows that tell means, deviations and categories are the clients' training rows, and no
+            others.
+        splits: what the server and the clients hold out, see :class:`~flsv.data.Splits`.
+        corruptions: what is wrong with some clients' training data, in the order in which it happens, such as
+            ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``Loader(preload=True)`` for it. No
+            validation or test sample changes, and the data set itself does not either.
+        train_transform: applied to the images ``[B, ...]`` of each training batch.
+        files: where named data sets and files are, see :class:`~flsv.data.Files`.
+        loader: how batches are read, see :class:`~flsv.data.Loader`.
 
     Raises:
         ConfigurationError: arguments out of range at construction; from ``setup``, data that are missing, have no
@@ -125,6 +110,7 @@ class FederatedDataModule(FederationView):
 
     _instead = "Make it anew: FederatedDataModule(..., {0})."
 
+    @old_names_told
     def __init__(
         self,
         # A data module before str, so that YAML may give it as a bare class path; Dataset after str, or the names of
@@ -132,94 +118,45 @@ class FederatedDataModule(FederationView):
         source: L.LightningDataModule | str | Dataset | Sequence[Dataset] = "digits",
         partitioner: Partitioner | None = None,
         batch_size: int | None = None,
-        eval_batch_size: int | None = None,
-        root: str = "data",
-        download: bool = False,
-        server_val_fraction: float = 0.1,
-        client_val_fraction: float = 0.0,
-        client_test_fraction: float = 0.0,
-        max_samples: int | None = None,
-        groups: str | list[int] | list[str] | None = None,
-        # bool first: else the command line would take "false" for a name.
-        labels: bool | list[int] | str | None = None,
-        corruptions: list[Corruption] | None = None,
-        drop_flagged: bool | FedBary = False,
-        # Not "-> Tensor": jsonargparse would take a class path for that of a Tensor.
-        train_transform: Callable[[Tensor], Any] | None = None,
-        drop_last: bool | None = None,
-        num_workers: int | None = None,
-        pin_memory: bool | None = None,
-        preload: bool = False,
-        on_device: bool | Literal["auto"] = "auto",
-        image_size: int = 224,
-        seed: int = 0,
+        *,
         clients: Mapping[str, Any] | None = None,
         val: Any = None,
         test: Any = None,
-        label: str | None = None,
+        # bool first: else the command line would take "false" for a name.
+        labels: bool | list[int] | str | None = None,
+        groups: str | list[int] | list[str] | None = None,
         columns: Columns | None = None,
+        splits: Splits = _SPLITS,
+        corruptions: list[Corruption] | None = None,
+        # Not "-> Tensor": jsonargparse would take a class path for that of a Tensor.
+        train_transform: Callable[[Tensor], Any] | None = None,
+        files: Files = _FILES,
+        loader: Loader = _LOADER,
     ) -> None:
         super().__init__()
         source = str(source) if isinstance(source, Path) else source
         for part in source if isinstance(source, list | tuple) else [source]:
             check_package(part, "source")
         # A DataFrame may call its columns by numbers.
-        label = None if label is None else str(label).strip()
+        labels = str(labels).strip() if isinstance(labels, Integral | str) and not isinstance(labels, bool) else labels
         groups = str(groups) if isinstance(groups, Integral) else groups
-        # Not by their names: a wrapped module's own val, test and label are found here.
-        if label is not None and labels not in (None, False):
-            raise ConfigurationError(
-                f"label={label!r} and labels: the classes are in the column {label!r}. Leave labels out."
-            )
-        if columns is not None and label is None:
-            raise ConfigurationError("columns says what becomes of a table's columns: say label, the one to predict.")
-        self._given = OwnData(clients, val, test, label, groups, columns)
+        if columns is not None and not isinstance(labels, str):
+            raise ConfigurationError("columns says what becomes of a table's columns: say labels, the one to predict.")
+        # Not by their names: a wrapped module's own val and test are found here.
+        self._given = Given(source, clients, val, test, files, labels, groups, columns)
         if clients is not None:
-            _check_clients(clients, source, partitioner, groups)
-        self.split_options = SplitOptions(
-            server_val_fraction, client_val_fraction, client_test_fraction, max_samples, seed
-        )
-        for name, size in (("batch_size", batch_size), ("eval_batch_size", eval_batch_size)):
-            _check_size(name, size)
+            _check_clients(self._given, partitioner)
+        check_size("batch_size", batch_size)
         # Whether a folder has data by client is seen when it is read.
         self._undecided = partitioner is None and clients is None and groups is None and _is_path(source)
-        by_group = clients is not None or groups is not None
-        if partitioner is None:
-            partitioner = GroupPartitioner() if by_group else IIDPartitioner(num_clients=5)
-        self.partitioner = partitioner
-        if not isinstance(self.partitioner, Partitioner):
-            raise ConfigurationError(
-                f"partitioner={partitioner!r}: expected a flsv.data.Partitioner, for example "
-                f"IIDPartitioner(num_clients=5)."
-            )
-        self.corruptions = tuple(corruptions or ())
-        for corruption in self.corruptions:
-            if not isinstance(corruption, Corruption):
-                raise ConfigurationError(
-                    f"corruptions contains {corruption!r}: expected flsv.data.Corruption objects, for example "
-                    f"ClosedSetLabelNoise(fraction=0.3)."
-                )
-        if unknown_classes(self.corruptions) and isinstance(source, L.LightningDataModule):
-            # Its test loader is passed on as it is.
-            raise ConfigurationError(
-                f"OpenSetLabelNoise takes the unknown classes out of validation and test data, which it cannot do to "
-                f"the loaders of {source_name(source)}. Give data sets, (train, test), instead of a data module."
-            )
-        self.detector = FedBary() if drop_flagged is True else drop_flagged or None
+        self.partitioner = _checked_partitioner(partitioner, by_group=clients is not None or groups is not None)
+        self.corruptions = _checked_corruptions(corruptions, source)
+        self.splits, self.files, self.loader = splits, files, loader
         self.source = source
-        self._batch_size, self._eval_batch_size = batch_size, eval_batch_size
-        self.root = root
-        self.download = download
+        self._batch_size, self._eval_batch_size = batch_size, loader.eval_batch_size
         self.groups = groups
         self.labels = labels
         self.train_transform = train_transform
-        self.preload = preload
-        if not (isinstance(on_device, bool) or on_device == "auto"):
-            raise ConfigurationError(f'on_device={on_device!r}: expected "auto", True or False.')
-        self.on_device: bool | Literal["auto"] = on_device
-        self.image_size = image_size
-        self.seed = seed
-        self._reading = {"drop_last": drop_last, "num_workers": num_workers, "pin_memory": pin_memory}
         #: Set by the loop: the batches of the coming round, in place of all clients' pooled training data. Not a list
         #: or a dictionary of batches: Lightning would take that for a collection of loaders.
         self.round_loader: Callable[[], Iterable[Any]] | None = None
@@ -237,7 +174,7 @@ class FederatedDataModule(FederationView):
             for hook in BATCH_HOOKS:
                 if is_overridden(hook, self._module):
                     setattr(self, hook, getattr(self._module, hook))
-        self._read_only = _ARGUMENTS - {"batch_size", "eval_batch_size"}
+        self._read_only = _ARGUMENTS - {"batch_size"}
 
     if not TYPE_CHECKING:  # or every misspelt attribute would be one
 
@@ -260,13 +197,8 @@ class FederatedDataModule(FederationView):
         if self._module is not None:
             self._module.trainer = self.trainer
             self._module.prepare_data()
-        elif (
-            self.download
-            and self._given.clients is None
-            and isinstance(self.source, str)
-            and is_downloadable(self.source)
-        ):
-            load_image_data(self.source, self.root, download=True)
+        elif self.files.download and self._given.clients is None and is_downloadable(self.source):
+            load_image_data(self.source, self.files.root, download=True)
 
     def setup(self, stage: str | None = None) -> None:
         """Load and deal out the data. Calling it again, for whatever stage, changes nothing."""
@@ -286,28 +218,25 @@ class FederatedDataModule(FederationView):
                     self._module.setup(each)
                     self._stages.add(each)
         if self._stale:
-            source = open_source(self.source, self.root, self.download, self.image_size, self._given)
+            source = open_source(self._given)
             if self._undecided and source.clients:
                 vars(self)["partitioner"] = GroupPartitioner()  # in the place of None
             self._undecided = False
             self._dealt = deal(
                 source,
                 self.partitioner,
-                self.split_options,
+                self.splits,
+                replace(self.loader, eval_batch_size=self._eval_batch_size),
                 groups=self.groups,
                 labels=self.labels,
-                asking=[] if self.detector is None else [self.detector],
                 corruptions=self.corruptions,
-                preloaded=self.preload,
                 batch_size=self._batch_size,
-                eval_batch_size=self._eval_batch_size,
-                reading=self._reading,
             )
             self._eval_loaders.clear()
             self._stale = False
-            if self.detector is not None:
+            if self.splits.detector is not None:
                 held = int(self.num_samples.sum())
-                self._dealt = without_flagged(self, self._dealt, self.detector)
+                self._dealt = without_flagged(self, self._dealt, self.splits.detector)
                 self._dropped = held - int(self.num_samples.sum())
 
     def deal_from(self, first_client: int) -> None:
@@ -341,7 +270,7 @@ class FederatedDataModule(FederationView):
             return self.round_loader()
         pooled = torch.cat([client["train"] for client in self._data.splits.clients])
         epoch = 0 if self.trainer is None else self.trainer.current_epoch
-        generator = None if self._overfits else generator_for(self.seed, "pooled", epoch)
+        generator = None if self._overfits else generator_for(self.splits.seed, "pooled", epoch)
         return self._data.train_loader(pooled, generator, self.train_transform)
 
     def val_dataloader(self) -> Any:
@@ -380,7 +309,7 @@ class FederatedDataModule(FederationView):
 
     @batch_size.setter
     def batch_size(self, size: int | None) -> None:
-        _check_size("batch_size", size)
+        check_size("batch_size", size)
         if self.trainer is not None and self.trainer.evaluating:
             raise ConfigurationError(
                 f"batch_size={size} set during an evaluation, whose batches have eval_batch_size samples: set that, or "
@@ -398,7 +327,7 @@ class FederatedDataModule(FederationView):
 
     @eval_batch_size.setter
     def eval_batch_size(self, size: int | None) -> None:
-        _check_size("eval_batch_size", size)
+        check_size("eval_batch_size", size)
         if self._dealt is not None and size is not None:
             self._dealt = self._dealt.evaluated_in_batches_of(size)
             self._eval_loaders.clear()
@@ -418,8 +347,9 @@ def _is_path(source: Any) -> bool:
     return isinstance(source, str) and not is_known(source)
 
 
-def _check_clients(clients: Any, source: Any, partitioner: Partitioner | None, groups: Any) -> None:
+def _check_clients(given: Given, partitioner: Partitioner | None) -> None:
     """Raise ConfigurationError where data by client do not go with the other arguments."""
+    clients = given.clients
     if not isinstance(clients, Mapping):
         raise ConfigurationError(
             f"clients: a {type(clients).__name__}. Expected the clients' data by name, such as "
@@ -427,12 +357,12 @@ def _check_clients(clients: Any, source: Any, partitioner: Partitioner | None, g
         )
     if len(clients) < 2:
         raise ConfigurationError(f"clients has {len(clients)} entries: a federation needs at least 2 clients.")
-    if source != "digits":
+    if given.source != "digits":
         raise ConfigurationError(
-            f"source={source_name(source)} and clients: give one of them. What the server has of its own "
+            f"source={source_name(given.source)} and clients: give one of them. What the server has of its own "
             "is val and test."
         )
-    if groups is not None:
+    if given.groups is not None:
         raise ConfigurationError("groups and clients={...}: the names of clients say whose the samples are.")
     if partitioner is not None and not getattr(partitioner, "keeps_groups", False):
         raise ConfigurationError(
@@ -441,6 +371,28 @@ def _check_clients(clients: Any, source: Any, partitioner: Partitioner | None, g
         )
 
 
-def _check_size(name: str, size: int | None) -> None:
-    if size is not None and size < 1:
-        raise ConfigurationError(f"{name}={size}: it must be at least 1.")
+def _checked_partitioner(partitioner: Any, by_group: bool) -> Partitioner:
+    if partitioner is None:
+        return GroupPartitioner() if by_group else IIDPartitioner(num_clients=5)
+    if not isinstance(partitioner, Partitioner):
+        raise ConfigurationError(
+            f"partitioner={partitioner!r}: expected a flsv.data.Partitioner, for example IIDPartitioner(num_clients=5)."
+        )
+    return partitioner
+
+
+def _checked_corruptions(corruptions: Sequence[Any] | None, source: Any) -> tuple[Corruption, ...]:
+    found = tuple(corruptions or ())
+    for corruption in found:
+        if not isinstance(corruption, Corruption):
+            raise ConfigurationError(
+                f"corruptions contains {corruption!r}: expected flsv.data.Corruption objects, for example "
+                f"ClosedSetLabelNoise(fraction=0.3)."
+            )
+    if unknown_classes(found) and isinstance(source, L.LightningDataModule):
+        # Its test loader is passed on as it is.
+        raise ConfigurationError(
+            f"OpenSetLabelNoise takes the unknown classes out of validation and test data, which it cannot do to "
+            f"the loaders of {source_name(source)}. Give data sets, (train, test), instead of a data module."
+        )
+    return found

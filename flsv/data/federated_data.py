@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from flsv.data.classes import find_classes
+from flsv.data.classes import Classes, find_classes
 from flsv.data.contents import check_inputs
 from flsv.data.corruption import Corruption
 from flsv.data.corruption.corrupted_data import CorruptedData, corrupt_clients
@@ -20,9 +20,10 @@ from flsv.data.corruption.labels import known_samples, leave_out_unknown, unknow
 from flsv.data.groups import client_called, named_groups
 from flsv.data.held_generators import can_be_seeded, held_generators
 from flsv.data.loaders import TensorBatches, make_loader, preload
+from flsv.data.options import Loader, Splits
 from flsv.data.partition import Partitioner, partition_counts
 from flsv.data.sources.base import SourceData
-from flsv.data.splits import FederatedSplits, SplitOptions, split_federation
+from flsv.data.splits import FederatedSplits, split_federation
 from flsv.errors import ConfigurationError
 
 
@@ -131,96 +132,54 @@ class FederatedData:
 def deal(
     source: SourceData,
     partitioner: Partitioner,
-    split_options: SplitOptions,
+    options: Splits,
+    loader: Loader | None = None,
     *,
     groups: Any = None,
     labels: Any = None,
     corruptions: Sequence[Corruption] = (),
-    asking: Sequence[Any] = (),
-    preloaded: bool = False,
     batch_size: int | None = None,
-    eval_batch_size: int | None = None,
-    reading: dict[str, Any] | None = None,
 ) -> FederatedData:
     """Find the classes, deal the samples out and settle how they are read.
 
     Args:
         source: the data.
         partitioner: who gets what.
-        split_options: what is set aside.
+        options: what is set aside.
+        loader: how batches are read, where the source does not say it or other than it says.
         groups: see :func:`~flsv.data.groups.named_groups`; where the source has groups of its own, these count.
         labels: see :class:`~flsv.data.FederatedDataModule`.
         corruptions: what is wrong with some clients' training data.
-        asking: who else needs the samples' classes.
-        preloaded: hold everything as tensors.
         batch_size: samples per training batch; None for the source's, else 32.
-        eval_batch_size: samples per evaluation batch; None for the source's, else at least 256 from tensors.
-        reading: ``drop_last``, ``num_workers``, ``pin_memory`` where they replace the source's.
 
     Raises:
         ConfigurationError: data that are empty, too few for what is asked, without classes where somebody needs them,
             or not corruptible; validation or test samples that are not finite.
     """
+    loader = loader or Loader()
     if len(source.train) == 0:  # type: ignore[arg-type]
         raise ConfigurationError(f"The training data ({type(source.train).__name__}) are empty.")
-    held_out = {"validation": source.val, "test": source.test}
     dealing: list[Any] = [partitioner, *corruptions]
-    asking = [part for part in dealing if part.needs_classes] + list(asking)
+    asking = [part for part in dealing if part.needs_classes] + ([options.detector] if options.detector else [])
+    held_out = {"validation": source.val, "test": source.test}
+    labels = None if source.labelled else labels
     classes = find_classes(source.train, source.class_names, held_out, labels, asking)
-    labels, num_classes = classes.labels, len(classes.names)
-    has_val = source.val is not None or source.val_loaders is not None
-    if source.groups is not None:
-        named: tuple[Tensor | None, tuple[str, ...]] = (source.groups, source.group_names)
-    else:
-        named = named_groups(source.train, groups) or (None, ())
-    if source.clients and not partitioner.keeps_groups:
-        raise ConfigurationError(
-            f"The data are given by client ({_some(source.group_names)}), and {partitioner!r} would deal them anew. "
-            "Leave the partitioner out (null), or take a GroupPartitioner."
-        )
-    splits = split_federation(
-        labels,
-        num_classes,
-        named[0],
-        torch.arange(len(labels)) if source.indices is None else source.indices,
-        partitioner,
-        replace(split_options, server_val_fraction=0.0) if has_val else split_options,
-        named[1],
-        source.clients,
-    )
-    if (source.fitted is not None or source.pooled) and len(splits.clients) == 1:
-        raise ConfigurationError(
-            "A table of one site alone cannot be encoded: means, deviations and categories are agreed upon with "
-            "all sites. Give numbers that are encoded already: arrays (X, y), or a data set."
-        )
+    splits = _split(source, classes, partitioner, options, groups)
     if source.fitted is not None:
         fitted = source.fitted(splits)
         source = replace(source, train=fitted.train, val=fitted.val, test=fitted.test)
-    unknown = unknown_classes(corruptions)
-    splits = leave_out_unknown(splits, labels, corruptions)
+    splits = leave_out_unknown(splits, classes.labels, corruptions)
 
-    given = {name: value for name, value in (reading or {}).items() if value is not None}
-    train_options = {"batch_size": 32, "drop_last": False} | source.train_options | given
-    eval_options = source.eval_options | given | {"drop_last": False}
+    train_options = {"batch_size": 32, "drop_last": False} | source.train_options | loader.said()
+    eval_options = source.eval_options | loader.said() | {"drop_last": False}
+    _check_own_loaders(loader, corruptions, train_options, eval_options)
     train, val, test = source.train, source.val, source.test
-    if (preloaded or corruptions) and ("make" in train_options or "make" in eval_options):
-        raise ConfigurationError(
-            f"{'preload=True reads' if preloaded else 'corruptions change'} the data set's samples, past the class of "
-            "the data module's loader, which makes its batches in its own way. Leave it out, or move what that class "
-            "does into collate_fn or the data set."
-        )
-    if preloaded:
-        workers = train_options.get("num_workers", 0)
-        train = preload(train, train_options.pop("collate_fn", None), workers)
-        eval_collate_fn = eval_options.pop("collate_fn", None)
-        val, test = (part if part is None else preload(part, eval_collate_fn, workers) for part in (val, test))
+    if loader.preload:
+        train, val, test = _preloaded((train, val, test), train_options, eval_options)
     check_inputs(train, splits, {"validation": val, "test": test})
+    unknown = unknown_classes(corruptions)
     val, test = (part if part is None else known_samples(part, unknown) for part in (val, test))
-    if batch_size is not None:
-        train_options["batch_size"] = batch_size
-    in_tensors = isinstance(make_loader(train, **how_batches_are_made(train_options)), TensorBatches)
-    usual = max(train_options["batch_size"], 256 if in_tensors else 1)
-    eval_options["batch_size"] = eval_batch_size or eval_options.get("batch_size", usual)
+    _set_batch_sizes(train, train_options, eval_options, batch_size, loader.eval_batch_size)
     check_full_batches(splits, train_options)
     _try_own_loaders(train, splits, train_options, eval_options)
     _warn_of_unseeded(train, val, train_options, eval_options, source.val_loaders)
@@ -231,6 +190,7 @@ def deal(
     if val is not None and len(val_loader) == 0:
         raise ConfigurationError("The source's validation set is empty. Give it samples, or leave it out altogether.")
     corrupted = None
+    labels, num_classes = classes.labels, len(classes.names)
     if corruptions:
         collate_fn = train_options.get("collate_fn")
         known = None if classes.missing else labels
@@ -252,6 +212,73 @@ def deal(
         classes.missing,
         val_data,
     )
+
+
+def _split(
+    source: SourceData, classes: Classes, partitioner: Partitioner, options: Splits, groups: Any
+) -> FederatedSplits:
+    """Who holds which sample."""
+    if source.clients and not partitioner.keeps_groups:
+        raise ConfigurationError(
+            f"The data are given by client ({_some(source.group_names)}), and {partitioner!r} would deal them anew. "
+            "Leave the partitioner out (null), or take a GroupPartitioner."
+        )
+    named: tuple[Tensor | None, Sequence[str]] = source.groups, source.group_names
+    if source.groups is None:
+        named = named_groups(source.train, groups) or (None, ())
+    has_val = source.val is not None or source.val_loaders is not None
+    splits = split_federation(
+        classes.labels,
+        len(classes.names),
+        named[0],
+        torch.arange(len(classes.labels)) if source.indices is None else source.indices,
+        partitioner,
+        replace(options, server_val=0.0) if has_val else options,
+        named[1],
+        source.clients,
+    )
+    if (source.fitted is not None or source.pooled) and len(splits.clients) == 1:
+        raise ConfigurationError(
+            "A table of one site alone cannot be encoded: means, deviations and categories are agreed upon with "
+            "all sites. Give numbers that are encoded already: arrays (X, y), or a data set."
+        )
+    return splits
+
+
+def _check_own_loaders(
+    loader: Loader, corruptions: Sequence[Corruption], train_options: dict[str, Any], eval_options: dict[str, Any]
+) -> None:
+    """Raise ConfigurationError where samples would be changed past a loader of somebody's own class."""
+    if (loader.preload or corruptions) and ("make" in train_options or "make" in eval_options):
+        raise ConfigurationError(
+            f"{'preload=True reads' if loader.preload else 'corruptions change'} the data set's samples, past the "
+            "class of the data module's loader, which makes its batches in its own way. Leave it out, or move what "
+            "that class does into collate_fn or the data set."
+        )
+
+
+def _preloaded(
+    parts: tuple[Dataset, Dataset | None, Dataset | None], train_options: dict[str, Any], eval_options: dict[str, Any]
+) -> tuple[Dataset, Dataset | None, Dataset | None]:
+    """Training, validation and test data as tensors; what collates their samples has done its work then."""
+    workers, train_collate_fn = train_options.get("num_workers", 0), train_options.pop("collate_fn", None)
+    collate_fn = eval_options.pop("collate_fn", None)
+    val, test = (part if part is None else preload(part, collate_fn, workers) for part in parts[1:])
+    return preload(parts[0], train_collate_fn, workers), val, test
+
+
+def _set_batch_sizes(
+    train: Dataset,
+    train_options: dict[str, Any],
+    eval_options: dict[str, Any],
+    batch_size: int | None,
+    eval_batch_size: int | None,
+) -> None:
+    if batch_size is not None:
+        train_options["batch_size"] = batch_size
+    in_tensors = isinstance(make_loader(train, **how_batches_are_made(train_options)), TensorBatches)
+    usual = max(train_options["batch_size"], 256 if in_tensors else 1)
+    eval_options["batch_size"] = eval_batch_size or eval_options.get("batch_size", usual)
 
 
 def how_batches_are_made(options: dict[str, Any]) -> dict[str, Any]:

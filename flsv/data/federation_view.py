@@ -17,13 +17,12 @@ from flsv.data.corruption import Corruption
 from flsv.data.device_cache import DeviceCache, reside
 from flsv.data.federated_data import FederatedData
 from flsv.data.loaders import TensorBatches
+from flsv.data.options import Files, Loader, Splits
 from flsv.data.partition import Partitioner
-from flsv.data.sources.source import OwnData, Source, source_name
-from flsv.data.splits import SplitOptions
-from flsv.data.tables.columns import Columns
+from flsv.data.sources.base import Given
+from flsv.data.sources.source import source_name
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
-from flsv.valuation import FedBary
 
 BATCH_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 #: Names of classes and clients that a description of a run lists.
@@ -33,16 +32,15 @@ _LISTED = 20
 class FederationView(ReadOnlyArguments, L.LightningDataModule):
     """The half of :class:`~flsv.data.FederatedDataModule` that is read; see there."""
 
-    source: Source
+    source: Any
     partitioner: Partitioner
-    split_options: SplitOptions
+    splits: Splits
+    files: Files
+    loader: Loader
     corruptions: tuple[Corruption, ...]
-    detector: FedBary | None
-    seed: int
     train_transform: Callable[[Tensor], Any] | None
-    on_device: bool | Literal["auto"]
     device_cache: DeviceCache | None
-    _given: OwnData
+    _given: Given
     _module: L.LightningDataModule | None
     _dealt: FederatedData | None
     _dropped: int
@@ -163,10 +161,12 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         if split == "train" and not shuffle:
             return self._near(self._data.held_loader(indices))
         if split == "train":
-            generator = None if self._overfits else generator or generator_for(self.seed, "client", client)
+            generator = None if self._overfits else generator or generator_for(self.splits.seed, "client", client)
             loader = self._data.train_loader(indices, generator, self.train_transform)
             # What a transform draws, it may draw where its images are.
-            return loader if self.train_transform is not None and self.on_device == "auto" else self._near(loader)
+            return (
+                loader if self.train_transform is not None and self.loader.on_device == "auto" else self._near(loader)
+            )
         key = (client, split)
         return self._near(self._cached(key, lambda: self._data.eval_loader(self._data.train, indices)), key)
 
@@ -178,28 +178,28 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         """
         asking = (trainer.lightning_module, self)
         if self._dealt is None or (
-            self.on_device == "auto" and any(is_overridden(hook, o) for hook in BATCH_HOOKS[:2] for o in asking)
+            self.loader.on_device == "auto" and any(is_overridden(hook, o) for hook in BATCH_HOOKS[:2] for o in asking)
         ):
             return None
-        return reside(self._dealt, self.on_device, trainer.strategy.root_device, self._source_name)
+        return reside(self._dealt, self.loader.on_device, trainer.strategy.root_device, self._source_name)
 
     def describe(self) -> dict[str, str | int | float]:
         """What was asked for and what came of it, flat, to be logged with a run's hyper-parameters."""
-        options = self.split_options
+        options = self.splits
         facts: dict[str, str | int | float] = {
             "source": self._source_name,
             "partitioner": repr(self.partitioner),
-            "server_val_fraction": options.server_val_fraction,
-            "client_val_fraction": options.client_val_fraction,
-            "client_test_fraction": options.client_test_fraction,
-            "data_seed": self.seed,
+            "splits.server_val": options.server_val,
+            "splits.client_val": options.client_val,
+            "splits.client_test": options.client_test,
+            "splits.seed": options.seed,
         }
         if self.corruptions:
             facts["corruptions"] = ", ".join(map(repr, self.corruptions))
-        if self.detector is not None:
-            facts |= {"drop_flagged": repr(self.detector), "dropped_samples": self._dropped}
-        if self._given.label is not None:
-            facts |= {"label": self._given.label, "columns": repr(self._given.columns or Columns())}
+        if options.detector is not None:
+            facts |= {"splits.drop_flagged": repr(options.detector), "dropped_samples": self._dropped}
+        if isinstance(self._given.labels, str):
+            facts |= {"labels": self._given.labels, "columns": repr(self._given.reading.columns)}
         if self._dealt is not None:
             facts |= {
                 "batch_size": self._dealt.train_options["batch_size"],
@@ -212,6 +212,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
                 if held != tuple(map(str, range(len(held)))):
                     facts[name] = ", ".join(held[:_LISTED]) + (", ..." if len(held) > _LISTED else "")
         return facts
+
+    @property
+    def seed(self) -> int:
+        """Of all splits but the partition."""
+        return self.splits.seed
 
     @property
     def _source_name(self) -> str:

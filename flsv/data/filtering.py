@@ -43,7 +43,7 @@ def without_flagged(module: Dealt, dealt: FederatedData, detector: FedBary) -> F
         if not keep.any():
             raise ConfigurationError(
                 f"drop_flagged: all {len(keep)} training samples of {client_called(client.id, dealt.splits.names)} are "
-                "flagged. Leave the client out, or set drop_flagged to false."
+                "flagged. Leave the client out, or set Splits(drop_flagged=False)."
             )
         splits.append({**parts, "train": parts["train"][keep]})
         counts.append(kept_counts)

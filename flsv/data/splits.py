@@ -9,6 +9,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from flsv.data.groups import client_called, names_of_parts
+from flsv.data.options import Splits
 from flsv.data.partition.base import Partitioner, shuffled
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
@@ -29,47 +30,13 @@ class FederatedSplits:
     names: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class SplitOptions:
-    """What is set aside before and after partitioning.
-
-    Args:
-        server_val_fraction: share of the samples for the server's validation set, taken out before partitioning.
-        client_val_fraction: share of each client's samples for its validation set.
-        client_test_fraction: share of each client's samples for its test set.
-        max_samples: use a random subset of this many samples, the server's included; None for all.
-        seed: seed of these choices; the partition has its own.
-
-    Raises:
-        ConfigurationError: a fraction outside ``[0, 1)``, nothing left for training, or ``max_samples`` below 1.
-    """
-
-    server_val_fraction: float = 0.1
-    client_val_fraction: float = 0.0
-    client_test_fraction: float = 0.0
-    max_samples: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("server_val_fraction", "client_val_fraction", "client_test_fraction"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ConfigurationError(f"{name}={getattr(self, name)}: a fraction lies in [0, 1); 0.1 is 10 %.")
-        if self.client_val_fraction + self.client_test_fraction >= 1:
-            raise ConfigurationError(
-                f"client_val_fraction={self.client_val_fraction} and client_test_fraction={self.client_test_fraction} "
-                f"leave nothing to train on. Their sum must be below 1."
-            )
-        if self.max_samples is not None and self.max_samples < 1:
-            raise ConfigurationError(f"max_samples={self.max_samples}: it must be at least 1, or null for all.")
-
-
 def split_federation(
     labels: Tensor,
     num_classes: int,
     groups: Tensor | None,
     pool: Tensor,
     partitioner: Partitioner,
-    options: SplitOptions,
+    options: Splits,
     group_names: Sequence[str] = (),
     whole: bool = False,
 ) -> FederatedSplits:
@@ -93,7 +60,7 @@ def split_federation(
         >>> import torch
         >>> from flsv.data import IIDPartitioner
         >>> splits = split_federation(
-        ...     torch.zeros(100, dtype=torch.long), 1, None, torch.arange(100), IIDPartitioner(3), SplitOptions()
+        ...     torch.zeros(100, dtype=torch.long), 1, None, torch.arange(100), IIDPartitioner(3), Splits()
         ... )
         >>> len(splits.server_val), [len(client["train"]) for client in splits.clients]
         (10, [30, 30, 30])
@@ -102,10 +69,10 @@ def split_federation(
     if options.max_samples is not None:
         pool = shuffled(pool, generator_for(options.seed, "max_samples"))[: options.max_samples]
     pool = shuffled(pool, generator_for(options.seed, "server_val"))
-    held_back = int(options.server_val_fraction * len(pool) + 0.5)
-    if options.server_val_fraction > 0 and held_back == 0:
+    held_back = int(options.server_val * len(pool) + 0.5)
+    if options.server_val > 0 and held_back == 0:
         raise ConfigurationError(
-            f"server_val_fraction={options.server_val_fraction} of {len(pool)} samples is none, so the server's "
+            f"Splits(server_val={options.server_val}) of {len(pool)} samples is none, so the server's "
             f"validation set would be empty. Raise the fraction, or set it to 0 to train without validation."
         )
     server_val, rest = pool[:held_back].sort().values, pool[held_back:].sort().values
@@ -120,7 +87,7 @@ def split_federation(
     return FederatedSplits(server_val, tuple(clients), names)
 
 
-def _tell_lost(before: Tensor, after: Tensor, names: Sequence[str], options: SplitOptions, whole: bool) -> None:
+def _tell_lost(before: Tensor, after: Tensor, names: Sequence[str], options: Splits, whole: bool) -> None:
     """Warn of groups that no client has, or refuse them."""
     lost = sorted(set(before.tolist()) - set(after.tolist()))
     if not lost:
@@ -129,27 +96,26 @@ def _tell_lost(before: Tensor, after: Tensor, names: Sequence[str], options: Spl
     left_out = "" if options.max_samples is None else f", or are left out (max_samples={options.max_samples})"
     message = (
         f"Nothing is left to {called}{', ...' if len(lost) > 5 else ''}: all their samples went to the server's "
-        f"validation set (server_val_fraction={options.server_val_fraction}){left_out}."
+        f"validation set (server_val={options.server_val}){left_out}."
     )
     if whole:
         raise ConfigurationError(
-            f"{message} Give the server validation data of its own (val), or server_val_fraction: 0, or leave this "
-            "client out."
+            f"{message} Give the server validation data of its own (val), or server_val: 0, or leave this client out."
         )
     rank_zero_warn(f"{message} They are no clients.")
 
 
-def _split_client(client: int, samples: Tensor, options: SplitOptions, names: Sequence[str]) -> dict[str, Tensor]:
+def _split_client(client: int, samples: Tensor, options: Splits, names: Sequence[str]) -> dict[str, Tensor]:
     # At least one sample where a split is asked for: the mean over clients of an evaluation needs them all.
     val, test = (
         max(1, int(fraction * len(samples) + 0.5)) if fraction > 0 else 0
-        for fraction in (options.client_val_fraction, options.client_test_fraction)
+        for fraction in (options.client_val, options.client_test)
     )
     train = len(samples) - val - test
     if train < 1:
         raise ConfigurationError(
-            f"{client_called(client, names, 'Client')} has {len(samples)} samples, of which client_val_fraction="
-            f"{options.client_val_fraction} and client_test_fraction={options.client_test_fraction} leave none to "
+            f"{client_called(client, names, 'Client')} has {len(samples)} samples, of which client_val="
+            f"{options.client_val} and client_test={options.client_test} leave none to "
             f"train on. Lower them, or partition so that every client has more samples (DirichletPartitioner has "
             f"min_samples for this)."
         )

@@ -87,7 +87,7 @@ class FedFomo(Personalizer):
         if empty:
             raise ConfigurationError(
                 f"{self!r} needs validation samples at every client; clients {empty} have none. Set "
-                "FederatedDataModule(client_val_fraction=0.2)."
+                "FederatedDataModule(splits=Splits(client_val=0.2))."
             )
         self._uploads = {}
         self._affinity = torch.zeros(federation.num_clients, federation.num_clients, dtype=torch.float64)

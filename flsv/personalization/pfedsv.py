@@ -136,7 +136,7 @@ classifier=None, safeguard=False, game='coalition', shared=0.0)
         if empty:
             raise ConfigurationError(
                 f"PFedSV evaluates models on every client's own validation split; clients {empty} have none. Set "
-                "FederatedDataModule(client_val_fraction=0.2), or a larger one."
+                "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
             )
         self.resume(federation)
         self._initial, self._uploads, self._cohort = federation.global_vector.clone(), {}, []

@@ -145,7 +145,7 @@ def check_setup(
         if empty:
             raise ConfigurationError(
                 f"metrics {list(board.evaluating)} need validation samples at every client; clients {empty} have none. "
-                "Set FederatedDataModule(client_val_fraction=0.2), or leave those metrics out."
+                "Set FederatedDataModule(splits=Splits(client_val=0.2)), or leave those metrics out."
             )
     judging, personalizer = board.peer_metrics, strategies.get("personalizer")
     if judging and not getattr(personalizer, "gives_peer_values", False):
@@ -157,7 +157,7 @@ def check_setup(
     if games and not data.val_dataloader():
         raise ConfigurationError(
             f"metrics {games} evaluate models on the server's validation set, which is empty. Set "
-            "FederatedDataModule(server_val_fraction=0.1), or leave those metrics out."
+            "FederatedDataModule(splits=Splits(server_val=0.1)), or leave those metrics out."
         )
     _check_steps(module, board)
     if every:
@@ -165,7 +165,7 @@ def check_setup(
         if empty:
             raise ConfigurationError(
                 f"ClientEvaluation(every={every}) needs a test split at every client; "
-                f"clients {empty} have none. Set FederatedDataModule(client_test_fraction=0.2), or a larger one."
+                f"clients {empty} have none. Set FederatedDataModule(splits=Splits(client_test=0.2)), or a larger one."
             )
         if not is_overridden("forward", module, L.LightningModule):
             raise ConfigurationError(

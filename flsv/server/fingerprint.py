@@ -48,7 +48,7 @@ def fingerprint(settings: Mapping[str, str], data: FederatedDataModule) -> dict[
         what is in them and with which labels, by its number; ``"server"`` for the validation set. Only strings, so that
         checkpoints load without pickle.
     """
-    facts = {**data.describe(), "max_samples": data.split_options.max_samples, "class_names": data.class_names}
+    facts = {**data.describe(), "splits.max_samples": data.splits.max_samples, "class_names": data.class_names}
     if "client_names" in facts:
         facts["client_names"] = data.client_names  # all of them
     if isinstance(data.source, str):

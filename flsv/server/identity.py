@@ -22,7 +22,10 @@ IDLE = {
         "logger", "default_root_dir", "log_every_n_steps", "enable_checkpointing", "enable_progress_bar",
         "enable_model_summary", "num_sanity_val_steps", "profiler", "devices", "num_nodes", "strategy", "benchmark",
     },
-    "data": {"root", "download", "num_workers", "pin_memory", "on_device", "eval_batch_size"},
+    "data": {
+        "files.root", "files.download", "loader.num_workers", "loader.pin_memory", "loader.on_device",
+        "loader.eval_batch_size",
+    },
     "federation": {"reporting", "seed"},
 }  # fmt: skip
 #: Whose versions tell what their code is.
@@ -108,7 +111,8 @@ def configured(config: Mapping[str, Any]) -> dict[str, str]:
         config: its sections ``model``, ``data``, ``federation`` and ``trainer``. The seed is none of it.
 
     Example:
-        >>> found = configured({"data": {"source": "here/a.csv", "root": "there"}, "trainer": {"max_epochs": 3}})
+        >>> files = {"root": "there"}
+        >>> found = configured({"data": {"source": "here/a.csv", "files": files}, "trainer": {"max_epochs": 3}})
         >>> {name: text for name, text in found.items() if name not in versions()}
         {'data.source': "'a.csv'", 'trainer.max_epochs': '3'}
     """
@@ -117,7 +121,8 @@ def configured(config: Mapping[str, Any]) -> dict[str, str]:
         for name, value in _leaves(config[section], section) if config.get(section) else ():
             words = name.split(".")
             of_data = section == "data"
-            if words[1] in IDLE.get(section, ()) or value is None or (of_data and words[-1] == "root"):
+            idle = {words[1], ".".join(words[1:3])} & IDLE.get(section, set())
+            if idle or value is None or (of_data and words[-1] == "root"):
                 continue
             # The same data in another folder are the same: their hashes tell.
             settings[name] = repr(PurePath(value).name if of_data and isinstance(value, str) else value)

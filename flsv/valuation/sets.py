@@ -17,7 +17,8 @@ from flsv.participants import Client, LocalData, Split
 class Dealt(Protocol):
     """Data that have been dealt out, such as a :class:`flsv.FederatedDataModule` that is set up."""
 
-    seed: int
+    @property
+    def seed(self) -> int: ...
 
     @property
     def num_clients(self) -> int: ...

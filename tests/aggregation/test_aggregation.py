@@ -155,7 +155,7 @@ def test_fedsv_needs_values_and_sound_arguments() -> None:
 def test_a_softmax_needs_what_is_known_before_aggregation(tmp_path: Path) -> None:
     loop = FederatedLoop(ShapleySoftmax("sv"), {"sv": DecayedShapley()})
     with pytest.raises(ConfigurationError, match="DecayedShapley is updated after aggregation"):
-        fit(loop, tmp_path, data=toy_data(server_val_fraction=0.2))
+        fit(loop, tmp_path, data=toy_data(server_val=0.2))
     assert loop.round_index == 0
 
 

@@ -21,7 +21,7 @@ from flsv.metrics import ContributionEstimation, ContributionMetric, EverybodyEl
 
 def values(folder: Path, metric: ContributionMetric, attacks: list[Attack], **kwargs: Any) -> tuple[Tensor, Tensor]:
     loop = FederatedLoop(metrics={"m": metric}, uploads=attacks, seed=1, reporting=Reporting(table=False), **kwargs)
-    data = toy_data((4, 3, 4), client_val_fraction=0.3)
+    data = toy_data((4, 3, 4), client_val=0.3)
     module = fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=2)
     return loop.contributions["m"], vector(module)
 

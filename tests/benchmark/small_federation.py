@@ -14,6 +14,11 @@ def small(**changes: Any) -> Federation:
     """With other arguments of :class:`flsv.benchmark.Federation`."""
     like = federation("digits_sizes")
     partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2], "seed": 1}}
-    data = {**like.data, "partitioner": partitioner, "max_samples": 160, "batch_size": 8}
+    data = {
+        **like.data,
+        "partitioner": partitioner,
+        "splits": {**like.data["splits"], "max_samples": 160},
+        "batch_size": 8,
+    }
     made = replace(like, name="small", rounds=2, data=data, attacks=[RIDER], bad={"free_rider": [2]})
     return replace(made, **changes)

@@ -137,7 +137,7 @@ def test_clients_keep_samples_back_only_for_those_who_ask_them() -> None:
     assert ((held - 0.2 * samples).abs() <= 1).all()
     assert held.min() >= 1
     assert found.utility == run(small(), {"size": METRICS["size"]}, seed=0).utility
-    mine = small(data={**small().data, "client_val_fraction": 0.5})
+    mine = small(data={**small().data, "splits": {"client_val": 0.5}})
     assert mine.with_client_validation is mine
 
 

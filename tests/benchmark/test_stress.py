@@ -148,7 +148,7 @@ def test_who_splits_its_samples_gains_nothing_under_values_weighed_by_samples(tm
 
 def test_a_false_report_pays_where_clients_judge_models(tmp_path: Path) -> None:
     federation = small()
-    federation = replace(federation, data={**federation.data, "client_val_fraction": 0.3})
+    federation = replace(federation, data={**federation.data, "splits": {"client_val": 0.3}})
     entries = dict([entry("flsv.metrics.ContributionEstimation"), entry("size")])
     trials = stress(
         {"small": federation}, entries, ["reports"], ["none"], seeds=1, attackers_each=1, folder=tmp_path, say=len

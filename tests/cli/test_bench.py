@@ -24,7 +24,8 @@ def mine(tmp_path: Path) -> str:
     said = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text())
     partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2], "seed": 1}}
     noise = {"class_path": "flsv.data.ClosedSetLabelNoise", "init_args": {"clients": [1]}}
-    said["data"] |= {"partitioner": partitioner, "max_samples": 160, "corruptions": [noise]}
+    said["data"] |= {"partitioner": partitioner, "corruptions": [noise]}
+    said["data"]["splits"]["max_samples"] = 160
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({**said, "rounds": 2, "bad": {"label_noise": [1]}}))
     return str(path)

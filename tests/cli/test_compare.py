@@ -311,7 +311,7 @@ def test_own_tests_are_each_clients_own(tmp_path: Path) -> None:
 def test_own_tests_need_test_samples(tmp_path: Path) -> None:
     loop = FederatedLoop(evaluation=ClientEvaluation(keep_trained=True), seed=1)
     with pytest.raises(ConfigurationError, match=r'tests="own" .* clients \[0, 1, 2\] have none'):
-        fit(loop, tmp_path, data=toy_data(client_test_fraction=0.0), callbacks=[OwnModels(loop, tests="own")])
+        fit(loop, tmp_path, data=toy_data(client_test=0.0), callbacks=[OwnModels(loop, tests="own")])
 
 
 def test_own_tests_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

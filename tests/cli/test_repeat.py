@@ -28,9 +28,8 @@ CONFIG: dict[str, Any] = {
     "data": {
         "source": "digits",
         "partitioner": {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [1, 2, 4], "seed": 0}},
-        "server_val_fraction": 0.2,
+        "splits": {"server_val": 0.2, "seed": 0},
         "batch_size": 64,
-        "seed": 0,
     },
     "federation": {
         "metrics": {"cssv": {"class_path": "flsv.metrics.ClassSpecificShapley"}},
@@ -98,7 +97,7 @@ def test_what_changed_between_two_calls_is_refused(tmp_path: Path, capsys: pytes
         data.write_text("".join(",".join(row) + "\n" for row in rows))
         model = {**CONFIG["model"], "init_args": {**CONFIG["model"]["init_args"]}}
         model["init_args"]["optimizer"] = {"class_path": "torch.optim.SGD", "init_args": {"lr": lr}}
-        section = {"source": str(data), "label": "ill", "groups": "clinic"}
+        section = {"source": str(data), "labels": "ill", "groups": "clinic"}
         config.write_text(yaml.safe_dump({**CONFIG, "model": model, "data": section}))
 
     write(table, 0.1)
@@ -121,7 +120,7 @@ def test_other_clients_are_refused(config: Path, tmp_path: Path, monkeypatch: py
     real = repeat._fit
 
     def dealt_by_the_seed(arguments: Any, seed: int, *rest: Any) -> Any:
-        return real([*arguments, f"--data.seed={seed}"], seed, *rest)
+        return real([*arguments, f"--data.splits.seed={seed}"], seed, *rest)
 
     monkeypatch.setattr(repeat, "_fit", dealt_by_the_seed)
     with pytest.raises(ConfigurationError, match="do not deal out the same samples"):

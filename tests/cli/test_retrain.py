@@ -15,7 +15,7 @@ import yaml
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
 from flsv.cli import main
 from flsv.cli.retrain import _performance_of, retrain
-from flsv.data import SizePartitioner
+from flsv.data import SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility
@@ -47,9 +47,8 @@ CONFIG = {
             "class_path": "flsv.data.SizePartitioner",
             "init_args": {"proportions": [1, 2, 4], "seed": 0},
         },
-        "server_val_fraction": 0.2,
+        "splits": {"server_val": 0.2, "seed": 0},
         "batch_size": 64,
-        "seed": 0,
     },
     "federation": {
         "aggregator": {"class_path": "flsv.aggregation.ShapFedWA", "init_args": {"metric": "cssv"}},
@@ -78,7 +77,7 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run: Path) -> 
 
     found, path = retrain(run, "all", metric="negative_loss")
     data = FederatedDataModule(
-        "digits", SizePartitioner([1, 2, 4], seed=0), server_val_fraction=0.2, batch_size=64, seed=0
+        "digits", SizePartitioner([1, 2, 4], seed=0), batch_size=64, splits=Splits(server_val=0.2, seed=0)
     )
 
     def trainer(cohort: object) -> L.Trainer:
@@ -164,7 +163,7 @@ def test_where_one_class_has_most_of_the_accuracy_it_is_said(
 ) -> None:
     rows = [f"{'AB'[i % 2]},{i % 7},{i % 3},{'ny'[i % 5 == 0]}" for i in range(100)]
     (tmp_path / "clinics.csv").write_text("\n".join(["clinic,age,dose,ill", *rows, ""]))
-    data = {"source": str(tmp_path / "clinics.csv"), "label": "ill", "groups": "clinic"}
+    data = {"source": str(tmp_path / "clinics.csv"), "labels": "ill", "groups": "clinic"}
     model = {"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}}
     config = {**CONFIG, "model": model, "data": data, "federation": {"reporting": {"table": False, "figures": 0}}}
     (tmp_path / "federation.yaml").write_text(yaml.safe_dump(config))
@@ -255,7 +254,7 @@ def test_other_data_than_the_runs_are_refused_by_name(tmp_path: Path, capsys: py
         file.write_text("".join(",".join(row) + "\n" for row in rows))
 
     write(rows)
-    data = {"source": str(file), "label": "ill", "groups": "clinic"}
+    data = {"source": str(file), "labels": "ill", "groups": "clinic"}
     model = {"class_path": "flsv.ClassifierClient", "init_args": {"network": "softmax"}}
     config = {**CONFIG, "model": model, "data": data, "federation": {"reporting": {"table": False, "figures": 0}}}
     (tmp_path / "federation.yaml").write_text(yaml.safe_dump(config))

@@ -14,7 +14,8 @@ from flsv.cli import main
 def test_one_metric_and_two_cheats(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = yaml.safe_load((FOLDER / "digits_sizes.yaml").read_text())
     partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2], "seed": 1}}
-    said["data"] |= {"partitioner": partitioner, "max_samples": 160}
+    said["data"]["partitioner"] = partitioner
+    said["data"]["splits"]["max_samples"] = 160
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump({**said, "rounds": 2}))
     out = tmp_path / "out"

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from toys import Plain, fit, toy_sets, vector
 
 from flsv.clients.training import name_place
-from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.loop import FederatedLoop
 
 ROUND, CLIENT, BATCH = 1, 2, 1
@@ -139,7 +139,7 @@ def test_stop_iteration_does_not_end_the_training(tmp_path: Path, where: str, ma
 @pytest.mark.parametrize("failure", [ValueError, StopIteration])
 def test_a_sample_that_cannot_be_read(tmp_path: Path, failure: type[BaseException]) -> None:
     samples = Samples(failure)
-    data = FederatedDataModule(samples, SizePartitioner([4, 1, 2]), batch_size=8, client_test_fraction=0.2)
+    data = FederatedDataModule(samples, SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2))
     data.prepare_data()
     data.setup("fit")
     samples.bad = int(data.client_indices(CLIENT)[0])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 from toys import Plain, fit, toy_data, toy_sets
 
-from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric
 from flsv.sampling import FixedCohort
@@ -50,7 +50,7 @@ class Augmented(Dataset[Any]):
 def augmented() -> FederatedDataModule:
     train, test = toy_sets()
     return FederatedDataModule(
-        (Augmented(train), test), SizePartitioner([4, 1, 2]), batch_size=8, client_test_fraction=0.2
+        (Augmented(train), test), SizePartitioner([4, 1, 2]), batch_size=8, splits=Splits(client_test=0.2)
     )
 
 
@@ -71,7 +71,11 @@ class Keep(ContributionMetric):
 def workers() -> FederatedDataModule:
     train, test = toy_sets()
     return FederatedDataModule(
-        (Augmented(train), test), SizePartitioner([4, 1, 2]), batch_size=8, client_test_fraction=0.2, num_workers=1
+        (Augmented(train), test),
+        SizePartitioner([4, 1, 2]),
+        batch_size=8,
+        splits=Splits(client_test=0.2),
+        loader=Loader(num_workers=1),
     )
 
 

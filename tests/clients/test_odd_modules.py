@@ -62,7 +62,7 @@ def test_infinite_constants_are_kept_exactly(tmp_path: Path, sampler: Any) -> No
     def loop() -> FederatedLoop:
         return FederatedLoop(metrics={"sv": PartialFederatedShapley()}, sampler=sampler, seed=1)
 
-    loops, data = [loop(), loop()], {"server_val_fraction": 0.2}
+    loops, data = [loop(), loop()], {"server_val": 0.2}
     modules: list[Any] = [Masked(), MaskedByHand()]
     for each, module in zip(loops, modules):
         fit(each, tmp_path, module, toy_data(**data))
@@ -186,7 +186,7 @@ def test_a_module_that_was_pruned_before_keeps_its_masks(tmp_path: Path) -> None
     prune.l1_unstructured(module.net[0], "weight", 0.5)
     mask = module.net[0].weight_mask.clone()
     loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()}, seed=1)
-    fit(loop, tmp_path, module, toy_data(server_val_fraction=0.2))
+    fit(loop, tmp_path, module, toy_data(server_val=0.2))
     assert torch.equal(module.net[0].weight_mask, mask)
     assert (module.net[0].weight[mask == 0] == 0).all()
     assert loop.contributions["sv"].abs().max() > 0

@@ -13,7 +13,7 @@ from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation, ConfigurationError
 from flsv.cli.own_models import OwnModels
-from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.loop import FederatedLoop
 from flsv.metrics import GradientShapley, LeaveOneOut
 
@@ -56,7 +56,9 @@ def binary() -> FederatedDataModule:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(160, FEATURES, generator=generator)
     samples = TensorDataset(x, (x[:, 0] + 0.3 * x[:, 1] > 0.4).long())
-    return FederatedDataModule((samples, samples), SizePartitioner([2, 1]), batch_size=8, client_test_fraction=0.3)
+    return FederatedDataModule(
+        (samples, samples), SizePartitioner([2, 1]), batch_size=8, splits=Splits(client_test=0.3)
+    )
 
 
 EVERY: dict[str, Any] = {"evaluation": ClientEvaluation(every=1)}
@@ -144,7 +146,7 @@ def test_batches_that_are_no_pairs(tmp_path: Path) -> None:
     class Module(Never, Plain):
         pass
 
-    data = FederatedDataModule(Triples(), SizePartitioner([2, 1]), batch_size=8, client_test_fraction=0.3)
+    data = FederatedDataModule(Triples(), SizePartitioner([2, 1]), batch_size=8, splits=Splits(client_test=0.3))
     with pytest.raises(ConfigurationError, match=r"evaluated on batches \(x, y\), and a batch is 3 parts"):
         fit(FederatedLoop(**EVERY), tmp_path, Module(), data)
 

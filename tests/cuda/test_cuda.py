@@ -16,7 +16,7 @@ from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
 
 from flsv import ClassifierClient, ClientEvaluation
 from flsv.aggregation import ShapFedWA
-from flsv.data import DirichletPartitioner, FederatedDataModule
+from flsv.data import DirichletPartitioner, FederatedDataModule, Splits
 from flsv.games import ModelEvaluator
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CumulativeShapley
@@ -33,7 +33,7 @@ def quickstart(folder: Path, **where: Any) -> list[dict[str, str]]:
     """The federation of ``configs/quickstart.yaml``, and its CSV."""
     torch.manual_seed(0)
     partitioner = DirichletPartitioner(num_clients=5, alpha=0.5, min_samples=40, seed=1)
-    data = FederatedDataModule("digits", partitioner, batch_size=16, client_test_fraction=0.2)
+    data = FederatedDataModule("digits", partitioner, batch_size=16, splits=Splits(client_test=0.2))
     module = ClassifierClient(
         "mlp", network_args={"hidden": [64]}, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)
     )

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from data_options import grouped
 from lightning.pytorch.cli import LightningArgumentParser
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
@@ -21,6 +22,7 @@ from flsv.data import (
     ProportionPartitioner,
     ShardPartitioner,
     SizePartitioner,
+    Splits,
 )
 from flsv.data.classes import find_classes
 from flsv.data.corruption.long_tail import LongTail
@@ -93,7 +95,7 @@ WITHOUT_CLASSES = {
     "partitioner", [IIDPartitioner(3), SizePartitioner([1, 2, 3]), ProportionPartitioner([[0.4], [0.6]])]
 )
 def test_data_without_classes_are_of_one_class(kind, partitioner, recwarn):
-    data = FederatedDataModule(WITHOUT_CLASSES[kind], partitioner, server_val_fraction=0.2)
+    data = FederatedDataModule(WITHOUT_CLASSES[kind], partitioner, splits=Splits(server_val=0.2))
     data.prepare_data()
     data.setup("fit")
     assert data.num_classes == 1
@@ -153,7 +155,7 @@ ASKING = [
 @pytest.mark.parametrize("arguments", ASKING, ids=lambda a: type(next(iter(a.values()))).__name__ + str(len(str(a))))
 @pytest.mark.parametrize("kind", ["texts", "multilabel", "nothing but inputs", "graphs to regress on", "names"])
 def test_whoever_needs_classes_says_so(arguments, kind):
-    data = FederatedDataModule(WITHOUT_CLASSES[kind], **{"partitioner": IIDPartitioner(3), **arguments})
+    data = FederatedDataModule(WITHOUT_CLASSES[kind], **grouped({"partitioner": IIDPartitioner(3), **arguments}))
     (asking,) = arguments.values()
     name = "FedBary" if asking is True else type(asking[0] if isinstance(asking, list) else asking).__name__
     with pytest.raises(
@@ -178,7 +180,9 @@ def test_labels_of_a_list_an_attribute_or_a_field():
         (Items(list(X), topic=np.array(expected)), "topic"),
         (Items(texts), "topic"),
     ):
-        data = FederatedDataModule(source, DirichletPartitioner(2, alpha=1.0), labels=labels, server_val_fraction=0.0)
+        data = FederatedDataModule(
+            source, DirichletPartitioner(2, alpha=1.0), labels=labels, splits=Splits(server_val=0.0)
+        )
         data.setup("fit")
         assert data.class_counts.sum(0).tolist() == [10] * 4
         for client in range(2):
@@ -277,7 +281,7 @@ def test_a_sample_that_cannot_be_read_is_named():
 def test_groups_make_clients_of_any_data(kind):
     clinic = np.array(["north", "south", "east"])[np.arange(N) % 3]
     source = WITHOUT_CLASSES[kind]
-    data = FederatedDataModule(source, GroupPartitioner(), groups=clinic.tolist(), server_val_fraction=0.0)
+    data = FederatedDataModule(source, GroupPartitioner(), groups=clinic.tolist(), splits=Splits(server_val=0.0))
     data.setup("fit")
     assert data.num_samples.tolist() == [13, 14, 13]  # east, north, south
     assert (clinic[data.client_indices(0)] == "east").all()

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from data_options import grouped
 from lightning.pytorch.cli import LightningCLI
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, IIDPartitioner, TensorBatches
+from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, IIDPartitioner, Splits, TensorBatches
 from flsv.errors import ConfigurationError
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
@@ -119,7 +120,7 @@ def trainer(**options):
 
 
 def ready(*args, **kwargs):
-    data = FederatedDataModule(*args, **kwargs)
+    data = FederatedDataModule(*args, **grouped(kwargs))
     data.prepare_data()
     data.setup("fit")
     return data
@@ -132,9 +133,9 @@ def test_no_sample_is_in_two_places():
     data = ready(
         "digits",
         DirichletPartitioner(6, alpha=0.3, min_samples=5),
-        server_val_fraction=0.15,
-        client_val_fraction=0.1,
-        client_test_fraction=0.2,
+        server_val=0.15,
+        client_val=0.1,
+        client_test=0.2,
     )
     held = [data.client_indices(client, split) for client in range(6) for split in ("train", "val", "test")]
     sets = [set(indices.tolist()) for indices in [data.server_val_indices, *held]]
@@ -143,9 +144,7 @@ def test_no_sample_is_in_two_places():
 
 
 def test_loaders_yield_the_samples_of_the_indices():
-    data = ready(
-        (TensorDataset(X, torch.arange(200)),), IIDPartitioner(3), client_val_fraction=0.2, client_test_fraction=0.1
-    )
+    data = ready((TensorDataset(X, torch.arange(200)),), IIDPartitioner(3), client_val=0.2, client_test=0.1)
     for client in range(3):
         for split in ("train", "val", "test"):
             seen = torch.cat([y for _, y in data.client_loader(client, split)])
@@ -157,7 +156,7 @@ def test_loaders_yield_the_samples_of_the_indices():
 
 
 def test_class_counts_are_those_of_the_training_batches():
-    data = ready("digits", DirichletPartitioner(4, alpha=0.5), client_test_fraction=0.25)
+    data = ready("digits", DirichletPartitioner(4, alpha=0.5), client_test=0.25)
     for client in range(4):
         labels = torch.cat([y for _, y in data.client_loader(client)])
         assert torch.bincount(labels, minlength=10).tolist() == data.class_counts[client].tolist()
@@ -176,7 +175,7 @@ def test_train_batches_are_a_function_of_the_generator():
 
 
 def test_everything_follows_from_the_seeds():
-    kinds = {"client_test_fraction": 0.2, "max_samples": 500}
+    kinds = {"client_test": 0.2, "max_samples": 500}
     first, again, other = (ready("digits", seed=seed, **kinds) for seed in (1, 1, 2))
     assert torch.equal(first.server_val_indices, again.server_val_indices)
     assert all(
@@ -193,10 +192,10 @@ def test_facts_about_the_data():
     assert data.describe() == {
         "source": "digits",
         "partitioner": "IIDPartitioner(num_clients=5, seed=0)",
-        "server_val_fraction": 0.1,
-        "client_val_fraction": 0.0,
-        "client_test_fraction": 0.0,
-        "data_seed": 0,
+        "splits.server_val": 0.1,
+        "splits.client_val": 0.0,
+        "splits.client_test": 0.0,
+        "splits.seed": 0,
         "batch_size": 20,
         "num_clients": 5,
         "num_classes": 10,
@@ -228,9 +227,7 @@ def test_groups_make_clients():
 
 @pytest.mark.parametrize("preload", [False, True])
 def test_train_transform_changes_training_batches_only(preload):
-    data = ready(
-        (Images(), Images()), IIDPartitioner(2), train_transform=Flip(2.0), preload=preload, client_val_fraction=0.2
-    )
+    data = ready((Images(), Images()), IIDPartitioner(2), train_transform=Flip(2.0), preload=preload, client_val=0.2)
     assert isinstance(data.client_loader(0), TensorBatches) is preload
     x = torch.cat([x for x, _ in data.client_loader(0)])
     assert torch.isclose(x.sum(), 2 * X[data.client_indices(0)].sum(), atol=1e-4)
@@ -255,7 +252,7 @@ def test_the_centralised_baseline_trains_on_all_clients_data():
 
 
 def test_pooled_order_changes_with_the_epoch():
-    data, model = FederatedDataModule(TensorDataset(X, Y), server_val_fraction=0.0), Linear()
+    data, model = FederatedDataModule(TensorDataset(X, Y), splits=Splits(server_val=0.0)), Linear()
     trainer(reload_dataloaders_every_n_epochs=1).fit(model, data)
     seen = torch.cat(model.seen["train"])
     assert not torch.equal(seen[:200], seen[200:])
@@ -282,7 +279,7 @@ def test_setup_again_changes_nothing():
 
 
 def test_no_server_validation():
-    data, model = FederatedDataModule(TensorDataset(X, Y), server_val_fraction=0.0), Linear()
+    data, model = FederatedDataModule(TensorDataset(X, Y), splits=Splits(server_val=0.0)), Linear()
     trainer().fit(model, data)
     assert data.val_dataloader() == []
     assert model.seen["val"] == []
@@ -328,7 +325,7 @@ def test_test_and_predict_loaders_of_a_wrapped_module():
 
 def test_a_module_made_from_data_sets():
     module = L.LightningDataModule.from_datasets(TensorDataset(X, Y), batch_size=16)
-    data = ready(module, server_val_fraction=0.25)
+    data = ready(module, server_val=0.25)
     assert len(data.server_val_indices) == 50
     assert data.client_loader(0).batch_size == 16
     with pytest.raises(ConfigurationError, match="LightningDataModule has no test data"):
@@ -414,14 +411,14 @@ def test_an_exception_reaches_the_wrapped_module():
     [
         ({"batch_size": 0}, "batch_size=0"),
         ({"eval_batch_size": -1}, "eval_batch_size=-1"),
-        ({"server_val_fraction": 1.0}, "server_val_fraction=1.0"),
+        ({"server_val": 1.0}, "server_val=1.0"),
         ({"max_samples": 0}, "max_samples=0"),
         ({"partitioner": 5}, r"partitioner=5: expected a flsv\.data\.Partitioner"),
     ],
 )
 def test_wrong_arguments_are_found_at_construction(arguments, message):
     with pytest.raises(ConfigurationError, match=message):
-        FederatedDataModule("digits", **arguments)
+        FederatedDataModule("digits", **grouped(arguments))
 
 
 @pytest.mark.parametrize(
@@ -431,15 +428,15 @@ def test_wrong_arguments_are_found_at_construction(arguments, message):
         ({"source": "diggits"}, "Did you mean 'digits'"),
         ({"source": "x.npz"}, "x.npz was not found"),
         ({"source": Images(3)}, "3 samples is none"),
-        ({"source": Images(4), "server_val_fraction": 0.0}, "4 samples cannot be dealt to 5 clients"),
+        ({"source": Images(4), "server_val": 0.0}, "4 samples cannot be dealt to 5 clients"),
         ({"source": TensorDataset(X), "partitioner": DirichletPartitioner(3, 0.5)}, "No class labels"),
         ({"partitioner": GroupPartitioner()}, "needs to know each sample's group"),
         ({"groups": "hospital"}, "no attribute 'hospital'"),
-        ({"max_samples": 12, "client_test_fraction": 0.9}, "Client 0 has 3 samples"),
+        ({"max_samples": 12, "client_test": 0.9}, "Client 0 has 3 samples"),
     ],
 )
 def test_wrong_data_are_found_in_setup(arguments, message, tmp_path):
-    data = FederatedDataModule(**{"source": "digits", "root": str(tmp_path), **arguments})
+    data = FederatedDataModule(**grouped({"source": "digits", "root": str(tmp_path), **arguments}))
     with pytest.raises(ConfigurationError, match=message):
         trainer().fit(Linear(64, 10), data)
 
@@ -479,10 +476,10 @@ def parse(tmp_path, data, *arguments):
 
 def test_yaml_of_a_named_set(tmp_path):
     partitioner = {"class_path": "flsv.data.DirichletPartitioner", "init_args": {"num_clients": 4, "alpha": 0.3}}
-    data = parse(tmp_path, {"source": "digits", "partitioner": partitioner, "batch_size": 16}, "--data.seed=3")
+    data = parse(tmp_path, {"source": "digits", "partitioner": partitioner, "batch_size": 16}, "--data.splits.seed=3")
     assert data.source == "digits"
     assert repr(data.partitioner) == "DirichletPartitioner(num_clients=4, alpha=0.3, min_samples=1, seed=0)"
-    assert (data.batch_size, data.seed) == (16, 3)
+    assert (data.batch_size, data.splits.seed) == (16, 3)
 
 
 @pytest.mark.parametrize("name", ["FashionMNIST", "MNIST", "CIFAR10"])
@@ -534,9 +531,7 @@ def test_yaml_of_every_partitioner(tmp_path, name, arguments):
 @pytest.mark.skipif(ROOT is None, reason="FLSV_DATA_ROOT is not set: no real image data")
 @pytest.mark.parametrize("name", ["fashion_mnist", "pneumoniamnist.npz"])
 def test_real_images_reach_the_clients(name):
-    data = ready(
-        name, DirichletPartitioner(5, alpha=0.3, min_samples=10), root=ROOT, max_samples=2000, client_test_fraction=0.2
-    )
+    data = ready(name, DirichletPartitioner(5, alpha=0.3, min_samples=10), root=ROOT, max_samples=2000, client_test=0.2)
     assert all(isinstance(data.client_loader(client), TensorBatches) for client in range(5))
     own_val = name.endswith(".npz")
     assert len(data.server_val_indices) == (0 if own_val else 200)

@@ -44,7 +44,7 @@ def test_the_choice() -> None:
     assert devices(resident(toy_data(on_device=True)).client_loader(0)) == {"meta"}
     assert devices(resident(toy_data(on_device=False)).client_loader(0)) == {"cpu"}
     assert resident(toy_data(on_device=True), torch.device("cpu")).device_cache is None
-    with pytest.raises(ConfigurationError, match="on_device='yes': expected \"auto\", True or False"):
+    with pytest.raises(ConfigurationError, match="on_device='yes'.: expected \"auto\", True or False"):
         toy_data(on_device="yes")
 
 

@@ -6,8 +6,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from flsv.data import IIDPartitioner, SizePartitioner, TensorBatches
 from flsv.data.federated_data import deal
+from flsv.data.options import Loader, Splits
 from flsv.data.sources.source import SourceData
-from flsv.data.splits import SplitOptions
 from flsv.errors import ConfigurationError
 
 X = torch.randn(100, 2, 3)
@@ -24,7 +24,7 @@ class PerSample(Dataset):
 
 
 def deal_out(source, partitioner=None, split=None, **options):
-    return deal(source, partitioner or IIDPartitioner(3), split or SplitOptions(), **options)
+    return deal(source, partitioner or IIDPartitioner(3), split or Splits(), **options)
 
 
 def test_batch_sizes():
@@ -37,22 +37,22 @@ def test_batch_sizes():
 
     assert sizes(tensors) == (32, 256)
     assert sizes(samples) == (32, 32)
-    assert sizes(samples, preloaded=True) == (32, 256)
+    assert sizes(samples, loader=Loader(preload=True)) == (32, 256)
     assert sizes(tensors, batch_size=300) == (300, 300)
-    assert sizes(tensors, batch_size=4, eval_batch_size=5) == (4, 5)
+    assert sizes(tensors, batch_size=4, loader=Loader(eval_batch_size=5)) == (4, 5)
     assert sizes(told) == (7, 9)
     assert sizes(told, batch_size=4) == (4, 9)
-    assert sizes(told, eval_batch_size=4) == (7, 4)
+    assert sizes(told, loader=Loader(eval_batch_size=4)) == (7, 4)
 
 
 def test_reading_options_replace_the_sources_unless_none():
     source = SourceData(
         PerSample(), train_options={"num_workers": 2, "drop_last": True}, eval_options={"num_workers": 1}
     )
-    kept = deal_out(source, batch_size=4, reading={"num_workers": None, "drop_last": None})
+    kept = deal_out(source, batch_size=4, loader=Loader())
     assert kept.train_options == {"batch_size": 4, "num_workers": 2, "drop_last": True}
     assert kept.eval_options["num_workers"] == 1
-    changed = deal_out(source, reading={"num_workers": 0, "drop_last": False})
+    changed = deal_out(source, loader=Loader(num_workers=0, drop_last=False))
     assert changed.train_options["num_workers"] == changed.eval_options["num_workers"] == 0
     assert changed.eval_options["drop_last"] is False
 
@@ -79,7 +79,7 @@ def test_classes_that_a_subset_misses_are_counted():
 
 
 def test_preloaded_batches_are_the_same():
-    plain, preloaded = deal_out(SourceData(PerSample())), deal_out(SourceData(PerSample()), preloaded=True)
+    plain, preloaded = deal_out(SourceData(PerSample())), deal_out(SourceData(PerSample()), loader=Loader(preload=True))
     rows = plain.splits.clients[1]["train"]
     for (x1, y1), (x2, y2) in zip(
         *(data.train_loader(rows, torch.Generator().manual_seed(0), None) for data in (plain, preloaded)), strict=True
@@ -124,8 +124,8 @@ def test_empty_data():
 def test_a_client_without_a_full_batch_is_named_where_the_rest_is_dropped():
     source = SourceData(DATA)
     with pytest.raises(ConfigurationError, match="Client 1 has 18 training samples, not one full batch of 32"):
-        deal_out(source, SizePartitioner([4, 1]), reading={"drop_last": True})
-    deal_out(source, SizePartitioner([4, 1]), batch_size=18, reading={"drop_last": True})
+        deal_out(source, SizePartitioner([4, 1]), loader=Loader(drop_last=True))
+    deal_out(source, SizePartitioner([4, 1]), batch_size=18, loader=Loader(drop_last=True))
 
 
 def test_names_are_made_once() -> None:

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from data_options import grouped
 from torch.utils.data import TensorDataset
 from toys import fit
 
-from flsv.data import ClosedSetLabelNoise, FederatedDataModule, GaussianNoise, IIDPartitioner
+from flsv.data import ClosedSetLabelNoise, FederatedDataModule, GaussianNoise, IIDPartitioner, Loader, Splits
 from flsv.errors import ConfigurationError
 from flsv.features import PCA
 from flsv.loop import FederatedLoop
@@ -19,7 +20,7 @@ from flsv.valuation import FedBary
 
 def digits(**kwargs: Any) -> FederatedDataModule:
     kwargs.setdefault("corruptions", [GaussianNoise(std=1.0, sample_rate=0.2, clients=[1])])
-    data = FederatedDataModule("digits", IIDPartitioner(3), client_val_fraction=0.1, batch_size=16, **kwargs)
+    data = FederatedDataModule("digits", IIDPartitioner(3), batch_size=16, **grouped({"client_val": 0.1, **kwargs}))
     data.setup("fit")
     return data
 
@@ -55,7 +56,7 @@ def test_another_detector_and_a_second_setup() -> None:
 
 
 def test_without_validation_data_the_clients_are_the_measure() -> None:
-    whole, kept = digits(server_val_fraction=0.0), digits(server_val_fraction=0.0, drop_flagged=True)
+    whole, kept = digits(server_val=0.0), digits(server_val=0.0, drop_flagged=True)
     assert whole.corrupted_samples(1).sum() > 10 * kept.corrupted_samples(1).sum()
 
 
@@ -63,7 +64,7 @@ def test_a_fit_trains_on_what_is_left(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     x, y = torch.randn(200, 6, generator=generator), torch.arange(200) % 3
     x[:20] += 40
-    data = FederatedDataModule(TensorDataset(x, y), IIDPartitioner(2), batch_size=8, drop_flagged=True)
+    data = FederatedDataModule(TensorDataset(x, y), IIDPartitioner(2), batch_size=8, splits=Splits(drop_flagged=True))
     loop = FederatedLoop(seed=0)
     fit(loop, tmp_path, data=data, rounds=1)
     trained = torch.cat([batch[0] for client in range(2) for batch in data.client_loader(client)])
@@ -77,10 +78,16 @@ def test_nothing_left_or_no_full_batch() -> None:
     partitioner = IIDPartitioner(2)
     with pytest.raises(ConfigurationError, match="not one full batch of 12"):
         FederatedDataModule(
-            TensorDataset(x, y), partitioner, batch_size=12, drop_last=True, server_val_fraction=0.0, drop_flagged=True
+            TensorDataset(x, y),
+            partitioner,
+            batch_size=12,
+            loader=Loader(drop_last=True),
+            splits=Splits(server_val=0.0, drop_flagged=True),
         ).setup("fit")
     x[:] = torch.nan
     with pytest.raises(ConfigurationError, match="no client has a sample that is finite"):
-        FederatedDataModule(TensorDataset(x, y), partitioner, server_val_fraction=0.0, drop_flagged=True).setup("fit")
+        FederatedDataModule(TensorDataset(x, y), partitioner, splits=Splits(server_val=0.0, drop_flagged=True)).setup(
+            "fit"
+        )
     with pytest.raises(ConfigurationError, match="before training"):
         digits(drop_flagged=FedBary("penultimate"))

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from data_options import grouped
 from torch.utils.data import Dataset, Subset, TensorDataset
 
-from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.data import FederatedDataModule, IIDPartitioner, Loader
 from flsv.data.contents import not_finite
 from flsv.errors import ConfigurationError
 
@@ -19,7 +20,7 @@ def inputs(broken=(), value=torch.nan, samples=3000):
 
 def set_up(train, test=None, val=None, **kwargs):
     sources = [TensorDataset(x, Y[: len(x)]) for x in (train, test) if x is not None]
-    data = FederatedDataModule(sources, IIDPartitioner(2), **{"server_val_fraction": 0.0, **kwargs})
+    data = FederatedDataModule(sources, IIDPartitioner(2), **grouped({"server_val": 0.0, **kwargs}))
     data.setup("fit")
     return data
 
@@ -52,10 +53,10 @@ def test_test_data_are_refused():
 def test_the_servers_and_the_clients_own_splits_are_refused():
     everywhere = range(3000)
     with pytest.raises(ConfigurationError, match="300 of 300 samples of the server's validation set"):
-        set_up(inputs(everywhere), server_val_fraction=0.1)
+        set_up(inputs(everywhere), server_val=0.1)
     for split in ("val", "test"):
         with pytest.raises(ConfigurationError, match=f"150 of 150 samples of client 0's {split} set"):
-            set_up(inputs(everywhere), **{f"client_{split}_fraction": 0.1})
+            set_up(inputs(everywhere), **{f"client_{split}": 0.1})
 
 
 def test_training_samples_are_warned_of_and_stay():
@@ -78,4 +79,4 @@ def test_data_read_sample_by_sample_are_looked_at_when_preloaded():
     pair = Samples(inputs(samples=30)), Samples(inputs((8,), samples=30))
     FederatedDataModule(pair, IIDPartitioner(2)).setup("fit")
     with pytest.raises(ConfigurationError, match="1 of 30 samples of the test data"):
-        FederatedDataModule(pair, IIDPartitioner(2), preload=True).setup("fit")
+        FederatedDataModule(pair, IIDPartitioner(2), loader=Loader(preload=True)).setup("fit")

@@ -12,7 +12,7 @@ from resuming import assert_resumes
 from torch.utils.data import DataLoader, Dataset, TensorDataset, default_collate
 from toys import CLASSES, FEATURES, Plain, network
 
-from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data import FederatedDataModule, Loader, SizePartitioner
 from flsv.data.held_generators import held_generators, seed_held
 from flsv.data.loaders import make_loader
 from flsv.loop import FederatedLoop
@@ -134,7 +134,7 @@ class Noise:
 
 def sample_by_sample(workers: int = 0) -> FederatedDataModule:
     data = Held(np.random.RandomState(4))
-    return FederatedDataModule(data, SizePartitioner([2, 1]), batch_size=8, num_workers=workers)
+    return FederatedDataModule(data, SizePartitioner([2, 1]), batch_size=8, loader=Loader(num_workers=workers))
 
 
 def with_a_transform() -> FederatedDataModule:
@@ -164,7 +164,7 @@ def test_data_are_preloaded_alike() -> None:
     held = Held(np.random.default_rng())
     seen = []
     for _ in range(2):
-        data = FederatedDataModule(held, SizePartitioner([2, 1]), preload=True)
+        data = FederatedDataModule(held, SizePartitioner([2, 1]), loader=Loader(preload=True))
         data.setup("fit")
         seen.append(next(iter(data.client_loader(0, shuffle=False)))[0])
     assert torch.equal(*seen)

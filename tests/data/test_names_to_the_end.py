@@ -61,10 +61,10 @@ def test_describe_names_clients_and_classes():
         str(data)
         == "FederatedDataModule(source=2 clients' data, partitioner=GroupPartitioner(num_clients=None, seed=0))"
     )
-    table = ready(clients={"a": patients(20, 1), "b": patients(20, 2)}, label="ill")
-    assert table.describe()["label"] == "ill"
+    table = ready(clients={"a": patients(20, 1), "b": patients(20, 2)}, labels="ill")
+    assert table.describe()["labels"] == "ill"
     assert "statistics='pooled'" in table.describe()["columns"]
-    assert not {"client_names", "class_names", "label"} & set(ready().describe())
+    assert not {"client_names", "class_names", "labels"} & set(ready().describe())
 
 
 def toy_clients(*names):
@@ -101,7 +101,7 @@ def test_metrics_and_files_have_the_names_and_a_renamed_client_is_refused(tmp_pa
 
 def test_all_names_count_in_the_fingerprint_and_old_checkpoints_have_none():
     named = {f"clinic {chr(65 + i)}": (X[:4], Y[:4]) for i in range(24)}
-    data = ready(clients=named, server_val_fraction=0.0)
+    data = ready(clients=named, server_val=0.0)
     now = fingerprint({}, data)
     assert "clinic X" in now["settings"]["data.client_names"]
     check_same(now, now)
@@ -109,7 +109,7 @@ def test_all_names_count_in_the_fingerprint_and_old_checkpoints_have_none():
     check_same(old, now)
     last = {(name if name != "clinic X" else "clinic Y"): held for name, held in named.items()}
     with pytest.raises(ConfigurationError, match="client_names"):
-        check_same(now, fingerprint({}, ready(clients=last, server_val_fraction=0.0)))
+        check_same(now, fingerprint({}, ready(clients=last, server_val=0.0)))
 
 
 def test_a_failing_client_is_called_by_its_name(tmp_path):

@@ -4,6 +4,7 @@ import pickle
 
 import pytest
 import torch
+from data_options import grouped
 from frames import Frame
 from own_data import HERE, WORDS, Rows, X, Y, patients, ready
 from torch.utils.data import DataLoader, Subset, TensorDataset
@@ -21,7 +22,7 @@ from flsv.errors import ConfigurationError
 
 
 def test_data_sets_by_client():
-    data = ready(clients={"Boston": HERE, "Lyon": Subset(HERE, list(range(30, 60)))}, client_val_fraction=0.1)
+    data = ready(clients={"Boston": HERE, "Lyon": Subset(HERE, list(range(30, 60)))}, client_val=0.1)
     assert data.client_names == ("Boston", "Lyon")
     assert data.num_clients == 2
     assert len(data.server_val_indices) == 9
@@ -47,7 +48,7 @@ def test_the_same_samples_with_groups_train_the_same():
 
 
 def test_data_sets_that_are_no_tensors():
-    data = ready(clients={"a": Rows(30), "b": HERE, "c": Rows(9)}, server_val_fraction=0.0)
+    data = ready(clients={"a": Rows(30), "b": HERE, "c": Rows(9)}, server_val=0.0)
     assert data.num_samples.tolist() == [30, 60, 9]
     assert data.class_counts[2].tolist() == [3, 3, 3]
 
@@ -55,7 +56,7 @@ def test_data_sets_that_are_no_tensors():
 def test_classes_have_one_numbering():
     data = ready(
         clients={"a": (X, WORDS[Y]), "b": (X[:9], ["eel"] * 9)},
-        server_val_fraction=0.0,
+        server_val=0.0,
         test=(X[:4], ["dog", "cat"] * 2),
     )
     assert data.class_names == ("cat", "dog", "eel")
@@ -68,7 +69,7 @@ def test_named_classes_of_data_sets_are_numbered_anew_by_their_names():
     few.classes = ("dog", "yak")
     whole = TensorDataset(*HERE.tensors)
     whole.classes = tuple(WORDS)
-    data = ready(clients={"few": few, "whole": whole}, server_val_fraction=0.0)
+    data = ready(clients={"few": few, "whole": whole}, server_val=0.0)
     assert data.class_names == ("cat", "dog", "eel", "yak")
     assert data.class_counts.tolist() == [[0, 5, 0, 5], [20, 20, 20, 0]]
     assert few.tensors[1].tolist() == [0, 1] * 5  # the user's own
@@ -93,10 +94,9 @@ def test_named_classes_of_data_sets_are_numbered_anew_by_their_names():
             {"partitioner": IIDPartitioner(2)},
             r"by client \('a', 'b'\), and IIDPartitioner.* anew",
         ),
-        ({"a": HERE, "b": HERE}, {"columns": Columns()}, "columns says .*: say label, the one to predict"),
-        ({"a": HERE, "b": HERE}, {"label": "y", "labels": [0] * 120}, "the classes are in the column 'y'"),
-        ({"a": HERE, "b": HERE}, {"label": "y"}, "label='y' names the column to predict of a table"),
-        ({"a": HERE, "b": Frame(a=[1, 2], y=[0, 1])}, {"label": "y"}, "'b' is a table and 'a' is not .TensorDataset."),
+        ({"a": HERE, "b": HERE}, {"columns": Columns()}, "columns says .*: say labels, the one to predict"),
+        ({"a": HERE, "b": HERE}, {"labels": "y"}, "labels='y': TensorDataset has no attribute 'y'"),
+        ({"a": HERE, "b": Frame(a=[1, 2], y=[0, 1])}, {"labels": "y"}, "'b' is a table and 'a' is not .TensorDataset."),
         ({"a": HERE, "b": (X[:0], Y[:0])}, {}, "client 'b': there are no samples"),
         ({"a": HERE, "b": (X[:, :3], Y)}, {}, r"samples of 'a' are \(float32 \[4\].*those of 'b' \(float32 \[3\]"),
         ({"a": HERE, "b": None}, {}, "client 'b': a NoneType cannot be read as samples. Expected a map-style data set"),
@@ -108,7 +108,7 @@ def test_named_classes_of_data_sets_are_numbered_anew_by_their_names():
         ({1: HERE, "1": HERE}, {}, "Two clients are called 'site 1'"),
         (
             {"a": HERE, "b": (X[:2], Y[:2])},
-            {"client_val_fraction": 0.4, "client_test_fraction": 0.5},
+            {"client_val": 0.4, "client_test": 0.5},
             r"Client 1 \('b'\) has 2 samples, of which",
         ),
         (
@@ -120,7 +120,7 @@ def test_named_classes_of_data_sets_are_numbered_anew_by_their_names():
 )
 def test_refused(clients, options, message):
     with pytest.raises(ConfigurationError, match=message):
-        ready(clients=clients, server_val_fraction=0.0, **options)
+        ready(clients=clients, server_val=0.0, **options)
 
 
 def test_a_client_is_not_lost_to_the_servers_validation_set():
@@ -128,18 +128,16 @@ def test_a_client_is_not_lost_to_the_servers_validation_set():
     lost = [seed for seed in range(30) if not _kept(clients, seed)]
     assert 3 < len(lost) < 27
     with pytest.raises(ConfigurationError, match="Nothing is left to 'Lyon': all their samples went to the server"):
-        ready(clients=clients, server_val_fraction=0.5, seed=lost[0])
+        ready(clients=clients, server_val=0.5, seed=lost[0])
     both = TensorDataset(torch.cat([HERE.tensors[0], HERE.tensors[0]]), torch.cat([HERE.tensors[1]] * 2))
     with pytest.warns(UserWarning, match="Nothing is left to 'c'.* They are no clients"):
-        data = ready(
-            Subset(both, range(61)), groups=["a"] * 30 + ["b"] * 30 + ["c"], server_val_fraction=0.5, seed=lost[0]
-        )
+        data = ready(Subset(both, range(61)), groups=["a"] * 30 + ["b"] * 30 + ["c"], server_val=0.5, seed=lost[0])
     assert data.client_names == ("a", "b")
 
 
 def _kept(clients, seed):
     try:
-        return ready(clients=clients, server_val_fraction=0.5, seed=seed).num_clients == 2
+        return ready(clients=clients, server_val=0.5, seed=seed).num_clients == 2
     except ConfigurationError:
         return False
 
@@ -162,19 +160,19 @@ def test_server_data_beside_any_source():
     with pytest.raises(ConfigurationError, match="test: the source has test data of its own"):
         ready((HERE, HERE), test=HERE)
     with pytest.raises(
-        ConfigurationError, match="label says how data are read, but a FederatedDataModule reads its own"
+        ConfigurationError, match="columns says how data are read, but a FederatedDataModule reads its own"
     ):
-        ready(FederatedDataModule(), label="y")
+        ready(FederatedDataModule(), labels="y", columns=Columns())
 
 
 def test_a_path_and_a_site(tmp_path):
     file = tmp_path / "all.csv"
     file.write_text("age,ward,ill\n" + "".join(f"{i},{'ab'[i % 2]},{i % 3 % 2}\n" for i in range(40)))
-    assert ready(file, label="ill", groups="ward").client_names == ("a", "b")
-    assert ready((file, file), label="ill", groups="ward").num_clients == 2
-    assert ready(file, label="ill", groups=[i % 3 for i in range(40)]).num_clients == 3
+    assert ready(file, labels="ill", groups="ward").client_names == ("a", "b")
+    assert ready((file, file), labels="ill", groups="ward").num_clients == 2
+    assert ready(file, labels="ill", groups=[i % 3 for i in range(40)]).num_clients == 3
     with pytest.raises(ConfigurationError, match="A table of one site alone cannot be encoded"):
-        ready(file, OneClient(), label="ill")
+        ready(file, OneClient(), labels="ill")
     with pytest.raises(ConfigurationError, match="A table of one site alone cannot be encoded"):
         ready(TableData(str(file), "ill"), OneClient())
     with pytest.raises(ConfigurationError, match="the path of a file or a folder, arrays .X, y., a DataFrame"):
@@ -182,7 +180,7 @@ def test_a_path_and_a_site(tmp_path):
 
 
 def test_it_can_be_sent_to_another_process(tmp_path):
-    data = ready(clients={"a": patients(20, 1), "b": patients(20, 2)}, label="ill")
+    data = ready(clients={"a": patients(20, 1), "b": patients(20, 2)}, labels="ill")
     again = pickle.loads(pickle.dumps(data))
     assert again.client_names == ("a", "b")
     assert torch.equal(again._data.train.tensors[0], data._data.train.tensors[0])
@@ -199,4 +197,4 @@ def test_a_dataloader_is_refused_with_what_to_give_instead(where):
         "val": {"source": samples, "val": loader},
     }[where]
     with pytest.raises(ConfigurationError, match=r"give its data set, loader\.dataset.*batch_size=4.*collate_fn"):
-        FederatedDataModule(**given).setup("fit")
+        FederatedDataModule(**grouped(given)).setup("fit")

@@ -3,6 +3,7 @@
 import lightning as L
 import pytest
 import torch
+from data_options import grouped
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from toys import Plain, trainer_for
 
@@ -33,7 +34,7 @@ def federated(train, val=None, **kwargs):
 
     if val is not None:
         Somebodys.val_dataloader = lambda self: val()
-    data = FederatedDataModule(Somebodys(), SizePartitioner([1, 2]), **kwargs)
+    data = FederatedDataModule(Somebodys(), SizePartitioner([1, 2]), **grouped(kwargs))
     data.setup("fit")
     return data
 
@@ -54,7 +55,7 @@ def test_clients_get_what_the_loader_yields():
 
 
 def test_held_out_samples_are_read_by_the_loaders_class():
-    fractions = {"server_val_fraction": 0.25, "client_val_fraction": 0.2, "client_test_fraction": 0.2}
+    fractions = {"server_val": 0.25, "client_val": 0.2, "client_test": 0.2}
     data = federated(lambda: Scaled(DATA, 4, 100.0), **fractions)
     assert inputs(data.val_dataloader()).tolist() == (100.0 * data.server_val_indices).tolist()
     for split in ("val", "test"):
@@ -82,7 +83,7 @@ def test_a_run(tmp_path):
             seen.append(batch[0])
             return super().training_step(batch, batch_idx)
 
-    data = federated(lambda: Scaled(DATA, 4, 100.0, shuffle=True), server_val_fraction=0)
+    data = federated(lambda: Scaled(DATA, 4, 100.0, shuffle=True), server_val=0)
     module = Noting(torch.nn.Linear(1, 4))
     trainer_for(FederatedLoop(seed=0), tmp_path, 1).fit(module, data)
     assert (torch.cat(seen).flatten() / 100).sort().values.tolist() == list(range(24))

@@ -23,10 +23,10 @@ def test_statistics_of_training_rows_are_what_the_clients_would_send():
     clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 20.0), "Köln": patients(20, 3, -5.0)}
     data = ready(
         clients=clients,
-        label="ill",
-        server_val_fraction=0.2,
-        client_val_fraction=0.1,
-        client_test_fraction=0.1,
+        labels="ill",
+        server_val=0.2,
+        client_val=0.1,
+        client_test=0.1,
         test=patients(10, 4),
     )
     ages = np.concatenate([np.array(frame["age"]) for frame in clients.values()])
@@ -51,7 +51,7 @@ def test_statistics_of_training_rows_are_what_the_clients_would_send():
 
 def test_what_nobody_trains_on_changes_no_feature():
     clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2)}
-    options = {"label": "ill", "server_val_fraction": 0.2, "client_test_fraction": 0.2}
+    options = {"labels": "ill", "server_val": 0.2, "client_test": 0.2}
     before = ready(clients=clients, **options)
     held = torch.cat([before.server_val_indices, before.client_indices(0, "test"), before.client_indices(1, "test")])
     for row in held.tolist():
@@ -68,19 +68,19 @@ def test_what_nobody_trains_on_changes_no_feature():
 def test_each_clients_own_statistics():
     clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 100.0)}
     columns = Columns(statistics="group", features=["age"])
-    data = ready(clients=clients, label="ill", columns=columns)
+    data = ready(clients=clients, labels="ill", columns=columns)
     for client in range(2):
         x = data._data.train.tensors[0][data.client_indices(client), 0]
         assert x.mean().item() == pytest.approx(0, abs=1e-5)
         assert x.std(unbiased=False).item() == pytest.approx(1, abs=1e-5)
     with pytest.raises(ConfigurationError, match="the val and test data are no client's"):
-        ready(clients=clients, label="ill", columns=columns, test=patients(9, 3))
+        ready(clients=clients, labels="ill", columns=columns, test=patients(9, 3))
 
 
 def test_a_standardised_target_is_fitted_to_training_rows():
     clients = {"Boston": patients(30, 1), "Lyon": patients(50, 2, 100.0)}
     columns = Columns(task="regression", standardise_target=True, exclude=["ill"])
-    data = ready(clients=clients, label="age", columns=columns, server_val_fraction=0.3)
+    data = ready(clients=clients, labels="age", columns=columns, server_val=0.3)
     y = data._data.train.tensors[1][torch.cat([data.client_indices(0), data.client_indices(1)])]
     assert y.mean().item() == pytest.approx(0, abs=1e-5)
     assert y.std(unbiased=False).item() == pytest.approx(1, abs=1e-5)
@@ -105,11 +105,11 @@ def test_columns_refused(options, message):
 class TestRealTables:
     def test_65_schools_by_name(self):
         columns = Columns(task="regression", exclude=["student"])
-        data = ready("tables/exam.csv", root=ROOT, label="normexam", groups="school", columns=columns)
+        data = ready("tables/exam.csv", root=ROOT, labels="normexam", groups="school", columns=columns)
         assert data.client_names == tuple(f"school {i}" for i in range(1, 66))
         assert int(data.num_samples.sum()) + len(data.server_val_indices) == 4059
         fewer = ready(
-            "tables/exam.csv", GroupPartitioner(5), root=ROOT, label="normexam", groups="school", columns=columns
+            "tables/exam.csv", GroupPartitioner(5), root=ROOT, labels="normexam", groups="school", columns=columns
         )
         assert fewer.num_clients == 5
         assert all(name.endswith("+ 10 more") for name in fewer.client_names)
@@ -117,7 +117,7 @@ class TestRealTables:
     def test_four_clinics(self):
         columns = Columns(features=["Age", "Black", "BMI"])
         with pytest.warns(UserWarning, match="9 of 823 rows have no 'Preg.ended"):
-            data = ready("tables/opt.csv", root=ROOT, label="Preg.ended...37.wk", groups="Clinic", columns=columns)
+            data = ready("tables/opt.csv", root=ROOT, labels="Preg.ended...37.wk", groups="Clinic", columns=columns)
         assert data.client_names == ("KY", "MN", "MS", "NY")
         assert data.class_names == ("No", "Yes")
 

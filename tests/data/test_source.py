@@ -14,7 +14,9 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from flsv.data.sources.source import dataset_source, module_source, open_source, source_name
+from flsv.data.sources.base import Given
+from flsv.data.sources.module import module_source
+from flsv.data.sources.source import dataset_source, open_source, source_name
 from flsv.errors import ConfigurationError
 
 DATA = TensorDataset(torch.zeros(20, 3), torch.arange(20) % 4)
@@ -143,4 +145,4 @@ def test_names():
     assert source_name("digits") == "digits"
     assert source_name((DATA, DATA)) == "TensorDataset, TensorDataset"
     assert source_name(module(None)) == "Somebodys"
-    assert len(open_source("digits", "data", False, 8).train) == 1437
+    assert len(open_source(Given("digits")).train) == 1437

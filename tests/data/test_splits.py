@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from flsv.data import DirichletPartitioner, GroupPartitioner, IIDPartitioner, SizePartitioner
-from flsv.data.splits import SplitOptions, split_federation
+from flsv.data.options import Splits
+from flsv.data.splits import split_federation
 from flsv.errors import ConfigurationError
 
 LABELS = torch.randint(0, 5, (1000,), generator=torch.Generator().manual_seed(0))
@@ -14,7 +15,7 @@ LABELS = torch.randint(0, 5, (1000,), generator=torch.Generator().manual_seed(0)
 
 def split(partitioner=None, pool=None, groups=None, **options):
     pool = torch.arange(1000) if pool is None else pool
-    return split_federation(LABELS, 5, groups, pool, partitioner or IIDPartitioner(4), SplitOptions(**options))
+    return split_federation(LABELS, 5, groups, pool, partitioner or IIDPartitioner(4), Splits(**options))
 
 
 def sets_of(splits):
@@ -24,7 +25,7 @@ def sets_of(splits):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("partitioner", [IIDPartitioner(6), DirichletPartitioner(6, 0.3, min_samples=5)])
 def test_no_sample_is_in_two_places_and_none_is_lost(partitioner, seed):
-    splits = split(partitioner, client_val_fraction=0.2, client_test_fraction=0.3, seed=seed)
+    splits = split(partitioner, client_val=0.2, client_test=0.3, seed=seed)
     sets = [set(held.tolist()) for held in sets_of(splits)]
     assert len(sets) == 1 + 6 * 3
     assert all(not a & b for a, b in itertools.combinations(sets, 2))
@@ -32,21 +33,21 @@ def test_no_sample_is_in_two_places_and_none_is_lost(partitioner, seed):
 
 
 def test_sizes_follow_the_fractions():
-    splits = split(server_val_fraction=0.2, client_val_fraction=0.1, client_test_fraction=0.3)
+    splits = split(server_val=0.2, client_val=0.1, client_test=0.3)
     assert len(splits.server_val) == 200
     for client in splits.clients:
         assert {name: len(held) for name, held in client.items()} == {"train": 120, "val": 20, "test": 60}
 
 
 def test_zero_fractions_are_empty():
-    splits = split(server_val_fraction=0)
+    splits = split(server_val=0)
     assert len(splits.server_val) == 0
     assert all(len(client["val"]) == len(client["test"]) == 0 for client in splits.clients)
     assert all(held.dtype == torch.int64 for held in sets_of(splits))
 
 
 def test_a_split_that_is_asked_for_has_at_least_one_sample():
-    splits = split(SizePartitioner([3, 897]), client_test_fraction=0.1, client_val_fraction=0.01)
+    splits = split(SizePartitioner([3, 897]), client_test=0.1, client_val=0.01)
     assert {name: len(held) for name, held in splits.clients[0].items()} == {"train": 1, "val": 1, "test": 1}
 
 
@@ -66,7 +67,7 @@ def test_a_random_subset_is_spread_over_the_data():
 
 
 def test_everything_follows_from_the_seeds():
-    options = {"client_val_fraction": 0.1, "max_samples": 500}
+    options = {"client_val": 0.1, "max_samples": 500}
     first, again, other = (sets_of(split(seed=seed, **options)) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
@@ -79,27 +80,27 @@ def test_groups_reach_the_partitioner():
 
 
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, 1.5, float("nan")])
-@pytest.mark.parametrize("name", ["server_val_fraction", "client_val_fraction", "client_test_fraction"])
+@pytest.mark.parametrize("name", ["server_val", "client_val", "client_test"])
 def test_fractions_out_of_range(name, fraction):
     with pytest.raises(ConfigurationError, match=f"{name}=.* lies in"):
-        SplitOptions(**{name: fraction})
+        Splits(**{name: fraction})
 
 
 def test_fractions_that_leave_nothing():
-    with pytest.raises(ConfigurationError, match="leave nothing to train on"):
-        SplitOptions(client_val_fraction=0.5, client_test_fraction=0.5)
+    with pytest.raises(ConfigurationError, match="leaves nothing to train on"):
+        Splits(client_val=0.5, client_test=0.5)
 
 
 def test_max_samples_must_be_positive():
     with pytest.raises(ConfigurationError, match="max_samples=0"):
-        SplitOptions(max_samples=0)
+        Splits(max_samples=0)
 
 
 def test_a_fraction_of_the_pool_that_is_no_sample():
-    with pytest.raises(ConfigurationError, match=r"server_val_fraction=0\.01 of 20 samples is none"):
-        split(pool=torch.arange(20), server_val_fraction=0.01)
+    with pytest.raises(ConfigurationError, match=r"server_val=0\.01. of 20 samples is none"):
+        split(pool=torch.arange(20), server_val=0.01)
 
 
 def test_a_client_left_with_nothing_to_train_on_is_named():
     with pytest.raises(ConfigurationError, match=r"Client 1 has 1 samples.*leave none to train on"):
-        split(SizePartitioner([899, 1]), client_test_fraction=0.1)
+        split(SizePartitioner([899, 1]), client_test=0.1)

@@ -6,6 +6,7 @@ import pickle
 import lightning as L
 import pytest
 import torch
+from data_options import grouped
 from lightning.pytorch.callbacks import BatchSizeFinder, LearningRateFinder
 from lightning.pytorch.tuner import Tuner
 from torch import nn
@@ -13,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from toys import trainer_for
 
 from flsv import FederatedLoop
-from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner
+from flsv.data import FederatedDataModule, IIDPartitioner, Loader, SizePartitioner, Splits
 from flsv.data.federated_data import FederatedData
 from flsv.errors import ConfigurationError
 
@@ -73,7 +74,7 @@ class Net(L.LightningModule):
 
 
 def wrapped(**kwargs):
-    return FederatedDataModule(Tokenizer(), IIDPartitioner(3), **kwargs)
+    return FederatedDataModule(Tokenizer(), IIDPartitioner(3), **grouped(kwargs))
 
 
 def plain(rounds=2, **kwargs):
@@ -158,7 +159,7 @@ def test_batch_size_before_and_after_setup():
 
 
 def test_a_batch_size_that_cannot_be():
-    data = FederatedDataModule(DATA, IIDPartitioner(3), drop_last=True)
+    data = FederatedDataModule(DATA, IIDPartitioner(3), loader=Loader(drop_last=True))
     data.setup("fit")
     with pytest.raises(ConfigurationError, match="at least 1"):
         data.batch_size = 0
@@ -287,7 +288,7 @@ def test_reloading_ones_own_changes_nothing(tmp_path):
 
 
 def test_evaluation_batches_stay_where_they_are():
-    data = FederatedDataModule((DATA, DATA), IIDPartitioner(2), server_val_fraction=0.0)
+    data = FederatedDataModule((DATA, DATA), IIDPartitioner(2), splits=Splits(server_val=0.0))
     data.setup("fit")
     data.eval_batch_size = 6
     assert data.val_dataloader() == []

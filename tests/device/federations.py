@@ -11,6 +11,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from data_options import grouped
 from device.emulated import DEVICE, MEMORY, counts, on_the_device
 from lightning.pytorch.loggers import CSVLogger
 from resume_run import checkpoints
@@ -68,7 +69,7 @@ def noisy() -> FederatedDataModule:
 
 
 def with_val() -> FederatedDataModule:
-    return toy_data(client_val_fraction=0.2)
+    return toy_data(client_val=0.2)
 
 
 FEDERATIONS: dict[str, tuple[Make, Make, Make]] = {
@@ -248,7 +249,7 @@ class OneByOne(TensorDataset):
 def test_data_that_are_no_tensors(tmp_path: Path) -> None:
     def data(**options: Any) -> FederatedDataModule:
         sets = [OneByOne(*each.tensors) for each in toy_sets()]
-        return FederatedDataModule(sets, SizePartitioner([2, 1]), batch_size=16, **options)
+        return FederatedDataModule(sets, SizePartitioner([2, 1]), batch_size=16, **grouped(options))
 
     assert not resident(tmp_path, data())
     with pytest.raises(ConfigurationError, match="on_device=True: .* read sample by sample.*preload"):
@@ -342,7 +343,7 @@ seen: set[str] = set()
 @pytest.mark.parametrize("features", [Where(), Backbone("mlp", options={"hidden": [8]}), "pca"])
 def test_features_of_a_valuation(features: Any) -> None:
     """Are worked out there, and the values are the CPU's."""
-    data = toy_data(server_val_fraction=0.3)
+    data = toy_data(server_val=0.3)
     data.setup("fit")
     seen.clear()
 

@@ -32,7 +32,7 @@ from flsv.aggregation import FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import Attack, Scaling, SignFlip
 from flsv.cli import main
 from flsv.clients.algorithms import SCAFFOLD, InRunValues
-from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.engines.ranks import FederatedStrategy, Gone, group, ranks_of, ranks_of_environment, rendezvous, training
 from flsv.engines.ranks import heartbeat as lifelines
 from flsv.engines.ranks.heartbeat import told_to_children
@@ -190,7 +190,7 @@ def pfedsv() -> Case:
         evaluation=ClientEvaluation(every=2),
         seed=3,
     )
-    return loop, Plain(), five(client_val_fraction=0.2), {"rounds": 4}
+    return loop, Plain(), five(client_val=0.2), {"rounds": 4}
 
 
 def scaffold() -> Case:
@@ -207,7 +207,7 @@ def scaffold() -> Case:
 def in_run() -> Case:
     metrics = {"in_run": InRunShapley(order=2), "cost": CommunicationCost()}
     loop = FederatedLoop(metrics=metrics, client_algorithm=InRunValues(2), sampler=UniformSampler(3), seed=3)
-    return loop, Plain(network(batch_norm=False)), five(server_val_fraction=0.2), {}
+    return loop, Plain(network(batch_norm=False)), five(server_val=0.2), {}
 
 
 def kept_momentum() -> Case:
@@ -291,7 +291,7 @@ def by_a_logged_value() -> Case:
     # Two and three ranks share five clients and 32 coalitions out unequally, five ranks the coalitions.
     metrics = {name: make() for name, make in BY_A_LOGGED_VALUE.items()}
     loop = FederatedLoop(metrics=metrics, personalizer=fedfomo(), seed=3)
-    return loop, Validating(), five(client_val_fraction=0.2), {"rounds": 2}
+    return loop, Validating(), five(client_val=0.2), {"rounds": 2}
 
 
 class Jittered(Dataset[Any]):
@@ -309,7 +309,7 @@ class Jittered(Dataset[Any]):
 
 def held_generator() -> Case:
     data = FederatedDataModule(
-        Jittered(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8, client_test_fraction=0.2, server_val_fraction=0.2
+        Jittered(), SizePartitioner([4, 2, 3, 3, 2]), batch_size=8, splits=Splits(client_test=0.2, server_val=0.2)
     )
     loop = FederatedLoop(
         metrics={"loo": LeaveOneOut()}, sampler=UniformSampler(3), evaluation=ClientEvaluation(every=1), seed=3
@@ -450,7 +450,7 @@ def from_config(path: str, folder: str) -> None:
     size = int(os.environ["RANKS"])
     own = yaml.safe_load(Path(path).read_text()) or {}
     given = ["fit", f"--config={quickstart}"]
-    given += [] if "data" in own and "source" in own["data"] else ["--data.client_val_fraction=0.2"]
+    given += [] if "data" in own and "source" in own["data"] else ["--data.splits.client_val=0.2"]
     given += [f"--config={path}", "--trainer.max_epochs=3", f"--trainer.default_root_dir={folder}"]
     given += ["--trainer.logger=false", "--trainer.accelerator=cpu", f"--trainer.devices={size}"]
     given += [
@@ -574,7 +574,7 @@ def run_questions(folder: str, clients: int) -> None:
     loops = {name: FederatedLoop(metrics={name: make()}, seed=3) for name, make in BY_A_LOGGED_VALUE.items()}
     loops["fedfomo"] = FederatedLoop(personalizer=fedfomo(), seed=3)
     for name, loop in loops.items():
-        data = toy_data((4, 2, 3, 3, 2)[:clients], client_val_fraction=0.2)
+        data = toy_data((4, 2, 3, 3, 2)[:clients], client_val=0.2)
         fit(Path(folder) / name, (loop, Validating(), data, {"rounds": 2}))
 
 

@@ -88,7 +88,7 @@ def paid(folder: Path, rounds: range, aggregator: Any, metric: Any, factor: floa
     loop = FederatedLoop(uploads=[Times()], metrics={"m": metric}, aggregator=aggregator, seed=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        data = toy_data((4, 3, 4, 3, 4), server_val_fraction=0.3)
+        data = toy_data((4, 3, 4, 3, 4), server_val=0.3)
         fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=4)
     return loop
 
@@ -230,7 +230,7 @@ def test_switched_off(tmp_path: Path) -> None:
 
 
 def test_honest_clients_of_different_sizes_raise_no_alarm(tmp_path: Path) -> None:
-    data = toy_data((20, 1, 3, 9, 1), client_test_fraction=0)
+    data = toy_data((20, 1, 3, 9, 1), client_test=0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         fit(FederatedLoop(seed=1), tmp_path, Plain(network(batch_norm=False)), data, rounds=5)

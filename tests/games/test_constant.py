@@ -14,7 +14,7 @@ from torch import Tensor
 from toys import FEATURES, Plain, fit, network, toy_data, trainer_for, vector
 
 from flsv import Reporting
-from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.games.constant import LEVEL, ranked_apart, told_apart
 from flsv.games.evaluation.scores import Scores, score_batch
 from flsv.loop import FederatedLoop
@@ -154,7 +154,7 @@ def test_the_warning_the_record_the_table_and_the_report_say_it(
 @pytest.mark.parametrize(
     ("module", "data", "options", "why"),
     [
-        (Plain, {"server_val_fraction": 0.0}, {}, "the server has no validation set"),
+        (Plain, {"server_val": 0.0}, {}, "the server has no validation set"),
         (Pair, {}, {}, "Pair.forward(x) ends in TypeError"),
         (Plain, {}, {"limit_val_batches": 0}, "limit_val_batches=0"),
     ],
@@ -182,7 +182,7 @@ def test_where_it_cannot_be_known_that_is_said(
 def test_one_logit_for_two_classes_is_judged_by_its_ranks(tmp_path: Path) -> None:
     y = torch.arange(200) % 2
     x = torch.randn(200, FEATURES, generator=torch.Generator().manual_seed(0)) + 2 * y[:, None]
-    data = FederatedDataModule((x, y), IIDPartitioner(3), server_val_fraction=0.2, batch_size=8)
+    data = FederatedDataModule((x, y), IIDPartitioner(3), batch_size=8, splits=Splits(server_val=0.2))
     fit(FederatedLoop(metrics={"cgsv": CosineGradientShapley()}, seed=0), tmp_path, OneLogit(), data, rounds=2)
     told = told_of(tmp_path)[0]["paid_in"][""]
     assert (told["by"], told["told_apart"]) == ("auroc", True)

@@ -163,7 +163,7 @@ def test_games_and_exchanges_are_those_of_the_plain_module(tmp_path: Path, kind:
     for make in (Kept, RIGHT[kind]):
         loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()}, personalizer=FedFomo(), seed=2)
         module = make()
-        fit(loop, tmp_path / str(len(found)), module, toy_data(server_val_fraction=0.2, client_val_fraction=0.2), 2)
+        fit(loop, tmp_path / str(len(found)), module, toy_data(server_val=0.2, client_val=0.2), 2)
         starts = torch.stack([start for _, start in sorted(loop.received().items())])
         found.append((loop.contributions["sv"], starts, vector(original(module))))
     for plain, other in zip(*found):
@@ -185,7 +185,7 @@ def test_what_is_bound_to_the_original_is_refused_before_training(tmp_path: Path
     }
     module = make()
     module.may_train = False
-    data = toy_data(server_val_fraction=0.2, client_val_fraction=0.2)
+    data = toy_data(server_val=0.2, client_val=0.2)
     with pytest.raises(ConfigurationError, match=message):
         fit(FederatedLoop(**arguments[asks], seed=2), tmp_path, module, data)
 
@@ -297,7 +297,7 @@ def test_outputs_that_are_kept_with_their_graphs_do_not_hinder_copies(tmp_path: 
             "asked": EverybodyElse(performance="val_acc", mode="max"),
         }
         loop = FederatedLoop(metrics=metrics, seed=0, reporting=Reporting(table=False))
-        data = toy_data(server_val_fraction=0.2, client_val_fraction=0.2)
+        data = toy_data(server_val=0.2, client_val=0.2)
         fit(loop, tmp_path / folder, module, data, rounds=2)
         return [value.tolist() for value in loop.contributions.values()]
 
@@ -327,5 +327,5 @@ def test_what_cannot_be_copied_is_named_before_training(tmp_path: Path, evaluate
     with pytest.raises(
         ConfigurationError, match=r"Collecting cannot be copied.*: Collecting\.net\.stream \(generator\)"
     ):
-        fit(loop, tmp_path, module, toy_data(server_val_fraction=0.2))
+        fit(loop, tmp_path, module, toy_data(server_val=0.2))
     assert not module.outputs.all["loss"]

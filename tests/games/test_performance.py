@@ -36,7 +36,7 @@ from toys import Plain, fit, toy_data, trainer_for
 
 from flsv import ClientEvaluation, Reporting
 from flsv.cli.parser import make_cli
-from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import ShapleyEstimate
 from flsv.games import LoggedValues
@@ -180,7 +180,7 @@ def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_pa
         seed=3,
         reporting=Reporting(table=False),
     )
-    data = FederatedDataModule(Classifier.data(), SizePartitioner([3, 1, 2]), client_test_fraction=0.5)
+    data = FederatedDataModule(Classifier.data(), SizePartitioner([3, 1, 2]), splits=Splits(client_test=0.5))
     Classifier.training_step = lambda self, batch, _: self.loss((batch[0] + 1, batch[1]))  # type: ignore[assignment]
     fit(loop, tmp_path, module, data, rounds=1)
     found = loop.contributions
@@ -335,7 +335,7 @@ def test_every_metric_that_plays_takes_it_and_a_round_evaluates_once(tmp_path: P
     logged = {name: make(performance="my/loss", mode="min") for name, make in FAMILY.items()}
     known = {f"known_{name}": make(performance="negative_loss") for name, make in FAMILY.items()}
     loop = FederatedLoop(metrics={**logged, **known}, seed=3, reporting=Reporting(table=False))
-    data = toy_data((4, 1, 2), server_val_fraction=0.3)
+    data = toy_data((4, 1, 2), server_val=0.3)
     fit(loop, tmp_path, Logs(), data, rounds=2, limit_val_batches=0)
     for name in FAMILY:
         torch.testing.assert_close(
@@ -392,7 +392,7 @@ def test_precision_is_the_trainers(tmp_path: Path, precision: str) -> None:
         "hits": LeaveOneOut(),
     }
     loop = FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False))
-    fit(loop, tmp_path, Logs(), toy_data(server_val_fraction=0.3), rounds=1, precision=precision)
+    fit(loop, tmp_path, Logs(), toy_data(server_val=0.3), rounds=1, precision=precision)
     found = loop.contributions
     torch.testing.assert_close(found["logged"], found["loss"], rtol=1e-3, atol=1e-5)
     torch.testing.assert_close(found["metric"], found["hits"])
@@ -413,7 +413,7 @@ federation:
         performance:
           class_path: torchmetrics.F1Score
           init_args: {task: multiclass, num_classes: 10, average: macro}
-data: {source: digits, max_samples: 200}
+data: {source: digits, splits: {max_samples: 200}}
 trainer: {max_epochs: 1, logger: false, enable_progress_bar: false, enable_model_summary: false, accelerator: cpu}
 """
     )

@@ -30,7 +30,7 @@ def trainers(folder: Path, fits: Fits, rounds: int = 2) -> Callable[[FixedCohort
 
 
 def data(sizes: tuple[float, ...] = (4, 1, 2)) -> FederatedDataModule:
-    return toy_data(sizes, server_val_fraction=0.3)
+    return toy_data(sizes, server_val=0.3)
 
 
 def masks(*coalitions: tuple[int, ...], players: int = 3) -> torch.Tensor:
@@ -125,7 +125,7 @@ def test_errors(tmp_path: Path) -> None:
     assert RetrainedUtility(trainers(tmp_path, []), Plain(), many, max_clients=9).num_players == 9
     with pytest.raises(ConfigurationError, match=r"metric='f2'\): for a value that the module logs"):
         RetrainedUtility(trainers(tmp_path, []), Plain(), data(), metric="f2")
-    utility = RetrainedUtility(trainers(tmp_path, []), Plain(), toy_data(server_val_fraction=0.0))
+    utility = RetrainedUtility(trainers(tmp_path, []), Plain(), toy_data(server_val=0.0))
     with pytest.raises(ConfigurationError, match="samples"):
         utility(masks((0,)))
     with pytest.raises(ValueError, match=r"masks bool \[K, 3\]"):

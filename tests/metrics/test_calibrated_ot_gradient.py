@@ -8,7 +8,7 @@ import pytest
 import torch
 from toys import fit, toy_sets
 
-from flsv.data import FederatedDataModule, GaussianNoise, IIDPartitioner
+from flsv.data import FederatedDataModule, GaussianNoise, IIDPartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import CalibratedOTGradient
@@ -79,7 +79,7 @@ def test_plot() -> None:
 
 def test_in_a_loop_noise_is_found_at_the_client_that_has_it(tmp_path: Path) -> None:
     noise = GaussianNoise(std=12.0, sample_rate=0.25, clients=[1])
-    data = FederatedDataModule(toy_sets(600), IIDPartitioner(3), server_val_fraction=0.25, corruptions=[noise])
+    data = FederatedDataModule(toy_sets(600), IIDPartitioner(3), corruptions=[noise], splits=Splits(server_val=0.25))
     metric = CalibratedOTGradient(features="pixels", support=40, iterations=4, every=0)
     loop = FederatedLoop(metrics={"ot": metric}, seed=1)
     fit(loop, tmp_path, data=data, rounds=2)

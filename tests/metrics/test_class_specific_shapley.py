@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
-from flsv.data import IIDPartitioner
+from flsv.data import IIDPartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import class_specific_shapley, participant_weights
 from flsv.metrics import ClassSpecificShapley
@@ -110,7 +110,7 @@ def test_two_classes_are_one_number_and_it_is_said(tmp_path: Path) -> None:
     data = FederatedDataModule(
         TensorDataset(torch.randn(60, 4, generator=torch.Generator().manual_seed(0)), torch.arange(60) % 2),
         IIDPartitioner(3),
-        client_test_fraction=0,
+        splits=Splits(client_test=0),
     )
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=0, reporting=Reporting(table=False))
     module = ClassifierClient("mlp", {"hidden": [4]}, optimizer=partial(torch.optim.SGD, lr=0.1))

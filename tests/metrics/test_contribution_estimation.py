@@ -30,7 +30,7 @@ THREE = (4.0, 1.0, 2.0)
 
 
 def data(**kwargs: Any) -> FederatedDataModule:
-    return toy_data(THREE, **{"client_val_fraction": 0.3, **kwargs})
+    return toy_data(THREE, **{"client_val": 0.3, **kwargs})
 
 
 class Kept(FedCE):

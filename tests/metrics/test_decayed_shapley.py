@@ -147,7 +147,7 @@ class Remember(DivergenceWeighted):
 def test_sub_models_have_the_weights_of_the_rounds_aggregation(tmp_path: Path, kind: Any, server_lr: float) -> None:
     watch, remember = Watch(), Remember(a=0.3, server_lr=server_lr)
     metric = DecayedShapley(decay=0.5, estimator=watch, performance="negative_loss", coalition_weights=kind)
-    data = toy_data((3, 2, 2), server_val_fraction=0.3)
+    data = toy_data((3, 2, 2), server_val=0.3)
     loop = FederatedLoop(remember, {"guo": metric}, seed=4)
     # Without BatchNorm, whose buffers are always averages.
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=2)
@@ -170,7 +170,7 @@ def test_a_client_whose_weight_is_clipped_is_a_null_player(tmp_path: Path) -> No
     metric = DecayedShapley(estimator=watch, coalition_weights="fixed")
     remember = Remember(a=3.0, b=0.0)
     loop = FederatedLoop(remember, {"guo": metric}, seed=4)
-    fit(loop, tmp_path, data=toy_data((3, 2, 2), server_val_fraction=0.3), rounds=1)
+    fit(loop, tmp_path, data=toy_data((3, 2, 2), server_val=0.3), rounds=1)
     weights = remember.rounds[0][1]
     assert 0 < (weights == 0).sum() < 3
     assert (loop.contributions["guo"][weights == 0] == 0).all()
@@ -181,7 +181,7 @@ def test_partial_participation_and_resume(tmp_path: Path) -> None:
         return FederatedLoop(FedAvg(), {"guo": DecayedShapley()}, sampler=UniformSampler(2), seed=1)
 
     def data() -> Any:
-        return toy_data((3, 2, 2, 4), server_val_fraction=0.3)
+        return toy_data((3, 2, 2, 4), server_val=0.3)
 
     whole, half, rest = loop(), loop(), loop()
     fit(whole, tmp_path, data=data(), rounds=4)

@@ -25,7 +25,7 @@ from flsv.server.contribution_metrics import ContributionMetrics
 
 
 def data(**kwargs: Any) -> FederatedDataModule:
-    return toy_data(**{"client_val_fraction": 0.3, **kwargs})
+    return toy_data(**{"client_val": 0.3, **kwargs})
 
 
 class Kept(FedAvg):

@@ -171,7 +171,7 @@ def validation_accuracy(module: Plain, space: Any, vector: Tensor, data: Any) ->
 
 
 def test_the_game_is_that_of_the_rounds_own_models(tmp_path: Path) -> None:
-    remember, data = Remember(), toy_data((3, 2, 2, 1), batch_size=7, server_val_fraction=0.3)
+    remember, data = Remember(), toy_data((3, 2, 2, 1), batch_size=7, server_val=0.3)
     loop = FederatedLoop(
         remember,
         {
@@ -217,7 +217,7 @@ def test_metrics_of_a_round_share_their_evaluations(tmp_path: Path) -> None:
 
 
 def test_gradient_shapley_is_that_of_the_validation_loss(tmp_path: Path) -> None:
-    remember, data = Remember(), toy_data(server_val_fraction=0.3)
+    remember, data = Remember(), toy_data(server_val=0.3)
     metrics: dict[str, ContributionMetric] = {
         "first": GradientShapley(),
         "second": GradientShapley(order=2),
@@ -240,7 +240,7 @@ def test_gradient_shapley_is_that_of_the_validation_loss(tmp_path: Path) -> None
 def test_without_validation_data_or_forward_it_is_said_before_training(tmp_path: Path) -> None:
     loop = FederatedLoop(metrics={"sv": PartialFederatedShapley()})
     with pytest.raises(ConfigurationError, match=r"metrics \['sv'\] evaluate models on the server's validation set"):
-        fit(loop, tmp_path, data=toy_data(server_val_fraction=0))
+        fit(loop, tmp_path, data=toy_data(server_val=0))
 
 
 def s_fedavg(rounds: list[tuple[list[int], list[float]]], n: int) -> tuple[list[float], list[float]]:

@@ -32,7 +32,7 @@ def test_under_afedsv_a_free_rider_has_exactly_nothing_and_the_others_have_all(t
     loop = FederatedLoop(
         ShapleyWeighted("strict"), metrics, uploads=attacks, seed=seed, reporting=Reporting(table=False)
     )
-    data = toy_data((1, 1, 1, 1), server_val_fraction=0.3)
+    data = toy_data((1, 1, 1, 1), server_val=0.3)
     fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=6)
     honest = torch.arange(RIDER)
     assert loop.contributions["null"][RIDER] == 0

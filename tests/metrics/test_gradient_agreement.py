@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from toys import fit, toy_data
 
 from flsv import FederatedLoop, Reporting
-from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import gradient_agreement
 from flsv.metrics import GradientAgreement
@@ -82,7 +82,7 @@ def test_nobody_is_of_use() -> None:
 
 
 def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path) -> None:
-    data, recorded, metric = toy_data((4, 1, 2), server_val_fraction=0.3), Recorded(), GradientAgreement()
+    data, recorded, metric = toy_data((4, 1, 2), server_val=0.3), Recorded(), GradientAgreement()
     loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
     module = fit(loop, tmp_path, ClassifierClient("softmax"), data, rounds=2)
     network = build_network("softmax", data.num_classes, data.input_shape)
@@ -100,7 +100,7 @@ def test_in_a_loop_the_slopes_are_those_of_the_validation_loss(tmp_path: Path) -
 
 def test_of_a_regression_by_the_loss_that_it_logs(tmp_path: Path) -> None:
     data, recorded, metric = (
-        FederatedDataModule("digits", IIDPartitioner(num_clients=3), max_samples=200, server_val_fraction=0.3),
+        FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=Splits(max_samples=200, server_val=0.3)),
         Recorded(),
         GradientAgreement(loss="val_loss"),
     )

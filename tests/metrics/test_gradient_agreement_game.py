@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from toys import CLASSES, fit, toy_data
 
 from flsv import FederatedLoop, Reporting
-from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.data import FederatedDataModule, IIDPartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import gradient_agreement_game
 from flsv.metrics import GradientAgreement, GradientAgreementGame
@@ -129,7 +129,7 @@ def subsets(n: int) -> list[tuple[int, ...]]:
 
 
 def test_judged_by_balanced_accuracy_all_classes_count_the_same(tmp_path: Path) -> None:
-    data, recorded = toy_data((4, 1, 2), server_val_fraction=0.3), Recorded()
+    data, recorded = toy_data((4, 1, 2), server_val=0.3), Recorded()
     game, slopes_only = (
         GradientAgreementGame(performance="balanced_accuracy"),
         GradientAgreement(blend=0, balanced=True),
@@ -169,7 +169,7 @@ def test_judged_by_balanced_accuracy_all_classes_count_the_same(tmp_path: Path) 
 
 
 def test_of_a_regression_by_what_it_logs(tmp_path: Path) -> None:
-    data = FederatedDataModule("digits", IIDPartitioner(num_clients=3), max_samples=200, server_val_fraction=0.3)
+    data = FederatedDataModule("digits", IIDPartitioner(num_clients=3), splits=Splits(max_samples=200, server_val=0.3))
     recorded, metric = Recorded(), GradientAgreementGame(performance="val_loss", mode="min")
     loop = FederatedLoop(metrics={"mine": metric, "seen": recorded}, seed=1, reporting=Reporting(table=False))
     line = fit(loop, tmp_path, Line(), data, rounds=1)

@@ -21,7 +21,7 @@ from flsv import Reporting
 from flsv.aggregation import FedAvg
 from flsv.attacks import SignFlip
 from flsv.clients.algorithms import InRunValues
-from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data import FederatedDataModule, Loader, SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import gradient_shapley
 from flsv.loop import FederatedLoop
@@ -49,7 +49,7 @@ def small() -> nn.Module:
 
 
 def data() -> FederatedDataModule:
-    return toy_data(server_val_fraction=0.2)
+    return toy_data(server_val=0.2)
 
 
 def with_options(**options: Any) -> Callable[[Any], torch.optim.Optimizer]:
@@ -372,7 +372,9 @@ class Sorted(L.LightningDataModule):
 
 @pytest.mark.parametrize(("epochs", "rounds"), [(2, 1), (1, 2)])
 def test_batches_in_another_order_are_noticed(tmp_path: Path, epochs: int, rounds: int) -> None:
-    dealt = FederatedDataModule(Sorted(), SizePartitioner([4, 1, 2]), server_val_fraction=0.2, preload=False)
+    dealt = FederatedDataModule(
+        Sorted(), SizePartitioner([4, 1, 2]), splits=Splits(server_val=0.2), loader=Loader(preload=False)
+    )
     loop = federation(local_epochs=epochs)
     with pytest.raises(ConfigurationError, match=r"training sample \d+ of client \d has class .* earlier pass"):
         fit(loop, tmp_path, Plain(small()), dealt, rounds=rounds)

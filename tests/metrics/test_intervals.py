@@ -232,7 +232,7 @@ def test_an_absent_client_has_no_row(tmp_path: Path) -> None:
     """Its value and its interval stay, and so nothing is written of it."""
     metrics = {"cum": CumulativeShapley(), "loo": LeaveOneOut()}
     loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(2), seed=2, reporting=Reporting(table=False))
-    fit(loop, tmp_path, data=toy_data((4, 3, 4, 3), server_val_fraction=0.2), rounds=5)
+    fit(loop, tmp_path, data=toy_data((4, 3, 4, 3), server_val=0.2), rounds=5)
     (path,) = tmp_path.rglob("contributions.csv")
     rows = list(csv.DictReader(path.open()))
     there = {(row["round"], row["client"]) for row in rows if row["metric"] == "weight"}

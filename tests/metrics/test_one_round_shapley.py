@@ -43,7 +43,7 @@ class Watch:
 @pytest.mark.parametrize("server_lr", [1.0, 0.7])
 def test_models_are_the_initial_one_plus_the_members_updates(tmp_path: Path, kind: Any, server_lr: float) -> None:
     """Algorithm 1 of Song et al. 2019, with all updates of all rounds kept."""
-    watch, remember, data = Watch(), Remember(server_lr=server_lr), toy_data((3, 2, 2), server_val_fraction=0.3)
+    watch, remember, data = Watch(), Remember(server_lr=server_lr), toy_data((3, 2, 2), server_val=0.3)
     metric = OneRoundShapley(3, estimator=watch, performance="negative_loss", coalition_weights=kind)
     loop = FederatedLoop(remember, {"or": metric}, seed=4)
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=3)
@@ -61,7 +61,7 @@ def test_models_are_the_initial_one_plus_the_members_updates(tmp_path: Path, kin
 
 
 def test_fixed_weights_are_exact_when_the_cohort_changes(tmp_path: Path) -> None:
-    watch, remember, data = Watch(), Remember(), toy_data((3, 2, 2), server_val_fraction=0.3)
+    watch, remember, data = Watch(), Remember(), toy_data((3, 2, 2), server_val=0.3)
     metric = OneRoundShapley(4, estimator=watch, performance="negative_loss", coalition_weights="fixed")
     loop = FederatedLoop(remember, {"or": metric}, sampler=UniformSampler(2), seed=4)
     module = fit(loop, tmp_path, Plain(network(batch_norm=False)), data, rounds=4)
@@ -77,7 +77,7 @@ def test_nothing_is_evaluated_before_the_last_round(tmp_path: Path) -> None:
     watch = Watch()
     loop = FederatedLoop(metrics={"or": OneRoundShapley(3, estimator=watch)}, seed=0)
     with pytest.warns(UserWarning, match=r"rounds=3\) plays its game after 3 rounds, and the run has max_epochs=2"):
-        fit(loop, tmp_path, data=toy_data(server_val_fraction=0.3), rounds=2)
+        fit(loop, tmp_path, data=toy_data(server_val=0.3), rounds=2)
     (folder,) = (path.parent for path in tmp_path.rglob("run.json"))
     write_report(folder, out=tmp_path / "page.md")
     assert "Nobody has a value by or: its rounds have not come yet" in (tmp_path / "page.md").read_text()
@@ -90,7 +90,7 @@ def test_batch_norms_buffers_are_the_global_models(tmp_path: Path) -> None:
     """Their changes are not added up: a running variance could become negative."""
     metric = OneRoundShapley(3, performance="negative_loss")
     loop = FederatedLoop(metrics={"or": metric}, seed=0)
-    fit(loop, tmp_path, Plain(network(batch_norm=True)), toy_data(server_val_fraction=0.3), rounds=3)
+    fit(loop, tmp_path, Plain(network(batch_norm=True)), toy_data(server_val=0.3), rounds=3)
     assert loop.contributions["or"].isfinite().all()
 
 
@@ -126,11 +126,11 @@ def test_resume(tmp_path: Path) -> None:
         return FederatedLoop(Growing(), {"or": OneRoundShapley(4, performance="negative_loss")}, seed=1)
 
     whole, half, rest = loop(), loop(), loop()
-    fit(whole, tmp_path, data=toy_data(server_val_fraction=0.3), rounds=4)
+    fit(whole, tmp_path, data=toy_data(server_val=0.3), rounds=4)
     trainer = trainer_for(half, tmp_path, 2)
-    trainer.fit(Plain(), toy_data(server_val_fraction=0.3))
+    trainer.fit(Plain(), toy_data(server_val=0.3))
     trainer.save_checkpoint(tmp_path / "half.ckpt")
-    fit(rest, tmp_path, data=toy_data(server_val_fraction=0.3), rounds=4, ckpt_path=tmp_path / "half.ckpt")
+    fit(rest, tmp_path, data=toy_data(server_val=0.3), rounds=4, ckpt_path=tmp_path / "half.ckpt")
     assert whole.contributions["or"].isfinite().all()
     torch.testing.assert_close(rest.contributions["or"], whole.contributions["or"], rtol=0, atol=0)
 

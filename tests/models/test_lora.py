@@ -18,7 +18,7 @@ from toys import fit, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg
-from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, PartialFederatedShapley
@@ -34,7 +34,9 @@ def sentences() -> FederatedDataModule:
     x = torch.randint(0, TOKENS, (170, LENGTH), generator=torch.Generator().manual_seed(0))
     whole = TensorDataset(x, x[:, 0] // 4)
     train, test = (TensorDataset(*whole[part]) for part in (slice(0, 130), slice(130, None)))
-    data = FederatedDataModule((train, test), SizePartitioner([7, 2, 5, 2, 1]), batch_size=16, client_test_fraction=0.2)
+    data = FederatedDataModule(
+        (train, test), SizePartitioner([7, 2, 5, 2, 1]), batch_size=16, splits=Splits(client_test=0.2)
+    )
     data.setup("fit")
     return data
 

@@ -107,7 +107,7 @@ def test_nobody_reads_the_data_outside_of_a_question(tmp_path: Path) -> None:
 
 def test_an_empty_split_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="client 0 has no val samples"):
-        ask(lambda local, round: local.samples("val"), tmp_path, toy_data(client_val_fraction=0.0))
+        ask(lambda local, round: local.samples("val"), tmp_path, toy_data(client_val=0.0))
 
 
 class Reporting(Standalone):

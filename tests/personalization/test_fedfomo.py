@@ -14,7 +14,7 @@ from task_kinds import Glue
 from toys import Plain, fit, network, toy_data
 
 from flsv import ClientEvaluation
-from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import FedFomo
@@ -22,7 +22,7 @@ from flsv.personalization.base import OWN_MODEL
 from flsv.personalization.fedfomo import mix_models
 from flsv.sampling import UniformSampler
 
-DATA = partial(toy_data, (3, 2, 3, 2), client_val_fraction=0.3, drop_last=True)
+DATA = partial(toy_data, (3, 2, 3, 2), client_val=0.3, drop_last=True)
 
 
 class Watched(FedFomo):
@@ -194,7 +194,7 @@ def test_by_what_the_module_logs(tmp_path: Path) -> None:
 
 def test_any_task(tmp_path: Path) -> None:
     """Batches that are no pairs, and a loss that falls."""
-    data = FederatedDataModule(Glue.data(), SizePartitioner([2, 1]), client_val_fraction=0.4)
+    data = FederatedDataModule(Glue.data(), SizePartitioner([2, 1]), splits=Splits(client_val=0.4))
     personalizer = Watched(num_downloads=1, performance="loss_all", mode="min")
     fit(FederatedLoop(personalizer=personalizer, seed=3), tmp_path, Glue(), data, rounds=2)
     assert all(round.peer_values.isfinite().all() for round, *_ in personalizer.seen)

@@ -11,7 +11,7 @@ from resuming import assert_resumes
 from toys import Plain, fit, toy_sets
 
 from flsv import ClientEvaluation
-from flsv.data import FederatedDataModule, ProportionPartitioner
+from flsv.data import FederatedDataModule, Loader, ProportionPartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import IFCA
@@ -39,7 +39,11 @@ def two_groups() -> FederatedDataModule:
     """Four clients, two and two with the same classes."""
     train, test = toy_sets(200)
     return FederatedDataModule(
-        (train, test), ProportionPartitioner(TWO_GROUPS), batch_size=8, client_test_fraction=0.2, drop_last=True
+        (train, test),
+        ProportionPartitioner(TWO_GROUPS),
+        batch_size=8,
+        splits=Splits(client_test=0.2),
+        loader=Loader(drop_last=True),
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from data_options import grouped
 from lightning.pytorch.callbacks import ModelCheckpoint
 from resume_run import Stop
 from torch import Tensor, nn
@@ -42,14 +43,14 @@ def federation(**kwargs: Any) -> FederatedLoop:
 
 
 def test_an_empty_validation_set_is_an_error_before_training(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none.*client_val_fraction"):
+    with pytest.raises(ConfigurationError, match=r"clients \[0, 1, 2\] have none.*client_val"):
         fit(federation(), tmp_path, module=Careful())
 
 
 def pathological(clients: int, **kwargs: Any) -> FederatedDataModule:
-    fractions = {"client_val_fraction": 0.25, "client_test_fraction": 0.25}
+    fractions = {"client_val": 0.25, "client_test": 0.25}
     return FederatedDataModule(
-        "digits", PathologicalPartitioner(clients, 2), **{"batch_size": 8, **fractions, **kwargs}
+        "digits", PathologicalPartitioner(clients, 2), **grouped({"batch_size": 8, **fractions, **kwargs})
     )
 
 
@@ -87,7 +88,7 @@ def test_relevant_clients_are_found_on_digits(tmp_path: Path, mode: Any) -> None
 
 def test_a_hundred_clients_of_which_ten_take_part(tmp_path: Path) -> None:
     loop = federation(sampler=UniformSampler(10), evaluation=ClientEvaluation(every=8), personalizer=PFedSV())
-    data = pathological(100, server_val_fraction=0.0)
+    data = pathological(100, server_val=0.0)
     fit(loop, tmp_path, digits_net(), data, rounds=8, limit_val_batches=0)
     relevance = loop.contributions["relevance"]
     seen = loop.contributions["cost"][:, 0] > 0
@@ -127,7 +128,7 @@ def test_a_client_that_appears_first_in_a_late_round(tmp_path: Path) -> None:
     loop = federation(personalizer=Watched(k=2), sampler=Late())
     module = Plain()
     first = ParameterSpace(module).read(module)
-    fit(loop, tmp_path, module, toy_data(drop_last=True, client_val_fraction=0.2))
+    fit(loop, tmp_path, module, toy_data(drop_last=True, client_val=0.2))
     assert torch.equal(starts[0], first)
     assert not loop.contributions["relevance"][2].isnan().any()
     assert loop.contributions["relevance"][:2, 2].isnan().tolist() == [False, False]
@@ -140,7 +141,7 @@ def run(folder: Path, ckpt_path: Any = None, callbacks: Any = ()) -> FederatedLo
     fit(
         loop,
         folder,
-        data=toy_data((4, 2, 3, 3, 2), client_val_fraction=0.2),
+        data=toy_data((4, 2, 3, 3, 2), client_val=0.2),
         rounds=5,
         ckpt_path=ckpt_path,
         enable_checkpointing=True,
@@ -170,7 +171,7 @@ def test_a_resumed_run_is_the_same_to_the_bit(tmp_path: Path) -> None:
 def test_a_second_fit_begins_anew(tmp_path: Path) -> None:
     loop, results = federation(), []
     for _ in range(2):
-        fit(loop, tmp_path, data=toy_data(drop_last=True, client_val_fraction=0.2))
+        fit(loop, tmp_path, data=toy_data(drop_last=True, client_val=0.2))
         results.append(loop.received())
     assert results[0].keys() == results[1].keys() == {0, 1, 2}
     assert all(torch.equal(results[1][i], model) for i, model in results[0].items())
@@ -192,7 +193,7 @@ def test_no_sample_leaves_a_client(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Client, "ask", watched)
         loop = federation()
-        fit(loop, tmp_path, data=toy_data(drop_last=True, client_val_fraction=0.2), rounds=2)
+        fit(loop, tmp_path, data=toy_data(drop_last=True, client_val=0.2), rounds=2)
     assert len(crossed) == 6
     for values in crossed:
         assert values.ndim == 1

@@ -112,7 +112,7 @@ def test_all_shared_is_federated_averaging_with_models_of_ones_own(tmp_path: Pat
             seed=1,
             reporting=Reporting(figures=0, table=False),
         )
-        data[name] = toy_data(client_val_fraction=0.3, client_test_fraction=0.2)
+        data[name] = toy_data(client_val=0.3, client_test=0.2)
         module = fit(loops[name], tmp_path / name, Plain(network(False)), data[name], rounds=1)
         data[name] = vector_of(module)
     assert torch.equal(data["fedavg"], data["ours"])
@@ -140,4 +140,4 @@ def test_a_run_with_a_shared_start_resumes(tmp_path: Path) -> None:
         personalizer = PFedSV(k=2, game="joining", shared=0.5)
         return FederatedLoop(metrics={"relevance": DomainRelevance()}, personalizer=personalizer, seed=1)
 
-    assert_resumes(make, tmp_path, lambda: Plain(network(False)), lambda: toy_data(client_val_fraction=0.3))
+    assert_resumes(make, tmp_path, lambda: Plain(network(False)), lambda: toy_data(client_val=0.3))

@@ -24,7 +24,7 @@ def run(folder: Path | str | None, **options: Any) -> None:
         metrics=metrics, client_algorithm=InRunValues(), reporting=Reporting(figures=1, table=False), seed=1
     )
     trainer = trainer_for(loop, folder, rounds=1, **options)  # type: ignore[arg-type]
-    trainer.fit(Plain(network(batch_norm=False)), toy_data(server_val_fraction=0.2))
+    trainer.fit(Plain(network(batch_norm=False)), toy_data(server_val=0.2))
 
 
 def test_nothing_is_left_in_a_working_folder_that_was_not_given(

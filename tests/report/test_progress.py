@@ -46,7 +46,7 @@ def federation(**options: Any) -> FederatedLoop:
 
 
 def run(loop: FederatedLoop, folder: Path, clients: int, **options: Any) -> None:
-    data = toy_data((1,) * clients, server_val_fraction=0.3, batch_size=4, client_test_fraction=0)
+    data = toy_data((1,) * clients, server_val=0.3, batch_size=4, client_test=0)
     fit(loop, folder, Plain(network(batch_norm=False)), data, rounds=1, **options)
 
 

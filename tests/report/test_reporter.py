@@ -108,7 +108,7 @@ def test_a_value_is_written_when_it_changes(tmp_path: Path) -> None:
     metrics = {"cssv": ClassSpecificShapley(), "sv": CumulativeShapley()}
     federation = FederatedLoop(metrics=metrics, sampler=UniformSampler(3), seed=1)
     logger = TensorBoardLogger(tmp_path, name="", version="run")
-    data = toy_data((1,) * 9, server_val_fraction=0.3, batch_size=4, client_test_fraction=0)
+    data = toy_data((1,) * 9, server_val=0.3, batch_size=4, client_test=0)
     module = Plain(network(batch_norm=False))
     fit(federation, tmp_path, module, data, rounds=6, logger=logger, callbacks=[Remember()])
     with (tmp_path / "run" / "contributions.csv").open() as file:
@@ -187,7 +187,7 @@ def test_columns_that_are_no_classes(tmp_path: Path) -> None:
     """Pairs of clients: named in the CSV and the table, in TensorBoard a figure and a number per client."""
     metrics = {"relevance": DomainRelevance(truth=torch.eye(3).roll(1, 0)), "cost": CommunicationCost()}
     federation = FederatedLoop(metrics=metrics, personalizer=PFedSV(), seed=1, reporting=Reporting(figures=1))
-    data = toy_data(client_val_fraction=0.2, drop_last=True)
+    data = toy_data(client_val=0.2, drop_last=True)
     fit(federation, tmp_path, data=data, rounds=2, logger=TensorBoardLogger(tmp_path, name="", version="run"))
     with (tmp_path / "run" / "contributions.csv").open() as file:
         rows = list(csv.DictReader(file))

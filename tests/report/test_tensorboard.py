@@ -44,7 +44,7 @@ class Named(FederatedDataModule):
 
 
 def named(**kwargs: Any) -> Named:
-    data = toy_data(server_val_fraction=0.3, **kwargs)
+    data = toy_data(server_val=0.3, **kwargs)
     data.source[0].classes = CLASSES  # type: ignore[index, union-attr]
     data.__class__ = Named
     return data  # type: ignore[return-value]
@@ -138,7 +138,7 @@ def test_custom_scalars_find_their_curves(fitted: tuple[FederatedLoop, Path]) ->
 
 @pytest.mark.parametrize("client_runs", [False, "auto"])
 def test_many_clients_are_tags_of_one_run(tmp_path: Path, client_runs: Any) -> None:
-    data = toy_data((1,) * 31 if client_runs == "auto" else (1,) * 3, client_test_fraction=0)
+    data = toy_data((1,) * 31 if client_runs == "auto" else (1,) * 3, client_test=0)
     loop = FederatedLoop(
         metrics={"cssv": ClassSpecificShapley()}, seed=1, reporting=Reporting(client_runs=client_runs, figures=0)
     )
@@ -159,7 +159,7 @@ def test_many_clients_are_tags_of_one_run(tmp_path: Path, client_runs: Any) -> N
 
 
 def test_a_run_per_client_can_be_asked_for(tmp_path: Path) -> None:
-    data = toy_data((1,) * 31, client_test_fraction=0)
+    data = toy_data((1,) * 31, client_test=0)
     loop = FederatedLoop(seed=1, reporting=Reporting(client_runs=True, figures=0))
     fit(loop, tmp_path, data=data, rounds=1, logger=TensorBoardLogger(tmp_path, name="", version="run"))
     assert len(list((tmp_path / "run/clients").iterdir())) == 31
@@ -172,7 +172,7 @@ def test_above_500_curves_the_top_and_the_bottom_and_a_histogram(tmp_path: Path)
     assert followed(overall.tolist(), 20) == sorted([*ranked[:12], *ranked[-12:]])
     assert followed(overall.tolist(), 12) == list(range(40))
     assert followed(overall.tolist(), 300) == []
-    data = toy_data((1,) * 18, client_test_fraction=0, batch_size=2)
+    data = toy_data((1,) * 18, client_test=0, batch_size=2)
     loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1)
     logger = TensorBoardLogger(tmp_path, name="", version="run")
     module = Plain(torch.nn.Linear(6, 30))

@@ -10,7 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from flsv.cli.value import columns_of, value
-from flsv.data import FederatedDataModule, SizePartitioner
+from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.report.tensorboard.valuation_events import write_events
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, clients_of, server_of
@@ -49,7 +49,7 @@ def test_a_run_per_client_a_table_and_the_pictures(tmp_path: Path) -> None:
 
 
 def test_flsv_value_writes_them(tmp_path: Path) -> None:
-    data = FederatedDataModule("digits", SizePartitioner([1, 1]), max_samples=200, server_val_fraction=0.2)
+    data = FederatedDataModule("digits", SizePartitioner([1, 1]), splits=Splits(max_samples=200, server_val=0.2))
     value(data, FedBary(features="pixels", support=5, iterations=2), tmp_path, pictures=0)
     for client in ("0", "1"):
         assert "value/share" in events(tmp_path / "clients" / client).Tags()["scalars"]

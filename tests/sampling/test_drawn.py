@@ -59,7 +59,7 @@ def test_chances_that_cannot_be_are_refused(tmp_path: Path, chances: Any, words:
         ShapleyWeighted("ssv"), metrics={"ssv": SurrogateFederatedShapley()}, sampler=Own([0, 1], chances)
     )
     with pytest.raises(RuntimeError, match=f"Own.*inclusion_probabilities.*{words}"):
-        fit(loop, tmp_path, data=toy_data(server_val_fraction=0.2), rounds=1)
+        fit(loop, tmp_path, data=toy_data(server_val=0.2), rounds=1)
 
 
 def test_what_is_good_is_used(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from data_options import grouped
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
@@ -16,7 +17,7 @@ from toys import Plain, fit, network, toy_data, toy_sets, trainer_for
 from flsv import ClientEvaluation, ConfigurationError, Reporting
 from flsv.aggregation import CGSV, FedAvg, ShapFedWA, ShapleyWeighted
 from flsv.attacks import HeadAlignment, SignFlip
-from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.data import FederatedDataModule, Files, IIDPartitioner
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -96,8 +97,8 @@ def test_personal_evaluation_without_test_split_or_forward(tmp_path: Path) -> No
     refused(
         loop,
         tmp_path,
-        r"clients \[0, 1, 2\] have none. Set .*client_test_fraction",
-        data=toy_data(client_test_fraction=0),
+        r"clients \[0, 1, 2\] have none. Set .*client_test",
+        data=toy_data(client_test=0),
     )
 
     class NoForward(L.LightningModule):
@@ -179,7 +180,7 @@ LOGGED: dict[str, Any] = {"performance": "val_loss", "mode": "min"}
 def test_a_module_that_metrics_cannot_evaluate_is_told_of_those_that_need_not(
     tmp_path: Path, kind: Any, metric: Any, said: str
 ) -> None:
-    data = toy_data(client_val_fraction=0.2)
+    data = toy_data(client_val=0.2)
     with pytest.raises(ConfigurationError, match=said):
         fit(FederatedLoop(metrics={"mine": metric}), tmp_path, kind(), data, rounds=1)
 
@@ -195,10 +196,10 @@ def test_empty_client_too_many_clients_and_empty_validation_set(tmp_path: Path) 
     small = toy_sets(samples=12)[0]
     for kwargs, match in (
         ({"partitioner": IIDPartitioner(20)}, "20 clients"),
-        ({"partitioner": IIDPartitioner(10), "client_test_fraction": 0.5}, "client"),
-        ({"partitioner": IIDPartitioner(2), "server_val_fraction": 0.01}, "server_val_fraction=0.01"),
+        ({"partitioner": IIDPartitioner(10), "client_test": 0.5}, "client"),
+        ({"partitioner": IIDPartitioner(2), "server_val": 0.01}, "server_val=0.01"),
     ):
-        refused(FederatedLoop(), tmp_path, match, data=FederatedDataModule(small, batch_size=4, **kwargs))
+        refused(FederatedLoop(), tmp_path, match, data=FederatedDataModule(small, batch_size=4, **grouped(kwargs)))
     with pytest.raises(ConfigurationError, match="at least 2 clients"):
         IIDPartitioner(1)
     with pytest.raises(ConfigurationError, match="at least 2 clients"):
@@ -206,7 +207,7 @@ def test_empty_client_too_many_clients_and_empty_validation_set(tmp_path: Path) 
 
 
 def test_missing_data_root(tmp_path: Path) -> None:
-    data = FederatedDataModule("mnist", IIDPartitioner(2), root=str(tmp_path / "nowhere"))
+    data = FederatedDataModule("mnist", IIDPartitioner(2), files=Files(root=str(tmp_path / "nowhere")))
     refused(FederatedLoop(), tmp_path, r"nowhere.*download", data=data)
 
 
@@ -314,7 +315,7 @@ CLIENTS, CLASSES, PAIRS = CosineGradientShapley, ClassSpecificShapley, DomainRel
     ],
 )
 def test_a_metric_of_another_shape(tmp_path: Path, loop: dict[str, Any], metric: Any, needed: str) -> None:
-    data = toy_data((3, 1, 2, 2), client_val_fraction=0.2)
+    data = toy_data((3, 1, 2, 2), client_val=0.2)
     if metric is PAIRS:
         loop = {**loop, "personalizer": FedFomo()}  # whose clients say what the others are worth
     refused(FederatedLoop(**loop, metrics={"m": metric()}), tmp_path, needed, data=data)

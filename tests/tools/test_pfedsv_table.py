@@ -27,7 +27,7 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SMALL = {
     "data.source": "digits",
-    "data.max_samples": None,
+    "data.splits.max_samples": None,
     "model.init_args.network": "softmax",
     "trainer.max_epochs": 2,
 }
@@ -60,7 +60,7 @@ def test_the_full_preset_is_the_papers() -> None:
             loop, rounds = federated_loop(cli.trainer), cli.trainer.max_epochs
             optimizer = cli.config.model.init_args.optimizer.init_args
             clients = cli.datamodule.partitioner.num_clients
-        assert cli.datamodule.split_options.max_samples is None
+        assert cli.datamodule.splits.max_samples is None
         assert cli.config.model.init_args.network == "mcmahan_cnn"
         assert loop.local_epochs == 5
         assert optimizer.lr == (0.1 if "CIFAR" in column else 0.01)
@@ -89,7 +89,7 @@ def test_algorithms_are_those_of_their_files() -> None:
     for row in METHODS:
         with built(small(row, "Dirichlet"), "data") as cli:
             loops[row] = federated_loop(cli.trainer)
-            assert cli.config.data.client_test_fraction == 0.6
+            assert cli.config.data.splits.client_test == 0.6
     assert loops["FedProx"].client_algorithm.mu == 0.01
     assert loops["FedAMP"].personalizer.self_weight == 0.5
     assert loops["pFedMe"].local_epochs == 1
@@ -171,7 +171,7 @@ def classes_of(cell: Cell) -> int:
 def test_the_clients_of_every_column_can_be_drawn(cell: Cell) -> None:
     """For every seed; and each of them has something to train on, to validate with and to be tested on."""
     with built(cell, "data", **ON_CPU) as cli:
-        partitioner, options = cli.datamodule.partitioner, cli.datamodule.split_options
+        partitioner, options = cli.datamodule.partitioner, cli.datamodule.splits
     classes = classes_of(cell)
     for seed in range(20):
         partitioner.seed = seed
@@ -179,8 +179,8 @@ def test_the_clients_of_every_column_can_be_drawn(cell: Cell) -> None:
         labels = some % classes
         parts = partitioner.partition(labels, classes, None, torch.Generator().manual_seed(seed))
         fewest = min(len(part) for part in parts)
-        assert int(fewest * options.client_val_fraction) >= 1
-        assert int(fewest * options.client_test_fraction) >= 1
+        assert int(fewest * options.client_val) >= 1
+        assert int(fewest * options.client_test) >= 1
 
 
 # ---- what is measured

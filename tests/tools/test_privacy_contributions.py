@@ -19,7 +19,7 @@ def tool() -> ModuleType:
 def small(cell: Cell) -> Cell:
     partition = {"num_clients": 3, "alpha": 0.5, "min_samples": 5, "seed": 0}
     partitioner = {"class_path": "flsv.data.DirichletPartitioner", "init_args": partition}
-    few = {"data.partitioner": partitioner, "data.max_samples": 300, "trainer.max_epochs": 2}
+    few = {"data.partitioner": partitioner, "data.splits.max_samples": 300, "trainer.max_epochs": 2}
     return replace(cell, overrides={**cell.overrides, **few})
 
 

@@ -38,7 +38,12 @@ def cell_of(tool: SimpleNamespace, row: str, column: str, **overrides: Any) -> A
 
 
 def on_digits(tool: SimpleNamespace, row: str, rounds: int) -> Any:
-    few = {"data.source": "digits", "trainer.max_epochs": rounds, "data.max_samples": 200, "data.eval_batch_size": 50}
+    few = {
+        "data.source": "digits",
+        "trainer.max_epochs": rounds,
+        "data.splits.max_samples": 200,
+        "data.loader.eval_batch_size": 50,
+    }
     return cell_of(tool, row, "CIFAR-10, imbalanced", **few, **{"model.init_args.network": "softmax"})
 
 

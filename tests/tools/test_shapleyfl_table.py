@@ -15,7 +15,7 @@ from torch import nn
 from flsv.functional.shapley import exact_shapley
 from flsv.parameters import ParameterSpace
 
-DIGITS = {"data.source": "digits", "data.max_samples": None, "model.init_args.network": "softmax"}
+DIGITS = {"data.source": "digits", "data.splits.max_samples": None, "model.init_args.network": "softmax"}
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ CELL = Cell(
     "digits",
     3,
     ("quickstart.yaml", "scenarios/shapleyfl_closed_set.yaml", "fedprox.yaml"),
-    {"data.max_samples": 400, "federation.uploads": ATTACKS},
+    {"data.splits.max_samples": 400, "federation.uploads": ATTACKS},
 )
 
 
@@ -39,7 +39,7 @@ def test_every_seed_is_the_cells() -> None:
         assert cli.config.seed_everything == cli.config.federation.seed == 3
         assert loop.client_algorithm.mu == 0.01
         assert data.partitioner.num_clients == 5
-        assert data.split_options.max_samples == 400
+        assert data.splits.max_samples == 400
 
 
 def test_a_seed_that_no_file_says_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,8 +87,8 @@ def test_operators_are_counted() -> None:
 
 
 def test_the_estimate_follows_rounds_batches_and_samples() -> None:
-    cell = replace(CELL, overrides={"data.max_samples": 600, "trainer.max_epochs": 2})
-    short = {"data.max_samples": 300}
+    cell = replace(CELL, overrides={"data.splits.max_samples": 600, "trainer.max_epochs": 2})
+    short = {"data.splits.max_samples": 300}
     whole, few = work_of(cell, "data"), work_of(replace(cell, overrides=short), "data")
     assert whole.rounds == 2
     assert few.batches < whole.batches < 2.5 * few.batches
@@ -118,9 +118,9 @@ def test_large_networks_are_estimated_by_samples() -> None:
 def test_games_are_counted() -> None:
     """They are played on other threads, where torch's modes count nothing."""
     files = ("quickstart.yaml", "s_fedavg.yaml")
-    found = counted(replace(CELL, files=files, overrides={}), {"data.max_samples": 300}, "data")
+    found = counted(replace(CELL, files=files, overrides={}), {"data.splits.max_samples": 300}, "data")
     assert found["in_games"] > 100
-    assert counted(replace(CELL, overrides={}), {"data.max_samples": 300}, "data")["in_games"] == 0
+    assert counted(replace(CELL, overrides={}), {"data.splits.max_samples": 300}, "data")["in_games"] == 0
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
         "made_up",
         lambda full, seeds: [replace(CELL, seed=s, overrides={"trainer.max_epochs": 50 if full else 1}) for s in seeds],
         lambda results, cells: means(gather(results, lambda r: r["accuracy"]), ["FedProx"]),
-        {"data.max_samples": 300},
+        {"data.splits.max_samples": 300},
     )
     arguments = ["--kept", str(tmp_path / "kept.jsonl"), "--out", str(tmp_path / "out.md")]
     main(preset, None, [*arguments, "--full", "--short"])

@@ -157,7 +157,7 @@ class ColumnSamples(Dataset):
         missing = [row for row, value in enumerate(values) if value is None]
         if missing:
             raise ConfigurationError(
-                f"{type(frame).__name__}: {len(missing)} of {len(values)} rows have no {label!r} (label), such as row "
+                f"{type(frame).__name__}: {len(missing)} of {len(values)} rows have no {label!r} (labels), such as row "
                 f"{missing[0]}. Leave them out."
             )
         found = array_set(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from flsv.data.options import Files
 from flsv.data.splits import FederatedSplits
+from flsv.data.tables.columns import Columns
+from flsv.data.tables.table import CSVFile
+from flsv.errors import ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class SourceData:
         groups: number of each training sample's group, int64 ``[N]``, where the source itself says what they are.
         group_names: their names, by number.
         clients: whether these groups are the clients that somebody gave: none may be lost, none dealt anew.
+        labelled: whether the targets are the column that ``labels`` names.
         pooled: whether inputs were made with numbers of all training samples, such as their means.
         fitted: the same data with inputs that could not be made before it was known who trains on which sample; None
             where the inputs are there.
@@ -46,8 +51,65 @@ class SourceData:
     groups: Tensor | None = None
     group_names: tuple[str, ...] = ()
     clients: bool = False
+    labelled: bool = False
     pooled: bool = False
     fitted: Callable[[FederatedSplits], SourceData] | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How data are read.
+
+    Args:
+        root: folder of files and folders.
+        image_size: side in pixels of the images of a folder.
+        label: the column to predict, of what has columns.
+        group: the column that says whose the rows are.
+        columns: how the other columns become inputs.
+    """
+
+    root: str = "data"
+    image_size: int = 224
+    label: str | None = None
+    group: str | None = None
+    columns: Columns = field(default_factory=Columns)
+
+    def table_label(self, table: CSVFile) -> str:
+        """The column to predict of a table.
+
+        Raises:
+            ConfigurationError: it was not said, or there is none of that name.
+        """
+        if self.label is None:
+            shown = ", ".join(list(table.columns)[:20]) + (", ..." if len(table.columns) > 20 else "")
+            raise ConfigurationError(f"{table.path} is a table: say labels, the column to predict. It has {shown}.")
+        table.column(self.label, "labels")
+        return self.label
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a user says of the data, see :class:`~flsv.data.FederatedDataModule`."""
+
+    source: Any = "digits"
+    clients: Mapping[str, Any] | None = None
+    val: Any = None
+    test: Any = None
+    files: Files = field(default_factory=Files)
+    labels: Any = None
+    groups: Any = None
+    columns: Columns | None = None
+
+    @property
+    def held(self) -> dict[str, Any]:
+        """What is given to validate and test with."""
+        return {"val": self.val, "test": self.test}
+
+    @property
+    def reading(self) -> Reading:
+        """How everything is read."""
+        label, group = (each if isinstance(each, str) else None for each in (self.labels, self.groups))
+        return Reading(self.files.root, self.files.image_size, label, group, self.columns or Columns())
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from flsv.data.groups import named_groups, plain_names
 from flsv.data.sources.arrays import ColumnSamples, array_set, is_array, is_pair_of_arrays, is_plain
-from flsv.data.sources.base import SourceData
-from flsv.data.sources.images import TABLES, has_class_folders, image_folder
+from flsv.data.sources.base import Reading, SourceData
+from flsv.data.sources.images import has_class_folders, image_folder
 from flsv.data.sources.join import concatenated, one_numbering
 from flsv.data.sources.named import DATA_SETS
 from flsv.data.tables.columns import Columns
 from flsv.data.tables.sources import tables_source
 from flsv.data.tables.table import (
+    TABLES,
     CSVFile,
     column_keys,
     column_values,
@@ -34,37 +34,6 @@ KINDS = (
     "a map-style data set, (X, y) arrays, a DataFrame, a Hugging Face data set, or the path of a CSV file or of a "
     "folder of images, <class>/*.png"
 )
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How data are read.
-
-    Args:
-        root: folder of files and folders.
-        image_size: side in pixels of the images of a folder.
-        label: the column to predict, of what has columns.
-        group: the column that says whose the rows are.
-        columns: how the other columns become inputs.
-    """
-
-    root: str = "data"
-    image_size: int = 224
-    label: str | None = None
-    group: str | None = None
-    columns: Columns = field(default_factory=Columns)
-
-    def table_label(self, table: CSVFile) -> str:
-        """The column to predict of a table.
-
-        Raises:
-            ConfigurationError: it was not said, or there is none of that name.
-        """
-        if self.label is None:
-            shown = ", ".join(list(table.columns)[:20]) + (", ..." if len(table.columns) > 20 else "")
-            raise ConfigurationError(f"{table.path} is a table: say label, the column to predict. It has {shown}.")
-        table.column(self.label, "label")
-        return self.label
 
 
 def read_part(given: Any, reading: Reading, what: str) -> Dataset | CSVFile:
@@ -214,12 +183,6 @@ def own_source(
     if tables:
         label = reading.table_label(next(iter(tables.values())))
         return tables_source(parts, held, label, reading.group, reading.columns, clients)  # type: ignore[arg-type]
-    if reading.label is not None and not all(isinstance(part, ColumnSamples) for part in together.values()):
-        raise ConfigurationError(
-            f"label={reading.label!r} names the column to predict of a table, a DataFrame or a Hugging Face data set; "
-            f"a {type(next(iter(parts.values()))).__name__} has no columns. labels names an attribute or a field with "
-            "the classes."
-        )
     sets, rest, classes = one_numbering(parts, held)  # type: ignore[arg-type]
     whole = concatenated(sets)
     groups, names = _groups(sets, reading.group, clients)
@@ -231,6 +194,7 @@ def own_source(
         groups=groups,
         group_names=names,
         clients=clients,
+        labelled=all(isinstance(part, ColumnSamples) for part in together.values()),
     )
 
 

@@ -13,6 +13,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from flsv.data.sources.base import ImageData
+from flsv.data.tables.table import TABLES
 from flsv.errors import ConfigurationError
 
 
@@ -111,7 +112,6 @@ def check_image(path: str) -> None:
 
 #: Beside the clients, these are nobody's: what the server validates and tests with.
 HELD_OUT = ("val", "test")
-TABLES = (".csv", ".tsv")
 CAN_BE_READ = (
     "What can be read: images as train/<class>/*.png and test/<class>/*.png, optionally val/<class>/*.png; as "
     "<class>/*.png alone; or by client, <client>/<class>/*.png; tables by client, <client>.csv or one CSV file in each "

@@ -193,14 +193,14 @@ def is_known(name: str) -> bool:
     return _plain(name) in {_plain(kind) for kind in DATA_SETS}
 
 
-def is_downloadable(name: str) -> bool:
+def is_downloadable(name: object) -> bool:
     """Whether ``download`` means anything for the data set of this name.
 
     Example:
         >>> is_downloadable("FashionMNIST"), is_downloadable("digits")
         (True, False)
     """
-    return _plain(name) in {_plain(kind) for kind in KINDS}
+    return isinstance(name, str) and _plain(name) in {_plain(kind) for kind in KINDS}
 
 
 def _plain(name: str) -> str:

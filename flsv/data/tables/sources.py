@@ -74,6 +74,7 @@ def tables_source(
         groups=groups,
         group_names=names,
         clients=clients,
+        labelled=True,
         fitted=fitted,
     )
 
@@ -96,7 +97,7 @@ def _fitted(
         if groups is None or any(table is not None for table in held.values()):
             raise ConfigurationError(
                 "Columns(statistics='group'): the val and test data are no client's, and have no statistics of their "
-                "own. Say statistics='pooled', or client_test_fraction for the clients' own test rows."
+                "own. Say statistics='pooled', or Splits(client_test=...) for the clients' own test rows."
             )
         of = np.array(names)[groups.numpy()]
     return _as_sets(encoder.features(tables, fit, of), encoder.targets(tables, fit), parts, held)

@@ -23,6 +23,8 @@ from flsv.data.labels import in_words
 from flsv.errors import ConfigurationError
 
 NUMBERS, CATEGORIES, TRUTH = "numbers", "categories", "truth values"
+#: Endings of files.
+TABLES = (".csv", ".tsv")
 _LIMIT = threading.Lock()
 
 

@@ -15,7 +15,7 @@ from lightning.fabric.utilities.apply_func import move_data_to_device
 
 from flsv._lightning.evaluation import accuracy
 from flsv.clients.client_manager import ClientManager
-from flsv.data import FederatedDataModule, OneClient
+from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.remote.memory import Kept, SiteMemory, StillBusy, noise_seed, own_secret, site_key
 from flsv.engines.remote.messages import GLOBAL, Packet, failure_packet, pack, read_instruction, unpack, update_packet
 from flsv.engines.remote.transport import agreement
@@ -89,7 +89,7 @@ class Site:
         self._settings, made = settings(), data()
         self._upload_seed, self._secret = upload_seed, own_secret(folder / name)
         if not isinstance(made, FederatedDataModule):
-            made = FederatedDataModule(made, OneClient(), server_val_fraction=0.0)
+            made = FederatedDataModule(made, OneClient(), splits=Splits(server_val=0.0))
         self._data = made
         self._limit = self._trainer_options.pop("limit_train_batches", 1.0)
         made.prepare_data()

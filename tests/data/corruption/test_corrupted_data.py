@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from data_options import grouped
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from flsv import Reporting
@@ -47,10 +48,10 @@ class Watch(Corruption):
 
 
 def ready(source=None, corruptions=None, **kwargs):
-    kwargs.setdefault("client_val_fraction", 0.1)
-    kwargs.setdefault("client_test_fraction", 0.1)
+    kwargs.setdefault("client_val", 0.1)
+    kwargs.setdefault("client_test", 0.1)
     source = TensorDataset(X, Y) if source is None else source
-    data = FederatedDataModule(source, DirichletPartitioner(4, 1.0, 20), corruptions=corruptions, **kwargs)
+    data = FederatedDataModule(source, DirichletPartitioner(4, 1.0, 20), corruptions=corruptions, **grouped(kwargs))
     data.setup("fit")
     return data
 
@@ -146,7 +147,7 @@ def test_noise_of_nothing_is_no_corruption():
 def test_nan_inputs_that_stay_are_not_corrupted():
     x = X.clone()
     x[:, 0, 0] = torch.nan
-    shares = {"server_val_fraction": 0.0, "client_val_fraction": 0.0, "client_test_fraction": 0.0}
+    shares = {"server_val": 0.0, "client_val": 0.0, "client_test": 0.0}
     with pytest.warns(UserWarning, match="300 of 300 samples of the training data have NaN"):
         assert ready(TensorDataset(x, Y), [ClosedSetLabelNoise(rate=0.0)], **shares).malicious == []
 

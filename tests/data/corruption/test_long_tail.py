@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, IIDPartitioner, LongTail
+from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, IIDPartitioner, LongTail, Splits
 from flsv.data.partition import partition_counts
 from flsv.errors import ConfigurationError
 
@@ -56,7 +56,7 @@ def test_the_inner_partitioner_deals_what_is_left():
 
 
 def test_in_a_data_module_the_server_keeps_all_classes():
-    data = FederatedDataModule("digits", LongTail(IIDPartitioner(3), 20), server_val_fraction=0.2)
+    data = FederatedDataModule("digits", LongTail(IIDPartitioner(3), 20), splits=Splits(server_val=0.2))
     data.setup("fit")
     totals = data.class_counts.sum(0)
     assert totals[0] / totals[-1] == pytest.approx(20, rel=0.1)

@@ -3,6 +3,7 @@
 import lightning as L
 import pytest
 import torch
+from data_options import grouped
 from torch.utils.data import TensorDataset
 
 from flsv.data import (
@@ -27,7 +28,7 @@ def relabelled(corruption, num_classes=10):
 
 
 def ready(*args, **kwargs):
-    data = FederatedDataModule(*args, **kwargs)
+    data = FederatedDataModule(*args, **grouped(kwargs))
     data.setup("fit")
     return data
 
@@ -48,7 +49,7 @@ def test_random_labels_are_known_ones_equally_often():
 
 
 def test_half_of_the_images_come_from_unknown_classes():
-    data = ready("digits", ShardPartitioner(10), corruptions=[OpenSetLabelNoise(EVEN)], client_test_fraction=0.2)
+    data = ready("digits", ShardPartitioner(10), corruptions=[OpenSetLabelNoise(EVEN)], client_test=0.2)
     mislabelled = torch.cat([data.corrupted_samples(client) for client in range(10)])
     assert mislabelled.float().mean().item() == pytest.approx(0.5, abs=0.02)
     assert data.class_counts[:, EVEN].sum() == 0
@@ -67,8 +68,8 @@ def test_what_is_evaluated_on_is_known_classes_only():
         sets,
         IIDPartitioner(3),
         corruptions=[OpenSetLabelNoise(EVEN, fraction=0.4)],
-        client_val_fraction=0.1,
-        client_test_fraction=0.1,
+        client_val=0.1,
+        client_test=0.1,
     )
     loaders = [data.val_dataloader(), data.test_dataloader()]
     loaders += [data.client_loader(client, split) for client in range(3) for split in ("val", "test")]
@@ -129,7 +130,7 @@ def test_a_server_without_known_classes():
         ready(
             (TensorDataset(torch.zeros(100, 2), labels),),
             IIDPartitioner(2),
-            server_val_fraction=0.02,
+            server_val=0.02,
             corruptions=[OpenSetLabelNoise([0])],
         )
 

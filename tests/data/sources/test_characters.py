@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flsv.data import CharacterData, FederatedDataModule, GroupPartitioner
+from flsv.data import CharacterData, FederatedDataModule, GroupPartitioner, Splits
 from flsv.data.sources.csv_data import windows
 from flsv.errors import ConfigurationError
 
@@ -55,7 +55,7 @@ def test_samples(make):
     assert bytes(pieces[0].tolist()) == b"The fi"
     assert bytes(pieces[4].tolist()) == "ein Wö".encode()[:6]
     assert bytes(pieces[5].tolist()) == "ein Wölfchen".encode()[5:11]
-    federated = FederatedDataModule(data, GroupPartitioner(), server_val_fraction=0)
+    federated = FederatedDataModule(data, GroupPartitioner(), splits=Splits(server_val=0))
     federated.setup("fit")
     assert federated.num_samples.tolist() == [5, 4]
     assert federated.class_counts.shape == (2, 1)

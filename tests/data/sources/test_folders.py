@@ -5,9 +5,10 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from data_options import grouped
 from PIL import Image
 
-from flsv.data import Columns, DirichletPartitioner, FederatedDataModule, GroupPartitioner, load_image_data
+from flsv.data import Columns, DirichletPartitioner, FederatedDataModule, Files, GroupPartitioner, load_image_data
 from flsv.errors import ConfigurationError
 
 CLIENTS = {
@@ -43,7 +44,7 @@ def tables(root, clients=("Boston", "Lyon", "Köln Süd"), inside=False, rows=20
 
 
 def ready(*args, **kwargs):
-    data = FederatedDataModule(*args, **{"image_size": 4, "server_val_fraction": 0.0, **kwargs})
+    data = FederatedDataModule(*args, **grouped({"image_size": 4, "server_val": 0.0, **kwargs}))
     data.setup("fit")
     return data
 
@@ -62,7 +63,7 @@ def test_images_by_client_have_one_numbering(tmp_path):
 
 def test_what_the_server_has_of_its_own(tmp_path):
     images(tmp_path, {**CLIENTS, "test": {"dog": 3}, "val": {"cat": 2, "eel": 2}})
-    data = ready(str(tmp_path), server_val_fraction=0.1)
+    data = ready(str(tmp_path), server_val=0.1)
     assert data.num_clients == 4
     assert len(data.server_val_indices) == 0
     assert torch.cat([y for _, y in data.val_dataloader()]).tolist() == [0, 0, 2, 2]
@@ -103,7 +104,7 @@ def test_images_without_splits(tmp_path):
     images(tmp_path)
     data = load_image_data(str(tmp_path / "Boston"), image_size=4)
     assert (data.class_names, len(data.train), data.val, data.test) == (("cat", "dog"), 10, None, None)
-    federated = ready(str(tmp_path / "Boston"), server_val_fraction=0.2, partitioner=DirichletPartitioner(2, alpha=9.0))
+    federated = ready(str(tmp_path / "Boston"), server_val=0.2, partitioner=DirichletPartitioner(2, alpha=9.0))
     assert (federated.num_clients, federated.class_names) == (2, ("cat", "dog"))
     with pytest.raises(ConfigurationError, match="has no test data"):
         federated.test_dataloader()
@@ -115,7 +116,7 @@ def test_images_without_splits(tmp_path):
 @pytest.mark.parametrize("inside", [False, True])
 def test_tables_by_client(tmp_path, inside):
     tables(tmp_path, inside=inside)
-    data = ready(str(tmp_path), label="ill", client_test_fraction=0.2)
+    data = ready(str(tmp_path), labels="ill", client_test=0.2)
     assert data.client_names == ("Boston", "Köln Süd", "Lyon")
     assert data.class_counts.sum(1).tolist() == [16, 16, 16]
     assert data.class_counts[0].tolist() == [0, 16]  # one class only
@@ -125,11 +126,11 @@ def test_tables_by_client(tmp_path, inside):
 def test_a_folder_is_what_its_files_are(tmp_path):
     tables(tmp_path, (*("Boston", "Lyon"), "test"))
     folder, files = (
-        ready(str(tmp_path), label="ill"),
+        ready(str(tmp_path), labels="ill"),
         ready(
             clients={c: str(tmp_path / f"{c}.csv") for c in ("Boston", "Lyon")},
             test=str(tmp_path / "test.csv"),
-            label="ill",
+            labels="ill",
         ),
     )
     for data in (folder, files):
@@ -143,7 +144,7 @@ def test_a_folder_is_what_its_files_are(tmp_path):
 def test_tabs(tmp_path):
     for name in "ab":
         (tmp_path / f"{name}.tsv").write_text("age\till\n" + "3\t0\n4\t1\n" * 5)
-    assert ready(str(tmp_path), label="ill").num_samples.tolist() == [10, 10]
+    assert ready(str(tmp_path), labels="ill").num_samples.tolist() == [10, 10]
 
 
 @pytest.mark.parametrize(
@@ -167,20 +168,20 @@ def test_refused_folders(tmp_path, change, message):
 
 def test_refused_tables(tmp_path):
     tables(tmp_path)
-    with pytest.raises(ConfigurationError, match=r"Boston\.csv is a table: say label.* It has age, sex, ill"):
+    with pytest.raises(ConfigurationError, match=r"Boston\.csv is a table: say labels.* It has age, sex, ill"):
         ready(str(tmp_path))
     (tmp_path / "Lyon.csv").write_text("age,ill\n3,0\n")
     with pytest.raises(ConfigurationError, match=r"other columns: 'Lyon' .*lacks sex, compared with 'Boston'"):
-        ready(str(tmp_path), label="ill")
+        ready(str(tmp_path), labels="ill")
     (tmp_path / "Lyon.csv").write_text("age,sex,ill\n")
     with pytest.raises(ConfigurationError, match=r"client 'Lyon': .*Lyon\.csv has a header, but no rows"):
-        ready(str(tmp_path), label="ill")
+        ready(str(tmp_path), labels="ill")
     (tmp_path / "Lyon.csv").write_text("age,sex,ill\nthirty,f,1\n")
     with pytest.raises(ConfigurationError, match=r"Lyon\.csv, line 2: 'thirty' in 'age' is no finite number"):
-        ready(str(tmp_path), label="ill")
+        ready(str(tmp_path), labels="ill")
     (tmp_path / "Lyon.csv").write_text("age,sex,ill\n30,f,\n")
     with pytest.raises(ConfigurationError, match=r"Lyon\.csv: no row has a 'ill'"):
-        ready(str(tmp_path), label="ill")
+        ready(str(tmp_path), labels="ill")
 
 
 def test_other_ways_to_say_whose_they_are_are_refused(tmp_path):
@@ -195,7 +196,7 @@ def test_other_ways_to_say_whose_they_are_are_refused(tmp_path):
 
 
 def test_the_number_of_clients_is_not_known_before(tmp_path):
-    data = FederatedDataModule(str(images(tmp_path)), image_size=4)
+    data = FederatedDataModule(str(images(tmp_path)), files=Files(image_size=4))
     with pytest.raises(RuntimeError, match="not loaded yet"):
         _ = data.num_clients
     data.setup("fit")
@@ -204,6 +205,6 @@ def test_the_number_of_clients_is_not_known_before(tmp_path):
 
 def test_columns_of_tables_by_client(tmp_path):
     tables(tmp_path)
-    data = ready(str(tmp_path), label="age", columns=Columns(task="regression", statistics="group", features=["sex"]))
+    data = ready(str(tmp_path), labels="age", columns=Columns(task="regression", statistics="group", features=["sex"]))
     assert data.no_classes is not None
     assert data.input_shape == (2,)

@@ -2,7 +2,7 @@
 
 import torch
 
-from flsv.data import FederatedDataModule, ProportionPartitioner, load_image_data
+from flsv.data import FederatedDataModule, ProportionPartitioner, Splits, load_image_data
 from flsv.data.sources.named import CENTRES, SPREAD, gaussians
 
 
@@ -27,7 +27,7 @@ def test_always_the_same_and_test_points_are_others():
 
 def test_dealt_as_in_the_figure():
     matrix = [[0.75, 0.15, 0, 0], [0.25, 0.85, 0, 0], [0, 0, 0.05, 0.5], [0, 0, 0.95, 0.5]]
-    data = FederatedDataModule("gaussians", ProportionPartitioner(matrix), server_val_fraction=0)
+    data = FederatedDataModule("gaussians", ProportionPartitioner(matrix), splits=Splits(server_val=0))
     data.setup("fit")
     assert (data.class_counts - 1000 * torch.tensor(matrix)).abs().max() < 1
     assert data.input_shape == (5,)

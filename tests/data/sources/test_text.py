@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, TextData
+from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, Splits, TextData
 from flsv.data.sources.csv_data import hashed_words
 from flsv.errors import ConfigurationError
 
@@ -51,7 +51,7 @@ def test_samples(make):
     assert classes.tolist() == [1, 0, 1, 0] * 3
     assert data.train_set.classes == ("earn", "ship")
     assert (data.num_classes, data.input_shape, data.group_names) == (2, (3,), ("land", "sea"))
-    federated = FederatedDataModule(data, GroupPartitioner(), server_val_fraction=0)
+    federated = FederatedDataModule(data, GroupPartitioner(), splits=Splits(server_val=0))
     federated.setup("fit")
     assert federated.class_counts.tolist() == [[6, 0], [0, 6]]
 

@@ -5,6 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
+from data_options import grouped
 from frames import ClassLabel, Frame, HuggingFace
 from PIL import Image
 from torch.utils.data import TensorDataset
@@ -23,7 +24,7 @@ PATIENTS = {"age": AGE, "sex": SEX, "ward": WARD, "ill": ILL}
 
 
 def ready(*args, **kwargs):
-    data = FederatedDataModule(*args, **kwargs)
+    data = FederatedDataModule(*args, **grouped(kwargs))
     data.setup("fit")
     return data
 
@@ -61,7 +62,7 @@ def test_what_columns_say_of_themselves_stays():
             "ill": rows % 2,
         }
     )
-    x = ready(frame, label="ill", server_val_fraction=0, client_test_fraction=0)._data.train.tensors[0].numpy()
+    x = ready(frame, labels="ill", server_val=0, client_test=0)._data.train.tensors[0].numpy()
     numbers = np.column_stack([rows % 5 == 0, rows])
     named = [rows % 3 == 0, rows % 3 == 1, rows % 3 == 2, rows % 2 == 0, rows % 2 == 1, rows % 4 != 0, rows % 4 == 0]
     expected = np.column_stack([(numbers - numbers.mean(0)) / numbers.std(0), *named])
@@ -84,15 +85,15 @@ def test_columns_that_are_no_features(values, message):
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"odd": values(pandas), "x": np.arange(60), "ill": np.arange(60) % 2})
     with pytest.raises(ConfigurationError, match=message):
-        ready(frame, label="ill")
-    assert ready(frame, label="ill", columns=Columns(exclude=["odd"])).input_shape == (1,)
+        ready(frame, labels="ill")
+    assert ready(frame, labels="ill", columns=Columns(exclude=["odd"])).input_shape == (1,)
 
 
 def test_clients_whose_columns_are_of_other_kinds():
     parts = {"Boston": Frame(zip=[1, 2] * 20, ill=[0, 1] * 20), "Lyon": Frame(zip=["1", "2"] * 20, ill=[0, 1] * 20)}
     with pytest.raises(ConfigurationError, match="'zip' has numbers in Frame and categories in Frame"):
-        ready(clients=parts, label="ill")
-    assert ready(clients=parts, label="ill", columns=Columns(categorical=["zip"])).input_shape == (2,)
+        ready(clients=parts, labels="ill")
+    assert ready(clients=parts, labels="ill", columns=Columns(categorical=["zip"])).input_shape == (2,)
 
 
 @pytest.mark.parametrize(
@@ -104,11 +105,11 @@ def test_clients_whose_columns_are_of_other_kinds():
 )
 def test_classes_that_are_one_to_a_person(labels, message, tmp_path):
     with pytest.raises(ConfigurationError, match=message):
-        ready(Frame(x=[1.0, 2.0, 3.0, 4.0] * 10, ill=labels * 10), label="ill")
+        ready(Frame(x=[1.0, 2.0, 3.0, 4.0] * 10, ill=labels * 10), labels="ill")
     rows = [f"{i},{label}" for i, label in enumerate(labels * 10)]
     (tmp_path / "ill.csv").write_text("\n".join(["x,ill", *rows]))
     with pytest.raises(ConfigurationError, match=message):
-        ready("ill.csv", root=str(tmp_path), label="ill")
+        ready("ill.csv", root=str(tmp_path), labels="ill")
     with pytest.raises(ConfigurationError, match="which are one class to a person"):
         ready(clients={"a": (np.zeros((40, 1)), labels * 10), "b": (np.zeros((40, 1)), labels * 10)})
 
@@ -119,17 +120,17 @@ def test_spellings_of_a_client_and_of_a_category_are_warned_of():
         pytest.warns(UserWarning, match=r"'ward' \(group\) has 'Boston', 'boston', each a client"),
         pytest.warns(UserWarning, match="'sex' has 'F', 'f', each a category"),
     ):
-        ready(frame, label="ill", groups="ward")
+        ready(frame, labels="ill", groups="ward")
 
 
 def test_columns_called_by_numbers():
     frame = Frame()
     frame.columns, frame._values = list(range(4)), dict(enumerate(PATIENTS.values()))
-    named = ready(Frame(**PATIENTS), label="ill", groups="ward", columns=Columns(features=["age"]))
-    numbered = ready(frame, label=3, groups=2, columns=Columns(features=[0]))
+    named = ready(Frame(**PATIENTS), labels="ill", groups="ward", columns=Columns(features=["age"]))
+    numbered = ready(frame, labels=3, groups=2, columns=Columns(features=[0]))
     torch.testing.assert_close(everything(numbered), everything(named), rtol=0, atol=0)
-    with pytest.raises(ConfigurationError, match=r"no column '7' \(label\)"):
-        ready(frame, label=7)
+    with pytest.raises(ConfigurationError, match=r"no column '7' \(labels\)"):
+        ready(frame, labels=7)
 
 
 def test_what_has_columns():
@@ -145,7 +146,7 @@ def test_what_has_columns():
 
 
 def test_a_frame_is_a_federation_in_one_line():
-    data = ready(Frame(**PATIENTS), label="ill", groups="ward", server_val_fraction=0.2)
+    data = ready(Frame(**PATIENTS), labels="ill", groups="ward", server_val=0.2)
     assert data.client_names == ("Boston", "Köln / Ost", "Lyon")
     assert data.class_names == ("0", "1")
     assert int(data.num_samples.sum()) == 32
@@ -159,9 +160,9 @@ def test_a_frame_is_a_federation_in_one_line():
 def test_a_frame_and_the_same_file_are_the_same(tmp_path):
     rows = [f"{'' if np.isnan(a) else a},{s},{w},{i}" for a, s, w, i in zip(*PATIENTS.values())]
     (tmp_path / "wards.csv").write_text("\n".join(["age,sex,ward,ill", *rows]), "utf-8")
-    frame = ready(Frame(**PATIENTS), label="ill", groups="ward")
-    file = ready("wards.csv", root=str(tmp_path), label="ill", groups="ward")
-    hugging = ready(HuggingFace(PATIENTS), label="ill", groups="ward")
+    frame = ready(Frame(**PATIENTS), labels="ill", groups="ward")
+    file = ready("wards.csv", root=str(tmp_path), labels="ill", groups="ward")
+    hugging = ready(HuggingFace(PATIENTS), labels="ill", groups="ward")
     assert read_csv(tmp_path / "wards.csv").columns["age"][:2] == ["", "21.0"]
     for other in (file, hugging):
         assert other.client_names == frame.client_names
@@ -171,17 +172,17 @@ def test_a_frame_and_the_same_file_are_the_same(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "Frame is a table: say label, the column to predict. It has age, sex, ward, ill"),
-        ({"label": "il"}, r"no column 'il' \(label\). Did you mean 'ill'\?"),
-        ({"label": "ill", "groups": "clinic"}, r"no column 'clinic' \(groups\)"),
-        ({"label": "ill", "groups": "ill"}, "target and group are both 'ill'"),
-        ({"label": "age"}, "34 different values in 34 rows, which are no classes"),
-        ({"label": "ill", "columns": Columns(features=["weight"])}, r"no column 'weight' \(features\)"),
+        ({}, "Frame is a table: say labels, the column to predict. It has age, sex, ward, ill"),
+        ({"labels": "il"}, r"no column 'il' \(labels\). Did you mean 'ill'\?"),
+        ({"labels": "ill", "groups": "clinic"}, r"no column 'clinic' \(groups\)"),
+        ({"labels": "ill", "groups": "ill"}, "target and group are both 'ill'"),
+        ({"labels": "age"}, "34 different values in 34 rows, which are no classes"),
+        ({"labels": "ill", "columns": Columns(features=["weight"])}, r"no column 'weight' \(features\)"),
         (
-            {"label": "sex", "columns": Columns(task="regression")},
+            {"labels": "sex", "columns": Columns(task="regression")},
             "'sex' .target. is no finite number",
         ),
-        ({"label": "ill", "columns": Columns(statistics="group")}, "needs group"),
+        ({"labels": "ill", "columns": Columns(statistics="group")}, "needs group"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*are left out")
@@ -193,9 +194,9 @@ def test_refused(options, message):
 def test_missing_groups_and_labels():
     gone = [None, *WARD[1:]]
     with pytest.raises(ConfigurationError, match=r"1 of 40 rows have no 'ward' \(group\): row 0"):
-        ready(Frame(**{**PATIENTS, "ward": gone}), label="ill", groups="ward")
+        ready(Frame(**{**PATIENTS, "ward": gone}), labels="ill", groups="ward")
     with pytest.warns(UserWarning, match=r"1 of 40 rows have no 'ill' \(target\) and are left out"):
-        data = ready(Frame(**{**PATIENTS, "ill": [None, *map(float, ILL[1:])]}), label="ill", groups="ward")
+        data = ready(Frame(**{**PATIENTS, "ill": [None, *map(float, ILL[1:])]}), labels="ill", groups="ward")
     assert data.class_names == ("0", "1")  # not 0.0 and 1.0
     assert int(data.num_samples.sum()) + len(data.server_val_indices) == 39
 
@@ -211,7 +212,7 @@ def test_pictures_with_named_classes(mode, channels):
         {"image": pictures(30, mode), "label": [i % 3 for i in range(30)], "clinic": [f"c{i % 2}" for i in range(30)]},
         label=ClassLabel(["cat", "dog", "eel"]),
     )
-    data = ready(source, label="label", groups="clinic", columns=Columns(features=["image"]))
+    data = ready(source, labels="label", groups="clinic", columns=Columns(features=["image"]))
     assert (data.class_names, data.client_names) == (("cat", "dog", "eel"), ("c0", "c1"))
     assert data.input_shape == (channels, 6, 7)
     x, y = next(iter(data.client_loader(0, shuffle=False)))
@@ -219,7 +220,7 @@ def test_pictures_with_named_classes(mode, channels):
     assert y.tolist() == [row % 3 for row in rows]
     assert x[:, 0, 0, 0].tolist() == pytest.approx([(row % 5) / 5 for row in rows])
     with pytest.raises(ConfigurationError, match=r"name it, columns.features: \[image\]"):
-        ready(source, label="label")
+        ready(source, labels="label")
 
 
 def test_nothing_is_read_of_pictures_before_it_is_needed():
@@ -233,23 +234,23 @@ def test_nothing_is_read_of_pictures_before_it_is_needed():
 def test_named_numbers_of_a_column_are_categories_and_minus_1_a_gap():
     plans = ClassLabel(["none", "basic", "full"])
     source = HuggingFace({"plan": [-1, 0, 1, 2] * 10, "ill": [0, 1] * 20}, plan=plans)
-    assert ready(source, label="ill").input_shape == (4,)  # three categories and the gap
+    assert ready(source, labels="ill").input_shape == (4,)  # three categories and the gap
     with pytest.warns(UserWarning, match=r"10 of 40 rows have no 'plan' \(target\)"):
-        assert ready(source, label="plan").class_names == ("basic", "full", "none")
+        assert ready(source, labels="plan").class_names == ("basic", "full", "none")
 
 
 def test_arrays_and_targets_of_hugging_face():
     source = HuggingFace({"x": [[i, 0.5] for i in range(20)], "y": [0.5 * i for i in range(20)]})
-    data = ready(source, label="y")
+    data = ready(source, labels="y")
     assert data.no_classes is not None
     x, y = data._data.train[3]
     assert (x.tolist(), y.item(), x.dtype) == ([3.0, 0.5], 1.5, torch.float32)
     words = HuggingFace({"x": [[i, 0.5] for i in range(20)], "y": ["no", "yes"] * 10})
-    assert ready(words, label="y").class_names == ("no", "yes")
+    assert ready(words, labels="y").class_names == ("no", "yes")
 
 
 def test_refused_columns_of_hugging_face():
-    with pytest.raises(ConfigurationError, match=r"1 of 2 rows have no 'y' \(label\), such as row 1"):
+    with pytest.raises(ConfigurationError, match=r"1 of 2 rows have no 'y' \(labels\), such as row 1"):
         ColumnSamples(HuggingFace({"x": [[1], [2]], "y": [1, None]}), "x", "y")
     odd = ColumnSamples(HuggingFace({"x": [[1], {"a": 1}], "y": [1, 0]}), "x", "y")
     with pytest.raises(ConfigurationError, match="row 1: 'x' is a dict, which is no image and no array"):
@@ -264,19 +265,19 @@ def test_clients_number_the_classes_alike():
         name: HuggingFace({"x": [[1.0, 2.0]] * 20, "y": words}, y=None)
         for name, words in {"Boston": ["cat", "dog"] * 10, "Lyon": ["dog"] * 20}.items()
     }
-    data = ready(clients=parts, label="y", server_val_fraction=0.0)
+    data = ready(clients=parts, labels="y", server_val=0.0)
     assert data.class_names == ("cat", "dog")
     assert data.class_counts.tolist() == [[10, 10], [0, 20]]
 
 
 def test_splits_by_name():
     train, test = (HuggingFace({"x": [1.0, 2.0] * n, "y": ["a", "b"] * n}) for n in (20, 5))
-    data = ready({"train": train, "validation": test, "test": test}, label="y")
+    data = ready({"train": train, "validation": test, "test": test}, labels="y")
     assert len(data.server_val_indices) == 0
     assert sum(len(y) for _, y in data.val_dataloader()) == 10
     assert sum(len(y) for _, y in data.test_dataloader()) == 10
     with pytest.raises(ConfigurationError, match="Data by client are given as clients"):
-        ready({"Boston": train, "Lyon": test}, label="y")
+        ready({"Boston": train, "Lyon": test}, labels="y")
 
 
 def test_hugging_face_without_label_stays_rows():
@@ -288,18 +289,18 @@ def test_hugging_face_without_label_stays_rows():
 def test_pandas():
     pandas = pytest.importorskip("pandas")
     data = pandas.DataFrame(PATIENTS)
-    found = ready(data, label="ill", groups="ward")
+    found = ready(data, labels="ill", groups="ward")
     torch.testing.assert_close(
-        everything(found), everything(ready(Frame(**PATIENTS), label="ill", groups="ward")), rtol=0, atol=0
+        everything(found), everything(ready(Frame(**PATIENTS), labels="ill", groups="ward")), rtol=0, atol=0
     )
     by_ward = {name: rows.drop(columns="ward") for name, rows in data.groupby("ward")}
-    assert ready(clients=by_ward, label="ill").client_names == found.client_names
+    assert ready(clients=by_ward, labels="ill").client_names == found.client_names
     odd = data.assign(
         age=pandas.array([None if np.isnan(a) else int(a) for a in AGE], dtype="Int64"),
         sex=pandas.Categorical(SEX),
         ill=pandas.Series(ILL).astype("boolean"),
     )
-    again = ready(odd, label="ill", groups="ward")
+    again = ready(odd, labels="ill", groups="ward")
     assert again.class_names == ("False", "True")
     torch.testing.assert_close(everything(again), everything(found), rtol=0, atol=0)
     series = ready((data[["age"]].fillna(0).to_numpy(), data["ill"]))
@@ -317,11 +318,11 @@ def test_the_real_library():
 
     kinds = {"age": "float64", "sex": "string", "ward": "string", "ill": "int64"}
     real = made(PATIENTS, datasets.Features({name: datasets.Value(kind) for name, kind in kinds.items()}))
-    found = ready(real, label="ill", groups="ward")
+    found = ready(real, labels="ill", groups="ward")
     torch.testing.assert_close(
-        everything(found), everything(ready(Frame(**PATIENTS), label="ill", groups="ward")), rtol=0, atol=0
+        everything(found), everything(ready(Frame(**PATIENTS), labels="ill", groups="ward")), rtol=0, atol=0
     )
-    assert ready(real.with_format("torch"), label="ill", groups="ward").client_names == found.client_names
+    assert ready(real.with_format("torch"), labels="ill", groups="ward").client_names == found.client_names
 
     def png(image):
         file = io.BytesIO()
@@ -330,10 +331,10 @@ def test_the_real_library():
 
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
     source = made({"image": list(map(png, pictures(20))), "label": [0, 1] * 10}, features)
-    data = ready(datasets.DatasetDict({"train": source, "test": source}), label="label")
+    data = ready(datasets.DatasetDict({"train": source, "test": source}), labels="label")
     assert data.class_names == ("cat", "dog")
     assert data.input_shape == (1, 6, 7)
-    assert ready(clients={"a": source, "b": source}, label="label").client_names == ("a", "b")
+    assert ready(clients={"a": source, "b": source}, labels="label").client_names == ("a", "b")
     assert ready(real, labels="ill", groups="ward").client_names == found.client_names  # rows, as dictionaries
 
 
@@ -342,8 +343,8 @@ def test_other_tables(library):
     module = pytest.importorskip(library)
     table = (module.DataFrame if library == "polars" else module.table)({**PATIENTS})
     torch.testing.assert_close(
-        everything(ready(table, label="ill", groups="ward")),
-        everything(ready(Frame(**PATIENTS), label="ill", groups="ward")),
+        everything(ready(table, labels="ill", groups="ward")),
+        everything(ready(Frame(**PATIENTS), labels="ill", groups="ward")),
         rtol=0,
         atol=0,
     )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from flsv import ClassifierClient
-from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner, TableData
+from flsv.data import FederatedDataModule, GroupPartitioner, IIDPartitioner, Splits, TableData
 from flsv.errors import ConfigurationError
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
@@ -101,7 +101,7 @@ def test_groups_are_clients_and_small_ones_keep_a_sample(make):
 
 def test_regression_needs_no_classes(make):
     data = make(target="dose", task="regression", val_fraction=0)
-    federated = FederatedDataModule(data, GroupPartitioner(), server_val_fraction=0.2)
+    federated = FederatedDataModule(data, GroupPartitioner(), splits=Splits(server_val=0.2))
     federated.setup("fit")
     assert data.num_classes is None
     assert federated.num_clients == 3

@@ -9,6 +9,8 @@ import lightning as L
 import pytest
 import torch
 
+from flsv.data import Splits
+
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
 from flower_deployment import SECONDS, deployment
@@ -44,7 +46,9 @@ def test_the_template_gives_what_one_process_gives(tmp_path: Path, monkeypatch: 
 
     loop, module = make_loop(), make_module()
     groups = [i % 3 for i in range(1437)]
-    data = FederatedDataModule("digits", GroupPartitioner(), groups=groups, batch_size=16, server_val_fraction=0.0)
+    data = FederatedDataModule(
+        "digits", GroupPartitioner(), groups=groups, batch_size=16, splits=Splits(server_val=0.0)
+    )
     quiet = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     here = {"max_epochs": 3, "callbacks": [loop], "default_root_dir": tmp_path}
     L.Trainer(logger=False, accelerator="cpu", **here, **quiet).fit(module, data)

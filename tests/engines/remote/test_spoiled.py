@@ -58,7 +58,7 @@ def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: An
             seen.append(trainer.callbacks[0].contributions["relevance"].clone())  # type: ignore[attr-defined]
             kept.append(kept_at(tmp_path, NAMES[2])[-1])
 
-    remote = Remotely(tmp_path, make, client_val_fraction=0.3)
+    remote = Remotely(tmp_path, make, client_val=0.3)
     remote.transport.spoil = spoil
     with pytest.warns(UserWarning, match=words):
         loop = remote.fit(callbacks=[Sees()])
@@ -85,7 +85,7 @@ def test_a_mixture_that_did_not_count_stays_forgotten(tmp_path: Path, then: str)
         lost = [("ask", 1), ("train", 2)] if then == "its next update is lost" else [("ask", 1)]
         return None if address == 102 and (packet.kind, packet.plain.get("round")) in lost else reply
 
-    remote = Remotely(tmp_path, make, client_val_fraction=0.3)
+    remote = Remotely(tmp_path, make, client_val=0.3)
     remote.transport.spoil = spoil
     options = {"callbacks": [ModelCheckpoint(tmp_path / "ckpt", save_last=True)], "enable_checkpointing": True}
     agreed = []

@@ -1,0 +1,120 @@
+"""Somebody's LightningDataModule as a source: what its loaders read, and how."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+)
+
+from flsv.data.labels import class_names_of
+from flsv.data.loaders import OwnLoader, makes_own_batches, remembering
+from flsv.data.sources.base import SourceData
+from flsv.errors import ConfigurationError
+
+
+def module_source(module: L.LightningDataModule) -> SourceData:
+    """What a data module's training and validation loaders read, and how; its ``setup("fit")`` must have been called.
+
+    Raises:
+        ConfigurationError: a training loader that does not tell which samples it draws from.
+    """
+    name = type(module).__name__
+    with remembering():
+        loader = module.train_dataloader()
+    if isinstance(loader, list | tuple) and len(loader) == 1:
+        loader = loader[0]
+    if not isinstance(loader, DataLoader):
+        raise ConfigurationError(
+            f"{name}.train_dataloader() returned {type(loader).__name__}. To deal its samples to clients flsv needs a "
+            f"single torch DataLoader; or give the training data set itself as source."
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise ConfigurationError(stream(f"{name}'s training data"))
+    if loader.batch_sampler is None:
+        raise ConfigurationError(
+            f"{name}'s training loader has batch_size=None: its data set makes the batches itself, which cannot be "
+            f"dealt to clients. A data set of single samples is needed."
+        )
+    if type(loader.batch_sampler) is not BatchSampler:
+        raise ConfigurationError(
+            f"{name}'s training loader takes its batches from {type(loader.batch_sampler).__name__}: which samples "
+            "make a batch is part of the task there, as in few-shot learning, and it chooses among everybody's "
+            "samples. Give a loader with batch_size and shuffle; or a data set whose items are whole batches "
+            "(episodes), each of one client, and groups to say whose."
+        )
+    indices, sampler = None, loader.batch_sampler.sampler
+    if isinstance(sampler, SubsetRandomSampler):
+        # The usual way to hold out validation samples of the same data set: they must stay held out.
+        indices = torch.as_tensor(sampler.indices, dtype=torch.long)
+    elif not _draws_all_once(sampler):
+        rank_zero_warn(
+            f"{name}'s training loader draws samples by {type(sampler).__name__}. Each client's samples are "
+            "shuffled plainly instead."
+        )
+    val, eval_options, val_loaders = None, _options(loader), None
+    if is_overridden("val_dataloader", module):
+        with remembering():
+            val_loaders = _single(module.val_dataloader())
+    if isinstance(val_loaders, DataLoader) and _reads_in_order(val_loaders):
+        eval_options = _options(val_loaders)
+        if not makes_own_batches(val_loaders):
+            val, val_loaders = val_loaders.dataset, None
+    return SourceData(
+        loader.dataset,
+        val,
+        val_loaders,
+        indices=indices,
+        class_names=class_names_of(loader.dataset),
+        train_options=_options(loader),
+        eval_options={**eval_options, "drop_last": False},
+        pooled=getattr(module, "pooled_inputs", False),
+    )
+
+
+def stream(who: str) -> str:
+    return (
+        f"{who}: an IterableDataset, whose samples cannot be dealt to clients. A map-style data set, with __len__ and "
+        f"__getitem__, is needed."
+    )
+
+
+def _single(loaders: Any) -> Any:
+    """None for no loader, the loader for one, several as they are."""
+    if isinstance(loaders, list | tuple) and len(loaders) <= 1:
+        return loaders[0] if loaders else None
+    return loaders
+
+
+def _draws_all_once(sampler: Any) -> bool:
+    if isinstance(sampler, RandomSampler):
+        return not sampler.replacement and sampler.num_samples == len(sampler.data_source)
+    return isinstance(sampler, SequentialSampler)
+
+
+def _reads_in_order(loader: DataLoader) -> bool:
+    batches = loader.batch_sampler
+    return type(batches) is BatchSampler and isinstance(batches.sampler, SequentialSampler)
+
+
+def _options(loader: DataLoader) -> dict[str, Any]:
+    # Of the batch sampler, which may be given instead of them.
+    return {
+        "batch_size": loader.batch_sampler.batch_size,  # type: ignore[union-attr]
+        "drop_last": loader.batch_sampler.drop_last,  # type: ignore[union-attr]
+        "collate_fn": loader.collate_fn,
+        "num_workers": loader.num_workers,
+        "pin_memory": loader.pin_memory,
+        "worker_init_fn": loader.worker_init_fn,
+        **({"make": OwnLoader(loader)} if makes_own_batches(loader) else {}),
+    }
