@@ -187,8 +187,8 @@ def plain_name(name: str, what: str = "name") -> str:
 
 
 class ReadOnlyArguments:
-    """Arguments of a constructor that are read afterwards and not set: so much has been made of them by then that an
-    assignment would change nothing, or only a part. A class sets ``_read_only`` at the end of its constructor.
+    """Makes a constructor's arguments read-only attributes, because an assignment would change only a part of what was
+    built from them, or nothing. A class sets ``_read_only`` at the end of its constructor.
 
     Raises:
         ConfigurationError: such an attribute is set.

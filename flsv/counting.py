@@ -13,7 +13,7 @@ from typing import Protocol
 
 
 class Listener(Protocol):
-    """Shows counts. Both are called from any thread, one at a time."""
+    """Receives progress counts. Both methods may be called from any thread, one at a time."""
 
     def show(self, what: str, done: int, total: int) -> None:
         """So many of so many."""

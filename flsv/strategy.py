@@ -53,7 +53,7 @@ class Federation:
 
 
 class Component(ABC):  # noqa: B024 - its subclasses have the abstract methods
-    """What a federation is put together from: it is told of the federation, has a state, and says what it is."""
+    """Base class of the parts of a federation: learns the federation's sizes, has a state, and describes itself."""
 
     def begin(self, federation: Federation) -> None:  # noqa: B027 - most have nothing to prepare
         """Before the first round of a new fit: forget what an earlier one left, check, prepare. A resumed fit has its

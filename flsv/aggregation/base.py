@@ -13,7 +13,7 @@ from flsv.strategy import Contributions, Strategy
 
 
 class Aggregator(Strategy):
-    """Base class. A linear aggregator overrides ``weights``; one that is not linear overrides ``aggregate``.
+    """Base class. A linear aggregator overrides ``weights``; any other overrides ``aggregate``.
 
     Args:
         server_lr: the global model moves this share of the way to the aggregate. Buffers (BatchNorm) move all the way.

@@ -92,7 +92,7 @@ class FedBuff(Aggregator):
 
 
 class StaleStarts(Personalizer):
-    """Clients start from the global model as it was when their last update arrived.
+    """Starts each client from the global model of the round in which its last update arrived.
 
     The server holds these models, one for every client that has been in a cohort.
 

@@ -28,7 +28,7 @@ from flsv.strategy import Contributions, Federation, Strategy
 
 
 class ServerOptimizer(FedAvg):
-    """The global model moves by a step of an optimizer along the clients' mean update.
+    """An optimizer moves the global model along the clients' mean update.
 
     Its state (momentum, moments) is part of the run: saved, and resumed to the bit. Its learning rate is the
     optimizer's, in the place of ``server_lr``. Contributions are measured on the clients' updates, as with FedAvg;

@@ -16,7 +16,7 @@ from flsv.uploads import UploadContext
 
 
 class Alignment(Attack):
-    """Sends its update turned towards the last step of the model that it was sent, at the length of its own update.
+    """Turns the update towards the server's last step and keeps its length.
 
     The update d becomes a vector of length |d| in the direction of (1 - mix) d / |d| + mix g / |g|, where g is
     what the client starts from now less what it started from when it last took part. In its first round, or where the

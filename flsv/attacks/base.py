@@ -14,7 +14,7 @@ from flsv.uploads import Upload, UploadContext
 
 
 class Attack(ClientChoice, Upload):
-    """Some clients send something else than what they learnt. Subclasses override :meth:`attack`.
+    """Base class: some clients send a different update than the one they trained. Subclasses override :meth:`attack`.
 
     Which clients, nobody but tests and figures knows: the server sees vectors. With the same ``fraction`` and ``seed``
     an attack and a :class:`flsv.data.Corruption` concern the same clients.

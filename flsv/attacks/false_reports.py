@@ -18,7 +18,7 @@ from flsv.uploads import UploadContext
 
 
 class FalseReports(Attack):
-    """Says numbers of its own instead of those that it has found out; its update is its own.
+    """Reports made-up numbers and sends an honest update.
 
     Args:
         loss: told as its mean training loss; None: the true one. It is logged, and what

@@ -18,7 +18,7 @@ from flsv.errors import ConfigurationError
 
 
 class FreeRider(Attack):
-    """Returns the model it was given, or that plus random noise that looks like an update.
+    """Returns the received model, or that model plus random noise that looks like an update.
 
     Args:
         mode: ``"zero"`` sends no change at all; ``"noise"`` a random direction, every one equally likely.

@@ -15,7 +15,7 @@ from flsv.attacks.base import Attack
 
 
 class GradientPoisoning(Attack):
-    """Every entry a of the update becomes a (1 + b), with b drawn anew from U[low, high] for each.
+    """Multiplies each entry of the update by 1 + b, with b drawn independently from U[low, high].
 
     On average the update is scaled by 1 + (low + high) / 2, which is 1 by default: what is left is noise of
     (high - low) / sqrt(12) = 29 % of the update's own norm.

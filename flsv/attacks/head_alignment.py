@@ -19,7 +19,7 @@ from flsv.uploads import UploadContext
 
 
 class HeadAlignment(Alignment):
-    """Sends its update with the classifier head's rows turned towards the server's last step in them.
+    """Turns the classifier head's rows of the update towards the server's last step.
 
     Each row keeps its length, bias included, so that no length gives it away. What lies before the head is the client's
     own. In its first round it sends its update. The head that it started from, ``[M, D (+1)]``, is kept between rounds.

@@ -14,7 +14,7 @@ from flsv.attacks.base import Attack
 
 
 class Scaling(Attack):
-    """Sends ``factor`` times the update.
+    """Multiplies the update by ``factor``.
 
     Args:
         factor: above 1 it gives the client more weight than the server does.

@@ -14,7 +14,7 @@ from flsv.attacks.base import Attack
 
 
 class SignFlip(Attack):
-    """Sends ``-scale`` times the update: a step up the client's own loss.
+    """Multiplies the update by ``-scale``: a step that increases the client's own loss.
 
     Args:
         scale: above 0; 1 leaves the norm as it is.

@@ -56,7 +56,7 @@ class SampleCount(ContributionMetric):
 
 
 class TrainingLoss(SampleCount):
-    """Minus the mean of a client's training losses over its rounds: whoever has data that fit, counts more.
+    """Minus a client's mean training loss over its rounds.
 
     Example:
         >>> metric = TrainingLoss(num_clients=2)

@@ -25,7 +25,7 @@ REGRESSIONS = ("diabetes",)
 
 
 class BuiltInData(L.LightningDataModule):
-    """One of scikit-learn's built-in data sets, split once and for all into training and validation data.
+    """One of scikit-learn's built-in data sets, with a fixed split into training and validation data.
 
     Samples are ``(features float32 [D], target)``: a class (int64), or a number (float32). Features, and targets that
     are numbers, are moved and scaled to mean 0 and deviation 1 of the training rows.

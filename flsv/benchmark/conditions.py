@@ -27,7 +27,7 @@ AGGREGATORS = ("uniform", "median")
 
 
 class Dropout(ClientSampler):
-    """Everybody, but for one client that is gone from a round on.
+    """All clients take part, but one leaves after a given round.
 
     Args:
         client: who.

@@ -20,7 +20,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Coverage:
-    """Of one metric's 90 % intervals in the runs as they are. A case is a client in a run.
+    """How often a metric's 90 % intervals cover the truth and other runs. A case is a client in a run.
 
     Args:
         truth: share of the cases in which the interval holds the client's true share of the gain.

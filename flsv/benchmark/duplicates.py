@@ -10,7 +10,7 @@ from flsv.errors import ConfigurationError
 
 
 class Duplicates(Corruption):
-    """Clients that have copied a few of their samples until they had as many as they say.
+    """Clients that repeat a few of their samples until they have as many as they claim.
 
     The first ``ceil(unique * n)`` samples of a random order stay, the others become copies of them in turn. A client
     counts all of them.

@@ -12,8 +12,8 @@ from flsv.errors import ConfigurationError
 
 
 class LatticeSchedules:
-    """A schedule by rounds (``interval="epoch"``) is the federation's; one by batches (``"step"``) is the client's, who
-    goes on with it in its next round where it left it.
+    """Steps schedules by rounds (``interval="epoch"``) with the federation, and schedules by batches (``"step"``) with
+    each client, which continues its own in its next round.
 
     Args:
         trainer: with its optimizers set up.

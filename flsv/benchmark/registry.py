@@ -41,7 +41,7 @@ NEEDS = {
 
 
 class WrongArguments(ConfigurationError):
-    """A metric that can be made in no federation."""
+    """A metric that cannot be created in any federation."""
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ Key = tuple[str, str, int, str]
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """What a run came to.
+    """The result of a run.
 
     Args:
         values: metric to values ``[n]``.
@@ -224,7 +224,7 @@ def _one_number(value: Tensor) -> Tensor:
 
 
 class Results:
-    """Values of clients by federation, condition, seed and metric, kept in ``values*.csv`` of a folder as they come.
+    """Values of clients by federation, condition, seed and metric, appended to ``values*.csv`` of a folder.
 
     What is there already is not run again; each rank writes a file of its own. An error is not kept.
 

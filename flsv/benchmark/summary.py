@@ -25,7 +25,7 @@ NAN = float("nan")
 
 @dataclass(frozen=True)
 class Cost:
-    """Of a metric that rides alone.
+    """The cost of a metric that runs alone.
 
     Args:
         seconds: of the processor a round, what it asks for included.
@@ -40,7 +40,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of one metric over federations and seeds; NaN where there is nothing to say.
+    """Scores of a metric over federations and seeds; NaN where nothing was measured.
 
     Args:
         spearman: federation to mean rank correlation with the truth, over seeds.

@@ -20,7 +20,7 @@ Members = tuple[int, ...]
 
 
 class Truth(ABC):
-    """Every seed's own Shapley values, and what follows from them.
+    """The Shapley values of each seed, and their mean, ceiling and intervals.
 
     Args:
         seeds: of the trainings, s of them.
@@ -104,7 +104,7 @@ class ExactTruth(Truth):
 
 @dataclass(frozen=True, eq=False)
 class SampledTruth(Truth):
-    """The utilities along circles of the clients; every seed has circles, and a training, of its own.
+    """Utilities along random circles of the clients; each seed has its own circles and training.
 
     Args:
         seeds: of the trainings and of the circles, s of them.

@@ -133,7 +133,7 @@ def _place(model: Tensor, distinct: list[Tensor]) -> int:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one algorithm came to.
+    """The result of one algorithm.
 
     Args:
         name: of the algorithm.

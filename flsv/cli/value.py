@@ -41,7 +41,7 @@ UNUSED = ("seed_everything", "trainer", "model", "federation", "ckpt_path", "opt
 
 
 class CountedBar:
-    """Shows what is counted: what it is, how many of how many, the time so far and the time left."""
+    """A progress bar: what is counted, how many of how many, the time so far and the time left."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

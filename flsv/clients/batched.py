@@ -30,7 +30,7 @@ ELEMENTWISE = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "NAdam", "RAdam
 
 
 class BatchedTraining:
-    """Trains models of one structure side by side.
+    """Trains models of the same structure side by side.
 
     Args:
         module: whose ``training_step`` gives the loss; it is called under ``torch.func``, so it has to be pure: no
@@ -136,7 +136,7 @@ class BatchedTraining:
 
 
 class StackedOptimizer:
-    """The optimizer of the first so many of stacked models.
+    """One optimizer for the first of the stacked models.
 
     Args:
         like: its class and options.
@@ -212,7 +212,7 @@ def _clip(gradients: State, norm: float) -> None:
 
 
 class ManyBatches(ABC):
-    """What several clients train on, batch by batch.
+    """The training batches of several clients.
 
     Attributes:
         lengths: every client's number of batches.
@@ -232,7 +232,7 @@ class ManyBatches(ABC):
 
 
 class GivenBatches(ManyBatches):
-    """Stacks batches that are there.
+    """Stacks existing batches.
 
     Args:
         given: of every client.
@@ -257,7 +257,7 @@ class GivenBatches(ManyBatches):
 
 
 class GatheredBatches(ManyBatches):
-    """Gathers the batches of many clients out of the same tensors, one ``index_select`` for all of them.
+    """Gathers the batches of many clients from the same tensors with one ``index_select``.
 
     Batches of one shape are gathered into the same memory: one of them is good until the next is asked for.
 

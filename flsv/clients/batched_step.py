@@ -31,7 +31,7 @@ _LARGE = 2**20
 
 
 class BatchIndex:
-    """Stands for ``batch_idx``: clients are at different batches of their epochs at the same time."""
+    """Replaces ``batch_idx``, because clients are at different batches at the same time."""
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise ConfigurationError(

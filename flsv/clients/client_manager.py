@@ -28,7 +28,7 @@ Private = Callable[[], Mapping[str, Tensor]]
 
 
 class ClientManager:
-    """Makes a :class:`Client` of every client of a data module, and the server's own :class:`LocalData`.
+    """Makes a :class:`Client` for each client of a data module, and the server's :class:`LocalData`.
 
     All of them share one evaluator's copies of the module; each keeps its own batches.
 

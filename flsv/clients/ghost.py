@@ -46,7 +46,7 @@ _INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
 
 class GhostProducts:
-    """Hooks on a module that collect <g, part of the batch gradient that is sample z's>, float64 ``[B]``.
+    """Hooks that collect, for each sample z, the product of g with z's part of the batch gradient, float64 ``[B]``.
 
     The products of a batch sum to <g, gradient of the batch's loss>, whatever the loss: a mean or a sum, with weights
     or without. One more forward pass of every layer. Since g stays the same, small layers do it for several batches at

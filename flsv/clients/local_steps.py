@@ -27,7 +27,7 @@ _CONFIGURE = "configure_optimizers"
 
 
 class LocalSteps:
-    """Counts the steps that every client will take.
+    """Counts each client's optimizer steps.
 
     Whom a sampler draws follows from the run's seed, so that the rounds of every client are known in advance. Of a
     sampler that goes by what the clients contribute they are not: then a client's schedule is made for all rounds.
@@ -152,7 +152,7 @@ class LocalSteps:
 
 
 class TrainLength:
-    """What stands for the train dataloader where only its length can be asked for.
+    """A stand-in for the train dataloader that only has a length.
 
     Args:
         batches: of a client in a round.

@@ -23,7 +23,7 @@ Options = list[list[dict[str, Any]]]
 
 
 class ClientOptimizers:
-    """Gives every client its own optimizer state and schedules.
+    """Switches optimizer state and schedules from client to client.
 
     - The optimizer's state (momentum buffers, Adam's moments) is emptied when a client starts (``policy="reset"``) or
       is the one the client left in its last round (``"keep"``). So is what it keeps in its parameter groups
@@ -246,7 +246,8 @@ def _by_index(optimizer: Optimizer, state: Any) -> dict[int, Any]:
 
 
 class OptimizerOptions:
-    """What ``configure_optimizers`` gives before Lightning restores a checkpoint, so that changed options have effect.
+    """Remembers the options of ``configure_optimizers`` before Lightning restores a checkpoint, so that changed options
+    have effect.
 
     Lightning restores an optimizer with all its options and a scheduler with all its settings: a learning rate given on
     resume would change nothing. Here what ``configure_optimizers`` gives now is compared with what it gave when the run

@@ -30,7 +30,7 @@ _NEVER = 2**62
 
 
 class Schedules:
-    """The schedulers of a fit, put in turn where each client has left them.
+    """The schedulers of a fit, each set to the position of the client that trains.
 
     Between two clients, and between rounds, they are the federation's: as ``configure_optimizers`` gave them, but for
     the steps that it takes itself.

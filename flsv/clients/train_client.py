@@ -34,7 +34,7 @@ from flsv.uploads import Upload, UploadContext, sanitize_report, upload
 
 @dataclass
 class ClientRun:
-    """A client that has begun to train and not ended: what it was told, what it holds, and how far it is."""
+    """A client's training in progress: its instruction, its data, its position."""
 
     instruction: Instruction
     local: LocalData
@@ -46,7 +46,7 @@ class ClientRun:
 
 
 class LocalTraining:
-    """Makes a module the clients of a round, one after the other.
+    """Loads the clients of a round into a module, one after the other.
 
     Args:
         module: in which they train; between the rounds it is the global model.

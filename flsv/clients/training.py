@@ -16,7 +16,7 @@ from flsv.round import ClientUpdate, Instruction
 
 
 class CohortTraining:
-    """Switches a Trainer's module from client to client, batch by batch, and collects what they send.
+    """Switches a Trainer's module from client to client and collects their updates.
 
     Args:
         local: how a client trains.

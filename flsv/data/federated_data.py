@@ -29,7 +29,7 @@ from flsv.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class FederatedData:
-    """Data sets, who holds which sample, and how batches are read.
+    """Data sets, the samples of each client, and how batches are made.
 
     Args:
         train: the training data that all indices of ``splits`` refer to.

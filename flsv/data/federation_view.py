@@ -30,7 +30,7 @@ _LISTED = 20
 
 
 class FederationView(ReadOnlyArguments, L.LightningDataModule):
-    """The half of :class:`~flsv.data.FederatedDataModule` that is read; see there."""
+    """The read-only part of :class:`~flsv.data.FederatedDataModule`; see there."""
 
     source: Any
     partitioner: Partitioner

@@ -94,7 +94,7 @@ def seed_held(generators: Mapping[str, Any], seed: int, *path: int | str) -> Non
 
 
 class SeededLoader(DataLoader):
-    """A ``DataLoader`` whose passes begin with the held generators seeded by the initial seed of ``generator``."""
+    """A ``DataLoader`` that seeds the data's random generators at the start of each pass."""
 
     def _get_iterator(self) -> Any:
         holders = (self.dataset, self.collate_fn)

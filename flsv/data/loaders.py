@@ -34,7 +34,7 @@ from flsv.seeding import isolated_rngs
 
 
 class TensorBatches:
-    """Batches gathered from tensors, one ``index_select`` per tensor and batch and no Python per sample.
+    """Gathers batches from tensors with one ``index_select`` per tensor and batch.
 
     Args:
         tensors: tensors of equal length ``N`` on one device, as in a ``TensorDataset``.
@@ -258,7 +258,7 @@ def makes_own_batches(loader: DataLoader) -> bool:
 
 
 class OwnLoader:
-    """Makes loaders of another one's class, on other samples: in place of ``DataLoader`` itself.
+    """Makes loaders of the user's own class on other samples.
 
     Args:
         loader: somebody's; best made while :func:`remembering`.

@@ -9,7 +9,7 @@ import lightning as L
 
 
 class IdleBatch:
-    """Stands for a round: no hook of a module or a data module sees it."""
+    """The one batch of a round that is trained elsewhere; no hook of a module or data module sees it."""
 
 
 class IdleLoader:

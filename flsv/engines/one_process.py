@@ -37,7 +37,7 @@ from flsv.server.description import federation
 
 
 class OneProcess:
-    """What exists of a federation from the start of a fit on, and what happens in its rounds.
+    """The running federation, from the start of a fit on.
 
     Args:
         trainer: with its module on its device and its optimizers set up.

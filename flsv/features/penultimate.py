@@ -13,7 +13,7 @@ BATCH = 256
 
 
 class Penultimate(Features):
-    """What the current global model gives its classifier head, flattened to ``[m, d]``.
+    """The features that the current global model passes to its classifier head, ``[m, d]``.
 
     They change from round to round, so distances of one round are not those of another: shares are comparable.
 

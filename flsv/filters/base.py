@@ -20,7 +20,7 @@ from flsv.strategy import Component, Federation
 
 @dataclass(frozen=True)
 class Cohort:
-    """What the server has of a round before it measures and averages: k clients' updates.
+    """A cohort's updates as the server has them before it measures and averages; k clients.
 
     Args:
         round_index: the round, from 0.

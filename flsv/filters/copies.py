@@ -26,7 +26,8 @@ COPY = "copy"
 
 
 class CopyFilter(UpdateFilter):
-    """Names clients whose updates are alike beyond what the cohort has in common, over three rounds or more.
+    """Finds clients whose updates are more alike than the cohort's common direction explains, over three rounds or
+    more.
 
     They stay in the model and in the metrics; the payment of all of them is held back until somebody has looked at it,
     see ``loop.held``. The rules are those of :mod:`flsv.functional.update_copies`. The server keeps 32 bytes for every

@@ -16,7 +16,7 @@ from flsv.personalization import Personalizer
 
 
 class NormCap(UpdateFilter):
-    """Makes longer updates shorter, in their direction, for metrics and aggregator.
+    """Shortens updates above a bound, keeping their direction, for metrics and aggregator.
 
     So there is little to gain by sending a multiple of one's update, see :mod:`flsv.functional.update_claims`. It is
     for federations without a personaliser, and for metrics that ask no client to evaluate models.

@@ -19,7 +19,7 @@ NOT_MEASURED = "aggregated, for want of OutlierFilter(exclude=True), and not mea
 
 
 class OutlierFilter(UpdateFilter):
-    """Names clients whose model is not finite or whose update is far larger than the cohort's, and may leave these out.
+    """Warns of clients whose model is not finite or whose update is far larger than the cohort's, and may exclude them.
 
     A client is called too large where its update is, and its update per step, too: a client with more data goes farther
     in more steps, the number of which is its own claim. Its update is aggregated and not measured: the round counts for

@@ -10,7 +10,7 @@ from flsv.functional.update_claims import counted
 
 
 class SampleCap(UpdateFilter):
-    """Counts a client's samples, the number of which is its own claim, up to a bound, for metrics and aggregator.
+    """Counts a client's claimed number of samples up to a bound, for metrics and aggregator.
 
     See :mod:`flsv.functional.update_claims`.
 

@@ -43,7 +43,7 @@ MULTI_ROUND_INDICES: dict[str, dict[str, float]] = {
 
 
 class DecayedValues(NamedTuple):
-    """Of :func:`decayed_shapley`.
+    """The result of :func:`decayed_shapley`.
 
     Attributes:
         values: float64 ``[n]``, NaN for clients that were in no round.

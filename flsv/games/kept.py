@@ -20,7 +20,8 @@ Members = tuple[int, ...]
 
 
 class KeptUtility:
-    """``utility(masks: bool [K, n]) -> float64 [K]`` that asks another one for what its file does not hold.
+    """``utility(masks: bool [K, n]) -> float64 [K]``: reads known utilities from a file and asks another utility for
+    the rest.
 
     As many coalitions as there are ranks are asked for at a time, and what they came to is written before the next
     ones: a killed process loses no more than those.

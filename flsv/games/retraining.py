@@ -36,7 +36,8 @@ Members = tuple[int, ...]
 
 
 class RetrainedUtility:
-    """``utility(masks: bool [K, n]) -> float64 [K]``: what a federation of these clients alone would come to.
+    """``utility(masks: bool [K, n]) -> float64 [K]``: trains the federation with only these clients and evaluates its
+    model.
 
     Play it with any estimator of :mod:`flsv.functional.shapley`: ``exact_shapley`` is the exact value by retraining,
     ``permutation_shapley`` with a ``truncation`` TMC, ``stratified_shapley`` K-subset. A coalition is trained once,

@@ -33,7 +33,7 @@ NO_METRIC = ""
 
 @dataclass(frozen=True)
 class Verdict:
-    """On one model.
+    """The test's result for one model.
 
     Args:
         by: what it is measured by.

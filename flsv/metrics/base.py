@@ -28,7 +28,7 @@ def latest(stretches: Tensor) -> Tensor:
 
 
 class ContributionMetric(WithIntervals):
-    """Base class of the metrics that say what every client contributed.
+    """Base class of contribution metrics.
 
     ``compute()`` gives ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. A subclass
     writes ``init_states`` (its ``add_state`` calls), ``update`` and ``compute``. The names of ``update``'s arguments

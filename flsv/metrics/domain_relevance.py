@@ -22,7 +22,7 @@ from flsv.metrics.plot import new_figure, plot_contributions
 
 
 class DomainRelevance(ContributionMetric):
-    r"""pFedSV's relevance scores, of every client for every client.
+    r"""pFedSV's relevance scores of all pairs of clients.
 
     .. math:: \phi^i_j \leftarrow \alpha\,\phi^i_j + (1 - \alpha)\,\varphi^i_j
 

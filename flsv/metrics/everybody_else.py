@@ -26,7 +26,7 @@ from flsv.participants import Client
 
 
 class EverybodyElse(ContributionMetric):
-    r"""Each client's share of what the others have gained without themselves.
+    r"""Each client's share of what the other clients have gained from models without their own part.
 
     .. math::
         g_j = u_j\Bigl(\sum_{i \ne j} \frac{w_i}{1 - w_j} x_i\Bigr) - u_j(x), \qquad

@@ -27,7 +27,8 @@ EPSILON = 1e-12
 
 
 class GradientAgreement(ContributionMetric):
-    r"""Half of it what a client's updates take off the validation loss, half how far they agree with everybody's.
+    r"""Half the share of the validation loss that a client's updates remove, half the share of agreement with the
+    cohort.
 
     .. math::
         u_i = -n_i \sum_t \nabla L(x^t) \cdot d_i^t, \qquad a_i = n_i\, \overline{\cos(d_i^t, d_N^t)}, \qquad

@@ -24,8 +24,8 @@ EXACT, PER_PLAYER = 10, 20
 
 
 class GradientAgreementGame(GradientAgreement):
-    r"""Shares of four kinds: what updates take off the validation loss, the same per length, how far they agree, and
-    what coalitions do better with them.
+    r"""Combines four shares: the validation loss that updates remove, the same per length, their agreement with the
+    cohort, and Banzhaf values of coalitions.
 
     .. math::
         u_i = n_i \sum_t s_i^t, \quad

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Guide:
-    """What whoever looks at a metric's values has to know, a short sentence each.
+    """What readers of a metric's values have to know, in short sentences.
 
     Args:
         unit: of a value, as on an axis.

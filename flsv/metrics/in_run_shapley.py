@@ -17,7 +17,7 @@ from flsv.metrics.guide import Guide
 
 
 class InRunShapley(ContributionMetric):
-    r"""By how much every client has lowered the validation loss, and with the samples of which class.
+    r"""How far each client, and each class of its samples, has lowered the validation loss.
 
     The players are the training samples of all clients; a client's value is the sum of its samples'. In a round that
     moves the global model x by :math:`D = \eta \sum_i w_i d_i`, with g and H the gradient and the Hessian of the

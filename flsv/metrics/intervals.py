@@ -26,7 +26,7 @@ OverRounds = Literal["sum", "momentum", "mean"] | None
 
 
 class WithIntervals(Metric):
-    """A metric whose value is made of what single rounds say.
+    """Base class of metrics whose value is made of the values of single rounds.
 
     A subclass that has intervals says in ``over_rounds`` how rounds come together, and tells each round's own values
     to ``_note`` in ``update``.

@@ -16,7 +16,7 @@ from flsv.arguments import check_number
 
 
 class MeanTestAccuracy(Metric):
-    """Mean over clients of the accuracy on their own test samples; a client counts once, however many samples it has.
+    """The mean over clients of the accuracy on their own test samples; each client counts once.
 
     It belongs beside the loop, not among its metrics: ``ClientEvaluation(every=...)`` logs the same
     number, ``client_accuracy/mean``, for the models of a federation.

@@ -30,7 +30,7 @@ def conv_stack(channels: Sequence[int], kernel: int, padding: int, batch_norm: b
 
 
 class ConvNet(nn.Module):
-    """Convolutions, and a classifier of what they give: the base of the networks below.
+    """Convolutions and a classifier: the base of the networks below.
 
     Args:
         features: from images ``[B, C, H, W]`` to what is flattened.

@@ -78,7 +78,7 @@ def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str]
 
 
 class LoRAClient(ClassifierClient):
-    """:class:`flsv.ClassifierClient` whose network is frozen but for LoRA layers and its classifier head.
+    """:class:`flsv.ClassifierClient` whose network is frozen except for LoRA layers and its classifier head.
 
     With ``FederatedLoop(share="trainable")`` only these travel. The frozen network must be the same everywhere before
     the first round, and is not counted as crossing: a pretrained one (``network_args: {pretrained: true}``), or one

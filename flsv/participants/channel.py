@@ -14,7 +14,7 @@ Direction = Literal["up", "down"]
 
 
 class Traffic(NamedTuple):
-    """How much something is on its way: entries of tensors, and bytes."""
+    """The size of a message: entries of tensors, and bytes."""
 
     numbers: int = 0
     bytes: float = 0.0
@@ -26,7 +26,7 @@ class Traffic(NamedTuple):
 
 @dataclass(frozen=True)
 class Message:
-    """One thing that crossed: between the server and which client, which way, called what, how large."""
+    """One counted message: client, direction, name and size."""
 
     client: int
     direction: Direction

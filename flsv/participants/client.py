@@ -14,11 +14,11 @@ P = ParamSpec("P")
 
 
 class NoAnswer(RuntimeError):
-    """A client that is elsewhere did not answer a question: it is away, late, or failed."""
+    """A remote client did not answer a question: it is away, late, or failed."""
 
 
 class Client:
-    """A number, and somebody to ask.
+    """A client's number, and a way to ask it questions.
 
     Args:
         id: the client's number.

@@ -51,7 +51,7 @@ def no_task(split: Split, performance: Any) -> Any:
 
 
 class LocalData:
-    """What one participant holds. A client's works only inside a question that this client is asked: a guard against
+    """One participant's data. A client's data can be read only inside a question to this client: a guard against
     mistakes, not against malice.
 
     Args:

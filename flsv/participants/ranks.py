@@ -15,7 +15,7 @@ I = TypeVar("I")  # noqa: E741
 
 
 class Ranks:
-    """One process alone, which agrees with itself.
+    """A single process.
 
     Every method that has something to exchange is called by all ranks, in the same order. ``about`` says what it is
     about: ranks that say different things are out of step, which is an error.

@@ -28,7 +28,7 @@ _LORA_A = re.compile(r"\b(lora(?:_embedding)?)_A\b")
 
 
 class Sharing(NamedTuple):
-    """What does not travel.
+    """The entries of a model that are not shared.
 
     Attributes:
         kept: names of what stays at its client.

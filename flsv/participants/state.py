@@ -11,7 +11,7 @@ State = MutableMapping[str, Tensor]
 
 
 class Prefixed(MutableMapping[str, Tensor]):
-    """The part of a state whose names begin alike, without that beginning.
+    """The entries of a state whose names begin with a prefix, without it.
 
     Example:
         >>> import torch

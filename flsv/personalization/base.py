@@ -20,7 +20,7 @@ OWN_MODEL = "own_model"
 
 @dataclass(frozen=True)
 class Personalized:
-    """What comes of personalisation.
+    """The result of personalisation.
 
     Args:
         starts: client id to ``[P]``, the models that the server will send to the clients whose start point changes.
@@ -58,7 +58,7 @@ def restored(uploads: Mapping[int, Tensor], before: Mapping[int, Tensor], client
 
 
 class Personalizer(Strategy):
-    """Base class. A client that was never given a model of its own starts from the global one.
+    """Base class. A client without a model of its own starts from the global model.
 
     A client's start point is either the server's to send (:meth:`personalize` returns it) or the client's own to keep
     (in ``local.state[OWN_MODEL]``): then :meth:`start` sends None.
@@ -120,7 +120,7 @@ class Personalizer(Strategy):
 
 
 class Standalone(Personalizer):
-    """Each client trains on from its own model, as if it were alone: the baseline that collaboration has to beat.
+    """Each client continues from its own model, as if it were alone: the baseline for collaboration.
 
     A client's first round, whenever it comes, starts from the run's initial model. The global model is the aggregate of
     models that know nothing of each other, and says nothing; look at the clients' own accuracies

@@ -21,7 +21,7 @@ from flsv.strategy import Contributions
 
 
 class SparsifiedReward(Personalizer):
-    """Client i goes on from the model it started this round with, plus the largest entries of the aggregate u_N.
+    """Client i continues from its start point of this round plus the largest entries of the aggregate u_N.
 
     Of every layer (parameter tensor) it receives the min(ceil(q_i size), size - 1) entries of the largest magnitude,
     with

@@ -33,7 +33,7 @@ from flsv.strategy import Contributions, Federation
 
 
 class FedFomo(Personalizer):
-    """Client i goes on from sum_j w_ij x_j over its own model and those that it downloaded.
+    """Client i continues from sum_j w_ij x_j over its own model and the downloaded ones.
 
     With theta_i the model that the client started this round from and L_i its validation loss (equation 3),
 

@@ -28,8 +28,8 @@ from flsv.strategy import Contributions, Federation
 
 
 class IFCA(Personalizer):
-    """Every client starts from the cluster model with the lowest loss on its training samples; a cluster's next model
-    is the mean of what its members of the round made of it.
+    """Each client starts from the cluster model with the lowest loss on its training samples; the mean of the models
+    that a cluster's members trained is its next model.
 
     Every client downloads all clusters' models. The global model, the aggregate over all clusters, says nothing.
 

@@ -72,7 +72,8 @@ class HyperNetwork(nn.Module):
 
 
 class PFedHN(Personalizer):
-    """Every client starts from what the hypernetwork writes for it; the hypernetwork learns from what it made of it.
+    """Each client starts from the model that the hypernetwork generates for it; the hypernetwork learns from the
+    client's update.
 
     The hypernetwork has ``hidden`` times as many weights as the clients' model.
 

@@ -25,8 +25,8 @@ from flsv.parameters import ParameterSpace
 
 
 class Inversion(NamedTuple):
-    """What the attacker found: the image ``[C, H, W]``, its label, and the distance 1 - cos of its gradient from the
-    one observed, in [0, 2]."""
+    """The attacker's result: the image ``[C, H, W]``, its label, and the distance 1 - cos of its gradient from the
+    observed one, in [0, 2]."""
 
     image: Tensor
     label: int

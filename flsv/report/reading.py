@@ -28,7 +28,7 @@ VALUATION = "valuation.csv"
 
 @dataclass(frozen=True)
 class Run:
-    """What a run's folder holds.
+    """The contents of a run's folder.
 
     Args:
         folder: where.

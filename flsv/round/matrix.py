@@ -21,7 +21,7 @@ LEAST_PIECE = 2**12
 
 
 class ClientMatrix:
-    """The models ``[k, P]`` of a cohort and where they started from.
+    """The models ``[k, P]`` of a cohort and their start points.
 
     Args:
         rows: ``[k, P]``.

@@ -12,7 +12,7 @@ from flsv.participants import Traffic
 
 @dataclass(frozen=True)
 class Instruction:
-    """From the server to one client of a cohort.
+    """The server's message to a client of the cohort.
 
     Args:
         round_index: the round, from 0.
@@ -31,7 +31,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class ClientUpdate:
-    """From one client to the server.
+    """A client's message to the server.
 
     Args:
         client_id: whose it is.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass
 class FederationState:
-    """What the server, the checks and the checkpoints are given. n = clients, P = length of the vector.
+    """The state of a federation between two rounds. n = clients, P = length of the vector.
 
     Args:
         num_clients: n.

@@ -14,7 +14,7 @@ from flsv.strategy import Contributions, Strategy
 
 
 class ClientSampler(Strategy):
-    """Base class: a random cohort, and everybody's chance to be in it."""
+    """Base class: draws a cohort and knows each client's probability to be in it."""
 
     @abstractmethod
     def sample(
@@ -92,7 +92,7 @@ class UniformSampler(ClientSampler):
 
 
 class FixedCohort(ClientSampler):
-    """These clients and nobody else, as if the federation had no others.
+    """The same given clients in every round, as if there were no others.
 
     Args:
         clients: their ids, at least one.

@@ -87,7 +87,8 @@ class BernoulliSampler(ClientSampler):
 
 
 class ShapleyImportanceSampler(BernoulliSampler):
-    """Coins in proportion to the clients' Shapley weights, as far as probabilities may go (Theorem 5.1, AFedSV+).
+    """Independent inclusion with probabilities in proportion to the clients' Shapley weights, as far as probabilities
+    allow (Theorem 5.1, AFedSV+).
 
     They minimise the variance of the aggregate over the cohort. Before the metric's first value all coins are equal.
 
@@ -161,7 +162,8 @@ _ROUNDING = 1e-6
 
 
 class SystematicShapleySampler(ShapleyImportanceSampler):
-    """Chances in proportion to the clients' Shapley weights, as in AFedSV+, and exactly ``cohort_size`` clients.
+    """Inclusion probabilities in proportion to the clients' Shapley weights, as in AFedSV+, with exactly
+    ``cohort_size`` clients.
 
     The paper's coins are independent (:class:`ShapleyImportanceSampler`): one cohort has two clients and another has
     twelve, and the sums of their weights differ as much. Here clients lie in random order on a line, each as long as

@@ -41,7 +41,7 @@ Field = str | Callable[[Round], Any]
 
 
 class ContributionMetrics:
-    """Metrics by name, and their current values.
+    """The loop's metrics by name, and their current values.
 
     Args:
         metrics: name to metric. The argument names of a metric's ``update`` are attributes of :class:`flsv.Round`, or

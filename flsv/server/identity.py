@@ -36,7 +36,7 @@ INSTALLED = {*PACKAGES, "torchvision", "torchmetrics", "timm", *sys.stdlib_modul
 
 @dataclass(frozen=True)
 class Identity:
-    """What an experiment is.
+    """The identity of an experiment.
 
     Args:
         settings: by dotted name, in words.

@@ -21,7 +21,7 @@ from flsv.strategy import Strategy
 
 
 class RoundServer:
-    """The server side of a federation: it knows no Trainer, and the same object serves wherever the clients run.
+    """The server side of a federation. It knows no Trainer, and is the same wherever the clients run.
 
     Args:
         board: the metrics.

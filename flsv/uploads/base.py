@@ -19,7 +19,7 @@ from flsv.participants import State, Traffic
 
 @dataclass(frozen=True)
 class UploadContext:
-    """Who sends an update, and when.
+    """Which client sends an update, and in which round.
 
     Args:
         client: the client's number.

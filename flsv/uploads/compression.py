@@ -125,7 +125,7 @@ class TopK(Compression):
 
 
 class Quantized(Compression):
-    """Every entry as a signed whole number of ``bits`` bits, times its bucket's scale.
+    """Encodes each entry as a signed integer of ``bits`` bits, times its bucket's scale.
 
     The scale is the bucket's largest magnitude over L = 2^(bits-1) - 1, as in QSGD's experiments (its theory has the
     Euclidean norm). With l = p / scale the whole number is floor(l + u), u uniform in [0, 1): right on average; or,

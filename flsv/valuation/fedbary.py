@@ -47,7 +47,7 @@ FEW = 10  # points, below which distances say little
 
 @dataclass(frozen=True)
 class Valuation:
-    """What the server knows after a valuation of k clients.
+    """The server's result of a valuation of k clients.
 
     Args:
         clients: their numbers.

@@ -59,7 +59,7 @@ class FirstAnswer:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a client tells of its samples' calibrated gradients.
+    """A client's answer about its samples' calibrated gradients.
 
     Args:
         flagged: samples that are suspicious, the broken ones included.

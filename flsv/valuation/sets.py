@@ -15,7 +15,7 @@ from flsv.participants import Client, LocalData, Split
 
 
 class Dealt(Protocol):
-    """Data that have been dealt out, such as a :class:`flsv.FederatedDataModule` that is set up."""
+    """Data that have been dealt out, such as a :class:`flsv.FederatedDataModule` after ``setup``."""
 
     @property
     def seed(self) -> int: ...

@@ -21,7 +21,7 @@ from flsv.strategy import Federation
 
 
 class FedRep(ClientAlgorithm):
-    """In its first ``head_epochs`` local epochs a client trains what stays with it, in the others what it shares.
+    """A client trains its own entries in the first ``head_epochs`` local epochs, and the shared ones in the others.
 
     What rests in an epoch has its gradients taken away, so that no optimizer touches it, not by weight decay either.
     A step over several batches (``accumulate_grad_batches``) belongs to the epoch of its last.

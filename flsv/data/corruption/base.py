@@ -73,7 +73,7 @@ class ClientChoice:
 
 
 class Corruption(ClientChoice, ABC):
-    """Bad data: changes what some clients train on, once, when the data are dealt out.
+    """Base class: changes the training data of some clients, once, when data are dealt out.
 
     Subclasses override :meth:`corrupt`, which sees one client's training samples and nothing else. The clients' own
     validation and test samples, the server's validation set and everybody else's data stay as they are. So does the

@@ -18,7 +18,7 @@ from flsv.seeding import generator_for
 
 
 class PatchedRows:
-    """A tensor in which some rows are others, as far as a batch loader can tell.
+    """A tensor with some rows replaced, as a batch loader sees it.
 
     Args:
         base: rows that lie ready, ``[R, ...]``.
@@ -53,7 +53,7 @@ class PatchedRows:
 
 @dataclass(frozen=True)
 class CorruptedData:
-    """The samples of a data set as the clients use them.
+    """A data set with its corrupted samples.
 
     Memory is taken by the inputs that differ, and one label per sample.
 

@@ -18,7 +18,7 @@ from flsv.errors import ConfigurationError
 
 
 class LongTail(Partitioner):
-    """Another partitioner, on a long-tailed part of the samples.
+    """Applies another partitioner to a long-tailed subset of the samples.
 
     Sizes fall off in the order of the classes, from class 0 on. The server's validation set is taken out before, so it
     keeps the classes as they are.

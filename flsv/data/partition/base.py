@@ -24,7 +24,7 @@ from flsv.seeding import generator_for
 
 
 class Partitioner(ABC):
-    """Deals a data set's samples out to clients.
+    """Base class: assigns a data set's samples to clients.
 
     Subclasses override :meth:`partition`; calling the object checks what goes in and what comes out. The result is a
     function of the seed and of what the call is given, nothing else: no global random generator is read or moved.

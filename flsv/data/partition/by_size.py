@@ -249,7 +249,7 @@ class GroupPartitioner(Partitioner):
 
 
 class OneClient(Partitioner):
-    """No partition: the data are one participant's own, which trains with others in other processes.
+    """No partition: all data belong to one participant, which trains with others in other processes.
 
     Args:
         seed: taken for uniformity; nothing here is random.

@@ -37,7 +37,7 @@ class _Cheating(Partitioner):
 
 
 class Colluding(_Cheating):
-    """Two clients pool their samples: each has those of both, and sends what a client of twice the size would.
+    """Two clients pool their samples, and each sends the update of a client of twice the size.
 
     Args:
         partitioner: deals the samples.
@@ -84,7 +84,7 @@ class Colluding(_Cheating):
 
 
 class Duplicated(_Cheating):
-    """One client has every sample of its own ``times`` times: it counts more, and makes more steps in a round.
+    """One client repeats each of its samples ``times`` times, so that it counts more and makes more steps.
 
     Args:
         partitioner: deals the samples.
@@ -119,7 +119,7 @@ class Duplicated(_Cheating):
 
 
 class Framing(Colluding):
-    """One client trains on another one's samples instead of its own, so that the two look like one under two names.
+    """One client trains on another client's samples, so that the two look like one under two names.
 
     Args:
         partitioner: deals the samples.
@@ -148,7 +148,7 @@ class Framing(Colluding):
 
 
 class Sybils(_Cheating):
-    """One client comes as ``identities`` of them: itself, and new ones behind all the others.
+    """One client appears as ``identities`` clients: itself and new ones with higher numbers.
 
     Everybody else keeps number and samples.
 

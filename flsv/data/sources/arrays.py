@@ -131,7 +131,7 @@ def is_plain(value: Any) -> bool:
 
 
 class ColumnSamples(Dataset):
-    """Rows as ``(input, target)``, read when they are needed.
+    """Rows as ``(input, target)``, read on access.
 
     Images become float32 ``[C, H, W]`` in 0 .. 1, of 1 channel if they are grey, else 3; arrays as
     :func:`array_set` has them. A target is a class if the column's are whole numbers or words.

@@ -20,7 +20,7 @@ from flsv.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class SourceData:
-    """What a source has to offer.
+    """What every source provides.
 
     Args:
         train: the training data, map-style.

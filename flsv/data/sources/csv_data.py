@@ -32,7 +32,7 @@ SPLITS = ("train", "val", "test")
 
 
 class CSVData(L.LightningDataModule):
-    """A data module that reads CSV files: subclasses say what becomes of the rows.
+    """Base class of data modules that read CSV files; subclasses interpret the rows.
 
     Validation and test samples are drawn at random over all groups, and never all of a group: one sample of each stays
     for training.

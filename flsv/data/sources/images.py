@@ -121,7 +121,7 @@ CAN_BE_READ = (
 
 @dataclass(frozen=True)
 class Layout:
-    """What a folder has.
+    """The structure of a folder.
 
     Args:
         kind: ``"splits"`` or ``"classes"`` of images; ``"clients"``, each with images or a table.

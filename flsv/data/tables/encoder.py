@@ -31,7 +31,7 @@ from flsv.errors import ConfigurationError
 
 
 class TableEncoder:
-    """Encodes tables with the same columns, of one or several clients, and of those who only test.
+    """Encodes tables with the same columns, of one or several clients and of the server.
 
     Args:
         columns: which columns, and how.

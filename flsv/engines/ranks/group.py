@@ -17,7 +17,7 @@ from flsv.participants import Ranks
 
 
 class RankGroup(Ranks):
-    """Ranks in several processes.
+    """Communication of ranks in several processes.
 
     The group is not torch's default one: nobody else's code finds it, and synchronises behind our back.
 

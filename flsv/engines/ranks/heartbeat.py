@@ -35,7 +35,7 @@ class Gone(RuntimeError):
 
 
 class Heartbeat:
-    """One process's end of the connections, watched by a thread of its own.
+    """Watches the connections to the other ranks in a thread.
 
     Args:
         rank: this process's number.

@@ -29,7 +29,7 @@ PACKAGES = ("torch", "lightning", "torchmetrics", "numpy")
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where and between whom.
+    """The address of rank 0 and the ranks that meet there.
 
     Args:
         main_address: of rank 0's host.

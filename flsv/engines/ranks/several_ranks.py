@@ -26,7 +26,7 @@ from flsv.round import FederationState, Round
 
 
 class SeveralRanks(OneProcess):
-    """What one rank has of a federation.
+    """One rank's part of a federation.
 
     Clients are trained, asked and tested on the rank that they belong to, and what they keep stays there; coalitions
     are evaluated on all ranks; everything else of the server's every rank does alike, on the same numbers. That it does

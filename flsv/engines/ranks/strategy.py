@@ -21,7 +21,7 @@ from flsv.participants import ALONE, Ranks
 
 
 class FederatedStrategy(ParallelStrategy):
-    """Spreads the clients of every cohort over several processes: ``Trainer(strategy="federated", devices=4)``.
+    """Spreads the clients of each cohort over several processes: ``Trainer(strategy="federated", devices=4)``.
 
     ``devices`` and ``num_nodes`` mean what they mean for DDP, and processes are started as for DDP: by the script
     itself, by ``torchrun``, or by SLURM. Within a round every rank runs the ordinary training loop on its own clients;

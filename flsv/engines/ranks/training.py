@@ -22,8 +22,8 @@ LONG = 2**20
 
 
 class IdleLoader(CohortLoader):
-    """One batch for a rank without a client: Lightning ends the fit of a loader without batches. What is trained on it
-    is forgotten."""
+    """One batch for a rank without a client, because Lightning ends a fit whose loader is empty. What is trained on it
+    is discarded."""
 
     def __init__(self, data: FederatedDataModule, client: int, seed: int, round_index: int) -> None:
         super().__init__(data, [client], seed=seed, round_index=round_index, limit=1)
@@ -34,7 +34,7 @@ class IdleLoader(CohortLoader):
 
 
 class RankTraining(CohortTraining):
-    """Trains this rank's share of a cohort; :meth:`exchange` makes it what one process would have in the end.
+    """Trains this rank's clients; :meth:`exchange` then gathers the updates of all ranks.
 
     Attributes:
         idle: whether this rank has no client in this round.

@@ -32,7 +32,7 @@ P = ParamSpec("P")
 
 
 class Remote:
-    """All sites of a federation, from the server.
+    """All sites of a federation, as the server sees them.
 
     Every visit of a site, and every question to it, has a name: under it the site keeps what comes of it. The server
     says from which one a site goes on, so what a site keeps and what the server knows of it stay in step, whatever is
@@ -198,7 +198,7 @@ def _reported(update: ClientUpdate) -> str:
 
 
 class RemoteClient(Client):
-    """A site, to be asked.
+    """One site, to which questions can be sent.
 
     Args:
         id: its number.

@@ -16,7 +16,7 @@ from flsv.errors import ConfigurationError
 
 
 class RemoteData(FederatedDataModule):
-    """The sizes that sites have told, and the server's own validation and test data.
+    """The sizes that sites have announced, and the server's own validation and test data.
 
     Args:
         names: of the sites.

@@ -32,7 +32,7 @@ STEPS_BY_HAND = 1000
 
 
 class RemoteCohort(CohortTraining):
-    """Has the sites train, all within the idle batch of a round.
+    """Lets the sites of a cohort train, within the idle batch of a round.
 
     Args:
         local: of the server's module, which stays the global model.
@@ -94,7 +94,7 @@ def _rows(updates: list[ClientUpdate], empty: Tensor) -> Tensor:
 
 
 class RemoteFederation(OneProcess):
-    """An engine: :class:`flsv.FederatedLoop` runs its rounds with it.
+    """The engine for sites: pass it to :class:`flsv.FederatedLoop` as ``engine``.
 
     Args:
         directory: the sites.

@@ -26,7 +26,7 @@ DAYS = 90
 
 
 class StillBusy(RuntimeError):
-    """The site is at an earlier message of the same run."""
+    """The site still works on an earlier message of the same run."""
 
 
 def own_secret(folder: Path) -> str:
@@ -60,7 +60,7 @@ def noise_seed(secret: str, packet: Packet) -> int:
 
 
 class SiteMemory:
-    """What a site keeps of one run, under the names of the visits that it came of.
+    """A site's state of one run, by the visit after which it was saved.
 
     The server names every visit, and says after which one the site goes on: the last that has counted. So a server that
     was killed and asks for a round again, one that has not taken in what the site sent, and two that go on from one

@@ -21,11 +21,11 @@ START, GLOBAL, TOLD, REPORT = "start", "global", "told/", "report/"
 
 
 class BadReply(ValueError):
-    """A site replied with something that is no update of this federation."""
+    """A site's reply is not a valid update of this federation."""
 
 
 class OtherData(BadReply):
-    """A site has not trained on as many samples as it had announced."""
+    """A site has not trained on as many samples as it announced."""
 
 
 def instruction_packet(instruction: Instruction, facts: dict[str, Any], global_vector: Tensor | None) -> Packet:

@@ -39,7 +39,7 @@ _SPLITS = {"train": 1, "val": 0, "test": 0}
 
 
 class Directory:
-    """The sites of a federation by name, and where they are now.
+    """The sites of a federation by name, with their current addresses.
 
     A site is known by its name, not by its address, so one that was restarted is the same site. The name is that of
     whoever says it first in a run: another one that says it is left alone, be the first one there or away. It is told

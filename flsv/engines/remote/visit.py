@@ -28,11 +28,11 @@ from flsv.server.config import FederationConfig
 
 
 class OutOfTime(RuntimeError):
-    """What a site is at is of no use any more."""
+    """The time of a round is over: the site stops its work."""
 
 
 class NumberedData:
-    """A site's data under the number that it has in the federation: what it draws follows from that.
+    """A site's data under its client number, from which its random draws follow.
 
     Args:
         data: of one client.
@@ -57,7 +57,7 @@ class _OwnSteps(LocalSteps):
 
 
 class SiteVisit(L.Callback):
-    """Trains the module from an instruction's start point, and has the update afterwards.
+    """Trains the module from an instruction's start point; then holds the update.
 
     Args:
         instruction: what the server said.

@@ -48,7 +48,7 @@ def _pair_terms(layer: Layer, residuals: Tensor) -> Tensor:
 
 @dataclass
 class AdjustedEstimator:
-    """From the sample as it stands to values and standard errors ``[n, M]``.
+    """Computes values and standard errors ``[n, M]`` from the current sample.
 
     Args:
         game: with utilities ``[M]``.

@@ -64,7 +64,7 @@ def resolve_budget(name: str, num_players: int, budget: int | None, minimum: int
 
 
 class Sampling:
-    """One call of a sampled estimator: what it may spend, what it knows already, and when it has seen enough.
+    """One call of a sampled estimator: its budget, its running estimate, and its stopping rule.
 
     Args:
         name: the estimator, for messages.

@@ -30,7 +30,7 @@ The masks are on the CPU and distinct; the answer may be on any device. It is re
 
 @dataclass(frozen=True, eq=False)
 class ShapleyEstimate:
-    """Values of all players, how uncertain they are, and what they cost.
+    """Values of all players, their standard errors, and the number of evaluations.
 
     Attributes:
         values: ``[n]``, or ``[n, M]`` for a vector-valued utility, in the utility's unit.

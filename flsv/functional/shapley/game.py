@@ -70,7 +70,7 @@ def result_dtype(values: Tensor) -> torch.dtype:
 
 
 class MemoizedGame:
-    """``game(masks)`` with a memory.
+    """A game that evaluates each distinct coalition once.
 
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.

@@ -25,7 +25,7 @@ from flsv.functional.transport.interpolation import interpolate_along, interpola
 
 
 class AnsweringClient(Protocol):
-    """What the barycentre asks of a client: :class:`TransportClient` is one."""
+    """The part of a client that the barycentre needs; :class:`TransportClient` has it."""
 
     @property
     def dim(self) -> int: ...
@@ -35,7 +35,7 @@ class AnsweringClient(Protocol):
 
 @dataclass(frozen=True)
 class FederatedBarycenter:
-    """What the protocol found.
+    """The result of the protocol.
 
     Attributes:
         support_points: ``[S, d]``, equally heavy.

@@ -147,7 +147,7 @@ class TransportServer:
 
 @dataclass(frozen=True)
 class FederatedDistance:
-    """What the protocol found.
+    """The result of the protocol.
 
     Attributes:
         distance: W(P, gamma) + W(gamma, Q) at the last iteration, in feature units; not below W(P, Q).

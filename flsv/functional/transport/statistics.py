@@ -24,7 +24,7 @@ Covariance = Literal["diag", "full", "none"]
 
 @dataclass(frozen=True)
 class ClassStatistics:
-    """What is known of the classes of one side.
+    """Means and covariances of the classes of one side.
 
     Attributes:
         labels: ``[V]`` int64, the classes that are present, ascending.

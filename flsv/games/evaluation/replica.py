@@ -25,7 +25,7 @@ Context = Callable[[], AbstractContextManager[Any]]
 
 
 class Replica:
-    """One copy of the module in evaluation mode, with a vector of its own.
+    """A copy of the module in evaluation mode, with its own vector.
 
     Args:
         module: what to copy.

@@ -18,7 +18,7 @@ from flsv.round import Round
 
 
 class CoalitionTable:
-    """All scores of the coalitions of one round that anybody has asked for.
+    """All coalition scores of one round that have been requested.
 
     Utilities of different metrics share its rows; utilities of different weightings share the empty coalition, which is
     the same model for all.

@@ -57,7 +57,7 @@ class NamedScores:
 
 
 class ValidatedModels(ABC):
-    """Evaluates models of one structure one after the other, each in a copy of the module of its own.
+    """Evaluates models of one structure one after the other, each in its own copy of the module.
 
     What a model scores is a function of its vector and of the fit's module: Python's, NumPy's and torch's global
     generators are at the same place at the start of every model, and are put back afterwards. The module, its trainer
@@ -149,7 +149,7 @@ class ValidatedModels(ABC):
 
 
 class LoggedValues(ValidatedModels):
-    """Scores models by what they log themselves: ``validation_step`` and the validation hooks around it are run.
+    """Scores models by what they log: runs ``validation_step`` and the validation hooks around it.
 
     Args:
         names: what is asked for, among the names of ``trainer.callback_metrics`` after a validation.

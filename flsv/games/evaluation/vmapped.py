@@ -23,7 +23,7 @@ _SHARE_OF_FREE = 0.7
 
 
 class DeviceMemory:
-    """What a device can tell of its memory; here one that can tell nothing."""
+    """The free memory of a device; here a device that does not report it."""
 
     #: The chunk where nothing is known.
     default_chunk = 16
@@ -64,7 +64,7 @@ class CudaMemory(DeviceMemory):
 
 
 class NotMapped(Exception):
-    """vmap has not come through the module's forward; ``args[0]`` is its error."""
+    """vmap failed on the module's forward; ``args[0]`` is the error."""
 
 
 class VmapRunner:

@@ -19,7 +19,7 @@ from flsv.metrics.coalitions.value import CoalitionValue, Weighting
 
 
 class PartialFederatedShapley(CoalitionValue):
-    r"""The Shapley value of the game of a round, played by its cohort.
+    r"""The Shapley value of a round's coalition game, whose players are the cohort.
 
     .. math::
         SV_i = \frac1k \sum_{S \subseteq C \setminus i} \frac{U(S \cup i) - U(S)}{\binom{k-1}{|S|}}
@@ -98,7 +98,8 @@ class PartialFederatedShapley(CoalitionValue):
 
 
 class LeaveOneOut(CoalitionValue):
-    """What the round's model loses without a client: U(C) - U(C without i). k + 1 evaluations a round.
+    """The loss of performance if a client's update is left out of the round: U(C) - U(C without i). k + 1 evaluations a
+    round.
 
     Arguments as :class:`PartialFederatedShapley`'s, without the estimator's.
 

@@ -85,7 +85,7 @@ Block = Text | Bullets | Table | Bars | Lines | Heat | Code
 
 @dataclass(frozen=True)
 class Section:
-    """A title and what stands below it."""
+    """A title and its content."""
 
     title: str
     blocks: Sequence[Block]

@@ -18,7 +18,7 @@ _count = itertools.count()
 
 
 class EventFile:
-    """Scalars, an event a round, each in the file as soon as it is written.
+    """Writes scalars to an event file, flushed after each event.
 
     ``torch.utils.tensorboard`` has a thread and a queue per file. With tens of files and one small event in each, that
     takes longer than the writing.
