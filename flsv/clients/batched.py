@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from operator import is_
 from typing import Any
 
@@ -104,24 +104,7 @@ class BatchedTraining:
         for step in range(lengths[0]):
             active = sum(length > step for length in lengths)
             now = {name: tensor[:active] for name, tensor in stacked.items()}
-            gradients, factors = None, {}
-            for places, batch in batches.at(order[:active], step):
-                if len(places) == active:
-                    gradients, loss = a_step(now, batch)
-                    factors = a_step.factors
-                    losses[:active] += loss
-                    continue
-                index = torch.tensor(places, device=first.device)
-                part = {name: tensor.index_select(0, index) for name, tensor in now.items()}
-                found, loss = a_step(part, batch)
-                _put_together(found, a_step.factors)
-                losses.index_add_(0, index, loss.to(losses))
-                gradients = gradients or {name: torch.empty_like(now[name]) for name in self._trained}
-                for name, gradient in found.items():
-                    gradients[name][index] = gradient
-                for name in now.keys() - self._trained:
-                    now[name][index] = part[name]
-            assert gradients is not None
+            gradients, factors = self._gradients(a_step, now, batches.at(order[:active], step), losses[:active])
             if self._clip_norm is not None:
                 _clip(gradients, self._clip_norm)
             optimizer.step(active, gradients, factors)
@@ -133,6 +116,28 @@ class BatchedTraining:
             return stacked, losses
         back = rows.argsort()
         return {name: tensor.index_select(0, back) for name, tensor in stacked.items()}, losses[back]
+
+    def _gradients(
+        self, a_step: BatchedStep, now: State, given: Iterable[tuple[list[int], Any]], losses: Tensor
+    ) -> tuple[State, Factors]:
+        """Of the models that still train, on batches of one size after the other; their losses are added to."""
+        gradients: State = {}
+        for places, batch in given:
+            if len(places) == len(losses):
+                gradients, loss = a_step(now, batch)
+                losses += loss
+                return gradients, a_step.factors
+            index = torch.tensor(places, device=losses.device)
+            part = {name: tensor.index_select(0, index) for name, tensor in now.items()}
+            found, loss = a_step(part, batch)
+            _put_together(found, a_step.factors)
+            losses.index_add_(0, index, loss.to(losses))
+            gradients = gradients or {name: torch.empty_like(now[name]) for name in self._trained}
+            for name, gradient in found.items():
+                gradients[name][index] = gradient
+            for name in now.keys() - self._trained:
+                now[name][index] = part[name]
+        return gradients, {}
 
 
 class StackedOptimizer:

@@ -45,6 +45,17 @@ def distances(points: Tensor, origin: Tensor) -> Tensor:
     return total
 
 
+def all_finite(vector: Tensor) -> bool:
+    """Whether no entry of ``vector [P]`` is infinite or NaN, without a second vector.
+
+    Example:
+        >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
+        (True, False)
+    """
+    # A finite sum says it of all entries; an infinite one may be of finite ones.
+    return bool(vector.sum().isfinite()) or all(bool(part.isfinite().all()) for part in vector.split(_at_once(vector)))
+
+
 def _at_once(points: Tensor) -> int:
     return CPU_BLOCK if points.device.type == "cpu" else BLOCK
 

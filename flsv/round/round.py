@@ -210,7 +210,8 @@ class Round:
         weights = weights.to(self.client_vectors)
         total, cut = weights.sum(), self.space.num_parameters
         result = weights @ self.client_vectors
-        result[:cut] += (1 - total) * self.global_vector[:cut]
+        for block in self.matrix.blocks(cut):  # at once it would be another vector
+            result[block] += (1 - total) * self.global_vector[block]
         if cut < self.space.size and total != 1:
             result[cut:] = result[cut:] / total if total != 0 else self.global_vector[cut:]
         # What nobody has changed must not drift by the rounding of the weights: frozen weights, constant buffers.

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from flsv.aggregation import Aggregator
 from flsv.filters import Cohort, OutlierFilter, UpdateFilter, with_guard
+from flsv.functional.distances import all_finite
 from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Channel, Client, LocalData, Ranks
@@ -221,7 +222,7 @@ class RoundServer:
             # Not in place: an aggregator may give a client's model as it lies in the matrix.
             moved = torch.lerp(round.global_vector[:cut], vector[:cut], self.aggregator.server_lr)
             vector = torch.cat([moved, vector[cut:]])
-        finite = bool(vector.isfinite().all())
+        finite = all_finite(vector)
         if not finite:
             what = f"round {round.round_index}: {self.aggregator!r} gave a global model that is not finite"
             if state.weights is not None and not state.weights.nan_to_num().any():

@@ -93,22 +93,36 @@ class RankTraining(CohortTraining):
             round_index: the round.
             keep_trained: whether what clients have trained is wanted, too, where they send something else.
         """
-        about, local, device = f"the updates of round {round_index}", self.local, self._matrix.device
+        about, device = f"the updates of round {round_index}", self._matrix.device
         own = counted(self._trainer) - self._begun
         own = own._replace(stepped=own.stepped + 1)  # Lightning adds the last batch after its hooks
         trained = super().trained() if keep_trained else {}
-        others = [u.client_id for u in self.updates if keep_trained and trained[u.client_id] is not u.vector]
+        others = {c: trained[c] for c, vector in self._vectors().items() if keep_trained and trained[c] is not vector}
+        has_last = not self.idle and self._visits[-1].client == self._cohort[-1]
         told = {
             "updates": [replace(update, vector=update.vector.new_empty(0)) for update in self.updates],
             "broken": self.broken,
-            "trained": others,
-            "buffers": local.next_buffers,
+            "trained": list(others),
+            "buffers": self.local.next_buffers,
             "counted": Counted() if self.idle else own,
-            "last": None,
+            "last": _rngs(device) if has_last else None,
         }
-        if not self.idle and self._visits[-1].client == self._cohort[-1]:
-            told["last"] = _rngs(device)
         parts = ranks.everybody(told, about)
+        self._take_all(ranks, parts, about)
+        if keep_trained:
+            mine = torch.stack(list(others.values())) if others else self._matrix.new_empty(0, self._matrix.shape[1])
+            self._trained = self._vectors()
+            for part, block in zip(parts, ranks.blocks(mine, [len(part["trained"]) for part in parts], about)):
+                self._trained |= dict(zip(part["trained"], block))
+        _restore(next(part["last"] for part in parts if part["last"] is not None), device)
+        everywhere = Counted(*(sum(numbers) for numbers in zip(*(part["counted"] for part in parts))))
+        add(self._trainer, everywhere - own)
+
+    def _vectors(self) -> dict[int, Tensor]:
+        return {update.client_id: update.vector for update in self.updates}
+
+    def _take_all(self, ranks: Ranks, parts: Sequence[Mapping[str, Any]], about: str) -> None:
+        """What all ranks have told becomes this one's, in the order of the cohort."""
         place = {client: i for i, client in enumerate(self._cohort)}
         where = sorted(
             (place[update.client_id], rank, row)
@@ -116,40 +130,23 @@ class RankTraining(CohortTraining):
             for row, update in enumerate(part["updates"])
         )
         matrix = _together(ranks, self.matrix, [(rank, row) for _, rank, row in where], about)
-        own_rows = {update.client_id: update.vector for update in self.updates}
+        own_rows = self._vectors()
         self.updates = [
             replace(parts[rank]["updates"][row], vector=matrix[i]) for i, (_, rank, row) in enumerate(where)
         ]
         for update in self.updates:
             if update.client_id in own_rows:
                 self._move(update.client_id, own_rows[update.client_id], update.vector)
-        del own_rows
         self._matrix = matrix
         self.broken = sorted((client for part in parts for client in part["broken"]), key=place.__getitem__)
-        if keep_trained:
-            mine = torch.stack([trained[client] for client in others]) if others else matrix.new_empty(0, 0)
-            self._trained = self._all_trained(ranks, parts, mine, about)
         if where:
-            local.next_buffers = parts[where[0][1]]["buffers"]
-        _restore(next(part["last"] for part in parts if part["last"] is not None), device)
-        everywhere = Counted(*(sum(numbers) for numbers in zip(*(part["counted"] for part in parts))))
-        add(self._trainer, everywhere - own)
+            self.local.next_buffers = parts[where[0][1]]["buffers"]
 
     def _move(self, client: int, row: Tensor, vector: Tensor) -> None:
         """What a client has trained is the row that it sends: one in memory."""
         with at(self._manager.locals[client]) as local:
             if local.sent is row:
                 local.visit(local.start, vector if local.model is row else local.model, vector, local.tell)
-
-    def _all_trained(
-        self, ranks: Ranks, parts: Sequence[Mapping[str, Any]], mine: Tensor, about: str
-    ) -> dict[int, Tensor]:
-        result = {update.client_id: update.vector for update in self.updates}
-        size = self._matrix.shape[1]
-        mine = mine if len(mine) else self._matrix.new_empty(0, size)
-        for part, block in zip(parts, ranks.blocks(mine, [len(part["trained"]) for part in parts], about)):
-            result |= dict(zip(part["trained"], block))
-        return result
 
 
 def _together(ranks: Ranks, mine: Tensor, where: Sequence[tuple[int, int]], about: str) -> Tensor:
