@@ -1,6 +1,7 @@
-"""Memory of the server's side of a round, beyond the cohort's models.
+"""Memory of a round, beyond the cohort's models: of the server's side, and of a whole fit.
 
     python tools/bench_memory.py [--cases fedavg cssv ...] [--sizes large many]
+    python tools/bench_memory.py --fit 10 [--rounds 2]
 
 The server has to hold the models ``[k, P]`` that the clients have sent; what works on them should not hold them twice.
 For k = 50 ResNet-18 (P = 11 M, 2.2 GB) and k = 1,000 MLPs (P = 1 M, 4.0 GB) of random weights, every case is one round
@@ -8,6 +9,10 @@ of ``RoundServer.finish`` in a process of its own. Prints a Markdown table: the 
 resident before, in cohort matrices (0.15 is 1.15 matrices in all), and processor seconds. With personal start points
 the server holds one more matrix from the round before, which is not counted; those of the next round are. Linux; needs
 up to 17 GB.
+
+``--fit k`` is a fit of k clients with 25 million parameters each, a batch each round, with class-specific Shapley
+values: the peak above what was resident before, in models of P, less k. Four of them are the module, its gradients, the
+global model and the next one.
 """
 
 from __future__ import annotations
@@ -16,16 +21,21 @@ import argparse
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import torch
 from common import be_quiet
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 from torchvision.models import resnet18
 
+from flsv import FederatedDataModule, FederatedLoop
 from flsv.aggregation import CGSV, Aggregator, FedAdam, FedAvg, GeometricMedian
+from flsv.data import IIDPartitioner
 from flsv.games import ModelEvaluator
 from flsv.metrics import ClassSpecificShapley, ContributionMetric, CosineGradientShapley
 from flsv.models import MLP
@@ -142,6 +152,47 @@ def measure(case: str, size: str) -> None:
     print((peak() - before) / (matrix.numel() * matrix.element_size()), time.process_time() - clock)
 
 
+class Wide(L.LightningModule):
+    """25 million parameters."""
+
+    def __init__(self, width: int = 1250, depth: int = 16) -> None:
+        super().__init__()
+        self.network = nn.Sequential(*(nn.Linear(width, width) for _ in range(depth)), nn.Linear(width, CLASSES))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.001)
+
+
+def fit(k: int, rounds: int, module: Wide, width: int) -> None:
+    """A federation of k clients with one batch each."""
+    samples = TensorDataset(torch.randn(8 * k, width), torch.arange(8 * k) % CLASSES)
+    data = FederatedDataModule(samples, partitioner=IIDPartitioner(k), batch_size=8, server_val_fraction=0)
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, print_table=False)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = L.Trainer(
+            max_epochs=rounds, accelerator="cpu", callbacks=[loop], default_root_dir=folder,
+            enable_model_summary=False, **quiet,
+        )  # fmt: skip
+        trainer.fit(module, data)
+
+
+def measure_fit(k: int, rounds: int) -> None:
+    """Print what a fit takes beyond the cohort's models, in models."""
+    be_quiet()
+    torch.set_num_threads(1)
+    fit(k, 1, Wide(16, 1), 16)  # imports and thread pools are no models
+    before = resident()
+    Path("/proc/self/clear_refs").write_text("5")
+    module = Wide()
+    fit(k, rounds, module, 1250)
+    size = sum(p.numel() * p.element_size() for p in module.parameters())
+    print(f"a fit of {k} clients, {rounds} rounds: k + {(peak() - before) / size - k:.2f} models")
+
+
 def resident() -> int:
     """Bytes of this process in memory."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
@@ -157,8 +208,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--fit", type=int, metavar="K", help="a whole fit of K clients instead")
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.fit:
+        measure_fit(arguments.fit, arguments.rounds)
+        return
     if arguments.measure:
         measure(*arguments.measure)
         return

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flsv.aggregation import Aggregator
 from flsv.filters import Cohort, OutlierFilter, UpdateFilter, with_guard
-from flsv.functional.distances import all_finite
+from flsv.functional.distances import all_finite, distances
 from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Channel, Client, LocalData, Ranks
@@ -130,7 +130,7 @@ class RoundServer:
             starts=tuple(instructions[update.client_id].start for update in updates),
             num_samples=numbers([update.num_samples for update in updates]),
             num_parameters=cut,
-            model_norm=model[:cut].double().norm().item(),
+            model_norm=distances(model[None, :cut], model.new_zeros(1)).item(),
             broken=broken,
         )
         self.norms = dict(zip(cohort.ids, cohort.norms.tolist()))
