@@ -34,7 +34,7 @@ def attach(listener: Listener) -> None:
 
 
 def detach(listener: Listener) -> None:
-    """Tell it no more; nothing happens where it is not attached."""
+    """Stop reporting to a listener; does nothing if it is not attached."""
     with _lock:
         if any(other is listener for other in _listeners):
             finish()
@@ -69,7 +69,7 @@ def expect(what: str, total: int) -> None:
 
 
 def more(what: str, count: int) -> None:
-    """So many are worked off next; what was not expected is added to what there is."""
+    """Announce further items."""
     with _lock:
         if not _listeners:
             return
@@ -98,7 +98,7 @@ def finish() -> None:
 
 @contextmanager
 def unheard() -> Iterator[None]:
-    """What is worked off within is too little to be shown, such as a trial.
+    """Report nothing within: the work is too small to be shown, such as a trial.
 
     Example:
         >>> with unheard():

@@ -18,7 +18,7 @@ PALETTE = (
 
 @contextmanager
 def drawing(picture: str) -> Iterator[None]:
-    """What raises inside becomes a warning that names the picture: nobody loses a run for it.
+    """Turn errors within into a warning that names the picture, so that no run fails because of one.
 
     Drawing and writing belong inside: matplotlib finds most faults when a figure is rendered.
 
@@ -57,7 +57,7 @@ def label_text(name: object) -> str:
 
 
 def client_label(client: int, names: Sequence[str] | None = None) -> str:
-    """What a client is called where people read it: its name, and "client 3" where that is a number.
+    """A client's name for readers; "client 3" if the name is a number.
 
     Example:
         >>> client_label(0, ["Boston", "1"]), client_label(1, ["Boston", "1"]), client_label(2)

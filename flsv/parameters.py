@@ -140,7 +140,7 @@ class ParameterSpace:
         torch._foreach_copy_(self._shared(module), list(self._views(vector)))
 
     def check(self, module: nn.Module) -> None:
-        """Whether the module still has what the space was made of.
+        """Check that the module still has the entries from which the space was made.
 
         Raises:
             ConfigurationError: naming what has come or gone.
@@ -175,7 +175,7 @@ class ParameterSpace:
         return {name: parameter for name, parameter in module.named_parameters() if name in self._constant}
 
     def described(self) -> dict[str, str]:
-        """What travels, what is each client's own and what is constant, in numbers and hashes."""
+        """Which entries are shared, which are each client's own and which are constant, as numbers and hashes."""
         parts = {"shared": self.names, "private": self.private_names, "constant": self.constant_names}
         return {
             part: f"{len(names)} tensors ({hashlib.sha256(repr(names).encode()).hexdigest()[:8]})"

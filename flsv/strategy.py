@@ -56,8 +56,8 @@ class Component(ABC):  # noqa: B024 - its subclasses have the abstract methods
     """Base class of the parts of a federation: learns the federation's sizes, has a state, and describes itself."""
 
     def begin(self, federation: Federation) -> None:  # noqa: B027 - most have nothing to prepare
-        """Before the first round of a new fit: forget what an earlier one left, check, prepare. A resumed fit has its
-        ``load_state_dict`` called instead, and then :meth:`resume`.
+        """Before the first round of a new fit: forget an earlier fit, check, prepare. For a resumed fit
+        ``load_state_dict`` is called instead, and then :meth:`resume`.
 
         Raises:
             ConfigurationError: what is needed is not there.
@@ -67,7 +67,7 @@ class Component(ABC):  # noqa: B024 - its subclasses have the abstract methods
         """After ``load_state_dict``, before the first round of a resumed fit. The global vector is that round's."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What the next round needs to know; tensors, numbers, lists and dicts of them."""
+        """The state that the next round needs: tensors, numbers, lists and dicts of them."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most have nothing to load

@@ -42,7 +42,7 @@ class Attack(ClientChoice, Upload):
 
     @abstractmethod
     def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
-        """What the client sends instead of ``update``.
+        """The update that the client sends instead of ``update``.
 
         Args:
             update: the client's parameters after training minus those it started from, floating-point ``[P]``, on any

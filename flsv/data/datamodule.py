@@ -201,7 +201,7 @@ class FederatedDataModule(FederationView):
             load_image_data(self.source, self.files.root, download=True)
 
     def setup(self, stage: str | None = None) -> None:
-        """Load and deal out the data. Calling it again, for whatever stage, changes nothing."""
+        """Load the data and deal them out. Further calls, for any stage, change nothing."""
         if self._module is not None:
             reload = getattr(self.trainer, "reload_dataloaders_every_n_epochs", 0)
             if reload and stage == "fit":

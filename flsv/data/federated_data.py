@@ -282,7 +282,7 @@ def _set_batch_sizes(
 
 
 def how_batches_are_made(options: dict[str, Any]) -> dict[str, Any]:
-    """Of the arguments of :func:`~flsv.data.make_loader` those that say what a batch is."""
+    """The arguments of :func:`~flsv.data.make_loader` that define a batch."""
     return {name: options[name] for name in ("batch_size", "collate_fn", "make") if name in options}
 
 

@@ -80,7 +80,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
 
     @property
     def known_class_counts(self) -> Tensor | None:
-        """:attr:`class_counts` where there are classes, and whoever judges a metric can know them; else None."""
+        """:attr:`class_counts` if there are classes and metrics may know the counts; else None."""
         return self.class_counts if self.no_classes is None else None
 
     @property
@@ -184,7 +184,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         return reside(self._dealt, self.loader.on_device, trainer.strategy.root_device, self._source_name)
 
     def describe(self) -> dict[str, str | int | float]:
-        """What was asked for and what came of it, flat, to be logged with a run's hyper-parameters."""
+        """The data's settings and results, flat, to be logged as hyper-parameters."""
         options = self.splits
         facts: dict[str, str | int | float] = {
             "source": self._source_name,

@@ -81,7 +81,7 @@ def named_groups(dataset: Dataset, groups: Any = None) -> tuple[Tensor, tuple[st
 
 
 def kind_of_groups(dataset: Dataset) -> str | None:
-    """What the groups of a data set are, found through ``Subset``."""
+    """What the groups of a data set are called, found through ``Subset``."""
     while isinstance(dataset, Subset) and not hasattr(dataset, "group_kind"):
         dataset = dataset.dataset
     return getattr(dataset, "group_kind", None)
@@ -142,7 +142,7 @@ def _meaning(name: str) -> Any:
 
 
 def plain_names(values: Iterable[Any], kind: str) -> tuple[str, ...]:
-    """What keys, folders or groups are called: on one line, and never by a number alone.
+    """Client names from keys, folders or groups: on one line, and never a number alone.
 
     A school 7 is rarely client 7, so a number gets a word before it: ``"school 7"``.
 

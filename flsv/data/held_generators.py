@@ -66,7 +66,7 @@ def held_generators(*holders: Any) -> dict[str, Any]:
 
 
 def can_be_seeded(generator: Any) -> bool:
-    """Whether it begins anew where it is told to."""
+    """Whether the generator can be reset by a seed."""
     return not isinstance(generator, random.SystemRandom)
 
 

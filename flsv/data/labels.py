@@ -89,7 +89,7 @@ def labels_or_why(dataset: Dataset, strict: bool = False) -> tuple[Tensor | None
 
 
 def given_labels(dataset: Dataset, labels: Any) -> Tensor:
-    """Labels that were given: one class per sample, or the name of what has them; int64 ``[N]``.
+    """Labels that the user gave: one class per sample, or the name of a column; int64 ``[N]``.
 
     Args:
         dataset: the training data.
@@ -134,7 +134,7 @@ def whole_numbers(found: np.ndarray) -> np.ndarray:
 
 
 def count_classes(labels: Tensor, class_names: Sequence[str], held_out: Mapping[str, Dataset | None]) -> int:
-    """How many classes there are: as many as have names, or one more than the largest label.
+    """The number of classes: the number of names, or the largest label plus one.
 
     Without names, a class that no training sample has is warned of: it may be one that does not exist.
 
@@ -324,7 +324,7 @@ def attribute(dataset: Dataset, name: str) -> Sequence[Any] | Tensor | np.ndarra
 
 
 def column(dataset: Dataset, name: str, argument: str) -> Any:
-    """What every sample has under this name: an attribute of the data set, or a field of each sample.
+    """The values of all samples under this name: an attribute of the data set, or a field of each sample.
 
     Args:
         dataset: map-style; its samples are read where it has no such attribute.

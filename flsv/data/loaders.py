@@ -244,7 +244,7 @@ def remembering() -> Iterator[None]:
 
 
 def makes_own_batches(loader: DataLoader) -> bool:
-    """Whether a loader's class has a say in what its batches are.
+    """Whether a loader's class makes its own batches.
 
     Example:
         >>> class Twice(DataLoader):

@@ -112,7 +112,7 @@ class OneProcess:
         return []
 
     def write_artifacts(self, round: Round, folder: Path) -> None:
-        """Let the round's clients write what they have drawn, each into a folder of its own below this one."""
+        """Let the round's clients write their pictures, each into its own folder below this one."""
         index, names = round.round_index, client_folders(self._data.client_names)
         run_protocol(round.clients or (), lambda client: client.ask(write_artifacts, folder / names[client.id], index))
 
@@ -202,7 +202,7 @@ class OneProcess:
         self.training = self._make_training(local)
 
     def draw_cohort(self) -> None:
-        """Who takes part in the next round: known before its batches are."""
+        """Draw the cohort of the next round, before its batches are made."""
         state = self._state
         self._know_chances()
         sampler, draw = self._strategies["sampler"], generator_for(state.seed, "cohort", state.round_index)
@@ -293,7 +293,7 @@ class OneProcess:
         return round
 
     def advance(self, last: bool) -> None:
-        """The round is complete in every respect: what its clients have kept counts, and the next one is next.
+        """Complete the round: commit what its clients keep, and move on to the next.
 
         Args:
             last: whether there is no next one: then nobody is drawn.
@@ -320,7 +320,7 @@ class OneProcess:
     # ---- around the rounds
 
     def kept(self) -> tuple[dict[int, Any], dict[str, Any]]:
-        """What clients, and what their optimizers keep, between two rounds: for a checkpoint."""
+        """The state of clients and their optimizers between two rounds, for a checkpoint."""
         return self._states.state_dict(), self.clients.local.optimizers.state_dict()
 
     def failed(self, exception: BaseException, place: str) -> None:

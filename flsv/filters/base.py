@@ -53,7 +53,7 @@ class Cohort:
 
     @cached_property
     def common_start(self) -> Tensor | None:
-        """``[P]``, what everybody started from; None where that is not one and the same model."""
+        """``[P]``, the common start point; None if clients started from different models."""
         first = self.starts[0] if self.starts else None
         return first if all(start is first for start in self.starts) else None
 
@@ -115,7 +115,7 @@ class UpdateFilter(Component):
 
     @abstractmethod
     def apply(self, cohort: Cohort) -> Cohort:
-        """What is left of the cohort, and as the metrics and the aggregator are to see it."""
+        """The cohort that remains, as the metrics and the aggregator see it."""
 
     def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
         """When a loop is made, whether it can be done beside the rest.
@@ -134,7 +134,7 @@ class UpdateFilter(Component):
 
     @property
     def notices(self) -> Notices:
-        """Who was found at fault, and how often."""
+        """The clients at fault, and how often."""
         return self._notices
 
     def begin(self, federation: Federation) -> None:

@@ -57,7 +57,7 @@ class Notices:
         return f"{self.name(fault, clients)} {self._words[fault]}"
 
     def at_the_end(self) -> list[str]:
-        """Who has failed more often than was said, a text for every fault."""
+        """The clients that failed more often than has been reported, a text for each fault."""
         result = []
         for fault, found in self._found.items():
             more = [client for client, times in found.items() if times > self._told.get((fault, client), 0)]

@@ -108,7 +108,7 @@ class OutlierFilter(UpdateFilter):
         return [f"{what}: {what_of_it}"] if due else []
 
     def hint(self) -> str:
-        """What may be behind a model that is not finite."""
+        """A possible cause of models that are not finite."""
         if self._aggregated:
             return f"The fault may lie further back: {self._aggregated}."
         return "A lower learning rate or gradient_clip_val may help, or a look for NaN in the data."

@@ -124,7 +124,7 @@ def aggregate_updates(client_updates: Tensor, weights: Tensor, scale: float = 1.
 
 
 def cohort_reputation(reputation: Tensor | None, client_ids: Tensor, num_samples: Tensor) -> Tensor:
-    """What weighs the updates ``[k]`` of a round's cohort: their reputations before the round.
+    """The weights ``[k]`` of a cohort's updates: their reputations before the round.
 
     Data shares in the first round, as in the authors' code. A participant that joins later starts from the mean of
     those that are known, which the paper, with full participation, has no need to say.

@@ -71,7 +71,7 @@ def round_factor(round_index: int, decay: float, threshold: float = 0.0) -> floa
 
 
 def round_shares(values: Tensor, epsilon: float = EPSILON) -> tuple[Tensor, bool, bool]:
-    """What each client has of a round's gain.
+    """Each client's share of a round's gain.
 
     Args:
         values: ``[k]``, the round's Shapley values.

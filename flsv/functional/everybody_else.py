@@ -42,7 +42,7 @@ def without_own(aggregate: Tensor, own: Tensor, weight: float) -> Tensor | None:
 
 
 def everybody_else(gains: Tensor, trim: int = 0) -> Tensor:
-    r"""Each client's share of what the others have gained.
+    r"""Each client's share of what the other clients have gained.
 
     .. math:: v_i = \frac1{k-1} \sum_{j \ne i} g_j
 

@@ -44,8 +44,8 @@ def gradient_agreement(descent: Tensor, agreement: Tensor, blend: float = 0.5) -
 
 
 def agreement_scales(descent: Tensor, agreement: Tensor, blend: float = 0.5) -> Tensor:
-    """What u and a are multiplied by in :func:`gradient_agreement` where they are positive, float64 ``[2]``; arguments
-    as there."""
+    """The factors of u and a in :func:`gradient_agreement` where they are positive, float64 ``[2]``; arguments as
+    there."""
     _, weights, totals = _weighed(descent, agreement, blend)
     return (weights / totals).squeeze(1)
 

@@ -56,7 +56,7 @@ def gradient_agreement_game(
 
 
 def part_scales(descent: Tensor, relative: Tensor, agreement: Tensor, game: Tensor, game_weight: float = 0.5) -> Tensor:
-    """What each part is multiplied by in :func:`gradient_agreement_game`, float64 ``[4]``; arguments as there."""
+    """The factors of the parts in :func:`gradient_agreement_game`, float64 ``[4]``; arguments as there."""
     check_number("gradient_agreement_game", "game_weight", game_weight, least=0)
     parts = (descent, relative, agreement, game)
     if descent.ndim != 1 or any(part.shape != descent.shape for part in parts):

@@ -53,7 +53,7 @@ def in_run_shapley(gradient_products: Tensor, lr: float, hessian_products: Tenso
 
 
 def step_weights(lrs: Sequence[float], momentum: float = 0.0) -> Tensor:
-    """How far the gradient of every step has moved the model by the end, in SGD with momentum.
+    """The factor by which the gradient of each step has moved the model by the end, in SGD with momentum.
 
     With the buffer b_s = momentum b_{s-1} + grad_s and steps w_{s+1} = w_s - lr_s b_s, the gradient of step t has moved
     the model by -f_t grad_t after the last step, f_t = sum_{s >= t} lr_s momentum^(s - t). The paper's step is f_t =

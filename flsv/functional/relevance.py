@@ -13,7 +13,7 @@ from flsv.errors import ConfigurationError
 
 
 def label_overlap(class_counts: Tensor) -> Tensor:
-    """How much of their label distributions two clients share: sum_c min(p_ic, p_jc).
+    """The overlap of the label distributions of two clients: sum_c min(p_ic, p_jc).
 
     More than 0 for two clients with a label in common, which is the paper's relevance. Where nearly everybody has a
     few samples of every class (Dirichlet), ``label_overlap(counts) > 0.1`` says more.

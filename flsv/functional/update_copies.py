@@ -122,7 +122,7 @@ def alike(similar: Tensor, threshold: float = THRESHOLD) -> Tensor:
 
 
 def groups_of(alike: Tensor) -> list[list[int]]:
-    """What hangs together by pairs, each group ascending, by their first members; nobody alone.
+    """Connected components of the pairs, each ascending, by first member; without single clients.
 
     Args:
         alike: bool ``[n, n]``, symmetric.
@@ -142,7 +142,7 @@ def groups_of(alike: Tensor) -> list[list[int]]:
 
 
 def standing_apart(similar: Tensor, gap: float = GAP) -> Tensor:
-    """Who stands apart together: the groups of at most half of the clients that are a gap away from all others.
+    """Groups of at most half of the clients whose similarity exceeds that to all others by the gap.
 
     Args:
         similar: ``[k, k]``, see :func:`similarities`; of fewer than six clients nobody stands apart.

@@ -226,7 +226,7 @@ class CoalitionGames:
         return self._before + sum(table.evaluations for table in self._tables.values())
 
     def begin(self, round: Round) -> None:
-        """A new round: what was known of the one before is forgotten."""
+        """Begin a round, and forget the evaluations of the one before."""
         self._before = self.total_evaluations
         self._round, self._tables, self._products = round, {}, {}
 

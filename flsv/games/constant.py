@@ -14,7 +14,7 @@ LEVEL = 0.05
 
 
 def told_apart(scores: Scores, performance: str) -> bool:
-    r"""Whether one model's score on the validation set is above what chance leaves to a constant answer.
+    r"""Whether a model's score on the validation set is significantly above a constant answer's.
 
     Args:
         scores: of one model, K = 1.
@@ -52,7 +52,7 @@ def told_apart(scores: Scores, performance: str) -> bool:
 
 def ranked_apart(outputs: Tensor, labels: Tensor) -> bool:
     """Whether a class's samples are ranked above the others' by more than chance: area under the ROC curve above 0.5,
-    by the one-sided Mann-Whitney test, of several classes each against the rest at ``LEVEL`` / M (Bonferroni).
+    by the one-sided Mann-Whitney test; with several classes each against the rest at ``LEVEL`` / M (Bonferroni).
 
     Args:
         outputs: ``[N, M]`` logits; or of two classes what grows with class 1's probability, ``[N]``.

@@ -96,7 +96,7 @@ class ModelScore:
 
     @property
     def evaluator(self) -> Hashable:
-        """What evaluates it: one evaluator for all logged values, one for each metric."""
+        """The evaluator: one for all logged values, one for each metric."""
         return "logged" if isinstance(self.of, str) else self
 
     def utility(self, values: Tensor) -> Tensor:

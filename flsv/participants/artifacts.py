@@ -22,7 +22,7 @@ _DEVICES = {"CON", "PRN", "AUX", "NUL", *(f"{port}{i}" for port in ("COM", "LPT"
 
 
 def client_folders(names: Sequence[str]) -> list[str]:
-    """A folder's name for each client: its own name, as far as every file system takes it. No two are the same.
+    """A folder name for each client: its own name, as far as file systems allow. All are different.
 
     Args:
         names: of the clients, by number; any text.
@@ -61,7 +61,7 @@ def keep_artifact(local: LocalData, name: str, draw: Callable[[], Figure | str])
 
 
 def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> None:
-    """Asked of a client: write its pictures below a folder of its own, and tell nobody.
+    """A question to a client: write your pictures into your own folder. Nothing crosses.
 
     Args:
         local: the client's own data.

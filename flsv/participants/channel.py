@@ -90,7 +90,7 @@ class Channel:
         return torch.tensor([totals.get(client, Traffic()).bytes for client in clients], dtype=torch.float64)
 
     def names(self) -> set[tuple[Direction, str]]:
-        """What has crossed in this round, whoever's it is."""
+        """The names of all that has crossed in this round."""
         return {(message.direction, message.name) for message in self.messages}
 
     def _totals(self, direction: Direction) -> dict[int, Traffic]:

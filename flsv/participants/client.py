@@ -42,7 +42,7 @@ class Client:
         self.id, self._channel, self._owners, self.__data = id, channel, owners, data
 
     def ask(self, question: Callable[Concatenate[LocalData, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """``question(local_data, *args, **kwargs)``, answered at the client, whatever it is, on any thread.
+        """Run ``question(local_data, *args, **kwargs)`` at the client and return its answer; from any thread.
 
         The tensors in the arguments go down, those in the answer go up. What both sides know anyway, such as settings,
         is bound to the question beforehand (``functools.partial``). With clients in several processes the question is
@@ -66,7 +66,7 @@ class Client:
         return answer  # type: ignore[return-value]
 
     def take_back(self) -> None:
-        """What the last question has changed in the client's state is to be forgotten: its answer was of no use.
+        """Undo what the last question changed in the client's state, because its answer is discarded.
 
         For a client at a site of its own, which may have answered what never came. In one process there is nothing that
         comes late, and nothing happens.

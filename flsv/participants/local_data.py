@@ -115,13 +115,13 @@ class LocalData:
 
     @property
     def model(self) -> Tensor | None:
-        """``[P]``, what this client has just trained, before anything is done to what it uploads; None before that."""
+        """``[P]``, the model that this client has just trained, before uploads change it; None before training."""
         self._check()
         return self._model
 
     @property
     def sent(self) -> Tensor | None:
-        """``[P]``, what it has sent of that: after attacks, noise and compression; None before that."""
+        """``[P]``, the model that it has sent: after attacks, noise and compression; None before."""
         self._check()
         return self._sent
 
@@ -136,7 +136,7 @@ class LocalData:
 
     @property
     def memory(self) -> dict[Any, Any]:
-        """What this client keeps for itself between two questions: features, per-sample values, pictures.
+        """What this client keeps for itself between questions: features, per-sample values, pictures.
 
         The server may send a key to keep something under. It is not saved with the run: what cannot be worked out again
         belongs into :attr:`state`.
@@ -167,11 +167,11 @@ class LocalData:
 
     @property
     def tell(self) -> Tell | None:
-        """What it says instead of numbers that it has found out in this round; None: the truth."""
+        """How this client falsifies numbers that it reports in this round; None if it does not."""
         return self._tell
 
     def told(self, name: str, value: Tensor) -> Tensor:
-        """What this client answers, where it has found out ``value []``: that, unless it lies."""
+        """The number that this client reports for the true ``value []``."""
         self._check()
         return value if self._tell is None else torch.full_like(value, self._tell(name, float(value)))
 
@@ -197,7 +197,7 @@ class LocalData:
         return self._evaluators[split, None](vectors)
 
     def utility(self, vectors: Tensor, performance: Any = "accuracy", split: Split = "val") -> Tensor:
-        """What the models ``[K, P]`` are worth on this participant's samples, float64 ``[K]``; more is better.
+        """The utilities of the models ``[K, P]`` on this participant's samples, float64 ``[K]``; more is better.
 
         Args:
             vectors: the models.

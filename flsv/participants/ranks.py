@@ -66,9 +66,9 @@ ALONE = Ranks()
 
 
 def longest_first(costs: Sequence[float], size: int, fixed: Mapping[int, int] | None = None) -> list[int]:
-    """Who does which piece of work: the longest first, each by whoever has least to do ("longest processing time";
-    Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied Mathematics 17(2), 1969: at most 4/3
-    of the best).
+    """Assign pieces of work to workers: the longest first, each to the worker with the least work ("longest processing
+    time"; Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM Journal on Applied Mathematics 17(2), 1969: at
+    most 4/3 of the best).
 
     Args:
         costs: of the pieces.
@@ -123,7 +123,7 @@ class Owners:
         return self._owners[client]
 
     def has(self, client: int) -> bool:
-        """Whether the client is this rank's."""
+        """Whether this rank trains the client."""
         return self._owners[client] == self.ranks.rank
 
     def mine(self, clients: Collection[int]) -> list[int]:

@@ -40,7 +40,7 @@ class Sharing(NamedTuple):
 
 
 def check_share(share: Any) -> None:
-    """Whether this can be meant by ``FederatedLoop(share=...)``.
+    """Check the argument ``FederatedLoop(share=...)``.
 
     Raises:
         ConfigurationError: it is neither words or patterns nor a function.
@@ -56,7 +56,7 @@ def check_share(share: Any) -> None:
 
 
 def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing:
-    """What of a module does not travel.
+    """The entries of a module that are not shared.
 
     A list is read from left to right. An entry adds what it names, one that begins with ``!`` takes it away; a list
     that begins with the latter begins with everything. An entry is a pattern (``fnmatch``) of names as in
@@ -115,7 +115,7 @@ def sharing(share: Share, module: nn.Module, head: str | None = None) -> Sharing
 
 
 def warn_of_sharing(kept: Sequence[str], space: ParameterSpace, module: nn.Module, evaluated: bool) -> None:
-    """One warning each of what is easily overlooked.
+    """Warn of consequences of sharing only a part of the module.
 
     Args:
         kept: names of what stays at the clients.

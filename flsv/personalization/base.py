@@ -83,7 +83,8 @@ class Personalizer(Strategy):
         return state.starts.get(client, state.model())
 
     def receive(self, local: LocalData, instruction: Instruction) -> Tensor:
-        """At the client: the model ``[P]`` that it starts from. By default what it is sent, else what it has kept."""
+        """At the client: the model ``[P]`` that it starts from. By default the received one, else the one that it has
+        kept."""
         return local.state[OWN_MODEL] if instruction.start is None else instruction.start
 
     def own(self, local: LocalData, instruction: Instruction) -> Tensor:
@@ -96,7 +97,7 @@ class Personalizer(Strategy):
         return self.start(client, state)
 
     def keep(self, local: LocalData) -> None:
-        """At the client, after its training: put what it will go on from into its state, where that is its own."""
+        """At the client, after its training: save its next start point in its state, if that stays at the client."""
 
     def started(self, update: ClientUpdate) -> Tensor | None:
         """At the server: where a client that was sent no start point has started from; None: it has to be asked."""

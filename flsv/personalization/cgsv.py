@@ -100,6 +100,6 @@ def ranks_below(ranks: Sequence[Tensor], sizes: Sequence[int], share: float) -> 
 
 
 def parameter_sizes(space: ParameterSpace) -> list[int]:
-    """How many entries of a vector each layer has: those of the parameters, which come before the buffers'."""
+    """The number of a vector's entries in each layer; parameters come before buffers."""
     sizes = [math.prod(shape) for shape in space.shapes]
     return [size for size, end in zip(sizes, accumulate(sizes)) if end <= space.num_parameters]

@@ -104,7 +104,7 @@ class GaussianPrivacy(Upload):
         return self.protect(update, draw)
 
     def protect(self, update: Tensor, generator: torch.Generator) -> Tensor:
-        """What leaves the client instead of ``update``: a new tensor.
+        """The update that leaves the client instead of ``update``: a new tensor.
 
         Args:
             update: the client's vector minus one that everybody knows, floating-point ``[P]``, on any device.
@@ -137,7 +137,7 @@ class GaussianPrivacy(Upload):
         return affordable
 
     def check(self, space: ParameterSpace) -> None:
-        """Whether noise can be added to every entry of a module's vectors.
+        """Check that noise can be added to every entry of a module's vectors.
 
         Raises:
             ConfigurationError: the module has floating-point buffers, and noise is added.

@@ -41,7 +41,8 @@ class ProgressText:
             self._bar.get_metrics = with_text  # type: ignore[method-assign, assignment]
 
     def afterwards(self, act: Callable[[], None]) -> None:
-        """Do something once the bar has left the terminal: what is printed under a live bar is erased by it."""
+        """Call a function after the progress bar has left the terminal, because a live bar erases what is printed under
+        it."""
         bar = self._bar
         if bar is None:
             act()

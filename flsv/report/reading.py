@@ -70,7 +70,7 @@ class Run:
 
     @property
     def ended(self) -> bool | None:
-        """Whether the run came to its end; None where the folder does not say."""
+        """Whether the run has ended; None if the folder does not say."""
         return "ended" in self.record if self.record else None
 
     @cached_property
@@ -113,7 +113,7 @@ class Run:
         return self.table.history(metric, self.num_clients, column, self.round_numbers)
 
     def to_frame(self) -> pandas.DataFrame:
-        """What the run has measured, as :func:`read_run` gives it."""
+        """The run's measurements as :func:`read_run` returns them."""
         keys = zip(self.table.frame["metric"], self.table.frame["class"])
         names = [self.column_name(metric, column) if column else None for metric, column in keys]
         return self.table.to_frame().assign(
@@ -221,7 +221,7 @@ class Run:
 
 
 def read_run(path: str | Path) -> pandas.DataFrame:
-    """What a run has measured, one row per round, metric, client and class.
+    """Read what a run has measured: one row per round, metric, client and class.
 
     A value is there in the rounds in which it changed, or its interval did, as in ``contributions.csv``: to have it in
     every round, pivot and fill forward.

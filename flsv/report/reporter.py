@@ -146,7 +146,7 @@ class Reporter:
         return {name: torch.tensor(value) for name, value in scalars.items() if value == value}
 
     def figures_due(self, round_index: int) -> bool:
-        """Whether this is a round for pictures."""
+        """Whether figures are drawn after this round."""
         return self._board.figures_due(round_index)
 
     def finish(

@@ -194,7 +194,7 @@ class Round:
 
     @property
     def head(self) -> Head:
-        """Where the classifier head lies in a vector."""
+        """The position of the classifier head in a vector."""
         if self.space.head is None:
             if self.space.apart_head is not None:
                 raise ConfigurationError(f"the classifier head {self.space.apart_head!r} is not shared.")
@@ -271,13 +271,13 @@ class Round:
     @cached_property
     @after("exchange")
     def uploaded_bytes(self) -> Tensor:
-        """float64 ``[k]``: what every client has sent in this round, in bytes."""
+        """float64 ``[k]``: bytes that each client has sent in this round."""
         return self._channel.bytes(self.client_ids.tolist(), "up").to(self.client_ids.device)
 
     @cached_property
     @after("exchange")
     def downloaded_bytes(self) -> Tensor:
-        """float64 ``[k]``: what every client has received in this round, in bytes."""
+        """float64 ``[k]``: bytes that each client has received in this round."""
         return self._channel.bytes(self.client_ids.tolist(), "down").to(self.client_ids.device)
 
     @cached_property

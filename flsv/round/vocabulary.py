@@ -19,7 +19,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def after(stage: Stage) -> Callable[[F], F]:
-    """Marks what a round knows only after a stage. It goes below ``@cached_property``.
+    """Mark a property that a round has only after a stage. Put it below ``@cached_property``.
 
     Example:
         >>> @after("aggregation")

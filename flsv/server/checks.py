@@ -215,7 +215,7 @@ def check_packages(trainer: L.Trainer, module: L.LightningModule) -> None:
 
 
 def check_classes(data: FederatedDataModule, board: ContributionMetrics, strategies: Mapping[str, Strategy]) -> None:
-    """Check that there are classes where somebody needs them.
+    """Check that there are classes if a part needs them.
 
     Raises:
         ConfigurationError: who does, and why there are none.

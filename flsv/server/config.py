@@ -51,7 +51,7 @@ class ClientEvaluation:
 
     @property
     def keeps(self) -> bool:
-        """Whether the models are kept that the clients trained last."""
+        """Whether the loop keeps the models that clients trained last."""
         return self.models == "trained" if self.keep_trained is None else self.keep_trained
 
 
@@ -102,7 +102,7 @@ class FederationConfig:
 
     @property
     def privacy(self) -> GaussianPrivacy | None:
-        """What every client does to its update for its privacy."""
+        """The upload for differential privacy, if any."""
         return next((upload for upload in self.uploads if isinstance(upload, GaussianPrivacy)), None)
 
     @property
@@ -112,7 +112,7 @@ class FederationConfig:
 
     @property
     def head(self) -> str | None:
-        """The name of the classifier head that a part reads; None where nobody names one."""
+        """The classifier head's name that a part gives; None if none does."""
         return named_head(self.parts)
 
 

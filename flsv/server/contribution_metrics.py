@@ -148,8 +148,7 @@ class ContributionMetrics:
 
     @torch.no_grad()
     def update(self, round: Round, stage: Stage) -> None:
-        """Update the metrics whose time it is: those that can be told what they ask for after this stage, and not
-        before."""
+        """Update the metrics whose inputs are available after this stage and not before."""
         for name, metric in self.metrics.items():
             fields = self.fields[name]
             if stage != stage_of(fields.values()):

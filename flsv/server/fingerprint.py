@@ -37,7 +37,7 @@ def settings_of(config: FederationConfig, metrics: Mapping[str, Metric]) -> dict
 
 
 def fingerprint(settings: Mapping[str, str], data: FederatedDataModule) -> dict[str, dict[str, str]]:
-    """What must be the same when a run is resumed.
+    """The settings and hashes that must be equal when a run is resumed.
 
     Args:
         settings: see :func:`settings_of`.

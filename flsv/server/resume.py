@@ -102,7 +102,7 @@ def check_state(
 
 
 def check_sharing(before: Mapping[str, str] | None, now: Mapping[str, str]) -> None:
-    """Whether the same part of the module travels as when the run was saved, see ``ParameterSpace.described``.
+    """Check that the same entries of the module are shared as in the saved run, see ``ParameterSpace.described``.
 
     Raises:
         ConfigurationError: it does not.

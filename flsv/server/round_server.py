@@ -75,7 +75,7 @@ class RoundServer:
         return first
 
     def instruct(self, clients: Iterable[int], state: FederationState) -> dict[int, Instruction]:
-        """What every client is told at the start of the round that ``state`` stands before."""
+        """The instruction for each client of the round that begins with ``state``."""
         result = {}
         for client in clients:
             start = state.model() if self.personalizer is None else self.personalizer.start(client, state)

@@ -63,10 +63,10 @@ class Upload(ABC):
 
     @abstractmethod
     def apply(self, update: Tensor, context: UploadContext) -> Tensor:
-        """What leaves instead of ``update [P]``: a new tensor, or ``update`` itself where nothing happens to it."""
+        """The update that leaves instead of ``update [P]``: a new tensor, or ``update`` itself if unchanged."""
 
     def traffic(self, before: Traffic, sent: Tensor, context: UploadContext) -> Traffic:
-        """How large ``sent [P]``, what leaves, is on its way.
+        """The size of ``sent [P]`` as it is transmitted.
 
         Args:
             before: how large it was before this upload; by default it stays so.
@@ -76,7 +76,7 @@ class Upload(ABC):
         return before
 
     def tell(self, name: str, value: float, context: UploadContext) -> float:
-        """What the client says instead of a number that it has found out about its training, or about a model.
+        """The number that the client reports instead of the true one, about its training or about a model.
 
         Args:
             name: ``"loss"``, of its training; ``"score"`` and ``"gain"``, of a model on its validation samples.
@@ -98,7 +98,7 @@ class Upload(ABC):
 
 
 def check_order(uploads: Sequence[Upload]) -> None:
-    """Whether these can happen to an update one after the other.
+    """Check the order of uploads: attacks, privacy, compression.
 
     Raises:
         ConfigurationError: an attack behind privacy, or privacy behind compression; privacy twice.
@@ -142,7 +142,7 @@ def upload(
 
 
 def sanitize_report(uploads: Sequence[Upload], context: UploadContext, name: str, value: float) -> float:
-    """What a client says instead of a number, see :meth:`Upload.tell`: one upload after the other.
+    """The number that a client reports after all uploads, see :meth:`Upload.tell`.
 
     Example:
         >>> sanitize_report([], UploadContext(0, 2, num_parameters=2, round_index=0), "loss", 2.3)

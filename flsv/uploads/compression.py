@@ -50,7 +50,7 @@ class Compression(Upload):
 
     @abstractmethod
     def compress(self, update: Tensor, generator: torch.Generator) -> Tensor:
-        """What the server reads from the compressed ``update [N]``, parameters only: a new tensor.
+        """The update that the server decodes from the compressed ``update [N]``, parameters only: a new tensor.
 
         Args:
             update: not to be changed.
@@ -59,7 +59,7 @@ class Compression(Upload):
 
     @abstractmethod
     def size(self, entries: int, entry_bytes: int) -> Traffic:
-        """How large it is on its way.
+        """The size as transmitted.
 
         Args:
             entries: N.

@@ -15,7 +15,7 @@ FLAGGED = "flagged.csv"
 
 
 def write_flagged(local: LocalData, folder: Path, indices: Tensor, class_names: Sequence[str] | None = None) -> None:
-    """Asked of a client that has judged its samples: write those that it flags, and tell nobody.
+    """A question to a client that has judged its samples: write the flagged ones to its own folder. Nothing crosses.
 
     Columns: ``index`` of the sample in the data set, its ``label`` as the client has it (the class's name, where there
     are names), ``score`` (the calibrated gradient in squared feature units, the higher the more harmful; empty for a

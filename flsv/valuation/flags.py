@@ -45,7 +45,7 @@ def flag_samples(gradients: Tensor, rule: str = "outlier", y: Tensor | None = No
 
 
 def deviations(gradients: Tensor, y: Tensor | None = None) -> Tensor:
-    """How many deviations s above the centre c each gradient is, as the rule ``"outlier"`` has them.
+    """Each gradient's distance above the centre c, in units of s, as the rule ``"outlier"`` uses them.
 
     Args:
         gradients: ``[m]`` finite numbers.

@@ -122,7 +122,7 @@ class Partitioner(ABC):
 
 
 def partition_counts(parts: Sequence[Tensor], labels: Tensor, num_classes: int) -> Tensor:
-    """How many samples of each class each client has: int64 ``[num_clients, num_classes]``.
+    """The number of samples of each class at each client: int64 ``[num_clients, num_classes]``.
 
     Example:
         >>> partition_counts([torch.tensor([0, 2]), torch.tensor([1])], torch.tensor([0, 1, 1]), num_classes=2)
@@ -138,7 +138,7 @@ def shuffled(indices: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def cut(indices: Tensor, shares: Tensor) -> list[Tensor]:
-    """Cut ``indices`` into consecutive pieces of the given shares; what exceeds their sum is left over.
+    """Cut ``indices`` into consecutive pieces of the given shares; the rest is left over.
 
     Cut points are rounded cumulative shares, so a piece is off its exact size by less than one sample, and shares that
     sum to 1 use every sample.

@@ -57,7 +57,7 @@ def read_part(given: Any, reading: Reading, what: str) -> Dataset | CSVFile:
 
 
 def find_place(name: str, root: str) -> Path | None:
-    """Where a file or a folder is: below ``root``, or as it is named; None where there is none."""
+    """The path of a file or a folder: below ``root``, or as given; None if there is none."""
     return next((place for place in (Path(root) / name, Path(name)) if name and place.exists()), None)
 
 

@@ -96,7 +96,7 @@ def read_image(path: str) -> Image.Image:
 
 
 def check_image(path: str) -> None:
-    """Raise ConfigurationError for what is no image or no 8-bit one, as far as can be told without decoding it."""
+    """Raise ConfigurationError for files that are no 8-bit images, as far as this shows without decoding."""
     try:
         with Image.open(path) as image:
             mode = image.mode

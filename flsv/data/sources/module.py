@@ -24,7 +24,8 @@ from flsv.errors import ConfigurationError
 
 
 def module_source(module: L.LightningDataModule) -> SourceData:
-    """What a data module's training and validation loaders read, and how; its ``setup("fit")`` must have been called.
+    """The data sets and loader options of a data module's training and validation loaders; its ``setup("fit")`` must
+    have been called.
 
     Raises:
         ConfigurationError: a training loader that does not tell which samples it draws from.

@@ -184,7 +184,7 @@ def load_image_data(name: str, root: str = "data", download: bool = False, image
 
 
 def is_known(name: str) -> bool:
-    """Whether there is a data set of this name, which is no path then.
+    """Whether this is the name of a data set, and so no path.
 
     Example:
         >>> is_known("FashionMNIST"), is_known("hospitals")
@@ -194,7 +194,7 @@ def is_known(name: str) -> bool:
 
 
 def is_downloadable(name: object) -> bool:
-    """Whether ``download`` means anything for the data set of this name.
+    """Whether ``download`` applies to the data set of this name.
 
     Example:
         >>> is_downloadable("FashionMNIST"), is_downloadable("digits")

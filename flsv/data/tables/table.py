@@ -51,7 +51,7 @@ class CSVFile:
         return len(self.lines)
 
     def places(self, rows: Sequence[int]) -> str:
-        """Where some rows are, in words.
+        """Row numbers, in words.
 
         Example:
             >>> CSVFile("wards.csv", {}, [2, 3, 4, 9]).places([0, 1, 2, 3])
@@ -168,7 +168,7 @@ def _long_values() -> Iterator[None]:
 
 
 def column_keys(frame: Any) -> dict[str, Any] | None:
-    """What gives the columns, by their names; None where the object has no columns.
+    """The keys of an object's columns by name; None if it has no columns.
 
     Raises:
         ConfigurationError: two columns of one name.
@@ -203,7 +203,7 @@ def is_hugging_face(frame: Any) -> bool:
 
 
 def column_values(frame: Any, key: Any) -> list[Any]:
-    """A column's values, whatever the library calls the way to them."""
+    """The values of a column, for any library of tables."""
     return _values(frame[key])
 
 

@@ -83,7 +83,7 @@ def client_app(
 
 
 def site_name(node_config: Mapping[str, Any]) -> str:
-    """What a SuperNode was told to be.
+    """The name that the SuperNode was started with.
 
     Raises:
         ConfigurationError: it was told nothing.

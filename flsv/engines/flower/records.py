@@ -25,7 +25,7 @@ def to_record(packet: Packet) -> RecordDict:
 
 
 def from_record(record: RecordDict) -> Packet:
-    """What Flower carried, as a packet.
+    """A packet from a Flower record.
 
     Raises:
         ValueError: it is none.

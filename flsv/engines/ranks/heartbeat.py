@@ -154,8 +154,7 @@ met = threading.Event()
 
 @contextmanager
 def told_to_children() -> Iterator[None]:
-    """Processes that are started within it know that it is this one that starts them, even if it is gone when they
-    look."""
+    """Processes started within know this process as their parent, even if it has ended before they look."""
     os.environ[_STARTED_BY] = str(os.getpid())
     try:
         yield

@@ -77,8 +77,8 @@ def meet(
 
 
 def ranks_of_environment(device: torch.device | None = None, **options: Any) -> Ranks:
-    """The processes that ``torchrun`` (or whoever sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) has started, for
-    work without a Trainer on all of them, such as :class:`flsv.games.retraining.RetrainedUtility`'s.
+    """The processes that ``torchrun`` (or another launcher that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) has
+    started, for work without a Trainer on all of them, such as :class:`flsv.games.retraining.RetrainedUtility`'s.
 
     Args:
         device: of this rank's tensors; default: the CPU.
@@ -129,7 +129,7 @@ def _meet(
 
 
 def versions() -> dict[str, str]:
-    """Of what all ranks must have alike."""
+    """The versions that all ranks must share."""
     found = {
         "flsv": str(getattr(sys.modules["flsv"], "__version__", None)),
         "python": ".".join(map(str, sys.version_info[:2])),

@@ -124,7 +124,7 @@ class SeveralRanks(OneProcess):
         return _together(self.ranks.everybody(self._received(), "the clients' own models"))
 
     def kept(self) -> tuple[dict[int, Any], dict[str, Any]]:
-        """What clients and their optimizers keep, for a checkpoint: everybody's on rank 0, which writes it.
+        """The state of clients and their optimizers, for a checkpoint: of all clients on rank 0, which writes it.
 
         Raises:
             RuntimeError: within a round, where that is on other ranks.
@@ -203,7 +203,7 @@ def _together(parts: list[dict[int, Any]]) -> dict[int, Any]:
 
 
 def saves_within_rounds(callback: Checkpoint) -> bool:
-    """Whether a checkpoint callback may save in the middle of a round; in doubt it does."""
+    """Whether a checkpoint callback may save in the middle of a round; yes if unknown."""
     if not hasattr(callback, "_every_n_train_steps"):
         return True
     names = ("_every_n_train_steps", "_train_time_interval", "save_on_exception")
@@ -211,7 +211,7 @@ def saves_within_rounds(callback: Checkpoint) -> bool:
 
 
 def share_weights(module: nn.Module, strategy: FederatedStrategy) -> None:
-    """The module of every rank becomes rank 0's, whatever it was initialised with.
+    """Copy rank 0's weights to the modules of all ranks.
 
     Raises:
         ConfigurationError: it is another module.

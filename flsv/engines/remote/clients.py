@@ -147,7 +147,7 @@ class Remote:
         return answer
 
     def take_back(self, site: int) -> None:
-        """The last question's answer was of no use: the site goes on as if it had not been asked."""
+        """Discard the last answer: the site continues as if it had not been asked."""
         stands, before = self._answered.pop(site, ({}, None))
         if before is None:
             stands.pop(site, None)

@@ -84,7 +84,7 @@ class RemoteCohort(CohortTraining):
         return True
 
     def leave_out(self, clients: Collection[int]) -> None:
-        """Sites keep their own states: they are told in the next round which of theirs counted."""
+        """Sites keep their own states; the next instruction tells them which of their rounds counted."""
         super().leave_out(clients)
         self._remote.count({update.client_id for update in self.updates}.difference(clients))
 

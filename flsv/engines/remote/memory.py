@@ -46,7 +46,7 @@ def site_key(secret: str) -> str:
 
 
 def noise_seed(secret: str, packet: Packet) -> int:
-    """What the uploads of a round draw from, 63 bits that nobody knows but the site.
+    """The seed of a round's uploads: 63 bits that only the site knows.
 
     A round that is asked for again has the same noise, or its mean would tell; whatever else is asked, in this run or
     in another, has other noise, or the difference would.
@@ -110,7 +110,7 @@ class SiteMemory:
             lock.release()
 
     def after(self, visit: str | None) -> Kept | None:
-        """What was kept of a visit; nothing before the first one. None: it is not there any more."""
+        """The state that was saved after a visit; empty before the first one, None if it is gone."""
         return {} if visit is None else self._read().get(visit)
 
     def keep(self, visit: str, kept: Kept, *before: str | None) -> None:

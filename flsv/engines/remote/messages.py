@@ -29,7 +29,7 @@ class OtherData(BadReply):
 
 
 def instruction_packet(instruction: Instruction, facts: dict[str, Any], global_vector: Tensor | None) -> Packet:
-    """What goes down to a site.
+    """The packet that the server sends to a site.
 
     Args:
         instruction: of the server.
@@ -46,14 +46,14 @@ def instruction_packet(instruction: Instruction, facts: dict[str, Any], global_v
 
 
 def read_instruction(packet: Packet) -> Instruction:
-    """What a site was told."""
+    """The instruction that a site received."""
     told = {name[len(TOLD) :]: tensor for name, tensor in packet.tensors.items() if name.startswith(TOLD)}
     plain = packet.plain
     return Instruction(plain["round"], plain["client"], plain["seed"], packet.tensors.get(START), told)
 
 
 def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
-    """What a site sends back.
+    """The packet that a site sends back.
 
     Args:
         update: of its model.

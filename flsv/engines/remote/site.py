@@ -100,8 +100,8 @@ class Site:
             )
 
     def answer(self, packet: Packet) -> Packet:
-        """The reply to a message of the server's. What goes wrong here is told by its kind and place, in full in this
-        site's own log: what an error says may be of the samples."""
+        """Reply to a message of the server. Errors are reported by kind and place only, because their text may quote
+        samples; this site's log has them in full."""
         replies = {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}
         try:
             number = self._number(packet)

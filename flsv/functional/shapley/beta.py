@@ -41,7 +41,7 @@ from flsv.functional.shapley.stratified import stratum_means
 
 
 def beta_weights(num_players: int, alpha: float, beta: float) -> list[float]:
-    """How much the sizes s = 0..n-1 of the coalitions that a player joins weigh together, q_s; they sum to 1.
+    """The total weight q_s of the coalitions of size s = 0..n-1 that a player joins; they sum to 1.
 
     Args:
         num_players: n.

@@ -103,7 +103,7 @@ class Sampling:
 
     @property
     def buys_all(self) -> bool:
-        """Whether the budget is all the coalitions that there are, and they are few enough to enumerate."""
+        """Whether the budget pays for all coalitions, and these are few enough to enumerate."""
         return self.game.num_players <= MAX_EXACT_PLAYERS and self.budget >= 2**self.game.num_players
 
     @property
@@ -117,7 +117,8 @@ class Sampling:
         return self.budget - self.game.evaluations
 
     def affordable(self, groups: Tensor) -> int:
-        """How many of these groups of coalitions, bool ``[G, K, n]``, what is left buys, from the first on."""
+        """How many of these groups of coalitions, bool ``[G, K, n]``, the remaining budget pays for, from the first
+        on."""
         return int((self.game.cost(groups) <= self.left).sum())
 
     def reached(self, stderr: Tensor) -> bool:

@@ -55,7 +55,7 @@ _CONSTANT = 100.0  # prior variance of c, in units of the utilities' variance: v
 
 
 def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
-    """The coalitions to ask for, bool ``[K, n]``: nobody and everybody first.
+    """The coalitions to evaluate, bool ``[K, n]``: the empty and the grand coalition first.
 
     Args:
         num_players: n.

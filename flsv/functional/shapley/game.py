@@ -123,7 +123,7 @@ class MemoizedGame:
         return torch.bincount(first // max(size, 1), minlength=groups).cumsum(0)
 
     def empty_and_grand(self) -> tuple[Tensor, Tensor]:
-        """The utilities ``[M]`` of nobody and of everybody."""
+        """The utilities ``[M]`` of the empty and the grand coalition."""
         ends = self(torch.arange(2)[:, None].expand(2, self.num_players).bool())
         return ends[0], ends[1]
 

@@ -67,7 +67,7 @@ def leverage_shapley(
 
 
 def equally(layer: Layer) -> float:
-    """What a layer's number of pairs is proportional to: as many coalitions of every size."""
+    """Weights of layers under which all sizes get equally many coalitions."""
     return layer.sizes
 
 

@@ -68,7 +68,7 @@ _PER_PLAYER = 20  # evaluations, of more
 
 
 def size_weights(value: Semivalue, num_players: int, **of_beta: float) -> list[float]:
-    """How much the sizes s = 0..n-1 of the coalitions that a player joins weigh together; they sum to 1.
+    """The total weight of the coalitions of size s = 0..n-1 that a player joins; they sum to 1.
 
     Args:
         value: which semivalue.

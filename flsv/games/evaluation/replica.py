@@ -134,7 +134,7 @@ def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def module_device(module: nn.Module) -> torch.device:
-    """Where the module's first parameter or buffer is."""
+    """The device of the module's first parameter or buffer."""
     for tensor in (*module.parameters(), *module.buffers()):
         return tensor.device
     return torch.device("cpu")

@@ -134,7 +134,7 @@ def at_chance(record: Mapping[str, Any]) -> list[str]:
 
 
 def retrained_caveats(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[str]:
-    """What to bear in mind of retraining-based values.
+    """Caveats of retraining-based values.
 
     Args:
         rows: of ``retrained.csv``.
@@ -148,7 +148,7 @@ def retrained_caveats(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -
 
 
 def caveats(metric: Mapping[str, Any], errors: bool) -> list[str]:
-    """What to bear in mind.
+    """Caveats of a run's values.
 
     Args:
         metric: as ``run.json`` describes it.

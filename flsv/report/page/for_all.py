@@ -43,7 +43,7 @@ COUNTED = 20
 
 
 def page_for_all(run: Run) -> Page:
-    """Who took part, what each contributed, and what it takes to replay the run."""
+    """The report of all clients: who took part, what each contributed, and how to repeat the run."""
     sections = [
         Section("In short", _in_short(run)),
         Section("Who took part", _who(run)),

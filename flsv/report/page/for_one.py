@@ -38,7 +38,7 @@ LISTED = 50
 
 
 def page_for_one(run: Run, client: int) -> Page:
-    """What one client contributed, as it may see it."""
+    """The report for one client."""
     own = client_label(run, client)
     sections = [
         Section("Your part", _part(run, client)),

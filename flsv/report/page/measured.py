@@ -86,7 +86,7 @@ def algorithm(run: Run) -> str:
 
 
 def state_of(run: Run) -> str:
-    """How far the run has come."""
+    """The state of the run: its rounds, and whether it has ended."""
     planned = run.record.get("rounds")
     of = f" of {planned}" if run.ended is False and isinstance(planned, int) and planned > 0 else ""
     return f"{run.rounds}{of} rounds{' (not ended)' if run.ended is False else ''}"

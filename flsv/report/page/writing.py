@@ -56,8 +56,7 @@ def write_report(
 
 
 def pay(path: str | Path, clients: Sequence[int | str]) -> Run:
-    """Somebody has looked at clients whose payment is held back: these are to be paid. It is kept in the run's record,
-    for all who read it.
+    """Record that clients whose payment was held back are to be paid, for all who read the run's record.
 
     Args:
         path: the run's folder.

@@ -18,7 +18,7 @@ PICTURES = 10
 
 
 def due(round_index: int, rounds: int | None, every: int | None) -> bool:
-    """Whether there are pictures after this round.
+    """Whether figures are drawn after this round.
 
     Args:
         round_index: from 0.

@@ -136,7 +136,7 @@ class TensorBoardRun:
                 self._figure(f"{name}/figure", partial(self._draw, name, value, round_index), round_index)
 
     def figures_due(self, round_index: int) -> bool:
-        """Whether this is a round for pictures."""
+        """Whether figures are drawn after this round."""
         return figures.due(round_index, self._trainer.max_epochs, self._figures_every)
 
     def finish(self, table: RunTable, metrics: Iterable[str], last_round: int) -> None:
