@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from flsv.errors import ConfigurationError
 from flsv.features.base import Features
 from flsv.features.penultimate import head_inputs
-from flsv.models.factory import build_network
+from flsv.models.factory import build_network, import_timm
 
 
 class Backbone(Features):
@@ -102,12 +102,11 @@ class _Prepare(nn.Module):
 
 def _load(network: nn.Module, path: str, name: str) -> None:
     """A file's weights into the network, but for its head."""
-    from timm.models import load_state_dict
-
+    timm = import_timm(name)
     if not Path(path).is_file():
         raise ConfigurationError(f"{name}: there is no file {Path(path).absolute()}.")
     try:
-        given = load_state_dict(path)
+        given = timm.models.load_state_dict(path)
     except Exception as error:
         raise ConfigurationError(f"{name}: {path} holds no state_dict that can be read: {error}") from error
     mine = network.state_dict()

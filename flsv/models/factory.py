@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torchvision.models
@@ -92,21 +93,36 @@ def _check_widths(name: str, option: str, given: Any) -> None:
         raise ConfigurationError(f"{name}: {option}={given!r}: widths are whole numbers of at least 1.")
 
 
-def _is_timm(name: str) -> bool:
-    # timm is imported only when it is asked for: it takes longer to import than a small federation to start.
-    import timm
+def import_timm(name: str) -> ModuleType:
+    """timm, imported only when it is asked for: that takes longer than a small federation to start.
 
-    return name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) or timm.is_model(name)
+    Args:
+        name: of the network that may be one of timm's, for the message.
+
+    Raises:
+        ConfigurationError: it is not installed. What it is needed for is not looked for elsewhere, where a network of
+            the same name may be another one.
+    """
+    try:
+        import timm
+    except ImportError as error:
+        raise ConfigurationError(
+            f"Network {name!r} is looked for in timm, which is not installed: pip install 'flsv[timm]'. Networks that "
+            f"need no timm are {', '.join(NETWORKS)}, and torchvision's by their names with torchvision: before them."
+        ) from error
+    return timm
+
+
+def _is_timm(name: str) -> bool:
+    return name.startswith(("hf-hub:", "hf_hub:", "local-dir:")) or import_timm(name).is_model(name)
 
 
 def _build_timm(
     name: str, bare: str, num_classes: int, input_shape: Sequence[int], kwargs: dict[str, Any]
 ) -> nn.Module:
-    import timm
-
     channels, _, _ = image_shape(name, input_shape)
     try:
-        return timm.create_model(bare, num_classes=num_classes, **{"in_chans": channels, **kwargs})
+        return import_timm(name).create_model(bare, num_classes=num_classes, **{"in_chans": channels, **kwargs})
     except TypeError as error:
         raise _rejected(name, kwargs, error) from error
 
@@ -158,10 +174,10 @@ def _rejected(name: str, kwargs: dict[str, Any], error: Exception) -> Configurat
 
 
 def _unknown(name: str, bare: str, library: str) -> str:
-    import timm
-
-    known = {"": list(NETWORKS), "timm": timm.list_models(), "torchvision": _torchvision_names()}
-    places = [library] if library else list(known)
+    known = {"": list(NETWORKS), "torchvision": _torchvision_names()}
+    if library != "torchvision":
+        known["timm"] = import_timm(name).list_models()
+    places = [library] if library else ["", "timm", "torchvision"]
     names = list(dict.fromkeys(candidate for place in places for candidate in known[place]))
     close = difflib.get_close_matches(bare, names, n=5)
     hint = f"Close matches: {', '.join(map(repr, close))}." if close else f"flsv's own are {', '.join(NETWORKS)}."

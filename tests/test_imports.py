@@ -1,0 +1,90 @@
+"""What is imported: by whom, and whether the package says that it needs it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flsv
+from flsv import ConfigurationError
+from flsv.models import build_network
+
+ROOT = Path(flsv.__file__).parent
+#: Distributions by what is imported, where the names differ.
+DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "dp_accounting": "dp-accounting",
+    "lightning_utilities": "lightning-utilities",
+    "ot": "pot",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+#: Flower needs it, and its certificates are made with it.
+WITH_FLOWER = {"cryptography"}
+
+
+def imported() -> dict[str, list[str]]:
+    """Third-party packages by name, and the files that import them."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [str(node.module)]
+            else:
+                continue
+            for name in {name.split(".")[0] for name in names} - set(sys.stdlib_module_names) - {"flsv", "__main__"}:
+                found.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    return found
+
+
+def distribution(name: str) -> str:
+    return DISTRIBUTIONS.get(name, name).lower()
+
+
+def declared() -> set[str]:
+    text = (ROOT.parent / "pyproject.toml").read_text()
+    lists = re.findall(r"^(?:dependencies|privacy|flower|lora|timm) = \[(.*?)\]$", text, flags=re.MULTILINE | re.DOTALL)
+    assert len(lists) == 5
+    return {name.lower() for each in lists for name in re.findall(r'"([A-Za-z][\w.-]*)', each)}
+
+
+def test_what_is_imported_is_declared() -> None:
+    mine = {distribution(name): files for name, files in imported().items() if name not in WITH_FLOWER}
+    assert mine.keys() - declared() == set(), {name: mine[name][0] for name in mine.keys() - declared()}
+
+
+def test_what_is_declared_is_imported() -> None:
+    assert declared() - {distribution(name) for name in imported()} == set()
+
+
+def test_the_mathematics_loads_torch_numpy_scipy_and_pot_only() -> None:
+    """These load packages of their own, so what is loaded beside them counts."""
+    code = (
+        "import sys, torch, numpy, ot, scipy.stats, scipy.special, scipy.optimize; before = set(sys.modules);"
+        "import flsv.functional; new = {n.split('.')[0] for n in set(sys.modules) - before};"
+        "print(*sorted(new - sys.stdlib_module_names - {'flsv', 'torch', 'numpy', 'scipy', 'ot'}));"
+        "print(*sorted({'lightning', 'torchmetrics', 'torchvision', 'matplotlib', 'timm'} & set(sys.modules)));"
+        "print(*sorted(n for n in sys.modules if n.startswith('flsv.') and n.split('.')[1] != 'functional'))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    beside, heavy, of_ours = answer.splitlines()
+    assert beside == ""
+    assert heavy == ""
+    assert of_ours.split() == ["flsv.arguments", "flsv.counting", "flsv.errors"]
+
+
+@pytest.mark.parametrize("name", ["timm:resnet10t", "resnet18", "nonsense"])
+def test_without_timm_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(ConfigurationError, match=r"not installed: pip install 'flsv\[timm\]'"):
+        build_network(name, 3, (3, 32, 32))
+    assert build_network("torchvision:resnet18", 3, (3, 32, 32)).fc.out_features == 3
+    with pytest.raises(ConfigurationError, match="none of torchvision's networks"):
+        build_network("torchvision:nonsense", 3, (3, 32, 32))
