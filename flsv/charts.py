@@ -55,8 +55,8 @@ def draw_bars(
         sort: largest first.
     """
     order, many = _order(values, sort), len(values) > MOST_LABELS
-    top, bottom = ends(values) if many else ([], [])
-    colours = dict.fromkeys(top, TOP) | dict.fromkeys(bottom, BOTTOM)
+    labels = [label_text(i if names is None else names[i]) for i in range(len(values))]
+    colours = _name_ends(ax, values, labels) if many else {}
     known = np.array([place for place, i in enumerate(order) if math.isfinite(values[i])], dtype=int)
     clients = order[known]
     bars = {"color": [colours.get(i, OTHERS if many else PALETTE[0]) for i in clients]}
@@ -65,7 +65,6 @@ def draw_bars(
         whiskers["yerr"] = errors[:, clients]
     ax.bar(known, values[clients], **bars, **whiskers)
     ax.axhline(0, color="black", linewidth=0.8)
-    labels = [label_text(i if names is None else names[i]) for i in range(len(values))]
     shown = [place for place, i in enumerate(order) if not many or i in colours]
     texts = [labels[order[place]] for place in shown]
     if many:
@@ -74,10 +73,6 @@ def draw_bars(
     _set_xticks(ax, shown, texts, many or max(map(len, labels), default=0) > 3)
     for place, text in zip(shown, ax.get_xticklabels()):
         text.set_color(colours.get(order[place], "black"))
-    for where, y, group, colour in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
-        if group:
-            said = "\n".join([f"{where} {len(group)}", *(labels[i] for i in group)])
-            ax.text(1.01, y, said, color=colour, fontsize=8, va=where, transform=ax.transAxes)
     if not many:
         for place in {*range(len(order))} - {*known.tolist()}:
             ax.text(place, 0, " no value", rotation=90, ha="center", va="bottom", fontsize=8, color="0.5")
@@ -251,6 +246,16 @@ def _last(rows: np.ndarray) -> np.ndarray:
     for row in rows[1:]:
         last = np.where(np.isnan(row), last, row)
     return last
+
+
+def _name_ends(ax: Any, values: np.ndarray, labels: Sequence[str]) -> dict[int, str]:
+    """Name those at the top and at the bottom beside the axis; their colours."""
+    top, bottom = ends(values)
+    for where, y, group, colour in (("top", 1.0, top, TOP), ("bottom", 0.0, bottom, BOTTOM)):
+        if group:
+            said = "\n".join([f"{where} {len(group)}", *(labels[i] for i in group)])
+            ax.text(1.01, y, said, color=colour, fontsize=8, va=where, transform=ax.transAxes)
+    return dict.fromkeys(top, TOP) | dict.fromkeys(bottom, BOTTOM)
 
 
 def _apart(places: Sequence[int], texts: Sequence[str], width: int) -> tuple[list[int], list[str]]:

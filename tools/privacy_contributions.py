@@ -28,7 +28,7 @@ from table_statistics import paired
 from torch import Tensor
 
 from flsv.privacy import gaussian_epsilon
-from flsv.report.names import CONTRIBUTIONS
+from flsv.report.folder import CONTRIBUTIONS
 
 FREE, AGAIN, CLIPPED = "no privacy", "no privacy, another start", "clipped, no noise"
 NOISE = {f"sigma = {sigma:g}": sigma for sigma in (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 4.0)}

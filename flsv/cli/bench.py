@@ -40,7 +40,7 @@ from flsv.cli.command import command_parser, positive, printer
 from flsv.drawing import drawing
 from flsv.engines.ranks import ranks_of_environment
 from flsv.participants import Ranks
-from flsv.report.folder_lock import FolderLock
+from flsv.report.folder import FolderLock
 
 #: What is added to names of files on federations of many clients, whose truth is sampled.
 MANY = "_many"

@@ -33,8 +33,7 @@ from flsv.data.contents import loader_hash
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.personalization import Standalone
-from flsv.report.folder import run_folder
-from flsv.report.folder_lock import FolderLock
+from flsv.report.folder import FolderLock, run_folder
 from flsv.report.terminal import chosen as chosen_clients
 from flsv.report.terminal import make_console, print_table
 from flsv.server.config import ClientEvaluation

@@ -31,8 +31,7 @@ from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import LEVEL
 from flsv.report import Run, open_run
-from flsv.report.folder_lock import FolderLock
-from flsv.report.names import CONTRIBUTIONS
+from flsv.report.folder import CONTRIBUTIONS, FolderLock
 from flsv.report.terminal import make_console, print_table
 from flsv.server.identity import Identity
 

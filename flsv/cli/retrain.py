@@ -41,11 +41,11 @@ from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_co
 from flsv.functional.shapley.kernel_shap import kernel_shap
 from flsv.games.kept import KeptUtility
 from flsv.games.retraining import RetrainedUtility
-from flsv.report.folder_lock import FolderLock
-from flsv.report.names import CONTRIBUTIONS, RECORD, RETRAINED
+from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED, FolderLock
 from flsv.report.page.blocks import NONE
 from flsv.report.page.caveats import retrained_caveats
-from flsv.report.reading import open_run, read_record
+from flsv.report.reading import open_run
+from flsv.report.record import read_record
 from flsv.report.terminal import make_console, print_table
 from flsv.sampling import FixedCohort
 from flsv.server.identity import Identity

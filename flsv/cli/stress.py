@@ -29,7 +29,7 @@ from flsv.benchmark.stress import gain, stress
 from flsv.benchmark.stress_page import Trials, by_gain, markdown, most
 from flsv.cli.bench import benchmark_parser, show
 from flsv.cli.command import positive
-from flsv.report.folder_lock import FolderLock
+from flsv.report.folder import FolderLock
 
 METRICS = (
     "size",

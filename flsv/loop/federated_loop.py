@@ -42,8 +42,7 @@ from flsv.metrics import ContributionMetric, PrivacyLoss
 from flsv.participants import ClientStates
 from flsv.personalization import Personalizer
 from flsv.privacy import warn_of_noise
-from flsv.report.folder import run_folder
-from flsv.report.folder_lock import FolderLock
+from flsv.report.folder import FolderLock, run_folder
 from flsv.report.reporting import Reporting
 from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation

@@ -18,8 +18,7 @@ from flsv.loop.learned import verdicts
 from flsv.loop.saved import SavedLoop
 from flsv.report.folder import leaves_files
 from flsv.report.progress import ProgressText
-from flsv.report.record import ended, record_of
-from flsv.report.record_schema import write_record
+from flsv.report.record import ended, record_of, write_record
 from flsv.report.reporter import Reporter
 from flsv.round import Round
 from flsv.server.description import chosen, settings
@@ -45,10 +44,8 @@ class ToldLoop(SavedLoop):
             self.metrics,
             data.client_names,
             data.class_names,
-            per_class=self.reporting.per_class,
-            figures_every=self.reporting.figures,
+            self.reporting,
             csv=self._leaves_files(trainer) and trainer.is_global_zero,
-            client_runs=self.reporting.client_runs,
             evaluated=self.evaluation.every > 0,
         )
         self._reporter.folder = fit.ranks.from_rank(0, self._reporter.folder, "the run's folder")

@@ -1,12 +1,20 @@
-"""The folder that a run writes to."""
+"""Where a run writes, what its files are called, and that one run at a time does."""
 
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+
+from flsv._lightning.durable import check_writable
+from flsv.errors import ConfigurationError
+
+CONTRIBUTIONS = "contributions.csv"
+RECORD = "run.json"
+RETRAINED = "retrained.csv"
 
 
 def leaves_files(trainer: L.Trainer) -> bool:
@@ -44,3 +52,95 @@ def runs_folder(trainer: L.Trainer) -> Path:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]
     return Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
+
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_held: set[int] = set()
+_PATIENCE = 1.0  # seconds: a child of a killed run, just forked, may not have come to let go of the folder yet
+
+
+class FolderLock:
+    """Keeps a folder to this run until :meth:`release`, or until the process is gone, however it went.
+
+    The lock is the system's (``flock`` on the folder itself): it leaves no file behind, so none is left by a killed
+    run. File systems that know no such lock (some network ones) are not guarded.
+
+    Args:
+        folder: made if it is not there.
+
+    Raises:
+        ConfigurationError: another run holds the folder, or it cannot be written.
+
+    Example:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> lock = FolderLock(folder)
+        >>> FolderLock(folder)  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        flsv.errors.ConfigurationError: another run is writing into ...
+        >>> lock.release()
+        >>> FolderLock(folder).release()
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._number: int | None = None
+        check_writable(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        if fcntl is None:
+            return
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            free = _lock(number)
+        except OSError:
+            os.close(number)
+            return
+        if not free:
+            os.close(number)
+            raise ConfigurationError(
+                f"another run is writing into {folder}: wait for its end, or give this one a folder of its own "
+                "(--out, --trainer.default_root_dir, or the logger's name)."
+            )
+        self._number = number
+        _held.add(number)
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let others in; a second call does nothing."""
+        if self._number is not None:
+            _held.discard(self._number)
+            os.close(self._number)
+            self._number = None
+
+
+def _lock(number: int) -> bool:
+    """Whether an open folder could be locked. OSError: its file system knows no locks."""
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.02)
+
+
+def _forget_in_child() -> None:
+    # A forked data loader worker would hold its dead parent's lock.
+    for number in _held:
+        os.close(number)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_in_child)

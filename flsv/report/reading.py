@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,8 +12,8 @@ import numpy as np
 
 from flsv.csv_files import NAN, Cell, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
-from flsv.report.names import CONTRIBUTIONS, RECORD, RETRAINED, VERSION
-from flsv.report.record_schema import fault_of
+from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED
+from flsv.report.record import read_record
 from flsv.report.run_table import OF_A_ROUND, RunTable
 
 if TYPE_CHECKING:
@@ -299,31 +298,3 @@ def _nothing_there(folder: Path) -> str:
     return (
         f"{folder} holds no {CONTRIBUTIONS}, but there are runs below it, the newest first: {names}. Name one of them."
     )
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """``run.json``; empty where there is none.
-
-    Raises:
-        ConfigurationError: it is none of this version's, or says what no run does.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        record = json.loads(path.read_bytes().decode(), parse_constant=_no_number)
-        json.dumps(record, ensure_ascii=False).encode()  # half a character can be told in JSON, and not be written
-    except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{path} cannot be read ({error}). {_AWAY}") from error
-    if not isinstance(record, dict) or record.get("version") != VERSION:
-        raise ConfigurationError(f"{path} was not written by this version of flsv. {_AWAY}")
-    fault = fault_of(record)
-    if fault:
-        raise ConfigurationError(f"{path}: {fault}. {_AWAY}")
-    return record
-
-
-_AWAY = "Move it away to go on without it."
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")

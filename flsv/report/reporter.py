@@ -20,9 +20,9 @@ from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
 from flsv.report.contributions_csv import ContributionsFile
-from flsv.report.folder import run_folder
+from flsv.report.folder import CONTRIBUTIONS, run_folder
 from flsv.report.measured import columns_of, fairness, numbers_of, shared_numbers, spread
-from flsv.report.names import CONTRIBUTIONS
+from flsv.report.reporting import Reporting
 from flsv.report.run_table import Numbers, RunTable
 from flsv.report.tensorboard.run import Picture, TensorBoardRun
 from flsv.report.tensorboard.scalars import client_tag, scalars_of
@@ -37,10 +37,8 @@ class Reporter:
         metrics: the contribution metrics by name.
         client_names: names of the clients.
         class_names: names of the classes, or None.
-        per_class: whether ``[n, M]`` values are logged per class too; columns that are no classes are in the CSV only.
-        figures_every: rounds between two figures of a metric; 0 for none; None for ten in the run.
+        reporting: what is shown. Columns that are no classes are in the CSV only.
         csv: whether the values are written to ``contributions.csv`` of the run's folder.
-        client_runs: whether every client has a run of its own in TensorBoard; "auto": up to 30 clients have.
         evaluated: whether the clients' own models are evaluated.
 
     Attributes:
@@ -54,22 +52,18 @@ class Reporter:
         metrics: Mapping[str, Metric],
         client_names: Sequence[str],
         class_names: Sequence[str] | None,
-        per_class: bool,
-        figures_every: int | None,
+        reporting: Reporting,
         csv: bool = True,
-        client_runs: bool | str = "auto",
         evaluated: bool = False,
     ) -> None:
-        self._trainer, self._metrics, self._per_class = trainer, metrics, per_class
+        self._trainer, self._metrics, self._per_class = trainer, metrics, reporting.per_class
         self._client_names, self._class_names = client_names, class_names
         self._known = self._rows(0)
         self._last, self._columns = self._known, dict[str, str]()
         self._shared: dict[str, float] = {}
         self.folder = run_folder(trainer)
         self.csv = ContributionsFile(self.folder / CONTRIBUTIONS, client_names) if csv else None
-        self._board = TensorBoardRun(
-            trainer, metrics, client_names, class_names, per_class, client_runs, figures_every, evaluated
-        )
+        self._board = TensorBoardRun(trainer, metrics, client_names, class_names, reporting, evaluated)
 
     def begin(
         self,

@@ -33,6 +33,11 @@ _KEY = ["metric", "client", "class"]
 COLUMNS = ("round", "metric", "client", "client_name", "class", "class_name", "value", "low", "high")
 #: Clients that a file may have where nobody says how many there are, and rounds.
 MOST_CLIENTS, MOST_ROUNDS = 10**5, 10**6
+#: What the intervals of metrics are of.
+MEANING = (
+    "90 % of the spread over the run's rounds, or of the estimator's sampling error where that is larger: not of what "
+    "another seed, other participants or another validation set would change"
+)
 #: Metrics that belong to one round: no value stays until the next.
 OF_A_ROUND = ("weight", "accuracy", "update_norm")
 

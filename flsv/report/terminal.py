@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from flsv.report.names import MEANING
-from flsv.report.run_table import RunTable
+from flsv.report.run_table import MEANING, RunTable
 
 #: Clients that are shown one by one; of more the highest and the lowest ten.
 MOST = 20

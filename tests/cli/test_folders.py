@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import pytest
 
 from flsv.cli import main
-from flsv.report.folder_lock import FolderLock
+from flsv.report.folder import FolderLock
 
 COMMANDS = {
     "fit": ["fit", "--config", "quickstart", "--trainer.default_root_dir={}"],

@@ -24,8 +24,7 @@ from flsv.report import Run, open_run
 from flsv.report.contributions_csv import ContributionsFile
 from flsv.report.page.for_all import page_for_all
 from flsv.report.page.for_one import page_for_one
-from flsv.report.page.html import to_html
-from flsv.report.page.markdown import to_markdown
+from flsv.report.page.writing import to_html, to_markdown
 from flsv.report.run_table import Numbers, RunTable
 
 NAMES = ("Málaga", "=1+1", "'-x")

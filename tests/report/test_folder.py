@@ -13,7 +13,7 @@ from flsv import Reporting
 from flsv.clients.algorithms import InRunValues
 from flsv.loop import FederatedLoop
 from flsv.metrics import InRunShapley
-from flsv.report.folder_lock import FolderLock
+from flsv.report.folder import FolderLock
 
 FILES = {"contributions.csv", "run.json", "clients"}
 

@@ -17,12 +17,12 @@ from toys import Plain, fit, toy_data, trainer_for
 
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.report.folder_lock import FolderLock
+from flsv.report.folder import FolderLock
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from flsv.report.folder_lock import FolderLock
+from flsv.report.folder import FolderLock
 lock = FolderLock(Path(sys.argv[1]))
 if os.fork() == 0:  # as a data loader's worker, which outlives a killed parent for a while
     time.sleep(60)

@@ -16,7 +16,7 @@ from flsv.aggregation import ShapFedWA
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost
 from flsv.report import open_run
-from flsv.report.record_schema import write_record
+from flsv.report.record import write_record
 
 
 def loop(**options: Any) -> FederatedLoop:

@@ -29,7 +29,7 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
 from flsv.report.tensorboard.figures import FixedScale, due
 from flsv.report.tensorboard.scalars import RoundScalars, followed
-from flsv.report.tensorboard.texts import cell, markdown_table
+from flsv.report.tensorboard.tabs import cell, markdown_table
 
 NAMES = ("Boston", "St. Mary's/East", "2")
 CLASSES = ["T-shirt/top", "Dress", "2"]

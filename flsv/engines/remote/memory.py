@@ -18,7 +18,7 @@ import torch
 from flsv._lightning.durable import replacing
 from flsv.engines.remote.messages import Packet
 from flsv.errors import ConfigurationError
-from flsv.report.folder_lock import FolderLock
+from flsv.report.folder import FolderLock
 
 Kept = dict[str, Any]
 #: A run that has sent nothing for so long has its state deleted when another one begins.

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from flsv.report.names import CONTRIBUTIONS
+from flsv.report.folder import CONTRIBUTIONS
 from flsv.report.page.blocks import (
     NONE,
     Bars,
@@ -25,7 +25,7 @@ from flsv.report.page.blocks import (
     percent,
 )
 from flsv.report.page.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats, retrained_caveats
-from flsv.report.page.measured import (
+from flsv.report.page.values import (
     algorithm,
     client_label,
     ends_of,

@@ -28,7 +28,7 @@ from flsv.report.page.blocks import (
 )
 from flsv.report.page.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats
 from flsv.report.page.for_all import GAIN_HEAD, RETRAINED, RETRAINED_HEAD, gain_cells, retrained_cells
-from flsv.report.page.measured import algorithm, client_label, guides, logged, or_none, share, state_of, values_of
+from flsv.report.page.values import algorithm, client_label, guides, logged, or_none, share, state_of, values_of
 from flsv.report.reading import NAN, Run
 
 #: Clients below which nothing is told that is worked out from all of them.

@@ -1,20 +1,23 @@
-"""``report.html`` and ``report.md`` of a run."""
+"""A run's page as a file: HTML without scripts, legible on paper, phones and dark screens, and Markdown."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
 from flsv._lightning.durable import replacing
 from flsv.errors import ConfigurationError
+from flsv.report.page import charts
+from flsv.report.page.blocks import Bars, Block, Bullets, Code, Heat, Lines, Page, Table, Text, number, numbers
 from flsv.report.page.for_all import page_for_all
 from flsv.report.page.for_one import page_for_one
-from flsv.report.page.html import to_html
-from flsv.report.page.markdown import to_markdown
 from flsv.report.reading import Run, open_run
-from flsv.report.record_schema import write_record
-
-WRITERS = {".html": to_html, ".md": to_markdown}
+from flsv.report.record import write_record
 
 
 def write_report(
@@ -39,10 +42,10 @@ def write_report(
         ConfigurationError: no run there, no such client, another ending.
     """
     run = open_run(path, valuation)
-    number = None if client is None else find_client(run, client)
-    page = page_for_all(run) if number is None else page_for_one(run, number)
+    who = None if client is None else find_client(run, client)
+    page = page_for_all(run) if who is None else page_for_one(run, who)
     if out is None:
-        folder = run.folder if number is None else run.folder / "clients" / run.folders[number]
+        folder = run.folder if who is None else run.folder / "clients" / run.folders[who]
         files = [folder / f"report{ending}" for ending in WRITERS]
     else:
         files = [Path(out)]
@@ -69,12 +72,12 @@ def pay(path: str | Path, clients: Sequence[int | str]) -> Run:
         ConfigurationError: no run there, no such client, or one whose payment is not held back.
     """
     run = open_run(path)
-    numbers = [find_client(run, client) for client in clients]
-    for number, client in zip(numbers, clients):
-        if number not in run.held:
+    found = [find_client(run, client) for client in clients]
+    for who, client in zip(found, clients):
+        if who not in run.held:
             held = ", ".join(run.client_names[each] for each in run.held) or "nobody"
             raise ConfigurationError(f"client={client!r}: its payment is not held back. Held: {held}.")
-    write_record(run.folder, {**run.record, "paid": sorted({*run.record.get("paid", ()), *numbers})})
+    write_record(run.folder, {**run.record, "paid": sorted({*run.record.get("paid", ()), *found})})
     return open_run(path)
 
 
@@ -94,3 +97,116 @@ def find_client(run: Run, client: int | str) -> int:
         return int(text)
     names = ", ".join(run.client_names[:10]) + (", ..." if run.num_clients > 10 else "")
     raise ConfigurationError(f"client={client!r}: the run has no such client. It has {names}.")
+
+
+#: Columns up to which a heatmap has numbers.
+NUMBERED = 12
+_POSITIVE, _NEGATIVE = "0, 114, 178", "213, 94, 0"
+
+
+def to_html(page: Page) -> str:
+    """The whole file."""
+    return _templates.get_template("report.html").render(page=page, numbered=NUMBERED)
+
+
+def _chart(block: Bars | Lines) -> Markup:
+    # Made of escaped texts and numbers, by charts.py.
+    return Markup(charts.bars(block) if isinstance(block, Bars) else charts.lines(block))
+
+
+def _shade(value: float, block: Heat) -> str:
+    """The colour of a cell: blue above 0 and orange below, stronger away from it."""
+    if not math.isfinite(value):
+        return ""
+    # Half transparent at most: the ink stays legible, on light and on dark.
+    strength = 0.05 + 0.45 * min(1.0, abs(value) / block.bound)
+    return f"background: rgba({_POSITIVE if value >= 0 else _NEGATIVE}, {strength:.2f})"
+
+
+def _short(name: str, longest: int = 22) -> str:
+    """On one line, and not longer than there is room."""
+    name = " ".join(name.split())
+    return name if len(name) <= longest else name[: longest - 1] + "…"
+
+
+_templates = Environment(
+    loader=PackageLoader("flsv.report.page"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_templates.filters |= {
+    "kind": lambda block: type(block).__name__,
+    "chart": _chart,
+    "shade": _shade,
+    "short": _short,
+    "number": number,
+}
+
+
+#: Rounds of a history that are shown.
+SHOWN = 6
+
+
+def to_markdown(page: Page) -> str:
+    """The whole file."""
+    parts = [f"# {plain(page.title)}", plain(page.subtitle)]
+    for section in page.sections:
+        parts.append(f"## {plain(section.title)}")
+        parts += [text for block in section.blocks if (text := _block(block))]
+    return "\n\n".join(parts) + "\n"
+
+
+def plain(text: str) -> str:
+    """A text on one line that Markdown shows as it is.
+
+    Example:
+        >>> print(plain("a|b *c*"), plain("<b>"))
+        a\\|b \\*c\\* &lt;b&gt;
+    """
+    text = " ".join(text.split()).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    return re.sub(r"([\\`*_|\[\]])", r"\\\1", text)
+
+
+def _block(block: Block) -> str:
+    if isinstance(block, Text):
+        return plain(block.text)
+    if isinstance(block, Bullets):
+        return "\n".join(f"- {plain(item)}" for item in block.items)
+    if isinstance(block, Code):
+        return f"```\n{block.text}\n```"
+    if isinstance(block, Table):
+        return _table(block.head, block.rows, block.texts)
+    if isinstance(block, Bars):
+        return ""  # a table with the numbers stands beside it
+    if isinstance(block, Heat):
+        rows = [[name, *(number(value, 2) for value in row)] for name, row in zip(block.names, block.values)]
+        return _table([block.corner, *block.columns], rows)
+    rounds = chosen_rounds(len(block.values))
+    head = ["", *(f"round {block.numbers[index]}" for index in rounds)]
+    count = len(rounds)
+    cells = numbers([block.values[r][i] for i in range(len(block.names)) for r in rounds])
+    return _table(head, [[name, *cells[i * count : (i + 1) * count]] for i, name in enumerate(block.names)])
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: bool = False) -> str:
+    align = ["---", *["---" if texts else "---:"] * (len(head) - 1)]
+    lines = [[plain(cell) or " " for cell in head], align, *([plain(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def chosen_rounds(rounds: int) -> list[int]:
+    """The first, the last and some between.
+
+    Example:
+        >>> chosen_rounds(20)
+        [0, 4, 8, 11, 15, 19]
+    """
+    if rounds <= SHOWN:
+        return list(range(rounds))
+    return [round(place * (rounds - 1) / (SHOWN - 1)) for place in range(SHOWN)]
+
+
+WRITERS = {".html": to_html, ".md": to_markdown}

@@ -19,13 +19,20 @@ from flsv.drawing import client_labels, drawing
 from flsv.metrics import ContributionMetric
 from flsv.participants.artifacts import client_folders
 from flsv.report.measured import columns_of, judged
+from flsv.report.reporting import Reporting
 from flsv.report.run_table import RunTable
 from flsv.report.tensorboard import figures
 from flsv.report.tensorboard.event_files import EventFiles
-from flsv.report.tensorboard.hyperparameters import accuracies, hyperparameters
-from flsv.report.tensorboard.layout import layout, layout_summary
 from flsv.report.tensorboard.scalars import MOST_PER_CLASS, RoundScalars, class_part
-from flsv.report.tensorboard.texts import guide_text, results_text, settings_text
+from flsv.report.tensorboard.tabs import (
+    accuracies,
+    guide_text,
+    hyperparameters,
+    layout,
+    layout_summary,
+    results_text,
+    settings_text,
+)
 
 #: A figure and its axis.
 Picture = tuple[Figure, Any]
@@ -42,9 +49,7 @@ class TensorBoardRun:
         metrics: by name.
         client_names: of the clients.
         class_names: of the classes, or None.
-        per_class: whether values per class are curves.
-        client_runs: whether every client has a run of its own; "auto": up to 30 clients have.
-        figures_every: rounds between two figures; 0: none; None: ten in the run.
+        reporting: which curves and figures, and whether every client has a run of its own.
         evaluated: whether the clients' own models are evaluated.
     """
 
@@ -54,15 +59,12 @@ class TensorBoardRun:
         metrics: Mapping[str, Metric],
         client_names: Sequence[str],
         class_names: Sequence[str] | None,
-        per_class: bool,
-        client_runs: bool | str,
-        figures_every: int | None,
+        reporting: Reporting,
         evaluated: bool,
     ) -> None:
         self._trainer, self._metrics = trainer, metrics
         self._client_names, self._class_names = client_names, class_names
-        self._per_class, self._client_runs = per_class, client_runs
-        self._figures_every, self._evaluated = figures_every, evaluated
+        self._reporting, self._evaluated = reporting, evaluated
         self._files: list[EventFiles] = []
         self._chosen: Mapping[str, str | int | float] = {}
         self._in_table = False
@@ -89,9 +91,9 @@ class TensorBoardRun:
         """
         self._chosen = chosen
         names = self._client_names
-        by_client = len(names) <= MOST_RUNS if self._client_runs == "auto" else bool(self._client_runs)
+        by_client = len(names) <= MOST_RUNS if self._reporting.client_runs == "auto" else self._reporting.client_runs
         clients = client_folders(names) if by_client else ()
-        classes = [] if self._class_names is None or not self._per_class else list(self._class_names)
+        classes = [] if self._class_names is None or not self._reporting.per_class else list(self._class_names)
         folders = [class_part(j, classes).removeprefix("class_") for j in range(len(classes))]
         folders = folders if by_client and 1 < len(folders) <= MOST_RUNS else []
         # In a fast_dev_run a logger's experiment is no writer.
@@ -137,7 +139,7 @@ class TensorBoardRun:
 
     def figures_due(self, round_index: int) -> bool:
         """Whether figures are drawn after this round."""
-        return figures.due(round_index, self._trainer.max_epochs, self._figures_every)
+        return figures.due(round_index, self._trainer.max_epochs, self._reporting.figures)
 
     def finish(self, table: RunTable, metrics: Iterable[str], last_round: int) -> None:
         """After the last round: a table of the clients, and the run's line in the table of runs."""
@@ -192,7 +194,7 @@ class TensorBoardRun:
     def _curves(self, metric: Metric) -> bool:
         """Whether a metric's values per class are curves."""
         mine = isinstance(metric, ContributionMetric) and metric.per_class and columns_of(metric) is None
-        return self._per_class and mine and len(self._class_names or ()) > 1
+        return self._reporting.per_class and mine and len(self._class_names or ()) > 1
 
     def _draw(self, name: str, value: Tensor, round_index: int) -> Figure:
         style = {"limits": self._scales[name].limits, "stderr": self._stderr(name)}

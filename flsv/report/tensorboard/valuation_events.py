@@ -10,9 +10,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from flsv.drawing import client_labels, drawing
 from flsv.participants.artifacts import client_folders
-from flsv.report.tensorboard.event_file import EventFile
-from flsv.report.tensorboard.layout import layout, layout_summary
-from flsv.report.tensorboard.texts import cell, markdown_table
+from flsv.report.tensorboard.event_files import EventFile
+from flsv.report.tensorboard.tabs import cell, layout, layout_summary, markdown_table
 from flsv.valuation import Valuation
 from flsv.valuation.report import draw_contributions, histograms_of
 

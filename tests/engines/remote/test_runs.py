@@ -20,7 +20,7 @@ from flsv.aggregation import FedAvg
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.engines.remote.memory import DAYS, SiteMemory
 from flsv.errors import ConfigurationError
-from flsv.report.folder_lock import FolderLock
+from flsv.report.folder import FolderLock
 from flsv.uploads import TopK
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flsv.report.names import MEANING
 from flsv.report.page.blocks import NONE, Block, Table, number, numbers
 from flsv.report.reading import NAN, Run
+from flsv.report.run_table import MEANING
 
 MOST = 30
 #: Of more than that many clients the highest and the lowest ten are shown.
