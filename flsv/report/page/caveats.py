@@ -3,105 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from flsv.report.page.blocks import percent
 
-_GAME = (
-    "Contributions are relative to the server's validation set and to who else takes part: another set, or other "
-    "participants, give other values."
-)
-_SHARED_OUT = "It shares out what a model of all is worth; it does not say what a client would have come to alone."
-_COPIES = "Two clients with the same data share what one of them would be worth: copying data changes others' values."
-
 #: By the metric's class.
-CAVEATS: Mapping[str, tuple[str, ...]] = {
-    "ClassSpecificShapley": (
-        "It compares the direction of a client's update of the last layer with that of all, class by class. It does "
-        "not measure what the model gains by the client, and who agrees with the majority has high values.",
-        "A class that a client does not have has a value all the same, of little meaning.",
-    ),
-    "CoalitionValue": (
-        _GAME,
-        "Which value of a coalition game it is, and how those of the rounds become one, was chosen for this run.",
-        _COPIES,
-    ),
-    "ContributionEstimation": (
-        "It says how different a client is from the others, not how useful: noise, wrong labels and updates of nothing "
-        "are different, too, and have high values.",
-        "Values are shares: one client's value changes when another's does. Every client judges on its own validation "
-        "samples, which nobody else can check.",
-    ),
-    "CosineGradientShapley": (
-        "It compares the direction of a client's update with that of all. It does not measure what the model gains by "
-        "the client, and who agrees with the majority has high values.",
-        "Values are normalised over the clients: one client's value changes when another's does.",
-    ),
-    "EverybodyElse": (
-        "It rests on the reports of the others, on their own validation samples, which nobody else can check.",
-        "Who does nothing shares in what the others gain from each other: values lie close together. A client whose "
-        "data are unlike the others' can have a high one because they are rare, or because they are wrong.",
-        "Values are summed over the rounds in which a client took part: who was drawn more often can have more.",
-    ),
-    "FederatedShapley": (_GAME, _SHARED_OUT, _COPIES),
-    "PartialFederatedShapley": (_GAME, _SHARED_OUT, _COPIES),
-    "SurrogateFederatedShapley": (_GAME, "It is an approximation of the federated Shapley value.", _COPIES),
-    "CumulativeShapley": (
-        _GAME,
-        "Values are summed over the rounds in which a client took part: who was drawn more often can have more.",
-        _COPIES,
-    ),
-    "DecayedShapley": (_GAME, "Earlier rounds count more than later ones, by the decay that was set.", _COPIES),
-    "LowerBoundShapley": (
-        _GAME,
-        "It is what a client is worth a round at least, not what it is worth: few rounds, and values that swing, lower "
-        "it.",
-        _COPIES,
-    ),
-    "OneRoundShapley": (_GAME, "It is one game at the end of the run, on sums of updates: models that nobody trained."),
-    "GradientAgreement": (
-        "One half compares the direction of a client's update with that of all, the other says by how much its updates "
-        "lower the server's validation loss, to first order: another validation set gives other values.",
-        "Both halves grow with the client's number of samples, as the client itself states it.",
-        "Values are shares: one client's value changes when another's does.",
-    ),
-    "GradientAgreementGame": (
-        _GAME,
-        "It blends games of the rounds with slopes of the validation loss and directions of updates: a value does not "
-        "say how much of it is of which.",
-        "What of it is of slopes and directions grows with the client's number of samples, as the client itself states "
-        "it.",
-        "Values are shares: one client's value changes when another's does.",
-    ),
-    "GradientShapley": (
-        _GAME,
-        "It is exact for an expansion of the loss of first or second order, which holds for small updates.",
-    ),
-    "InRunShapley": (
-        _GAME,
-        "It is exact for an expansion of the loss of first or second order, which holds for small updates.",
-        "Which classes a value comes from is the client's own report. Values are summed over the rounds in which a "
-        "client took part: who was drawn more often can have more.",
-    ),
-    "LeaveOneOut": (
-        _GAME,
-        "It is what is lost without the client alone: of two clients with the same data neither is missed. It is no "
-        "Shapley value and does not sum to what all have gained.",
-    ),
-    "WassersteinContribution": (
-        "It is a distance of data, not of models: it says how alike a client's data are to the target's, and nothing "
-        "of what training makes of them.",
-        "Shares sum to 1: one client's share changes when another's distance does.",
-    ),
-    "CalibratedOTGradient": (
-        "It is a share of samples that look suspicious. A rare but right sample looks suspicious, too, and a flag is a "
-        "reason to look, not a proof.",
-    ),
-    "DomainRelevance": ("It says how useful clients' models are to each other, not what they are worth to all.",),
-    "CommunicationCost": ("It counts what was sent, and says nothing of its worth.",),
-    "PrivacyLoss": ("It is a bound on what updates reveal, the lower the better, and no contribution.",),
-    "MeanTestAccuracy": ("It is measured on each client's own samples: clients with easy data have high values.",),
-}
+CAVEATS: Mapping[str, Sequence[str]] = yaml.safe_load(
+    (Path(__file__).parent / "templates" / "caveats.yaml").read_text(encoding="utf-8")
+)
 NO_ERROR = (
     "The values come without standard errors: differences between clients that are small beside those between rounds, "
     "or between two seeds, mean little."
