@@ -40,6 +40,12 @@ def drawing(picture: str) -> Iterator[None]:
         )
 
 
+def shortened(name: object) -> str:
+    """A name on one line, of 24 characters at most."""
+    text = " ".join(str(name).split())
+    return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+
 def label_text(name: object) -> str:
     """A name as matplotlib shall show it: as it is written, on one line, of 24 characters at most.
 
@@ -50,9 +56,7 @@ def label_text(name: object) -> str:
         >>> print(label_text("$x^{$"), label_text("_background"))
         \\$x^{\\$  _background
     """
-    text = " ".join(str(name).split())
-    text = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
-    text = text.replace("$", r"\$")
+    text = shortened(name).replace("$", r"\$")
     return f" {text}" if text.startswith("_") else text
 
 

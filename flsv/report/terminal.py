@@ -16,14 +16,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flsv.drawing import shortened
 from flsv.report.run_table import MEANING, RunTable
 
 #: Clients that are shown one by one; of more the highest and the lowest ten.
 MOST = 20
 ENDS = 10
 NONE = "\N{EN DASH}"
-#: Characters of a name.
-LONGEST = 24
 
 
 def print_contributions(
@@ -148,7 +147,7 @@ def print_table(
     """
     rows = range(len(names)) if rows is None else rows
     shown = [(header, [cells[row] for row in rows]) for header, cells in columns.items()]
-    first = (corner, [short(names[row]) for row in rows])
+    first = (corner, [shortened(names[row]) for row in rows])
     console.print(Text(title, style="italic"))  # not the table's, which would break it at the table's width
     while True:
         count = _fitting(first, shown, console.width)
@@ -173,12 +172,6 @@ def make_console() -> Console:
     if not console.is_terminal and not os.environ.get("COLUMNS"):
         console.width = 10_000
     return console
-
-
-def short(name: str) -> str:
-    """A name on one line, of 24 characters at most."""
-    name = " ".join(name.split())
-    return name if len(name) <= LONGEST else name[: LONGEST - 1] + "\N{HORIZONTAL ELLIPSIS}"
 
 
 def _fitting(first: tuple[str, Sequence[str]], columns: Sequence[tuple[str, Sequence[str]]], width: int) -> int:

@@ -14,8 +14,6 @@ from flsv.report.page.blocks import (
     Block,
     Bullets,
     Code,
-    Heat,
-    Lines,
     Page,
     Section,
     Table,
@@ -27,11 +25,13 @@ from flsv.report.page.blocks import (
 from flsv.report.page.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats, retrained_caveats
 from flsv.report.page.values import (
     algorithm,
+    by_column,
     client_label,
     ends_of,
     guides,
     logged,
     order_of,
+    over_rounds,
     share,
     state_of,
     values_of,
@@ -192,37 +192,19 @@ def _over_rounds(run: Run) -> list[Section]:
     if run.rounds < 2:
         return []
     order = ends_of(order_of(run))
-    names = [client_label(run, client) for client in order]
-    blocks: list[Block] = []
-    shown = [(name, name) for name in run.metrics]
-    shown += [
-        ("weight", "The weight of each client in the aggregate"),
-        ("accuracy", "Accuracy of the clients' own models"),
-    ]
-    for metric, title in shown:
-        history = run.history(metric)
-        known = {r: row for r, row in zip(run.round_numbers, history) if any(value == value for value in row)}
-        if known:
-            table = [[row[client] for client in order] for row in known.values()]
-            blocks += [Text(f"{title}:"), Lines(names, table, tuple(known))]
+    titles = {name: name for name in run.metrics}
+    titles |= {
+        "weight": "The weight of each client in the aggregate",
+        "accuracy": "Accuracy of the clients' own models",
+    }
+    blocks = over_rounds(run, order, [client_label(run, client) for client in order], titles)
     return [Section("Over the rounds", [*_left_out(run, order), *blocks])] if blocks else []
 
 
 def _per_class(run: Run) -> list[Section]:
     order = ends_of(order_of(run))
     names = [client_label(run, client) for client in order]
-    blocks: list[Block] = []
-    for metric in run.metrics:
-        columns = run.table.columns(metric)
-        if len(columns) < 2:
-            continue
-        table = [run.final(metric, column) for column in columns]
-        rows = [[column[client] for column in table] for client in order]
-        what = "class" if run.columns_are_classes(metric) else "column"
-        titles = [run.column_name(metric, column) for column in columns]
-        if columns == tuple(map(str, range(run.num_clients))) and what == "column":
-            titles = [client_label(run, client) for client in range(run.num_clients)]
-        blocks += [Text(f"{metric} by {what}; blue is above 0, orange below:"), Heat(names, titles, rows)]
+    blocks = [block for metric in run.metrics for block in by_column(run, metric, order, names)]
     return [Section("Class by class", [*_left_out(run, order), *blocks])] if blocks else []
 
 

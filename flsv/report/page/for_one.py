@@ -16,8 +16,6 @@ from flsv.report.page.blocks import (
     NONE,
     Block,
     Bullets,
-    Heat,
-    Lines,
     Page,
     Section,
     Table,
@@ -28,7 +26,18 @@ from flsv.report.page.blocks import (
 )
 from flsv.report.page.caveats import AT_CHANCE, NOT_KNOWN, ONE_RUN, at_chance, caveats
 from flsv.report.page.for_all import GAIN_HEAD, RETRAINED, RETRAINED_HEAD, gain_cells, retrained_cells
-from flsv.report.page.values import algorithm, client_label, guides, logged, or_none, share, state_of, values_of
+from flsv.report.page.values import (
+    algorithm,
+    by_column,
+    client_label,
+    guides,
+    logged,
+    or_none,
+    over_rounds,
+    share,
+    state_of,
+    values_of,
+)
 from flsv.report.reading import NAN, Run
 
 #: Clients below which nothing is told that is worked out from all of them.
@@ -119,23 +128,14 @@ def _contributions(run: Run, client: int) -> list[Block]:
 
 
 def _over_rounds(run: Run, client: int) -> list[Section]:
-    blocks: list[Block] = []
-    for metric in run.metrics if run.rounds > 1 else ():
-        history = [[row[client]] for row in run.history(metric)]
-        if any(value == value for [value] in history):
-            blocks += [Text(f"{metric}:"), Lines(["you"], history, run.round_numbers)]
+    blocks = over_rounds(run, [client], ["you"], dict(zip(run.metrics, run.metrics))) if run.rounds > 1 else []
     return [Section("Over the rounds", blocks)] if blocks else []
 
 
 def _per_class(run: Run, client: int) -> list[Section]:
-    blocks: list[Block] = []
-    for metric in run.metrics:
-        columns = run.table.columns(metric)
-        if len(columns) < 2 or not run.columns_are_classes(metric):
-            continue  # columns that are no classes may be the other clients
-        titles = [run.column_name(metric, column) for column in columns]
-        own = [run.final(metric, column)[client] for column in columns]
-        blocks += [Text(f"{metric} by class; blue is above 0, orange below:"), Heat(["you"], titles, [own], "")]
+    # Columns that are no classes may be the other clients.
+    metrics = [metric for metric in run.metrics if run.columns_are_classes(metric)]
+    blocks = [block for metric in metrics for block in by_column(run, metric, [client], ["you"], "")]
     return [Section("Class by class", blocks)] if blocks else []
 
 

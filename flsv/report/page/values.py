@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flsv.report.page.blocks import NONE, Block, Table, number, numbers
+from flsv import drawing
+from flsv.report.page.blocks import NONE, Block, Heat, Lines, Table, Text, number, numbers
 from flsv.report.reading import NAN, Run
 from flsv.report.run_table import MEANING
 
@@ -72,8 +73,40 @@ def ends_of(order: Sequence[int]) -> list[int]:
 
 def client_label(run: Run, client: int) -> str:
     """``client 3`` for a client without a name, else its name."""
-    name = run.client_names[client]
-    return f"client {name}" if name.isdigit() else name
+    return drawing.client_label(client, run.client_names)
+
+
+def over_rounds(run: Run, clients: Sequence[int], names: Sequence[str], titles: Mapping[str, str]) -> list[Block]:
+    """Of each metric the history of these clients, from where something is known of them.
+
+    Args:
+        run: of which.
+        clients: their numbers.
+        names: what they are called.
+        titles: metric to what stands above its history.
+    """
+    blocks: list[Block] = []
+    for metric, title in titles.items():
+        history = [[row[client] for client in clients] for row in run.history(metric)]
+        known = {r: row for r, row in zip(run.round_numbers, history) if any(value == value for value in row)}
+        if known:
+            blocks += [Text(f"{title}:"), Lines(names, [*known.values()], tuple(known))]
+    return blocks
+
+
+def by_column(
+    run: Run, metric: str, clients: Sequence[int], names: Sequence[str], corner: str = "client"
+) -> list[Block]:
+    """A metric's last values for each class, or whatever its columns are; nothing of a single column."""
+    columns, what = run.table.columns(metric), "class" if run.columns_are_classes(metric) else "column"
+    if len(columns) < 2:
+        return []
+    titles = [run.column_name(metric, column) for column in columns]
+    if columns == tuple(map(str, range(run.num_clients))) and what == "column":
+        titles = [client_label(run, client) for client in range(run.num_clients)]
+    values = [run.final(metric, column) for column in columns]
+    rows = [[column[client] for column in values] for client in clients]
+    return [Text(f"{metric} by {what}; blue is above 0, orange below:"), Heat(names, titles, rows, corner)]
 
 
 def algorithm(run: Run) -> str:

@@ -11,6 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from flsv._lightning.durable import replacing
+from flsv.drawing import shortened
 from flsv.errors import ConfigurationError
 from flsv.report.page import charts
 from flsv.report.page.blocks import Bars, Block, Bullets, Code, Heat, Lines, Page, Table, Text, number, numbers
@@ -123,12 +124,6 @@ def _shade(value: float, block: Heat) -> str:
     return f"background: rgba({_POSITIVE if value >= 0 else _NEGATIVE}, {strength:.2f})"
 
 
-def _short(name: str, longest: int = 22) -> str:
-    """On one line, and not longer than there is room."""
-    name = " ".join(name.split())
-    return name if len(name) <= longest else name[: longest - 1] + "…"
-
-
 _templates = Environment(
     loader=PackageLoader("flsv.report.page"),
     autoescape=True,
@@ -141,7 +136,7 @@ _templates.filters |= {
     "kind": lambda block: type(block).__name__,
     "chart": _chart,
     "shade": _shade,
-    "short": _short,
+    "short": shortened,
     "number": number,
 }
 
