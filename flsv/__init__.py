@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
     from flsv.round import ClientUpdate, Round
     from flsv.server.config import ClientEvaluation
 
-__version__ = "0.2.0"
+__version__ = "1.0.0rc1"
 
 __all__ = [
     "ClassifierClient",
