@@ -11,7 +11,6 @@ docs/benchmark.md, too, and leaves all else there as it is.
 from __future__ import annotations
 
 import argparse
-import csv
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +22,7 @@ from flsv.benchmark.page import markdown, write
 from flsv.benchmark.registry import METRICS
 from flsv.benchmark.run import Results
 from flsv.benchmark.scores import auroc
-from flsv.benchmark.summary import Cost, Known, Summary, summarise
+from flsv.benchmark.summary import Cost, Known, Summary, kept_costs, summarise
 
 #: Metrics that evaluate no coalitions and may be recommended, with those that do and may be; and their classes.
 CHEAP = ("gradient_agreement", "cssv", "cgsv", "gradient_1", "in_run")
@@ -79,11 +78,7 @@ def kept(runs: Path, root: str | None = None) -> tuple[Known, Results, dict[str,
         for name in METRICS
         if any(key[3] == name and key[0] in known for key in [*results.values, *results.refused])
     }
-    with (runs / "costs_many.csv").open(encoding="utf-8") as file:
-        costs = {
-            row["metric"]: Cost(*(float(row[name]) for name in ("seconds", "evaluations", "training")))
-            for row in csv.DictReader(file)
-        }
+    costs = {name: cost for name, (cost, _) in kept_costs(runs / "costs_many.csv").items()}
     return known, results, summaries, costs
 
 
@@ -192,7 +187,7 @@ most. The *ceiling* below is of one seed, so its sampling is in it: a metric can
 A federation of one's own takes this truth by a line `circles: 3` in its file.
 
 For as many coalitions, circles vary by less than a third of what orders drawn with their reverses do, and on the tables of six
-clients they come to the exact values (`tests/benchmark/test_circles.py`).
+clients they come to the exact values (`tests/benchmark/test_true_values.py`).
 
 **Games of a round** are sampled, too: all estimators have 20 evaluations a client a round here, which is what `"auto"`
 takes above ten clients (the surrogate). `permutation_24` and its like have that in place of 24.

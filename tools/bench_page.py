@@ -11,7 +11,6 @@ is not so.
 from __future__ import annotations
 
 import argparse
-import csv
 from pathlib import Path
 
 from bench_page_text import page
@@ -20,7 +19,7 @@ from flsv.benchmark import federation, names, truth_table
 from flsv.benchmark.page import markdown, write
 from flsv.benchmark.registry import METRICS
 from flsv.benchmark.run import Results
-from flsv.benchmark.summary import Cost, Known, summarise
+from flsv.benchmark.summary import Known, kept_costs, summarise
 
 
 def main() -> None:
@@ -38,11 +37,7 @@ def main() -> None:
     }
     entries = {name: each for name, each in METRICS.items() if any(key[3] == name for key in results.values)}
     summaries = {name: summarise(results, known, name) for name in entries}
-    with (options.runs / "costs.csv").open(encoding="utf-8") as file:
-        costs = {
-            row["metric"]: Cost(*(float(row[name]) for name in ("seconds", "evaluations", "training")))
-            for row in csv.DictReader(file)
-        }
+    costs = {name: cost for name, (cost, _) in kept_costs(options.runs / "costs.csv").items()}
     path = options.docs / "benchmark.md"
     text = page(summaries, known, costs, results, path.read_text(encoding="utf-8"))
     path.write_text(f"{text}\n{markdown(summaries, entries, known, costs)}", encoding="utf-8")

@@ -1,6 +1,6 @@
 """``flsv bench``: every contribution metric against the Shapley values of federations that were really retrained."""
 
-from flsv.benchmark.duplicates import Duplicates
+from flsv.benchmark.built_in import Duplicates
 from flsv.benchmark.federation import Federation, federation, names
 from flsv.benchmark.lattice import train_coalitions
 from flsv.benchmark.true_values import ExactTruth, SampledTruth, Truth

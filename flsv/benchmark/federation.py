@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -58,7 +61,7 @@ class Federation:
         attacks: as of :class:`flsv.FederatedLoop`.
         local_epochs: likewise.
         circles: 0: the truth is of all 2^n coalitions. Of more clients than ten or so: of the coalitions along so many
-            circles of the clients for each training seed, see :mod:`flsv.benchmark.circles`.
+            circles of the clients for each training seed, see :mod:`flsv.benchmark.true_values`.
         needs: files below ``root`` without which it cannot be run.
         root: folder of the data; None: ``$FLSV_DATA_ROOT``.
 
@@ -255,3 +258,17 @@ def federations(given: Sequence[str], root: str | None, say: Callable[[str], Non
     if not found:
         raise ConfigurationError("there is no federation to run: the data of none of those asked for are there.")
     return found
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Within it, Lightning and warnings say nothing of the hundred fits that nobody asked for one by one."""
+    logger = logging.getLogger("lightning.pytorch")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,21 +1,25 @@
-"""The benchmark's tables in Markdown, and its picture."""
+"""The tables of ``flsv bench`` and of ``flsv stress`` in Markdown, and the benchmark's picture."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 
-from flsv.benchmark.coverage import GOAL
+from flsv.benchmark.conditions import CHEATS
 from flsv.benchmark.registry import NEEDS, Entry
-from flsv.benchmark.scores import spearman
-from flsv.benchmark.summary import Cost, Known, Summary
+from flsv.benchmark.scores import mean, spearman
+from flsv.benchmark.stress import Gain, Trial, gain
+from flsv.benchmark.summary import GOAL, Cost, Known, Summary
 from flsv.drawing import label_text
 
 #: Points are in a crowd that are nearer than by this factor of time; names in it this far apart.
 CROWD, STEP = 1.35, 0.022
 CEILING = "*the truth, one other seed*"
+Trials = Mapping[tuple[str, str], Sequence[Trial]]
+"""Cheat and safeguard to trials."""
 
 
 def markdown(
@@ -61,9 +65,9 @@ def _main(
     head += ["interval covers", "CPU ms a round", "evaluations a round", "federations", "needs"]
     ceilings = {name: truth.ceiling for name, (_, truth) in federations.items()}
     sets = {name: each.set for name, (each, _) in federations.items()}
-    top = [_mean([c for n, c in ceilings.items() if sets[n] == which]) for which in ("tuning", "held_out")]
+    top = [mean([c for n, c in ceilings.items() if sets[n] == which]) for which in ("tuning", "held_out")]
     least = min(ceilings, key=lambda name: ceilings[name], default="")
-    everywhere = _mean(list(ceilings.values()))
+    everywhere = mean(list(ceilings.values()))
     rows = [[CEILING, *map(two, [*top, everywhere]), f"{two(ceilings.get(least))} {least}", *[""] * 9]]
     for name in order:
         each, cost = summaries[name], costs.get(name)
@@ -167,7 +171,7 @@ def draw(summaries: Mapping[str, Summary], costs: Mapping[str, Cost], federation
         written.append((column, place))
         line = {"arrowstyle": "-", "color": "lightgrey", "linewidth": 0.8, "shrinkA": 0, "shrinkB": 4}
         axes.annotate(label_text(name), (x, y), xytext=(column, place), va="center", fontsize=8, arrowprops=line)
-    axes.axhline(_mean([t.ceiling for _, t in federations.values()]), color="grey", linestyle="--", linewidth=1)
+    axes.axhline(mean([t.ceiling for _, t in federations.values()]), color="grey", linestyle="--", linewidth=1)
     axes.set(
         xscale="log",
         xlabel="ms of the processor a round; blue: with coalitions evaluated",
@@ -199,6 +203,96 @@ def two(value: float | None) -> str:
     return "" if value is None or value != value else f"{value:.2f}"
 
 
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if value == value]
-    return sum(known) / len(known) if known else float("nan")
+def stress_markdown(trials: Trials, metrics: Sequence[str]) -> str:
+    """The gains by metric, the most gamed first, without and with each safeguard; what cheating costs, and who notices.
+
+    Args:
+        trials: of :func:`flsv.benchmark.stress.stress`.
+        metrics: names.
+    """
+    guards = list(dict.fromkeys(guard for _, guard in trials))
+    order = by_gain(trials, metrics, guards[0])
+    parts = []
+    for guard in guards:
+        named = "Gains without a safeguard" if guard == "none" else f"Gains under the safeguard {guard}"
+        parts += [f"## {named}", _gains(trials, order, guard)]
+    if "none" in guards and len(guards) > 1:
+        others = [guard for guard in guards if guard != "none"]
+        parts += ["## The best cheat, and what a safeguard leaves of it", _best_cheats(trials, order, others)]
+        parts += ["## What a safeguard costs where nobody cheats", _costs(trials, order, guards)]
+    parts += ["## What it costs, and whether the run notices", _noticed(trials)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _gains(trials: Trials, metrics: Sequence[str], guard: str) -> str:
+    cheats = [cheat for cheat, under in trials if under == guard]
+    rows = []
+    for metric in metrics:
+        gains = [gain(trials[cheat, guard], metric) for cheat in cheats]
+        honest = "" if np.isnan(gains[0].before) else f"{gains[0].before:.1f}"
+        rows.append([f"`{metric}`", honest, *map(_points, gains)])
+    return table(["metric", "honest share, %", *map(_words, cheats)], rows)
+
+
+def _best_cheats(trials: Trials, metrics: Sequence[str], guards: Sequence[str]) -> str:
+    head = ["metric", "best cheat", "gain", *(f"the same under {guard}" for guard in guards)]
+    head += [f"the best under {guard}" for guard in guards]
+    rows = []
+    for metric in metrics:
+        cheat, found = most(trials, metric, "none")
+        after = [_points(gain(trials[cheat, guard], metric)) for guard in guards]
+        best = [(_words(name), _points(each)) for name, each in (most(trials, metric, guard) for guard in guards)]
+        rows.append([f"`{metric}`", _words(cheat), _points(found), *after, *(" ".join(each) for each in best)])
+    return table(head, rows)
+
+
+def _noticed(trials: Trials) -> str:
+    rows = []
+    for (cheat, guard), each in trials.items():
+        noticed = f"{sum(trial.noticed > 0 for trial in each)} of {len(each)}"
+        alarms = f"{np.mean([trial.alarms for trial in each]):.1f}" if each else ""
+        cost = f"{np.mean([trial.cost for trial in each]):+.3f}" if each else ""
+        rows.append([_words(cheat), CHEATS[cheat].title, guard, cost, noticed, alarms])
+    head = ["cheat", "what the client does", "safeguard", "the model's loss of utility", "noticed", "others warned of"]
+    return table(head, rows)
+
+
+def _costs(trials: Trials, metrics: Sequence[str], guards: Sequence[str]) -> str:
+    """A row a safeguard: the model's utility, rank correlations with the truth, and how many were warned of."""
+    head = ["safeguard", "utility of the model", *(f"`{metric}`" for metric in metrics), "warned of"]
+    rows = []
+    for guard in guards:
+        honest = {(t.federation, t.seed): t for (_, g), each in trials.items() if g == guard for t in each}.values()
+        ranks = [[t.rank[metric] for t in honest if metric in t.rank] for metric in metrics]
+        cells = [f"{np.mean(each):.2f}" if each else "" for each in ranks]
+        utility = f"{np.mean([t.utility for t in honest]):.3f}" if honest else ""
+        rows.append([guard, utility, *cells, str(sum(t.warned for t in honest))])
+    return table(head, rows)
+
+
+def most(trials: Trials, metric: str, guard: str) -> tuple[str, Gain]:
+    """The cheat of the largest gain under a metric, and the gain; an unknown one counts as none.
+
+    Raises:
+        ValueError: there is no trial under this safeguard.
+    """
+    found = {cheat: gain(each, metric) for (cheat, g), each in trials.items() if g == guard}
+    cheat = max(found, key=lambda name: -1e9 if np.isnan(found[name].points) else found[name].points)
+    return cheat, found[cheat]
+
+
+def by_gain(trials: Trials, metrics: Sequence[str], guard: str) -> list[str]:
+    """Metrics, the most gamed first; those without a value last."""
+    points = {metric: most(trials, metric, guard)[1].points for metric in metrics}
+    return sorted(metrics, key=lambda metric: (np.isnan(points[metric]), -points[metric]))
+
+
+def _points(each: Gain) -> str:
+    if np.isnan(each.points):
+        return ""
+    half = "" if np.isnan(each.interval) else f" ± {each.interval:.1f}"
+    return f"{each.points:+.1f}{half}"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

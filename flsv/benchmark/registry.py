@@ -1,6 +1,6 @@
 """The metrics that the benchmark knows: how to build each, and what it needs.
 
-Another one is a line here; one of your own needs none: ``flsv bench --metric my_package.MyMetric``.
+They stand in ``metrics.yaml``; one of your own needs no entry: ``flsv bench --metric my_package.MyMetric``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+import yaml
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.benchmark import baselines
 from flsv.benchmark.federation import Federation
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
@@ -50,7 +51,7 @@ class Entry:
 
     Args:
         title: in words.
-        made_by: a class path, a class, or a function from a data module, that is set up, to values ``[n]``.
+        made_by: a class or a function from a data module, that is set up, to values ``[n]``; or the path of either.
         arguments: of the class. ``performance``, ``mode``, ``rounds`` and ``loss`` (the name of a loss that the module
             logs; None for classifiers) are the federation's where they are not said here and the class takes them.
         needs: names in :data:`NEEDS`.
@@ -182,149 +183,12 @@ def entry(name: str) -> tuple[str, Entry]:
     return short, Entry(short, path, arguments, like.needs, like.client_algorithm)
 
 
-def _metric(name: str) -> str:
-    return f"flsv.metrics.{name}"
+def _known() -> dict[str, Entry]:
+    text = Path(__file__).with_name("metrics.yaml").read_text(encoding="utf-8")
+    return {
+        name: Entry(**{**said, "needs": tuple(said.get("needs", ()))}) for name, said in yaml.safe_load(text).items()
+    }
 
 
-_GAME = ("validation", "updates")
-_IN_RUN = "flsv.clients.algorithms.InRunValues"
-#: Evaluations a client that "auto" takes of many clients, so that all sampled games cost the same.
-_PER_CLIENT = 20
-
-
-def _sampled(estimator: str) -> dict[str, Any]:
-    """The game of ``fedsv_samples`` at a budget that buys 24 of six clients' 64 coalitions; see ``per_client``."""
-    return {"weighting": "samples", "estimator": estimator, "estimator_args": {"budget": 24}}
-
-
-METRICS: dict[str, Entry] = {
-    "size": Entry("counting samples", baselines.SampleCount),
-    "training_loss": Entry("minus the training loss", baselines.TrainingLoss, needs=("losses",)),
-    "divergence": Entry("Guo's weights: samples, less divergence", baselines.divergence, needs=("classes", "counts")),
-    "cssv": Entry("CSSV of updates", _metric("ClassSpecificShapley"), {}, ("updates", "head", "classes")),
-    "cssv_weights": Entry(
-        "CSSV of weights", _metric("ClassSpecificShapley"), {"source": "weights"}, ("updates", "head", "classes")
-    ),
-    "cgsv": Entry("CGSV: cosine of update and aggregate", _metric("CosineGradientShapley"), {}, ("updates",)),
-    "fedsv": Entry("FedSV: sum of the rounds' Shapley values", _metric("CumulativeShapley"), {}, _GAME),
-    "fedsv_samples": Entry(
-        "FedSV, coalitions weighed by samples", _metric("CumulativeShapley"), {"weighting": "samples"}, _GAME
-    ),
-    "ssv": Entry("SSV of ShapleyFL (AFedSV's weights)", _metric("SurrogateFederatedShapley"), {}, _GAME),
-    "gtg": Entry("GTG-Shapley", _metric("CumulativeShapley"), {"estimator": "gtg"}, _GAME, per_client=_PER_CLIENT),
-    "s_fedavg": Entry(
-        "S-FedAvg's relevance", _metric("PartialFederatedShapley"), {"momentum": 0.75, "init": "uniform"}, _GAME
-    ),
-    "decayed": Entry("decayed shares of Guo et al.", _metric("DecayedShapley"), {"decay": 0.8}, _GAME),
-    "decayed_sum": Entry(
-        "decayed values without the division", _metric("DecayedShapley"), {"decay": 0.8, "normalize": False}, _GAME
-    ),
-    "decayed_sum_09": Entry(
-        "the same, decay 0.9", _metric("DecayedShapley"), {"decay": 0.9, "normalize": False}, _GAME
-    ),
-    "multi_round": Entry("MR: shares of every round", _metric("DecayedShapley"), {"decay": 1.0}, _GAME),
-    "one_round": Entry("OR: one game at the end", _metric("OneRoundShapley"), {}, _GAME),
-    "loo": Entry(
-        "leave-one-out, summed over rounds", _metric("CumulativeShapley"), {"estimator": "leave_one_out"}, _GAME
-    ),
-    "banzhaf": Entry(
-        "Banzhaf values, summed over rounds",
-        _metric("CumulativeShapley"),
-        {"estimator": "banzhaf", "weighting": "samples"},
-        _GAME,
-        per_client=_PER_CLIENT,
-    ),
-    "beta_16_1": Entry(
-        "Beta(16, 1)-Shapley, small coalitions first, summed over rounds",
-        _metric("CumulativeShapley"),
-        {"estimator": "beta", "estimator_args": {"alpha": 16, "beta": 1}, "weighting": "samples"},
-        _GAME,
-        per_client=_PER_CLIENT,
-    ),
-    "beta_1_4": Entry(
-        "Beta(1, 4)-Shapley, large coalitions first, summed over rounds",
-        _metric("CumulativeShapley"),
-        {"estimator": "beta", "estimator_args": {"alpha": 1, "beta": 4}, "weighting": "samples"},
-        _GAME,
-        per_client=_PER_CLIENT,
-    ),
-    "lower_bound": Entry(
-        "lower confidence bound of a round's Shapley value",
-        _metric("LowerBoundShapley"),
-        {"weighting": "samples"},
-        _GAME,
-    ),
-    "permutation_24": Entry(
-        "FedSV by permutations, 24 evaluations a round",
-        _metric("CumulativeShapley"),
-        _sampled("permutation"),
-        _GAME,
-        per_client=_PER_CLIENT,
-    ),
-    "leverage_24": Entry(
-        "FedSV by Leverage SHAP, 24 evaluations a round",
-        _metric("CumulativeShapley"),
-        _sampled("leverage"),
-        _GAME,
-        per_client=_PER_CLIENT,
-    ),
-    "adjusted_24": Entry(
-        "FedSV, regression-adjusted, 24 evaluations a round",
-        _metric("CumulativeShapley"),
-        _sampled("regression_adjusted"),
-        _GAME,
-        per_client=_PER_CLIENT,
-    ),
-    "surrogate_24": Entry(
-        "FedSV by the surrogate, 24 evaluations a round",
-        _metric("CumulativeShapley"),
-        _sampled("surrogate"),
-        _GAME,
-        per_client=_PER_CLIENT,
-    ),
-    "gradient_1": Entry(
-        "gradient Shapley, first order", _metric("GradientShapley"), {"momentum": 0.9}, (*_GAME, "classes")
-    ),
-    "gradient_2": Entry(
-        "gradient Shapley, second order", _metric("GradientShapley"), {"order": 2, "momentum": 0.9}, (*_GAME, "classes")
-    ),
-    "in_run": Entry(
-        "in-run data Shapley, first order",
-        _metric("InRunShapley"),
-        {},
-        (*_GAME, "classes", "reports"),
-        _IN_RUN,
-    ),
-    "in_run_2": Entry(
-        "in-run data Shapley, second order",
-        _metric("InRunShapley"),
-        {"order": 2},
-        (*_GAME, "classes", "reports"),
-        _IN_RUN,
-    ),
-    "fedce": Entry("FedCE's weights", _metric("ContributionEstimation"), {}, ("updates", "client validation")),
-    "everybody_else": Entry("EverybodyElse", _metric("EverybodyElse"), {}, ("client validation",)),
-    "everybody_else_loss": Entry(
-        "EverybodyElse, by the loss",
-        _metric("EverybodyElse"),
-        {"performance": "negative_loss"},
-        ("classes", "client validation"),
-    ),
-    "gradient_agreement": Entry("gradient agreement", _metric("GradientAgreement"), {}, _GAME),
-    "gradient_agreement_game": Entry("gradient agreement and games", _metric("GradientAgreementGame"), {}, _GAME),
-    "fedbary": Entry(
-        "FedBary: shares by distance",
-        _metric("WassersteinContribution"),
-        {"every": 4},
-        ("validation", "classes", "answers"),
-    ),
-    "ot_gradient": Entry(
-        "FedBary: samples not flagged",
-        _metric("CalibratedOTGradient"),
-        {"every": 4, "pictures": 0},
-        ("validation", "classes", "answers"),
-    ),
-    "lava": Entry("LAVA", baselines.lava_values, needs=("validation", "classes", "samples")),
-    "knn_shapley": Entry("KNN-Shapley", baselines.knn, needs=("validation", "classes", "samples")),
-}
-"""By the name that ``--metric`` takes."""
+METRICS = _known()
+"""By the name that ``--metric`` takes; see ``metrics.yaml``."""

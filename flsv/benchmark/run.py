@@ -5,10 +5,9 @@ from __future__ import annotations
 import copy
 import csv
 import gc
-import io
 import time
 import traceback
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from operator import itemgetter
@@ -19,12 +18,13 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv._lightning.durable import append, replacing, whole_lines
 from flsv.benchmark.conditions import CONDITIONS, arguments
-from flsv.benchmark.federation import Federation
+from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.lattice import model_scores
-from flsv.benchmark.quiet import quiet
 from flsv.benchmark.registry import Entry, WrongArguments, identity_of
 from flsv.benchmark.true_values import Truth
+from flsv.csv_files import Cell, csv_text, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric
@@ -32,7 +32,11 @@ from flsv.participants import ALONE, Ranks
 from flsv.report.reporting import Reporting
 from flsv.seeding import isolated_rngs
 
-COLUMNS = ("federation", "condition", "seed", "metric", "client", "value", "low", "high", "identity")
+#: Of values.csv, and how they are read; ``value`` is a text where a metric was refused, which has no ``client``.
+COLUMNS: dict[str, Cell] = {
+    **{"federation": str, "condition": str, "seed": whole, "metric": str, "client": str, "value": str},
+    **{"low": number_or_nan, "high": number_or_nan, "identity": str},
+}
 Interval = tuple[Tensor, Tensor]
 Key = tuple[str, str, int, str]
 """Federation, condition, seed, metric."""
@@ -90,6 +94,40 @@ def run(
     Raises:
         ConfigurationError: the fit fails without any metric, too; a metric takes no such arguments.
     """
+    metrics, result = _made(federation, entries)
+    if entries and not metrics:
+        return result
+
+    def apart(companies: Sequence[Sequence[str]]) -> Values:
+        each = ({name: entries[name] for name in names} for names in companies)
+        return _joined(result, [run(federation, some, seed, condition, best, options) for some in each])
+
+    companies = _companies(entries, metrics)
+    if len(companies) > 1:
+        return apart(companies)
+    given = options or {}
+    asked = [metric for metric in metrics.values() if isinstance(metric, ContributionMetric) and metric.evaluates]
+    where = federation.with_client_validation if asked else federation
+    theirs = next((entries[name].options() for name in metrics), {})
+    try:
+        fit = _fit(where, metrics, seed, condition, best, {**theirs, **given})
+    except Exception as error:
+        if not metrics:
+            raise
+        if len(metrics) > 1:
+            return apart([[name] for name in metrics])
+        (name,) = metrics
+        _fit(federation, {}, seed, condition, best, given)  # whose fault is it?
+        if isinstance(error, ConfigurationError):
+            result.refused[name] = str(error)
+        else:
+            result.failed[name] = "".join(traceback.format_exception(error))
+        return result
+    return _joined(result, [fit])
+
+
+def _made(federation: Federation, entries: Mapping[str, Entry]) -> tuple[dict[str, Metric], Values]:
+    """New metrics, and what is known of the others: values of the data alone, or why there are none."""
     metrics: dict[str, Metric] = {}
     result = Values({}, {}, {}, {}, 0.0)
     for name, each in entries.items():
@@ -110,30 +148,7 @@ def run(
             result.refused[name] = str(error)
         except Exception:
             result.failed[name] = traceback.format_exc()
-    if entries and not metrics:
-        return result
-    companies = _companies(entries, metrics)
-    if len(companies) > 1:
-        parts = [run(federation, {n: entries[n] for n in names}, seed, condition, best, options) for names in companies]
-        return _joined(result, parts)
-    given = options or {}
-    asked = [metric for metric in metrics.values() if isinstance(metric, ContributionMetric) and metric.evaluates]
-    where = federation.with_client_validation if asked else federation
-    theirs = next((entries[name].options() for name in metrics), {})
-    try:
-        fit = _fit(where, metrics, seed, condition, best, {**theirs, **given})
-    except Exception as error:
-        if len(metrics) == 1:
-            (name,) = metrics
-            _fit(federation, {}, seed, condition, best, given)  # whose fault is it?
-            if isinstance(error, ConfigurationError):
-                result.refused[name] = str(error)
-            else:
-                result.failed[name] = "".join(traceback.format_exception(error))
-            return result
-        parts = [run(federation, {name: entries[name]}, seed, condition, best, options) for name in metrics]
-        return _joined(result, parts)
-    return _joined(result, [fit])
+    return metrics, result
 
 
 def _companies(entries: Mapping[str, Entry], metrics: Mapping[str, Metric]) -> list[list[str]]:
@@ -249,26 +264,22 @@ class Results:
         self.intervals: dict[Key, Interval] = {}
         self.refused: dict[Key, str] = {}
         if self._path is not None:
-            _tidy(self._path)
+            cut_half_line(self._path, 4)
         self.read()
 
     def read(self) -> None:
         """Take in what lies in the folder."""
-        if self._folder is None:
-            return
         rows: dict[Key, dict[str, list[tuple[float, ...]]]] = {}
-        for path in sorted(self._folder.glob("values*.csv")):
-            text = path.read_text(encoding="utf-8")
-            for row in csv.DictReader(text[: text.rfind("\n") + 1].splitlines()):
-                key = (row["federation"], row["condition"], int(row["seed"]), row["metric"])
-                made_by = row.get("identity") or ""
-                if self._identity is not None and made_by != self._identity(key[0], key[3]):
+        for path in sorted(self._folder.glob("values*.csv")) if self._folder is not None else ():
+            for row in read_rows(path, COLUMNS):
+                key = (row["federation"], row["condition"], row["seed"], row["metric"])
+                if self._identity is not None and row["identity"] != self._identity(key[0], key[3]):
                     continue
                 if not row["client"]:
                     self.refused[key] = row["value"]
                 else:
-                    numbers = tuple(float(row.get(name) or "nan") for name in ("value", "low", "high"))
-                    rows.setdefault(key, {}).setdefault(made_by, []).append(numbers)
+                    numbers = (number_or_nan(row["value"]), row["low"], row["high"])
+                    rows.setdefault(key, {}).setdefault(row["identity"], []).append(numbers)
         for key, by_identity in rows.items():
             found = list(by_identity.values())[-1]
             self.values[key], low, high = torch.tensor(found, dtype=torch.float64).T.contiguous()
@@ -303,41 +314,40 @@ class Results:
             self.refused[federation, condition, seed, name] = why
             if name in passing:
                 continue
-            rows.append([federation, condition, seed, name, "", " ".join(why.split()), "", "", told(name)])
-        if self._path is None:
-            return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        new = not self._path.is_file() or not self._path.stat().st_size
-        text = "".join(f"{_line(row)}\n" for row in ([list(COLUMNS), *rows] if new else rows))
-        # At once: who is killed between two writes would leave a metric with some of its clients.
-        with self._path.open("ab", buffering=0) as file:
-            file.write(text.encode())
+            rows.append([federation, condition, seed, name, "", why, "", "", told(name)])
+        if self._path is not None:
+            add_rows(self._path, COLUMNS, rows)
 
 
-def _tidy(path: Path) -> None:
-    """Who was killed while writing left half a line: it goes, with the clients of its metric that are before it. A file
-    of before there were intervals or identities gets their columns, empty."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    lines, half = text[: text.rfind("\n") + 1].splitlines(), text[text.rfind("\n") + 1 :]
-    if half:
-        last = _line(next(csv.reader(lines[-1:]), [])[:4]) + ","
-        if half.startswith(last) or last.startswith(half):
-            lines = [line for line in lines if not line.startswith(last)]
-    known = lines[0].count(",") + 1 if lines else len(COLUMNS)
-    if lines and lines[0] == ",".join(COLUMNS[:known]):
-        rest = COLUMNS[known:]
-        lines = [line + "".join(f",{name if place == 0 else ''}" for name in rest) for place, line in enumerate(lines)]
-    tidied = "".join(f"{line}\n" for line in lines)
-    if tidied != text:
-        new = path.with_suffix(".new")
-        new.write_text(tidied, encoding="utf-8")
-        new.replace(path)
+def add_rows(path: Path, columns: Mapping[str, Cell], rows: Sequence[Sequence[object]]) -> None:
+    """Append to a CSV file, all of them or none, with a header where it is new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = not path.is_file() or not path.stat().st_size
+    append(path, csv_text([list(columns), *rows] if new else rows))
 
 
-def _line(cells: Sequence[Any]) -> str:
-    file = io.StringIO()
-    csv.writer(file, lineterminator="").writerow(cells)
-    return file.getvalue()
+def read_rows(path: Path, columns: Mapping[str, Cell]) -> Iterator[dict[str, Any]]:
+    """The whole lines of a file that :func:`add_rows` has added to; none of one that is not there."""
+    if path.is_file() and whole_lines(path):
+        for _, row in read_csv(path, columns):
+            yield row
+
+
+def cut_half_line(path: Path, same: int) -> None:
+    """Who was killed while writing left half a line: it goes, with the lines before it whose first cells, ``same`` of
+    them, are the same."""
+    text = path.read_bytes() if path.is_file() else b""
+    lines, half = (
+        text[: text.rfind(b"\n") + 1].decode().splitlines(),
+        text[text.rfind(b"\n") + 1 :].decode(errors="replace"),
+    )
+    if not half:
+        return
+    last = csv_text([next(csv.reader(lines[-1:]), [])[:same]]).decode().rstrip("\n") + ","
+    if half.startswith(last) or last.startswith(half):
+        lines = [line for line in lines if not line.startswith(last)]
+    with replacing(path) as file:
+        file.write("".join(f"{line}\n" for line in lines).encode())
 
 
 def bench(

@@ -1,11 +1,44 @@
-"""How near clients' values are to the truth, and how well they find bad clients."""
+"""How near clients' values are to the truth, how well they find bad clients, and how certain a mean is."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TypeVar
+
+import numpy as np
 import torch
 from scipy import stats
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
+
+NAN = float("nan")
+_Number = TypeVar("_Number", float, Tensor)
+
+
+def mean(values: Iterable[float]) -> float:
+    """Of those that are known (not NaN); NaN of none.
+
+    Example:
+        >>> mean([1.0, NAN, 2.0])
+        1.5
+    """
+    known = [value for value in values if value == value]
+    return float(np.mean(known)) if known else NAN
+
+
+def half_width(spread: _Number, count: int, level: float = 0.9) -> _Number:
+    """Half the width of a mean's interval, by Student's t over so many values; NaN of one.
+
+    Args:
+        spread: their standard deviation.
+        count: how many there are.
+        level: of the interval.
+
+    Example:
+        >>> round(half_width(1.0, 4), 3)
+        1.177
+    """
+    return (float(stats.t.ppf((1 + level) / 2, count - 1)) if count > 1 else NAN) * spread / count**0.5
 
 
 def spearman(values: Tensor, truth: Tensor) -> float:

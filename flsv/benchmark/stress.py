@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 from torch import Tensor
 
-from flsv.benchmark.cheating import CHEATS, SAFEGUARDS, WATCHING
+from flsv.benchmark.conditions import CHEATS, SAFEGUARDS, WATCHING
 from flsv.benchmark.federation import Federation
 from flsv.benchmark.registry import Entry, identity_of
 from flsv.benchmark.run import Results, Values, run
-from flsv.benchmark.scores import shares, spearman
-from flsv.benchmark.truth import truth_table
+from flsv.benchmark.scores import half_width, shares, spearman
+from flsv.benchmark.truth import settings, truth_table
 from flsv.errors import ConfigurationError
 from flsv.server.fingerprint import described
 
@@ -27,8 +25,6 @@ UTILITY, NOTICED = "*utility", "*noticed"
 """Rows of the results that are no metric's: the last model's utility, and in how many rounds each client was warned
 of."""
 HONEST = "honest"
-#: What of a federation changes no value.
-_ELSEWHERE = ("title", "set", "needs", "root")
 
 
 @dataclass(frozen=True)
@@ -100,9 +96,7 @@ def gain(trials: Sequence[Trial], metric: str, level: float = 0.9) -> Gain:
         nothing = float("nan")
         return Gain(nothing, nothing, nothing, nothing, 0)
     difference = pairs[:, 1] - pairs[:, 0]
-    half = float("nan")
-    if len(pairs) > 1:
-        half = float(stats.t.ppf((1 + level) / 2, len(pairs) - 1) * difference.std(ddof=1) / len(pairs) ** 0.5)
+    half = half_width(float(difference.std(ddof=min(1, len(pairs) - 1))), len(pairs), level)
     before, after = pairs.mean(0)
     return Gain(float(before), float(after), float(difference.mean()), half, len(pairs))
 
@@ -123,8 +117,8 @@ def stress(
     Args:
         federations: by name.
         entries: metrics by name.
-        cheats: names in :data:`flsv.benchmark.cheating.CHEATS`.
-        safeguards: names in :data:`flsv.benchmark.cheating.SAFEGUARDS`. A guarded run is compared with the honest run
+        cheats: names in :data:`flsv.benchmark.conditions.CHEATS`.
+        safeguards: names in :data:`flsv.benchmark.conditions.SAFEGUARDS`. A guarded run is compared with the honest run
             under the same safeguard.
         seeds: runs of each federation.
         attackers_each: clients that cheat, one after the other, per seed.
@@ -204,9 +198,7 @@ def _values(
 def _hash(federation: Federation, options: Mapping[str, Any]) -> str:
     """Of all settings of a run but its seed and its metrics: a safeguard or a federation that was changed keeps its
     name, and its values are no longer those that were kept."""
-    told = {each.name: getattr(federation, each.name) for each in fields(federation) if each.name not in _ELSEWHERE}
-    text = json.dumps([told, dict(options)], sort_keys=True, default=described)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    return hashlib.sha256(f"{settings(federation)} {described(dict(options))}".encode()).hexdigest()[:8]
 
 
 def _trial(

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import astuple, dataclass
 from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+import torch
 from scipy import stats
+from torch import Tensor
 
 from flsv.benchmark.conditions import AGGREGATORS
-from flsv.benchmark.coverage import Coverage, coverage
 from flsv.benchmark.federation import Federation
 from flsv.benchmark.registry import Entry
-from flsv.benchmark.run import Results, run
-from flsv.benchmark.scores import auroc, pearson, share_error, spearman
+from flsv.benchmark.run import Interval, Results, add_rows, read_rows, run
+from flsv.benchmark.scores import NAN, auroc, mean, pearson, share_error, shares, spearman
 from flsv.benchmark.true_values import Truth
+from flsv.csv_files import Cell, number_or_nan
 
 Known = Mapping[str, tuple[Federation, Truth]]
-NAN = float("nan")
+#: Of costs.csv, and how they are read.
+COST_COLUMNS: dict[str, Cell] = {
+    "metric": str, "seconds": number_or_nan, "evaluations": number_or_nan, "training": number_or_nan, "identity": str
+}  # fmt: skip
+#: Of how many cases a 90 % interval ought to hold the truth.
+GOAL = 0.85
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,86 @@ class Cost:
     seconds: float
     evaluations: float
     training: float
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How often a metric's 90 % intervals cover the truth and other runs. A case is a client in a run.
+
+    Args:
+        truth: share of the cases in which the interval holds the client's true share of the gain.
+        by_federation: federation to that.
+        seeds: share of the cases in which it holds the mean of the metric's values under the other seeds.
+        width: mean half width, as a share.
+        repeated: error of the shares of the seeds' mean, as a part of a single run's mean error.
+        cases: how many the first number is of.
+    """
+
+    truth: float
+    by_federation: dict[str, float]
+    seeds: float
+    width: float
+    repeated: float
+    cases: int
+
+
+def as_shares(values: Tensor, interval: Interval) -> Interval | None:
+    """Ends ``[n]`` of an interval of values as ends of shares: divided by the sum of the values above 0, as
+    :func:`flsv.benchmark.scores.shares` does with the values; None where nobody has one.
+
+    The sum's own error is not in it.
+
+    Example:
+        >>> as_shares(torch.tensor([3.0, 1.0, -1.0]), (torch.tensor([2.0, 0.0, -3.0]), torch.tensor([4.0, 2.0, 1.0])))
+        (tensor([ 0.5000,  0.0000, -0.7500]), tensor([1.0000, 0.5000, 0.2500]))
+    """
+    total = values.nan_to_num(0, 0, 0).clamp(min=0).sum()
+    return (interval[0] / total, interval[1] / total) if total > 0 else None
+
+
+def coverage(results: Results, federations: Mapping[str, tuple[Federation, Truth]], metric: str) -> Coverage | None:
+    """What a metric's intervals hold; None where it has none.
+
+    Args:
+        results: values and intervals.
+        federations: by name, each with its truth.
+        metric: its name.
+    """
+    truth: dict[str, list[bool]] = {}
+    seeds: list[bool] = []
+    widths: list[float] = []
+    ratios: list[float] = []
+    for name, (_, true) in federations.items():
+        runs = {key[2]: values for key, values in results.values.items() if key[:2] + key[3:] == (name, "base", metric)}
+        for seed, values in sorted(runs.items()):
+            interval = results.intervals.get((name, "base", seed, metric))
+            if interval is None:
+                continue
+            others = [other for at, other in runs.items() if at != seed]
+            if others:
+                seeds += _held(interval, torch.stack(others).mean(0))
+            ends = as_shares(values, interval)
+            if ends is not None:
+                truth.setdefault(name, []).extend(_held(ends, shares(true.mean)))
+                widths += [half for half in ((ends[1] - ends[0]) / 2).tolist() if half == half]
+        if len(runs) > 1:
+            single = mean(share_error(values, true.mean) for values in runs.values())
+            if single > 0:
+                ratios.append(share_error(torch.stack(list(runs.values())).mean(0), true.mean) / single)
+    cases = [each for some in truth.values() for each in some]
+    if not cases and not seeds:
+        return None
+    by_federation = {name: mean(some) for name, some in truth.items() if some}
+    return Coverage(mean(cases), by_federation, mean(seeds), mean(widths), mean(ratios), len(cases))
+
+
+def _held(interval: Interval, value: Tensor) -> list[bool]:
+    """Of the clients that have an interval, whether it holds their value."""
+    low, high = interval
+    known = (low == low) & (high == high)
+    # An end may be the value itself, where nothing has varied: rounding does not put it outside.
+    slack = 1e-6 * value.abs()
+    return ((low - slack <= value) & (value <= high + slack))[known].tolist()
 
 
 @dataclass(frozen=True)
@@ -82,7 +168,7 @@ class Summary:
     @property
     def mean(self) -> float:
         """Mean rank correlation over all federations."""
-        return _mean(self.spearman.values())
+        return mean(self.spearman.values())
 
 
 def summarise(results: Results, federations: Known, metric: str) -> Summary:
@@ -96,7 +182,7 @@ def summarise(results: Results, federations: Known, metric: str) -> Summary:
     kinds = {kind for each, _ in federations.values() for kind in each.bad}
     scores = {name: _over_seeds(results, name, metric, truth, spearman) for name, (_, truth) in federations.items()}
     scores = {name: each for name, each in scores.items() if each}
-    means = {name: _mean(each.values()) for name, each in scores.items()}
+    means = {name: mean(each.values()) for name, each in scores.items()}
 
     def change(condition: str) -> float:
         changes = []
@@ -104,20 +190,18 @@ def summarise(results: Results, federations: Known, metric: str) -> Summary:
             values = results.values.get((name, condition, 0, metric))
             if values is not None and 0 in scores.get(name, {}):
                 changes.append(spearman(values, truth.mean) - scores[name][0])
-        return _mean(changes)
+        return mean(changes)
 
     return Summary(
         spearman=means,
-        tuning=_mean(value for name, value in means.items() if federations[name][0].set == "tuning"),
-        held_out=_mean(value for name, value in means.items() if federations[name][0].set == "held_out"),
+        tuning=mean(value for name, value in means.items() if federations[name][0].set == "tuning"),
+        held_out=mean(value for name, value in means.items() if federations[name][0].set == "held_out"),
         interval=_interval(scores),
-        pearson=_mean(_mean(_over_seeds(results, n, metric, t, pearson).values()) for n, (_, t) in federations.items()),
-        error=_mean(
-            _mean(_over_seeds(results, n, metric, t, share_error).values()) for n, (_, t) in federations.items()
-        ),
+        pearson=mean(mean(_over_seeds(results, n, metric, t, pearson).values()) for n, (_, t) in federations.items()),
+        error=mean(mean(_over_seeds(results, n, metric, t, share_error).values()) for n, (_, t) in federations.items()),
         auroc={kind: _auroc(results, federations, metric, kind) for kind in sorted(kinds)},
-        seeds=_mean(_between_seeds(results, name, metric) for name in federations),
-        aggregators=_mean(_between_aggregators(results, name, metric) for name in federations),
+        seeds=mean(_between_seeds(results, name, metric) for name in federations),
+        aggregators=mean(_between_aggregators(results, name, metric) for name in federations),
         partial=change("partial"),
         dropout=change("dropout"),
         private=change("private"),
@@ -134,13 +218,8 @@ def costs(
     A metric of the data is worked out once: its time is divided by the rounds. Of one with a clients' side it is what
     the fit takes longer.
     """
-    known: dict[str, Cost] = {}
-    if path is not None and path.is_file():
-        with path.open(encoding="utf-8") as file:
-            for row in csv.DictReader(file):
-                if row["metric"] in entries and row.get("identity") != entries[row["metric"]].identity():
-                    continue
-                known[row["metric"]] = Cost(*(float(row[name]) for name in ("seconds", "evaluations", "training")))
+    own = {name: each.identity() for name, each in entries.items()}
+    known = {} if path is None else {row: cost for row, (cost, by) in kept_costs(path).items() if by == own.get(row)}
     for name, each in entries.items():
         if name in known:
             continue
@@ -154,18 +233,17 @@ def costs(
         known[name] = Cost(seconds / rounds, found.evaluations.get(name, 0) / rounds, training / rounds)
         say(f"{name}: {1000 * known[name].seconds:.1f} ms a round")
         if path is not None:
-            _append(path, name, known[name], each.identity())
+            numbers = (f"{number:.6g}" for number in astuple(known[name]))
+            add_rows(path, COST_COLUMNS, [[name, *numbers, own[name]]])
     return known
 
 
-def _append(path: Path, name: str, cost: Cost, identity: str) -> None:
-    new = not path.is_file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(["metric", "seconds", "evaluations", "training", "identity"])
-        writer.writerow([name, f"{cost.seconds:.6g}", f"{cost.evaluations:.6g}", f"{cost.training:.6g}", identity])
+def kept_costs(path: Path) -> dict[str, tuple[Cost, str]]:
+    """What a file says of each metric's cost, and the identity of that metric."""
+    rows = read_rows(path, COST_COLUMNS)
+    return {
+        row.pop("metric"): (Cost(row["seconds"], row["evaluations"], row["training"]), row["identity"]) for row in rows
+    }
 
 
 def _runs(results: Results, federation: str, metric: str) -> dict[int, object]:
@@ -184,13 +262,13 @@ def _over_seeds(
 
 def _between_seeds(results: Results, federation: str, metric: str) -> float:
     runs = list(_runs(results, federation, metric).values())
-    return _mean(spearman(a, b) for a, b in combinations(runs, 2))  # type: ignore[arg-type]
+    return mean(spearman(a, b) for a, b in combinations(runs, 2))  # type: ignore[arg-type]
 
 
 def _between_aggregators(results: Results, federation: str, metric: str) -> float:
     base = results.values.get((federation, "base", 0, metric))
     others = [results.values.get((federation, each, 0, metric)) for each in AGGREGATORS]
-    return NAN if base is None else _mean(spearman(base, each) for each in others if each is not None)
+    return NAN if base is None else mean(spearman(base, each) for each in others if each is not None)
 
 
 def _auroc(results: Results, federations: Known, metric: str, kind: str) -> float:
@@ -199,7 +277,7 @@ def _auroc(results: Results, federations: Known, metric: str, kind: str) -> floa
         if kind in federation.bad:
             bad = federation.badness()[kind]
             found += [auroc(values, bad) for values in _runs(results, name, metric).values()]  # type: ignore[arg-type]
-    return _mean(found)
+    return mean(found)
 
 
 def _interval(scores: Mapping[str, Mapping[int, float]], level: float = 0.9) -> float:
@@ -212,8 +290,3 @@ def _interval(scores: Mapping[str, Mapping[int, float]], level: float = 0.9) -> 
     usual, freedom = float(np.mean(spreads)), sum(len(each) - 1 for each in runs)
     variances = [(float(np.var(each, ddof=1)) if len(each) > 1 else usual) / len(each) for each in runs]
     return float(stats.t.ppf((1 + level) / 2, freedom) * sum(variances) ** 0.5 / len(runs))
-
-
-def _mean(values: Iterable[float]) -> float:
-    known = [value for value in values if value == value]
-    return float(np.mean(known)) if known else NAN

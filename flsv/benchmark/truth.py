@@ -1,13 +1,12 @@
 """The ground truth of the benchmark: utilities of coalitions, trained from scratch with several seeds.
 
-All coalitions of a federation, or of many clients those along circles (:mod:`flsv.benchmark.circles`). It is kept as a
-small CSV file a federation, a row a coalition and seed. The package holds those of its own federations;
+All coalitions of a federation, or of many clients those along circles (:mod:`flsv.benchmark.true_values`). It is kept
+as a small CSV file a federation, a row a coalition and seed. The package holds those of its own federations;
 ``flsv bench --truth`` makes them, goes on where it was stopped, and makes those of federations of one's own.
 """
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -16,10 +15,10 @@ from typing import Any
 
 import torch
 
-from flsv.benchmark.circles import arcs
+from flsv._lightning.durable import append, whole_lines
 from flsv.benchmark.federation import Federation
 from flsv.benchmark.lattice import check_lattice, train_coalitions
-from flsv.benchmark.true_values import ExactTruth, Members, Truth, sampled_truth
+from flsv.benchmark.true_values import ExactTruth, Members, Truth, arcs, sampled_truth
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.exact import MAX_EXACT_PLAYERS, all_coalitions
 
@@ -98,10 +97,10 @@ def make_truth(
             "trained then, which give each client each place in an order equally often."
         )
     path = folder / f"{federation.name}.csv"
-    known = _read(path, federation) if path.is_file() else {}
+    known = _read(path, federation)
     given = None if coalitions is None else [tuple(sorted(members)) for members in coalitions]
     folder.mkdir(parents=True, exist_ok=True)
-    if not known and not (path.is_file() and path.read_text(encoding="utf-8").count("\n") > 1):
+    if not known:
         header = f"# {federation.name}: identity {federation.identity.key}, settings {settings(federation)}"
         path.write_text(f"{header}\n{','.join(COLUMNS)}\n", encoding="utf-8")
     trained, checked = 0, False
@@ -117,10 +116,9 @@ def make_truth(
             for row, members in enumerate(some):
                 masks[row, list(members)] = True
             scores = train_coalitions(federation, masks, seed)
-            with path.open("a", newline="", encoding="utf-8") as file:
-                writer = csv.writer(file, lineterminator="\n")
-                for members, utility, loss in zip(some, scores["utility"].tolist(), scores["loss"].tolist()):
-                    writer.writerow([seed, "+".join(map(str, members)) or "-", f"{utility:.6g}", f"{loss:.6g}"])
+            rows = zip(some, scores["utility"].tolist(), scores["loss"].tolist())
+            lines = (f"{seed},{'+'.join(map(str, m)) or '-'},{utility:.6g},{loss:.6g}\n" for m, utility, loss in rows)
+            append(path, "".join(lines).encode())
             trained += len(some)
     federation.release()
     return trained
@@ -143,14 +141,12 @@ def _wanted(federation: Federation, clients: int, seed: int) -> list[Members]:
 
 
 def _read(path: Path, federation: Federation) -> dict[tuple[int, Members], tuple[float, float]]:
-    text = path.read_text(encoding="utf-8")
-    # Who was killed while writing left half a line: it is trained again, and must not be continued.
-    whole = text[: text.rfind("\n") + 1]
-    if whole != text:
-        path.write_text(whole, encoding="utf-8")
-    if not whole:
+    lines = whole_lines(path) if path.is_file() else []
+    if not lines:
         return {}
-    first, *lines = whole.splitlines()
+    if not path.read_bytes().endswith(b"\n"):  # a line that a kill cut short is trained again, and not to be continued
+        path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    first = lines[0]
     # The package's own tables are of data that do not change.
     other = "identity" in first and f"identity {federation.identity.key}," not in first
     if other or not first.endswith(settings(federation)):
@@ -159,9 +155,10 @@ def _read(path: Path, federation: Federation) -> dict[tuple[int, Members], tuple
             f"{first}. Remove it, and make it anew: flsv bench --truth."
         )
     rows: dict[tuple[int, Members], tuple[float, float]] = {}
-    for row in csv.DictReader(lines):
-        members = () if row["coalition"] == "-" else tuple(map(int, row["coalition"].split("+")))
-        rows[int(row["seed"]), members] = (float(row["utility"]), float(row["loss"]))
+    for line in lines[2:]:
+        seed, coalition, utility, loss = line.split(",")
+        members = () if coalition == "-" else tuple(map(int, coalition.split("+")))
+        rows[int(seed), members] = (float(utility), float(loss))
     return rows
 
 

@@ -22,9 +22,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from scipy import stats
-
 from flsv._lightning.durable import replacing
+from flsv.benchmark.scores import half_width
 from flsv.cli.command import NO_BARS, command_parser, printer, shown, write_rows
 from flsv.cli.parser import make_cli
 from flsv.engines.ranks import ranks_of_environment
@@ -112,7 +111,7 @@ def summary(runs: Sequence[Run], level: float = LEVEL) -> list[dict[str, Any]]:
         for client, (values, mean) in enumerate(zip(known, means)):
             count = len(values)
             spread = statistics.stdev(values) if count > 1 else math.nan
-            half = float(stats.t.ppf((1 + level) / 2, count - 1)) * spread / count**0.5 if count > 1 else math.nan
+            half = half_width(spread, count, level) if count else math.nan
             share = max(mean, 0.0) / total if total > 0 else math.nan
             cells = (metric, client, runs[0].client_names[client], count)
             rows.append(dict(zip(HEADER, (*cells, mean, spread, mean - half, mean + half, share))))

@@ -22,11 +22,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from flsv.benchmark.cheating import CHEATS, SAFEGUARDS
+from flsv.benchmark.conditions import CHEATS, SAFEGUARDS
 from flsv.benchmark.federation import Federation, federations
+from flsv.benchmark.page import Trials, by_gain, most, stress_markdown
 from flsv.benchmark.registry import entry
 from flsv.benchmark.stress import gain, stress
-from flsv.benchmark.stress_page import Trials, by_gain, markdown, most
 from flsv.cli.bench import benchmark_parser, show
 from flsv.cli.command import positive
 from flsv.report.folder import FolderLock
@@ -75,7 +75,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             folder=options.out,
             say=say,
         )
-        (options.out / "stress.md").write_text(markdown(trials, list(entries)), encoding="utf-8")
+        (options.out / "stress.md").write_text(stress_markdown(trials, list(entries)), encoding="utf-8")
     _show(trials, list(entries), console)
     console.print(f"Written to {options.out}: stress.md, values.csv", highlight=False)
 

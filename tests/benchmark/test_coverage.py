@@ -8,9 +8,8 @@ import pytest
 import torch
 from small_federation import small
 
-from flsv.benchmark.coverage import as_shares, coverage
 from flsv.benchmark.run import Results, Values
-from flsv.benchmark.summary import Known
+from flsv.benchmark.summary import Known, as_shares, coverage
 from flsv.benchmark.true_values import ExactTruth
 
 NAN = float("nan")

@@ -12,8 +12,7 @@ from small_federation import small
 
 from flsv import FederatedLoop, Reporting
 from flsv.benchmark import Federation, make_truth, train_coalitions
-from flsv.benchmark.lattice import check_lattice
-from flsv.benchmark.lattice_schedules import LatticeSchedules
+from flsv.benchmark.lattice import LatticeSchedules, check_lattice
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.exact import all_coalitions
 from flsv.games.retraining import RetrainedUtility

@@ -272,13 +272,12 @@ def test_intervals_are_kept(tmp_path: Path) -> None:
     assert ((low <= found.values["fedsv"]) & (found.values["fedsv"] <= high)).all()
 
 
-def test_a_file_of_before_there_were_intervals(tmp_path: Path) -> None:
-    old = "federation,condition,seed,metric,client,value\nsmall,base,0,cgsv,0,1\nsmall,base,0,cgsv,1,\nsmall,base,0,"
-    (tmp_path / "values.csv").write_text(old)
-    results = Results(tmp_path)
-    assert list(results.values) == []  # the third client was being written
-    old = old.rpartition("\n")[0] + "\nsmall,base,1,c"
-    (tmp_path / "values.csv").write_text(old)
+def test_a_metric_of_which_the_last_client_was_being_written_is_run_again(tmp_path: Path) -> None:
+    head = "federation,condition,seed,metric,client,value,low,high,identity\n"
+    kept = f"{head}small,base,0,cgsv,0,1,,,\nsmall,base,0,cgsv,1,,,,\n"
+    (tmp_path / "values.csv").write_text(f"{kept}small,base,0,")
+    assert list(Results(tmp_path).values) == []
+    (tmp_path / "values.csv").write_text(f"{kept}small,base,1,c")
     results = Results(tmp_path)
     results.add("small", "base", 1, run(small(), {"fedsv": METRICS["fedsv"]}, seed=1))
     read = Results(tmp_path)

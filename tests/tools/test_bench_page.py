@@ -10,10 +10,9 @@ import torch
 from bench_page_text import _seeds, page
 
 from flsv.benchmark import federation, names, truth_table
-from flsv.benchmark.coverage import Coverage
 from flsv.benchmark.registry import METRICS
 from flsv.benchmark.run import Results, Values
-from flsv.benchmark.summary import Cost, Known, Summary
+from flsv.benchmark.summary import Cost, Coverage, Known, Summary
 
 KINDS = ("duplicates", "feature_noise", "free_rider", "label_noise")
 LOW = {"fedce": -0.3, "cssv_weights": 0.1, "ot_gradient": 0.0, "size": 0.3, "gradient_agreement": 0.8125}
