@@ -1,4 +1,4 @@
-"""The federations of Guo et al.'s comparison (``guo_table.py``): which configurations, and what is measured.
+"""The federations of Guo et al.'s comparison (``tables/guo.yaml``): which configurations, and what is measured.
 
 A column is an experiment: data, network and scenario. The cells of the comparison are three runs, of which each gives
 the values of several algorithms: the paper's own aggregation, FedAvg whose updates rebuild sub-models, and FedAvg
@@ -8,10 +8,8 @@ trained anew for every coalition.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import product
 from typing import Any
 
 import lightning as L
@@ -50,36 +48,11 @@ REBUILDING = ("OR", "SOR", "MR", "TMR")
 ALGORITHMS = (OURS, OURS_FIXED, OURS_RAW, *RETRAINING, *REBUILDING)
 TMC_ORDERS, TMC_TRUNCATION, K_SUBSET_BUDGET = 15, 0.01, 20
 
-# The paper names neither network, learning rate nor batch size; its authors' code is softmax regression in batches of
-# 100 with a rate of 0.1. In the preset for two cores softmax regression gains in every round; LeNet5, which is not the
-# paper's, needs momentum to leave the plateau at which it starts within a few rounds.
-LR, MOMENTUM = "model.init_args.optimizer.init_args.lr", "model.init_args.optimizer.init_args.momentum"
-TOTAL, VALIDATION = "data.partitioner.init_args.total", "data.splits.server_val"
-ROUNDS, RATE = "trainer.max_epochs", "federation.server_lr"
-PRESETS: dict[str, dict[str, Any]] = {
-    "softmax": {LR: 0.01, MOMENTUM: 0.0, "data.batch_size": 200, TOTAL: 5000, VALIDATION: 1500 / 60000, ROUNDS: 20},
-    "lenet5": {LR: 0.03, MOMENTUM: 0.9, "data.batch_size": 20, TOTAL: 600, VALIDATION: 300 / 60000, ROUNDS: 20},
-}
-GPU = {"trainer.accelerator": "auto"}
-FULL: dict[str, dict[str, Any]] = {
-    "softmax": {LR: 0.1, MOMENTUM: 0.0, "data.batch_size": 100, VALIDATION: 0.1, ROUNDS: 20, **GPU},
-    "lenet5": {LR: 0.01, MOMENTUM: 0.9, "data.batch_size": 64, VALIDATION: 0.1, ROUNDS: 20, **GPU},
-}
-#: Beside one round.
-SHORT = {TOTAL: 300, VALIDATION: 0.005, "trainer.limit_test_batches": 1}
-
-FEDAVG, WEIGHTED = ("fedavg.yaml",), ("divergence_weighted.yaml",)
-A, B = "federation.aggregator.init_args.a", "federation.aggregator.init_args.b"
+RATE = "federation.aggregator.init_args.server_lr"
 DECAYED = "flsv.metrics.DecayedShapley"
-#: Values of one run of the paper's aggregation: all with the paper's decay, the class's default.
-OWN_METRICS = {
-    OURS: {"class_path": DECAYED, "init_args": {"estimator": "exact"}},
-    OURS_RAW: {"class_path": DECAYED, "init_args": {"estimator": "exact", "normalize": False}},
-    OURS_FIXED: {"class_path": DECAYED, "init_args": {"estimator": "exact", "coalition_weights": "fixed"}},
-}
 #: Values of one run of FedAvg. OR plays one game when all rounds are over.
 REBUILT_METRICS = {
-    "OR": {"class_path": "flsv.metrics.OneRoundShapley", "init_args": {"estimator": "exact"}},
+    "OR": {"class_path": "flsv.metrics.OneRoundShapley", "init_args": {"estimator": "exact", "rounds": 20}},
     **{
         name: {"class_path": DECAYED, "init_args": {"estimator": "exact", **arguments}}
         for name, arguments in MULTI_ROUND_INDICES.items()
@@ -87,62 +60,19 @@ REBUILT_METRICS = {
 }
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Tables 2 and 3: the accuracy's gain over FedAvg by a and b, in the scenario of their captions."""
-
-    a: Sequence[float]
-    b: Sequence[float]
-
-
-PAPER_SWEEP = Sweep((0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.05, 0.1, 0.2, 0.3, 0.4))
-SMALL_SWEEP = Sweep((0.2, 0.4, 0.6, 0.7), (0.05, 0.1, 0.2, 0.4))
 #: Data on which nothing was chosen, for the values without the division by the round's sum, which is not in the paper.
 HELD_OUT = "cifar10"
-CLAIMED, SERVER_LRS, SHARES = ("mixtures", "biased"), (1.0, 1.5), (0.2, 0.4, 0.6, 0.8, 1.0)
+CLAIMED, SERVER_LRS = ("mixtures", "biased"), (1.0, 1.5)
 
 
-def cells(full: bool, seeds: Sequence[int], retrain: Sequence[str] = ("softmax",)) -> list[Cell]:
-    """Those of all tables and figures, seed by seed. Coalitions are retrained for the networks named, with ``full`` for
-    all: LeNet5 takes two minutes of one core for it."""
-    settings = FULL if full else PRESETS
-    sweep = PAPER_SWEEP if full else SMALL_SWEEP
-    made: list[Cell] = []
-    for seed in seeds:
-        for network, source in product(NETWORKS, SOURCES):
-            at = partial(_cell, source, network, seed, settings[network])
-            for scenario in SCENARIOS:
-                column = f"{source}, {network}, {scenario}"
-                made.append(at("ours", column, scenario, WEIGHTED, {"federation.metrics": OWN_METRICS}, "valued"))
-                rounds = settings[network][ROUNDS]
-                metrics = {**REBUILT_METRICS, "OR": _with(REBUILT_METRICS["OR"], rounds=rounds)}
-                made.append(at("rebuilt", column, scenario, FEDAVG, {"federation.metrics": metrics}, "valued"))
-                if full or network in retrain:
-                    made.append(at("retrained", column, scenario, FEDAVG, {"federation.metrics": {}}, "retrained"))
-        at = partial(_cell, HELD_OUT, "softmax", seed, settings["softmax"])
-        for scenario in SCENARIOS:
-            column = f"held out: {HELD_OUT}, softmax, {scenario}"
-            made.append(at("ours", column, scenario, WEIGHTED, {"federation.metrics": OWN_METRICS}, "valued"))
-        for network, scenario in product(NETWORKS, CLAIMED):
-            at = partial(_cell, "mnist", network, seed, settings[network])
-            for ordered, rate in product((False, True), SERVER_LRS):
-                for row, files in {"FedAvg": FEDAVG, "DivergenceWeighted": WEIGHTED}.items():
-                    name = f"{'class-ordered' if ordered else 'shuffled'}, server_lr {rate:g}, {row}"
-                    changes = {RATE: rate, "federation.metrics": {}}
-                    measure = "ordered" if ordered else "shuffled"
-                    made.append(at(name, f"claim: {network}, {scenario}", scenario, files, changes, measure))
-        for source in SOURCES:
-            at = partial(_cell, source, "softmax", seed, settings["softmax"])
-            column, nothing = f"sweep: {source}", {"federation.metrics": {}}
-            made.append(at("FedAvg", column, "mixtures", FEDAVG, nothing, "shuffled"))
-            for a, b in product(sweep.a, sweep.b):
-                for name, rate in (("normalised", 1.0), ("as they are", raw_sum(a, b))):
-                    changes = {**nothing, A: a, B: b, RATE: rate}
-                    made.append(at(f"{a:g}, {b:g}, {name}", column, "mixtures", WEIGHTED, changes, "shuffled"))
-            column = f"figure 2: {source}"
-            changes = {**nothing, "data.splits.client_test": 0.0}
-            made.append(at("Individual", column, "divergence", ("separate.yaml",), changes, "alone"))
-    return made
+def rebuilt_metrics(at: Mapping[str, Any], full: bool) -> dict[str, Any]:
+    """Values of one run of FedAvg."""
+    return {"federation.metrics": REBUILT_METRICS}
+
+
+def step(at: Mapping[str, Any], full: bool) -> dict[str, Any]:
+    """The server's step: as the weights of the formula sum, or 1."""
+    return {RATE: 1.0 if at["weights"] == "normalised" else raw_sum(at["a"], at["b"])}
 
 
 def raw_sum(a: float, b: float, clients: int = 5) -> float:
@@ -151,27 +81,6 @@ def raw_sum(a: float, b: float, clients: int = 5) -> float:
     In the sweep's scenario none is negative.
     """
     return 1 - a + clients * b
-
-
-def _with(spec: Mapping[str, Any], **arguments: Any) -> dict[str, Any]:
-    return {**spec, "init_args": {**spec["init_args"], **arguments}}
-
-
-def _cell(
-    source: str,
-    network: str,
-    seed: int,
-    setting: Mapping[str, Any],
-    row: str,
-    column: str,
-    scenario: str,
-    algorithm: Sequence[str],
-    changes: Mapping[str, Any],
-    measure: str,
-) -> Cell:
-    overrides = {"data.source": source, "model.init_args.network": network, **setting, **changes}
-    files = ("fashion_mnist.yaml", f"scenarios/guo_{scenario}.yaml", *algorithm)
-    return Cell(row, column, seed, files, overrides, f"guo_federation:{measure}")
 
 
 # ---- what is measured

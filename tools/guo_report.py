@@ -1,4 +1,4 @@
-"""The checks, tables and figures of Guo et al.'s comparison (``guo_table.py``)."""
+"""The checks, tables and figures of Guo et al.'s comparison (``tables/guo.yaml``)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     python tools/pfedsv_communication.py
 
-``tools/pfedsv_table.py`` prints the same from the downloads that it measured; alone, this takes clients who know at the
+``tables/pfedsv.yaml`` prints the same from the downloads that it measured; alone, this takes clients who know at the
 first look whether a model is relevant, in the paper's setting of 10 clients with 2 of 10 classes each.
 """
 

@@ -2,7 +2,7 @@
 
     python tools/pfedsv_stand_in.py [--kept FILE] [--out FILE.md]
 
-Shows that these columns of ``pfedsv_table.py --full`` start and end, and estimates their hours as ``--full --short``
+Shows that these columns of ``tables/pfedsv.yaml --full`` start and end, and estimates their hours as ``--full --short``
 does: the sizes, the classes and the network are CIFAR-100's. Accuracies on noise mean nothing, and are not printed.
 """
 
@@ -20,12 +20,13 @@ from unittest.mock import patch
 
 import numpy as np
 import table_presets
-from pfedsv_table import PRESET
+from run_table import TABLES, preset_of
 from table_cells import Results
 from table_runs import Cell
 from torchvision.datasets import CIFAR100
 
 CLASSES = 100
+PRESET = preset_of(TABLES / "pfedsv.yaml")
 
 
 def write(folder: Path, images: dict[str, int]) -> None:

@@ -1,6 +1,6 @@
 """What noise for privacy leaves of contributions: rank correlation with the values without noise, against epsilon.
 
-    python tools/privacy_contributions.py [--columns digits] [--out FILE.md]
+    python tools/run_table.py tools/tables/privacy_contributions.yaml [--columns digits] [--out FILE.md]
 
 Per seed one federation is trained without privacy, and again, from the same start on the same batches, with every
 amount of noise: :class:`flsv.privacy.GaussianPrivacy` is all that differs. All metrics watch the same FedAvg. Ranks are
@@ -17,12 +17,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import table_presets
 import torch
 from common import grid
 from scipy.stats import spearmanr
 from table_cells import Results
-from table_presets import Preset
 from table_runs import Cell, Measured, built, federated_loop, trained
 from table_statistics import paired
 from torch import Tensor
@@ -34,35 +32,17 @@ FREE, AGAIN, CLIPPED = "no privacy", "no privacy, another start", "clipped, no n
 NOISE = {f"sigma = {sigma:g}": sigma for sigma in (0.001, 0.01, 0.03, 0.1, 0.3, 1.0, 2.0, 4.0)}
 NAMES = {"cssv": "CSSV", "cgsv": "CGSV", "ssv": "SSV", "fedsv": "FedSV"}
 ROUNDS = 10
-#: The clip is about twice the median norm of the last updates: clipping alone should change little.
-COLUMNS: dict[str, tuple[float, dict[str, Any]]] = {
-    "digits": (1.0, {}),
-    "Fashion-MNIST": (
-        0.5,
-        {
-            "data.source": "fashion_mnist",
-            "data.splits.max_samples": 4000,
-            "model.init_args.optimizer.init_args.lr": 0.02,
-        },
-    ),
-}
+CLIPS = {"digits": 1.0, "Fashion-MNIST": 0.5}
 
 
-def cells(full: bool, seeds: Sequence[int]) -> list[Cell]:
-    """Those of a column and seed have the same data; all but :data:`AGAIN` the same start and batches."""
-    found = []
-    for column, (clip, data) in COLUMNS.items():
-        for row in (FREE, AGAIN, CLIPPED, *NOISE):
-            for seed in seeds:
-                more: dict[str, Any] = {}
-                if row == AGAIN:
-                    more = {"seed_everything": seed + 1000, "federation.seed": seed + 1000}
-                elif row != FREE:
-                    noise = {"clip": clip, "noise_multiplier": NOISE.get(row, 0.0)}
-                    more = {"federation.privacy": {"class_path": "flsv.privacy.GaussianPrivacy", "init_args": noise}}
-                measure = "privacy_contributions:watched"
-                found.append(Cell(row, column, seed, ("tables/privacy.yaml",), {**data, **more}, measure))
-    return found
+def noise(at: Mapping[str, Any], full: bool) -> dict[str, Any]:
+    """The noise of a row; another start only of :data:`AGAIN`."""
+    if at["row"] == FREE:
+        return {}
+    if at["row"] == AGAIN:
+        return {"seed_everything": at["seed"] + 1000, "federation.seed": at["seed"] + 1000}
+    arguments = {"clip": CLIPS[at["column"]], "noise_multiplier": NOISE.get(at["row"], 0.0)}
+    return {"federation.uploads": [{"class_path": "flsv.privacy.GaussianPrivacy", "init_args": arguments}]}
 
 
 def watched(cell: Cell, root: str) -> Measured:
@@ -130,7 +110,7 @@ def of_column(results: Results, column: str) -> str:
     ]
     lines.append(["numbers of samples, no values", "-", *sizes, "-"])
     norm = statistics.mean(each["norm"] for each in free.values())
-    clip, _ = COLUMNS[column]
+    clip = CLIPS[column]
     about = f"Clipped at {clip}; updates without privacy: {norm:.2f} in the median of the last round."
     return f"## {column}\n\n{about}\n\n{grid(lines)}"
 
@@ -141,16 +121,10 @@ def alike(found: Mapping[str, Any], other: Mapping[str, Any], name: str) -> floa
 
 def report(results: Results, cells: Sequence[Cell]) -> str:
     there = {column for row, column, _ in results if row == FREE}
-    parts = [of_column(results, column) for column in COLUMNS if column in there]
+    parts = [of_column(results, column) for column in CLIPS if column in there]
     seeds = len({cell.seed for cell in cells})
     parts.append(
         f"Spearman's correlation over the clients with the values without noise: mean of {seeds} seeds, 95 % interval "
         "of the mean. Epsilon of one client after all rounds, delta = 1e-5."
     )
     return "\n\n".join(parts)
-
-
-PRESET = Preset("privacy_contributions", cells, report, short={"data.splits.max_samples": 400}, seeds=8)
-
-if __name__ == "__main__":
-    table_presets.main(PRESET, __doc__)

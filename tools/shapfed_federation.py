@@ -1,4 +1,4 @@
-"""The federations behind ShapFed's tables and figures (``shapfed_table.py``): configurations and what they measure.
+"""What is measured of the federations behind ShapFed's tables and figures (``tables/shapfed.yaml``).
 
 A column is an experiment: data, partition, network and training. A row is an algorithm of ``configs/``.
 """
@@ -6,9 +6,8 @@ A column is an experiment: data, partition, network and training. A row is an al
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import islice, product
+from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import lightning as L
@@ -18,154 +17,27 @@ from flsv import FederatedLoop
 from flsv.cli.own_models import OwnModels
 from flsv.data import FederatedDataModule
 
-Files, Overrides = tuple[str, ...], dict[str, Any]
-LR, MOMENTUM, DECAY = (f"model.init_args.optimizer.init_args.{name}" for name in ("lr", "momentum", "weight_decay"))
-NETWORK, ROUNDS, SAMPLES = "model.init_args.network", "trainer.max_epochs", "data.splits.max_samples"
-WEIGHTING, SCALE = "federation.aggregator.init_args.weighting", "federation.aggregator.init_args.scale"
-
-ROWS: dict[str, tuple[Files, Overrides]] = {
-    "Individual": (("separate.yaml",), {"data.splits.client_test": 0.0}),
-    "FedAvg": (("fedavg.yaml",), {WEIGHTING: "uniform"}),  # equation 4
-    "FedAvg, by samples": (("fedavg.yaml",), {}),
-    "CGSV": (("cgsv.yaml",), {}),
-    "ShapFed-WA": (("shapfed_wa.yaml",), {}),
-    "ShapFed-WA, by samples": (("shapfed_wa.yaml",), {WEIGHTING: "samples"}),  # not the paper's
-    "ShapFed": (("shapfed.yaml",), {}),
-}
-OURS, OTHERS = ("ShapFed-WA", "ShapFed-WA, by samples", "ShapFed"), ("FedAvg", "FedAvg, by samples", "CGSV")
-VALUES = {  # of the figures: all kinds of values of one run of FedAvg
-    "figure 3": {
-        "cssv": {"class_path": "flsv.metrics.ClassSpecificShapley"},
-        "true": {
-            "class_path": "flsv.metrics.PartialFederatedShapley",
-            "init_args": {"per_class": True, "estimator": "exact", "momentum": 0.9},
-        },
-    },
-    "figure 5": {
-        "cssv": {"class_path": "flsv.metrics.ClassSpecificShapley"},
-        "cssv_of_weights": {"class_path": "flsv.metrics.ClassSpecificShapley", "init_args": {"source": "weights"}},
-        "cgsv": {"class_path": "flsv.metrics.CosineGradientShapley"},
-        "true": {
-            "class_path": "flsv.metrics.PartialFederatedShapley",
-            "init_args": {"performance": "balanced_accuracy", "estimator": "exact", "momentum": 0.9},
-        },
-    },
-}
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """One column.
-
-    Args:
-        files: of ``configs/``, before the algorithm's.
-        overrides: of the preset for two cores.
-        full: what ``--full`` overrides in them: the paper's networks, rounds and data.
-        full_files: files of ``--full``, where they are others.
-        rows: row to further overrides; the rows themselves are those of ``ROWS``.
-        every: rounds between two tests on the way, for the figures that are curves; 0: none.
-    """
-
-    files: Files
-    overrides: Overrides
-    full: Overrides = field(default_factory=dict)
-    full_files: Files | None = None
-    rows: Mapping[str, Overrides] = field(default_factory=dict)
-    every: int = 0
-
-
-# The paper gives neither centres nor training for figure 3. Local training has to be long enough for client 2 to learn
-# its rare class 2 (9 % of its samples) within a round.
-SYNTHETIC = Experiment(
-    ("quickstart.yaml", "scenarios/shapfed_synthetic.yaml"),
-    {
-        ROUNDS: 10,
-        NETWORK: "mlp",
-        "model.init_args.network_args": {"hidden": [16]},
-        LR: 0.05,
-        MOMENTUM: 0.0,
-        "data.batch_size": 32,
-        "federation.local_epochs": 10,
-        "data.splits.client_test": 0.0,
-    },
+#: Of all columns, in the page's order.
+TABLES = (
+    "PneumoniaMNIST, heterogeneous",
+    "Fashion-MNIST, imbalanced",
+    "Fashion-MNIST, heterogeneous",
+    "CIFAR-10, imbalanced",
+    "CIFAR-10, heterogeneous",
+    "HAM10000, made-up clinics",
 )
-# The paper's training; equal volumes for figure 5, as its text has it.
-XRAYS: Overrides = {NETWORK: "shapfed_cnn", LR: 0.01, MOMENTUM: 0.9, DECAY: 5e-4, "data.batch_size": 32}
-XRAY_FILES = ("fashion_mnist.yaml", "scenarios/shapfed_chest_xray.yaml")
-GPU: Overrides = {"trainer.accelerator": "auto"}
-PLAIN: Overrides = {LR: 0.01, MOMENTUM: 0.0, "data.batch_size": 64}  # "SGD with a fixed learning rate of 0.01"
-RESNET: Overrides = {
-    **GPU,
-    **PLAIN,
-    NETWORK: "resnet34_small",
-    ROUNDS: 50,
-    SAMPLES: None,
-    "trainer.limit_test_batches": 1.0,
-}
-SMALL: Overrides = {LR: 0.02, "data.batch_size": 32, "data.loader.eval_batch_size": 500}
-FASHION: Overrides = {**SMALL, ROUNDS: 20, SAMPLES: 4000}
-CIFAR: Overrides = {
-    **SMALL,
-    NETWORK: "shapfed_cnn",
-    ROUNDS: 10,
-    SAMPLES: 3000,
-    "data.source": "cifar10",
-    "trainer.limit_test_batches": 4,  # 2,000 of the 10,000 test images
-}
+ROWS = ("Individual", "FedAvg", "FedAvg, by samples", "CGSV", "ShapFed-WA", "ShapFed-WA, by samples", "ShapFed")
+OURS, OTHERS = ("ShapFed-WA", "ShapFed-WA, by samples", "ShapFed"), ("FedAvg", "FedAvg, by samples", "CGSV")
+#: Of figure 5, of one run of FedAvg.
+VALUES = ("cssv", "cssv_of_weights", "cgsv", "true")
+#: Rounds between two tests on the way, for the figures that are curves.
+EVERY = {"CIFAR-10, imbalanced": 2, "HAM10000, made-up clinics": 3}
 
 
-def _scenario(name: str) -> Files:
-    return ("fashion_mnist.yaml", f"scenarios/shapfed_{name}.yaml")
-
-
-FIGURES = {
-    "figure 3": SYNTHETIC,
-    "figure 5": Experiment(
-        XRAY_FILES,
-        {**XRAYS, ROUNDS: 30, "data.partitioner.init_args.of": "client"},
-        {**GPU, NETWORK: "resnet34_small", ROUNDS: 50, "data.batch_size": 64},
-    ),
-}
-TABLES = {
-    "PneumoniaMNIST, heterogeneous": Experiment(
-        XRAY_FILES, {**XRAYS, ROUNDS: 15}, {**GPU, ROUNDS: 50, "data.batch_size": 64}, rows={"CGSV": {SCALE: 0.5}}
-    ),
-    "Fashion-MNIST, imbalanced": Experiment(_scenario("imbalanced"), FASHION, RESNET),
-    "Fashion-MNIST, heterogeneous": Experiment(_scenario("heterogeneous"), FASHION, RESNET),
-    "CIFAR-10, imbalanced": Experiment(_scenario("imbalanced"), CIFAR, RESNET, every=2),
-    "CIFAR-10, heterogeneous": Experiment(_scenario("heterogeneous"), CIFAR, RESNET),
-    "HAM10000, made-up clinics": Experiment(
-        _scenario("ham10000"),
-        {**SMALL, ROUNDS: 15},
-        {**GPU, **PLAIN, NETWORK: "timm:efficientnet_b0", ROUNDS: 200},
-        every=3,
-    ),
-}
-
-
-def short(cell: Cell) -> Overrides:
+def short(cell: Cell) -> dict[str, Any]:
     """Beside one round: enough images for every client to have one, for EfficientNet's batch statistics two."""
     images = 300 if cell.column.startswith("HAM10000") else 100
-    return {SAMPLES: images, "data.loader.eval_batch_size": 16, "trainer.limit_test_batches": 1}
-
-
-def cells(full: bool, seeds: Sequence[int]) -> list[Cell]:
-    """Those of all figures and tables, seed by seed, so that a table that is stopped has whole seeds."""
-    made = []
-    for seed, (name, experiment) in product(seeds, reversed({**FIGURES, **TABLES}.items())):
-        files, overrides = experiment.files, dict(experiment.overrides)
-        if full:
-            files, overrides = experiment.full_files or files, {**overrides, **experiment.full}
-        if name in VALUES:
-            algorithm, own = ROWS["FedAvg"]
-            further = {**overrides, **own, "federation.metrics": VALUES[name]}
-            made.append(Cell("values", name, seed, (*files, *algorithm), further, "shapfed_federation:values"))
-            continue
-        measure = f"shapfed_federation:{'on_the_way' if experiment.every else 'at_the_end'}"
-        for row, (algorithm, own) in ROWS.items():
-            further = {**overrides, **own, **experiment.rows.get(row, {})}
-            made.append(Cell(row, name, seed, (*files, *algorithm), further, measure))
-    return made
+    return {"data.splits.max_samples": images, "data.loader.eval_batch_size": 16, "trainer.limit_test_batches": 1}
 
 
 # ---- what is measured
@@ -213,7 +85,7 @@ def at_the_end(cell: Cell, root: str) -> Measured:
 
 def on_the_way(cell: Cell, root: str) -> Measured:
     """As :func:`at_the_end`, and ``curve``."""
-    return _tested(cell, root, every=TABLES[cell.column].every)
+    return _tested(cell, root, every=EVERY[cell.column])
 
 
 def values(cell: Cell, root: str) -> Measured:

@@ -1,4 +1,4 @@
-"""The figures and tables of ShapFed's page (``shapfed_table.py``), in Markdown and as images."""
+"""The figures and tables of ShapFed's page (``tables/shapfed.yaml``), in Markdown and as images."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def figure_3(seeds: Seeds) -> str:
 def figure_5(seeds: Seeds) -> str:
     rows = [["", *(f"P{i + 1}" for i in range(5)), "r with true", "P3 first", "P1, P5 last"]]
     agreement: dict[str, dict[int, float]] = {}
-    for name in VALUES["figure 5"]:
+    for name in VALUES:
         values = {seed: torch.tensor(run[name]) for seed, run in seeds.items()}
         orders = [value.argsort(descending=True).tolist() for value in values.values()]
         cells = [spread([float(value[i]) for value in values.values()], 3 if name != "true" else 4) for i in range(5)]
@@ -190,7 +190,7 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
             parts.append(f"## Figure 3\n\n{figure_3(runs['values'])}")
         elif name == "figure 5" and runs:
             parts.append(f"## Figure 5\n\n{figure_5(runs['values'])}")
-        elif runs.keys() >= ROWS.keys():
+        elif runs.keys() >= set(ROWS):
             if name == "CIFAR-10, heterogeneous":
                 parts.append(f"## Figure 6\n\n{figure_6(runs)}")
             if name == "CIFAR-10, imbalanced":
@@ -227,7 +227,7 @@ def draw(results: Results, folder: Path) -> list[Path]:
     written = []
     for name, column in (("figure_7", "CIFAR-10, imbalanced"), ("figure_8", "HAM10000, made-up clinics")):
         runs = chosen(results, column)
-        if runs.keys() >= ROWS.keys():
+        if runs.keys() >= set(ROWS):
             folder.mkdir(parents=True, exist_ok=True)
             written.append(folder / f"shapfed_{name}.png")
             (curves_of_clients(runs) if name == "figure_7" else curve_and_bars(runs)).savefig(written[-1])

@@ -8,7 +8,7 @@ asked with budgets of coalitions, as many as so many permutations of Monte Carlo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -39,23 +39,6 @@ ESTIMATORS: dict[str, Callable[..., ShapleyEstimate]] = {
     "complementary": complementary_shapley,
     "surrogate, unbiased": partial(surrogate_shapley, unbiased=True),
 }
-OVERRIDES = {
-    "model.init_args.network": "softmax",
-    "federation.sampler": "flsv.sampling.FullParticipation",
-    "trainer.max_epochs": 1,
-}
-
-
-def cells(full: bool, seeds: Sequence[int]) -> list[Cell]:
-    """The same in both presets: it is exact, and takes no GPU."""
-    bases = {"Fashion-MNIST": ("tables/shapleyfl.yaml",)}
-    bases["CIFAR-10"] = (*bases["Fashion-MNIST"], "tables/shapleyfl_cifar10.yaml")
-    files = ("scenarios/shapleyfl_gradient_poisoning.yaml", "fedavg.yaml")
-    return [
-        Cell("all", f"estimators, {name}", seed, (*base, *files), OVERRIDES, "shapleyfl_estimators:errors")
-        for name, base in bases.items()
-        for seed in seeds
-    ]
 
 
 class KeepRound(FedAvg):

@@ -1,8 +1,8 @@
 """Runs the cells of a table, several at once, and keeps each that is finished, so that a killed table goes on.
 
-What is kept is a file of JSON lines. A line counts for a cell if its command, its measurement and the version of the
-sources are the same (of ``flsv/``, of the cell's configuration files and of the function that measures), and so are the
-files of its data.
+What is kept is a file of JSON lines, which say what experiment was run. A line counts for a cell if its command, its
+measurement and the version of the sources are the same (of ``flsv/``, of the cell's configuration files and of the
+function that measures), and so are the files of its data.
 
 Under ``torchrun`` (RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT) the cells that nobody has kept are dealt out to the
 ranks in turn. Each keeps what it has finished in a file of its own beside the table's, so that they need no disk in
@@ -26,7 +26,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import yaml
-from table_runs import CONFIGS, Cell, Measured, measure
+from table_runs import CONFIGS, IDENTITIES, Cell, Measured, measure
 
 import flsv
 from flsv.engines.ranks import ranks_of_environment
@@ -125,11 +125,12 @@ class Kept:
     def find(self, cell: Cell) -> Measured | None:
         return self._lines.get(self._key(cell))
 
-    def keep(self, cell: Cell, result: Measured) -> None:
-        """Append a line, and wait until it is on the disk."""
+    def keep(self, cell: Cell, result: Measured, identity: str = "") -> None:
+        """Append a line, and wait until it is on the disk; ``identity`` is the experiment's that was run for it."""
         self._lines[self._key(cell)] = result
         line = {"row": cell.row, "column": cell.column, "seed": cell.seed, "command": cell.command}
-        line |= {"measure": cell.measure, "version": version(cell, self.root), "result": result}
+        line |= {"measure": cell.measure, "version": version(cell, self.root), "identity": identity}
+        line |= {"result": result}
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a+b") as file:
             if file.tell():
@@ -141,12 +142,13 @@ class Kept:
             os.fsync(file.fileno())
 
 
-def _measure(cell: Cell, root: str) -> tuple[Measured, float]:
-    """What is measured of a cell, and the seconds of the processor that it takes."""
+def _measure(cell: Cell, root: str) -> tuple[Measured, str, float]:
+    """What is measured of a cell, the experiment's identity, and the seconds of the processor that it takes."""
     start = time.process_time()
+    IDENTITIES.clear()
     try:
         result = measure(cell, root)
-        return result, time.process_time() - start
+        return result, next(reversed(IDENTITIES), ""), time.process_time() - start
     finally:
         # A trainer and its data refer to each other: a worker would hold the data of several cells.
         gc.collect()
@@ -211,9 +213,9 @@ def _measured(
                 failed.append(f"{cell.row}, {cell.column}, seed {cell.seed}: {error}\n  {cell.command}")
                 print(f"{who}failed: {failed[-1]}", flush=True)
                 continue
-            results[cell.key], took = future.result()
+            results[cell.key], identity, took = future.result()
             spent += took
-            kept.keep(cell, results[cell.key])
+            kept.keep(cell, results[cell.key], identity)
             seconds = time.perf_counter() - start
             place = f"{who}{done}/{len(cells)}"
             print(f"{place} {cell.column}, {cell.row}, seed {cell.seed}: {seconds:.0f} s", flush=True)

@@ -1,11 +1,12 @@
 """The command line of a table: presets, seeds, kept cells; what a full preset would cost on a GPU.
 
-    python tools/NAME_table.py                    the preset for two cores, in half an hour; --all: what it leaves out
-    torchrun --nproc_per_node 2 tools/NAME_table.py --workers 1
-                                                  the cells shared out to ranks, on one machine or several
-    python tools/NAME_table.py --full             the paper's own setting, for a GPU
-    python tools/NAME_table.py --full --short     every cell of it for one round and one seed on few images, on the CPU,
-                                                  and an estimate of the hours that the whole takes on a GPU
+    python tools/run_table.py tools/tables/NAME.yaml
+                            the preset for two cores, in half an hour; --all: what it leaves out
+    torchrun --nproc_per_node 2 tools/run_table.py tools/tables/NAME.yaml --workers 1
+                            the cells shared out to ranks, on one machine or several
+    ... --full              the paper's own setting, for a GPU
+    ... --full --short      every cell of it for one round and one seed on few images, on the CPU, and an estimate of
+                            the hours that the whole takes on a GPU
 
 The estimate: a short run counts, while it trains, torch's operators and the floating-point operations of those that
 multiply matrices or convolve. Operators are multiplied by the rounds and by the batches of the local epochs over all

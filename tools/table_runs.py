@@ -43,6 +43,9 @@ QUIET = {
 #: Callbacks that every cell's trainer has beside its own, for who wants to look on.
 WATCHING: list[L.Callback] = []
 
+#: What the experiments of this process were, the last one last: the keys of their identities.
+IDENTITIES: list[str] = []
+
 Measured = dict[str, Any]  # what JSON can hold
 
 
@@ -101,6 +104,8 @@ def built(cell: Cell, root: str, **more: Any) -> Iterator[FederatedCLI]:
         check_seeds(cli, cell.seed)
         cli.trainer.callbacks[:0] = WATCHING  # type: ignore[attr-defined]
         yield cli
+        if cli.trainer.state.finished:
+            IDENTITIES.append(cli.identity().key)
 
 
 def seeded(tree: Any, seed: int) -> Any:

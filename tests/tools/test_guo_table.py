@@ -10,11 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+from run_table import TABLES, cells, preset_of
 
 from flsv.functional import label_divergence
 from flsv.functional.divergence_weights import divergence_weights
 
-NAMES = ("guo_table", "guo_federation", "guo_report", "table_runs", "table_presets")
+NAMES = ("guo_federation", "guo_report", "table_runs", "table_presets")
+
+LR, ROUNDS = "model.init_args.optimizer.init_args.lr", "trainer.max_epochs"
+TOTAL, VALIDATION = "data.partitioner.init_args.total", "data.splits.server_val"
+PAPER_A, PAPER_B = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7), (0.05, 0.1, 0.2, 0.3, 0.4)
 
 
 @pytest.fixture(scope="module")
@@ -31,18 +36,19 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cell_of(tool: SimpleNamespace, row: str, column: str, **overrides: Any) -> Any:
     """Of MNIST's and softmax regression, two rounds of 150 digits instead."""
-    (cell,) = (each for each in tool.cells(False, [0]) if (each.row, each.column) == (row, column))
-    few = {"data.source": "digits", "data.batch_size": 10, tool.TOTAL: 150, tool.VALIDATION: 0.1, tool.ROUNDS: 2}
+    (cell,) = (each for each in cells("guo", False, [0]) if (each.row, each.column) == (row, column))
+    few = {"data.source": "digits", "data.batch_size": 10, TOTAL: 150, VALIDATION: 0.1, ROUNDS: 2}
     metrics = cell.overrides["federation.metrics"]
     if "OR" in metrics:
-        few["federation.metrics"] = {**metrics, "OR": tool._with(metrics["OR"], rounds=2)}
-    return replace(cell, overrides={**cell.overrides, **few, tool.LR: 0.1, **overrides})
+        game = {**metrics["OR"], "init_args": {**metrics["OR"]["init_args"], "rounds": 2}}
+        few["federation.metrics"] = {**metrics, "OR": game}
+    return replace(cell, overrides={**cell.overrides, **few, LR: 0.1, **overrides})
 
 
 def test_all_algorithms_in_one_scenario(tool: SimpleNamespace, tmp_path: Path) -> None:
     column = "mnist, softmax, biased"
-    cells = [cell_of(tool, row, column) for row in ("ours", "rebuilt", "retrained")]
-    results = {cell.key: tool.measure(cell, "data") for cell in cells}
+    mine = [cell_of(tool, row, column) for row in ("ours", "rebuilt", "retrained")]
+    results = {cell.key: tool.measure(cell, "data") for cell in mine}
     found = tool.found(results, column)
     assert tuple(found) == tool.ALGORITHMS
     by_name = {name: seeds[0] for name, seeds in found.items()}
@@ -68,7 +74,7 @@ def test_all_algorithms_in_one_scenario(tool: SimpleNamespace, tmp_path: Path) -
     assert by_name["exact"]["accuracy"] == by_name["MR"]["accuracy"]
     # The grand coalition, retrained, is the FedAvg run: what all of them together gain is the same.
     assert sum(by_name["exact"]["values"]) == pytest.approx(float(rows.sum()), abs=1e-6)
-    text = tool.report(results, cells)
+    text = tool.report(results, mine)
     for algorithm in tool.ALGORITHMS:
         assert text.count(f"\n| {algorithm} |") == 3 + (algorithm in (tool.OURS, tool.OURS_FIXED, tool.OURS_RAW))
     tool.draw_all(results, tmp_path)
@@ -172,9 +178,9 @@ def test_the_sweep(tool: SimpleNamespace) -> None:
     """As they are, the formula's weights make a step of their sum: x + s (a mean of updates) is x + sum_i D_i d_i."""
     column = "sweep: mnist"
     names = ["FedAvg", *(f"{a:g}, 0.4, {kind}" for a in (0.2, 0.6) for kind in ("normalised", "as they are"))]
-    cells = [cell_of(tool, row, column) for row in names]
-    results = {cell.key: tool.measure(cell, "data") for cell in cells}
-    assert [cell.overrides[tool.RATE] for cell in cells[1:]] == pytest.approx([1.0, 2.8, 1.0, 2.4])
+    mine = [cell_of(tool, row, column) for row in names]
+    results = {cell.key: tool.measure(cell, "data") for cell in mine}
+    assert [cell.overrides[tool.RATE] for cell in mine[1:]] == pytest.approx([1.0, 2.8, 1.0, 2.4])
     text = tool.report_sweep(results, "mnist")
     best = max(
         results["0.2, 0.4, as they are", column, 0]["accuracy"], results["0.6, 0.4, as they are", column, 0]["accuracy"]
@@ -190,8 +196,8 @@ def test_no_weight_of_the_sweep_is_clipped(tool: SimpleNamespace) -> None:
     mixtures[4] = torch.tensor([0] * 8 + [500, 500])
     divergence = torch.tensor([float(label_divergence(counts)) for counts in mixtures], dtype=torch.float64)
     divergence /= divergence.sum()
-    for a in tool.PAPER_SWEEP.a:
-        for b in tool.PAPER_SWEEP.b:
+    for a in PAPER_A:
+        for b in PAPER_B:
             weights = 0.2 - a * divergence + b
             assert weights.min() > 0
             assert float(weights.sum()) == pytest.approx(tool.raw_sum(a, b))
@@ -211,22 +217,22 @@ def test_figure_2(tool: SimpleNamespace) -> None:
 
 
 def test_cells(tool: SimpleNamespace) -> None:
-    cells = tool.cells(False, [0, 1])
-    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
-    assert len({cell.key for cell in cells}) == len(cells)
-    assert not [cell for cell in cells if cell.row == "retrained" and "lenet5" in cell.column]
-    assert [cell for cell in tool.cells(True, [0]) if cell.row == "retrained" and "lenet5" in cell.column]
+    made = cells("guo", False, [0, 1])
+    assert [cell.seed for cell in made] == sorted(cell.seed for cell in made)
+    assert len({cell.key for cell in made}) == len(made)
+    assert not [cell for cell in made if cell.row == "retrained" and "lenet5" in cell.column]
+    assert [cell for cell in cells("guo", True, [0]) if cell.row == "retrained" and "lenet5" in cell.column]
     files = {path.stem.removeprefix("guo_") for path in tool.CONFIGS.glob("scenarios/guo_*.yaml")}
     assert files == {*tool.SCENARIOS, "divergence"}
-    sweep = [cell for cell in tool.cells(True, [0]) if cell.column == "sweep: mnist"]
-    assert len(sweep) == 1 + 2 * 30
-    assert all(cell.overrides[tool.ROUNDS] == 20 and tool.TOTAL not in cell.overrides for cell in tool.cells(True, [0]))
+    sweep = [cell for cell in cells("guo", True, [0]) if cell.column == "sweep: mnist"]
+    assert len(sweep) == 1 + 2 * len(PAPER_A) * len(PAPER_B)
+    assert all(cell.overrides[ROUNDS] == 20 and TOTAL not in cell.overrides for cell in cells("guo", True, [0]))
 
 
 @pytest.mark.filterwarnings("ignore:LightningCLI")
 def test_scenarios_are_those_of_the_files(tool: SimpleNamespace) -> None:
     for scenario in ("sizes", "noisy"):
-        with tool.built(cell_of(tool, "rebuilt", f"mnist, softmax, {scenario}", **{tool.TOTAL: 500}), "data") as cli:
+        with tool.built(cell_of(tool, "rebuilt", f"mnist, softmax, {scenario}", **{TOTAL: 500}), "data") as cli:
             cli.datamodule.setup("fit")
             if scenario == "sizes":
                 assert cli.datamodule.num_samples.tolist() == [50, 75, 100, 125, 150]
@@ -235,13 +241,14 @@ def test_scenarios_are_those_of_the_files(tool: SimpleNamespace) -> None:
 
 
 def test_full_and_short(
-    tool: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tool: SimpleNamespace, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Cells of the full preset start and end, and it says what all of them would take."""
-    monkeypatch.setattr(importlib.import_module("guo_federation"), "SOURCES", ("digits",))
     monkeypatch.setattr(importlib.import_module("guo_report"), "SOURCES", ("digits",))
-    preset = tool.preset()
-    preset = replace(preset, short={**preset.short, tool.TOTAL: 150, tool.VALIDATION: 0.1})
+    path = tmp_path / "guo.yaml"
+    path.write_text((TABLES / "guo.yaml").read_text().replace("[mnist, fashion_mnist]", "[digits]"))
+    preset = preset_of(path)
+    preset = replace(preset, short={**preset.short, TOTAL: 150, VALIDATION: 0.1})
     tool.main(preset, None, ["--full", "--short", "--columns", "digits, softmax, biased", "figure 2"])
     text = capsys.readouterr().out
     assert "| exact |" in text
@@ -251,7 +258,7 @@ def test_full_and_short(
 
 def test_retrained_coalitions_are_counted(tool: SimpleNamespace) -> None:
     """The estimate for a GPU counts the trainings of coalitions, most of the work."""
-    short = {**tool.SHORT, tool.TOTAL: 50, tool.VALIDATION: 0.1}
+    short = {TOTAL: 50, VALIDATION: 0.1, "trainer.limit_test_batches": 1}
     found = tool.counted(cell_of(tool, "retrained", "mnist, softmax, same"), short, "data")
     assert found["operators"] > 1000
     assert found["gpu_seconds"] > 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pfedsv_communication
+import pfedsv_report
 import pfedsv_stand_in
-import pfedsv_table
 import pytest
 import torch
 from personalization.judged import Judged
-from pfedsv_cells import METHODS, WEIGHTS, cells, comparison, informed, judged, measured, relevance
+from pfedsv_cells import ORDER, WEIGHTS, judged, measured
 from pfedsv_informed import one_by_one
+from run_table import cells
 from table_presets import ON_CPU, shortened
 from table_runs import CONFIGS, Cell, built, federated_loop
 from torch import Tensor
@@ -33,8 +34,16 @@ SMALL = {
 }
 
 
+METHODS = [name for name in ORDER if name != "FedAvg+FT"]
+
+
+def of(row: str, column: str) -> list[Cell]:
+    return [cell for cell in cells("pfedsv", False, [0]) if cell.column == column and cell.row == row]
+
+
 def small(row: str, partition: str = "pathological", clients: int = 10) -> Cell:
-    (cell,) = (c for c in comparison(partition, "MNIST", clients, False, [0]) if c.row == row)
+    column = f"{partition}, MNIST" + (f", {clients} clients" if clients != 10 else "")
+    (cell,) = of(row, column)
     more = {"data.partitioner.init_args.min_samples": 20} if partition == "Dirichlet" else {}
     return replace(cell, overrides={**cell.overrides, **SMALL, **more})
 
@@ -44,7 +53,7 @@ def small(row: str, partition: str = "pathological", clients: int = 10) -> Cell:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_every_cell_has_its_files(full: bool) -> None:
-    made = cells(full, [0])
+    made = cells("pfedsv", full, [0])
     assert len({cell.key for cell in made}) == len(made)
     assert {cell.row for cell in made} >= set(METHODS)
     for file in {file for cell in made for file in cell.files}:
@@ -52,7 +61,7 @@ def test_every_cell_has_its_files(full: bool) -> None:
 
 
 def test_the_full_preset_is_the_papers() -> None:
-    made = {cell.column: cell for cell in cells(True, [0]) if cell.row == "pFedSV"}
+    made = {cell.column: cell for cell in cells("pfedsv", True, [0]) if cell.row == "pFedSV"}
     assert len(made) == 16
     for column in ("pathological, MNIST", "Dirichlet, CIFAR-10", "pathological, CIFAR-100, 100 clients"):
         cell = made[column]
@@ -107,7 +116,7 @@ def test_100_clients_and_noise() -> None:
 
 
 def test_figure_2_has_five_clients_and_three() -> None:
-    for cell in relevance([0]):
+    for cell in (cell for cell in cells("pfedsv", False, [0]) if cell.column == "figure 2, MNIST"):
         with built(replace(cell, overrides={**cell.overrides, **SMALL}), "data") as cli:
             cli.datamodule.setup("fit")
             counts = cli.datamodule.class_counts
@@ -118,7 +127,7 @@ def test_figure_2_has_five_clients_and_three() -> None:
 
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_figure_4_downloads_who_is_relevant(weights: str) -> None:
-    (cell,) = (c for c in informed("MNIST", False, [0]) if c.row == weights)
+    (cell,) = of(weights, "figure 4, MNIST")
     found = measured(replace(cell, overrides={**cell.overrides, **SMALL}), "data")
     looked_at = ~torch.tensor(found["relevance"]).isnan().fill_diagonal_(True)
     assert torch.equal(looked_at, (torch.tensor(found["overlap"]) > 0).fill_diagonal_(False))
@@ -153,8 +162,10 @@ CIFAR = 50_000  # images, the fewest of the four data sets
 
 def partitions() -> dict[str, Cell]:
     """A cell of every way in which the three presets deal out images."""
-    short = [shortened(cell, pfedsv_table.short(cell)) for cell in cells(True, [0])]
-    made = [cell for cell in [*cells(False, [0]), *cells(True, [0]), *short] if cell.row == "Separate"]
+    short = [shortened(cell, pfedsv_report.short(cell)) for cell in cells("pfedsv", True, [0])]
+    made = [
+        cell for cell in [*cells("pfedsv", False, [0]), *cells("pfedsv", True, [0]), *short] if cell.row == "Separate"
+    ]
 
     def name(cell: Cell) -> str:
         dealt = {k: v for k, v in cell.overrides.items() if k.startswith("data.") and k != "data.source"}
@@ -226,7 +237,7 @@ RESULTS = {
 
 
 def test_report() -> None:
-    text = pfedsv_table.report(RESULTS, [])
+    text = pfedsv_report.report(RESULTS, [])
     for title in ("Table I:", "Table II:", "Tables III and IV", "Figure 2", "Figures 3 and 7", "Figures 8 to 10"):
         assert f"## {title}" in text
     assert "| Separate (received) | **91.0 ± 1.0** |" in text
@@ -243,15 +254,15 @@ def test_report_of_some_rows() -> None:
     others = {key: found for key, found in RESULTS.items() if key[0] in ("Separate", "FedAvg")}
     others |= {(row, "Dirichlet, MNIST", seed): found for (row, _, seed), found in list(others.items())}
     others |= {(row, "Dirichlet, Fashion-MNIST", seed): found for (row, _, seed), found in list(others.items())}
-    text = pfedsv_table.report(others, [])
+    text = pfedsv_report.report(others, [])
     assert "| Separate (received) | **91.0 ± 1.0** | **91.0 ± 1.0** |" in text
     assert "minus" not in text.lower()
 
 
 def test_figure_7() -> None:
-    assert len(pfedsv_table.figure_7(RESULTS).axes) == 4  # two panels with their scales
+    assert len(pfedsv_report.figure_7(RESULTS).axes) == 4  # two panels with their scales
     with pytest.raises(ValueError, match="no kept cell"):
-        pfedsv_table.figure_7({})
+        pfedsv_report.figure_7({})
 
 
 def test_communication() -> None:

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from run_table import cells
 from table_runs import Cell
 
 
@@ -36,9 +37,9 @@ def test_likeness_and_interval(tool: ModuleType) -> None:
 
 
 def test_only_the_noise_differs(tool: ModuleType) -> None:
-    cells = {cell.row: small(cell) for cell in tool.cells(False, [0]) if cell.column == "digits"}
+    rows = {cell.row: small(cell) for cell in cells("privacy_contributions", False, [0]) if cell.column == "digits"}
     free, clipped, again, strong = (
-        tool.watched(cells[row], "data") for row in (tool.FREE, tool.CLIPPED, tool.AGAIN, "sigma = 4")
+        tool.watched(rows[row], "data") for row in (tool.FREE, tool.CLIPPED, tool.AGAIN, "sigma = 4")
     )
     assert strong["accuracy"] < free["accuracy"]
     assert 0 < free["norm"] < 1  # so that clipping changes nothing
@@ -49,7 +50,7 @@ def test_only_the_noise_differs(tool: ModuleType) -> None:
         assert again["values"][metric] != values
     found = {tool.FREE: free, tool.AGAIN: again, "sigma = 4": strong}
     results = {(row, "digits", 0): result for row, result in found.items()}
-    lines = tool.report(results, list(cells.values())).splitlines()
+    lines = tool.report(results, list(rows.values())).splitlines()
     assert lines[2] == f"Clipped at 1.0; updates without privacy: {free['norm']:.2f} in the median of the last round."
     assert lines[6].startswith("| no privacy | ∞ | 1 | 1 | 1 | 1 |")
     assert lines[7].startswith("| no privacy, another start | ∞ | ")
@@ -59,9 +60,9 @@ def test_only_the_noise_differs(tool: ModuleType) -> None:
 
 def test_cells(tool: ModuleType) -> None:
     """Rows of a column and seed differ in privacy only; the clip is the column's."""
-    cells = tool.cells(False, range(8))
-    assert len(cells) == 2 * 11 * 8 == len({cell.key for cell in cells})
-    by_key = {cell.key: cell for cell in cells}
+    found = cells("privacy_contributions", False, range(8))
+    assert len(found) == 2 * 11 * 8 == len({cell.key for cell in found})
+    by_key = {cell.key: cell for cell in found}
     noisy = by_key["sigma = 0.1", "Fashion-MNIST", 3]
     free = by_key[tool.FREE, "Fashion-MNIST", 3]
     (name,) = set(noisy.overrides) - set(free.overrides)

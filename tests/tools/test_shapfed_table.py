@@ -14,10 +14,11 @@ import torch
 import yaml
 from matplotlib.colors import to_hex
 from matplotlib.container import BarContainer
+from run_table import TABLES, cells, preset_of
 
 from flsv.drawing import PALETTE
 
-NAMES = ("shapfed_table", "shapfed_federation", "shapfed_report", "table_runs", "table_presets")
+NAMES = ("shapfed_federation", "shapfed_report", "table_runs", "table_presets")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def cell_of(tool: SimpleNamespace, row: str, column: str, **overrides: Any) -> Any:
-    (cell,) = (each for each in tool.cells(False, [0]) if (each.row, each.column) == (row, column))
+    (cell,) = (each for each in cells("shapfed", False, [0]) if (each.row, each.column) == (row, column))
     return replace(cell, overrides={**cell.overrides, **overrides})
 
 
@@ -103,8 +104,8 @@ def test_report_of_a_table(tool: SimpleNamespace, tmp_path: Path) -> None:
     lift = {"ShapFed-WA": 5.0, "FedAvg, by samples": 2.0, "CGSV": -4.0}
     column = "CIFAR-10, imbalanced"
     results = made_up(tool, column, 4, lambda row, seed, n: 50.0 + n * (1 + seed) + lift.get(row, 0.0))
-    cells = [cell for cell in tool.cells(False, [0, 1]) if cell.key in results]
-    text = tool.report(results, cells)
+    mine = [cell for cell in cells("shapfed", False, [0, 1]) if cell.key in results]
+    text = tool.report(results, mine)
     # The best other row is FedAvg by samples; by pairs the difference is the same in both seeds.
     assert "| ShapFed-WA | **+3.00 [+3.00, +3.00]** against FedAvg, by samples |" in text
     assert "| ShapFed-WA | **+5.00 [+5.00, +5.00]** against FedAvg |" in text
@@ -159,11 +160,11 @@ def test_figure_5_compares_by_pairs(tool: SimpleNamespace) -> None:
 
 def test_cells(tool: SimpleNamespace) -> None:
     """Whole seeds one after the other; rows differ in the algorithm only, so that they are paired."""
-    cells = tool.cells(False, [0, 1])
-    assert [cell.seed for cell in cells] == sorted(cell.seed for cell in cells)
-    assert len({cell.key for cell in cells}) == len(cells) == 2 * (2 + len(tool.TABLES) * len(tool.ROWS))
+    made = cells("shapfed", False, [0, 1])
+    assert [cell.seed for cell in made] == sorted(cell.seed for cell in made)
+    assert len({cell.key for cell in made}) == len(made) == 2 * (2 + len(tool.TABLES) * len(tool.ROWS))
     for column in tool.TABLES:
-        mine = [cell for cell in cells if cell.column == column and cell.seed == 0]
+        mine = [cell for cell in made if cell.column == column and cell.seed == 0]
         shared = {
             tuple(sorted((k, str(v)) for k, v in cell.overrides.items() if not k.startswith("federation.aggregator")))
             for cell in mine
@@ -184,10 +185,11 @@ def test_the_six_clinics_share_everything_unequally(tool: SimpleNamespace) -> No
 
 
 def test_full_settings_are_the_papers(tool: SimpleNamespace) -> None:
-    cells = {cell.column: cell.overrides for cell in tool.cells(True, [0])}
-    names = (tool.NETWORK, tool.ROUNDS, tool.LR, tool.MOMENTUM)
+    of = {cell.column: cell.overrides for cell in cells("shapfed", True, [0])}
+    sgd = "model.init_args.optimizer.init_args"
+    names = ("model.init_args.network", "trainer.max_epochs", f"{sgd}.lr", f"{sgd}.momentum")
     chest, ham, cifar, figure_5 = (
-        cells[name]
+        of[name]
         for name in (
             "PneumoniaMNIST, heterogeneous",
             "HAM10000, made-up clinics",
@@ -195,17 +197,17 @@ def test_full_settings_are_the_papers(tool: SimpleNamespace) -> None:
             "figure 5",
         )
     )
-    assert [chest[name] for name in (*names, tool.DECAY)] == ["shapfed_cnn", 50, 0.01, 0.9, 5e-4]
+    assert [chest[name] for name in (*names, f"{sgd}.weight_decay")] == ["shapfed_cnn", 50, 0.01, 0.9, 5e-4]
     assert [ham[name] for name in names] == ["timm:efficientnet_b0", 200, 0.01, 0.0]
     assert [cifar[name] for name in names] == ["resnet34_small", 50, 0.01, 0.0]
     assert [figure_5[name] for name in names] == ["resnet34_small", 50, 0.01, 0.9]
-    assert cifar[tool.SAMPLES] is ham.get(tool.SAMPLES) is None
+    assert cifar["data.splits.max_samples"] is ham.get("data.splits.max_samples") is None
     assert cifar["trainer.limit_test_batches"] == 1.0
 
 
 def test_full_and_short(tool: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     """The full preset's figure 3 starts and ends, and says what all of it would take."""
-    tool.main(tool.preset(), None, ["--full", "--short", "--columns", "figure 3"])
+    tool.main(preset_of(TABLES / "shapfed.yaml"), None, ["--full", "--short", "--columns", "figure 3"])
     text = capsys.readouterr().out
     assert "## Figure 3" in text
     assert "hours on one GPU" in text

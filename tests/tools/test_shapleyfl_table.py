@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 import shapleyfl_estimators
-import shapleyfl_table
+import shapleyfl_report
 import torch
-from shapleyfl_table import METHODS, SCENARIOS, betas, cells, clinics, comparison, measured
-from table_runs import CONFIGS, built, federated_loop
+from run_table import cells
+from shapleyfl_report import METHODS, measured
+from table_runs import CONFIGS, Cell, built, federated_loop
 from torch import nn
 
 from flsv.functional.shapley import exact_shapley
 from flsv.parameters import ParameterSpace
 
+SCENARIOS = {"long tail", "open-set noise", "closed-set noise", "data noise", "gradient poisoning"}
 DIGITS = {"data.source": "digits", "data.splits.max_samples": None, "model.init_args.network": "softmax"}
 
 
@@ -23,18 +25,21 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
 
 
+def of(column: str, seeds: list[int]) -> list[Cell]:
+    """The cells of the columns that begin so."""
+    return [cell for cell in cells("shapleyfl", False, seeds) if cell.column.startswith(column)]
+
+
 def small(row: str, scenario: str):  # type: ignore[no-untyped-def]
-    (cell,) = (
-        c for c in comparison("Fashion-MNIST", False, [1]) if c.row == row and c.column == f"Fashion-MNIST, {scenario}"
-    )
+    (cell,) = (c for c in cells("shapleyfl", False, [1]) if c.row == row and c.column == f"Fashion-MNIST, {scenario}")
     return replace(cell, overrides={**cell.overrides, **DIGITS, "trainer.max_epochs": 2})
 
 
 @pytest.mark.parametrize("full", [False, True])
 def test_every_cell_has_its_files(full: bool) -> None:
-    made = cells(full, [0, 1])
+    made = cells("shapleyfl", full, [0, 1])
     assert len({cell.key for cell in made}) == len(made)
-    assert {cell.column.partition(", ")[2] for cell in made if cell.row == "AFedSV+"} >= set(SCENARIOS)
+    assert {cell.column.partition(", ")[2] for cell in made if cell.row == "AFedSV+"} >= SCENARIOS
     assert {cell.row for cell in made} >= set(METHODS)
     for file in {file for cell in made for file in cell.files}:
         assert (CONFIGS / file).is_file()
@@ -62,7 +67,7 @@ def test_rows_differ_in_what_they_say_they_do() -> None:
     sizes = {getattr(each.sampler, "expected_cohort", None) or each.sampler.cohort_size for each in loops.values()}
     assert sizes == {6}
     assert loops["FedProx"].client_algorithm.mu == 0.01
-    assert loops["AFedSV"].metrics["ssv"].beta == loops["AFedSV+"].metrics["ssv"].beta == 0.7
+    assert loops["AFedSV"].metrics["ssv"].fold.momentum == loops["AFedSV+"].metrics["ssv"].fold.momentum == 0.7
     kinds = {row: type(loop.aggregator).__name__ for row, loop in loops.items()}
     assert (kinds["FedSV"], kinds["FedSV, by the sum"]) == ("ShapleySoftmax", "ShapleyWeighted")
     temperatures = [loops[row].sampler.temperature for row in ("S-FedAvg", "S-FedAvg, temperature 0.1")]
@@ -70,10 +75,10 @@ def test_rows_differ_in_what_they_say_they_do() -> None:
 
 
 def test_beta_and_clinics() -> None:
-    for cell in betas(False, [0])[:2]:
+    for cell in of("beta", [0])[:2]:
         with built(replace(cell, overrides={**cell.overrides, **DIGITS}), "data") as cli:
-            assert federated_loop(cli.trainer).metrics["ssv"].beta == float(cell.row.split()[1])
-    for cell in clinics(False, [0]):
+            assert federated_loop(cli.trainer).metrics["ssv"].fold.momentum == float(cell.row.split()[1])
+    for cell in of("clinics", [0]):
         assert "flsv.sampling.FullParticipation" in cell.command
         assert cell.row != "AFedSV+"
 
@@ -103,7 +108,7 @@ def test_exact_values() -> None:
 
 def test_errors_of_estimators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapleyfl_estimators, "PERMUTATIONS", (8, 64))
-    cell = shapleyfl_estimators.cells(False, [0])[0]
+    cell = of("estimators, Fashion-MNIST", [0])[0]
     five = {"num_clients": 6, "shards_per_client": 3, "seed": 0}
     partitioner = {"class_path": "flsv.data.ShardPartitioner", "init_args": five}
     overrides = {**cell.overrides, **DIGITS, "data.partitioner": partitioner}
@@ -120,10 +125,10 @@ def test_errors_of_estimators(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_report() -> None:
     results = {}
-    for cell in comparison("Fashion-MNIST", False, [0, 1, 2]) + betas(False, [0, 1]) + clinics(False, [0, 1]):
+    for cell in of("Fashion-MNIST", [0, 1, 2]) + of("beta", [0, 1]) + of("clinics", [0, 1]):
         value = 50 + cell.seed + (5 + 0.1 * cell.seed if cell.row == "AFedSV" else 0)
         results[cell.key] = {"accuracy": value, "balanced_accuracy": value, "cpu": 1.0, "auroc": 0.5}
-    text = shapleyfl_table.report(results, [])
+    text = shapleyfl_report.report(results, [])
     assert "## Figure 2: Fashion-MNIST" in text
     assert "Figure 1" not in text
     assert text.count("| AFedSV | **+5.10 [") == 1  # figure 2, three seeds

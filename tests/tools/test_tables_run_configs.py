@@ -5,10 +5,9 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-import pfedsv_cells
 import pytest
-import shapleyfl_table
 import yaml
+from run_table import cells as cells_of_table
 from table_runs import CONFIGS, Cell
 
 TOOLS = CONFIGS.parent / "tools"
@@ -51,7 +50,9 @@ LISTED = {
     "AFedSV+": COHORT,
     "AFedSV+, cohorts of one size": LARGER,
     "pFedMe": {"local_epochs": 1},
-    "FedFomo": {"metrics": pfedsv_cells.JUDGES},
+    "FedFomo": {
+        "metrics": {"relevance": "flsv.metrics.DomainRelevance", "communication": "flsv.metrics.CommunicationCost"}
+    },
     "pFedSV, safeguarded": {"personalizer.safeguard": True},
     "pFedSV, shared extractor": {"personalizer.mode": "extractor"},
     "pFedSV, joining, shared start": {"personalizer.game": "joining", "personalizer.shared": 1.0},
@@ -69,10 +70,11 @@ def changed(cell: Cell) -> dict:
 
 
 def test_every_change_of_an_algorithm_is_listed() -> None:
-    cells = shapleyfl_table.comparison("Fashion-MNIST", False, [0]) + shapleyfl_table.comparison("CIFAR-10", False, [0])
-    for partition in ("pathological", "Dirichlet"):
-        cells += pfedsv_cells.comparison(partition, "MNIST", 10, False, [0])
-        cells += pfedsv_cells.comparison(partition, "MNIST", 100, False, [0])
+    sources = ("Fashion-MNIST, ", "CIFAR-10, ")
+    cells = [cell for cell in cells_of_table("shapleyfl", False, [0]) if cell.column.startswith(sources)]
+    dealt = ("pathological, MNIST", "Dirichlet, MNIST")
+    columns = (*dealt, *(f"{each}, 100 clients" for each in dealt))
+    cells += [cell for cell in cells_of_table("pfedsv", False, [0]) if cell.column in columns]
     for cell in cells:
         assert changed(cell) == LISTED.get(cell.row, {}), cell.row
 

@@ -1,33 +1,17 @@
-"""pFedSV's tables I to IV and figures 2 to 4 and 7 to 10 (Wu et al., IEEE TMC 2024), on what is at hand.
-
-    python tools/pfedsv_table.py [--out FILE.md]             tables I to IV and figures 2, 3 and 7, ten clients
-    python tools/pfedsv_table.py --columns "Dirichlet, CIFAR-10" "pathological, CIFAR-10" "figure 4"
-    python tools/pfedsv_table.py --all                       these, and 100 clients
-    python tools/pfedsv_table.py --full [--short]
-    python tools/pfedsv_table.py --png docs/images/pfedsv_relevance.png     figure 7, of what is kept
-
-Tables I and II: mean test accuracy over the clients' own test samples, for the models that they have trained in the
-last round and for those that they then receive. Tables III and IV: noise on what the clients share, and its epsilon.
-Figure 2: what those who share no label do to a model. Figure 4: those who do, weighed together or one by one. Figures 3
-and 7: who finds whom relevant, by distances of models and by values, against who shares labels with whom. Figures 8 to
-10: what crossed.
-"""
+"""The report of pFedSV's tables and figures (``tables/pfedsv.yaml``)."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 import pfedsv_communication
-import table_presets
 import torch
 from common import grid, spread
 from matplotlib.figure import Figure
-from pfedsv_cells import NOISES, ORDER, OURS, ROWS, WEIGHTS, K, cells
-from table_cells import Kept, Results
-from table_presets import Preset
+from pfedsv_cells import NOISES, ORDER, OURS, ROWS, WEIGHTS, K
+from table_cells import Results
 from table_runs import Cell, Measured
 from table_statistics import Table, against, against_best, gather, means, over_columns
 from torch import Tensor
@@ -196,6 +180,13 @@ def figure_7(results: Results) -> Figure:
     return figure
 
 
+def draw(results: Results, folder: Path) -> None:
+    """Figure 7, where its cells are there."""
+    if any("relevance" in result for result in results.values()):
+        folder.mkdir(parents=True, exist_ok=True)
+        figure_7(results).savefig(folder / "pfedsv_relevance.png")
+
+
 # ---- all of it
 
 
@@ -226,25 +217,3 @@ def short(cell: Cell) -> dict[str, object]:
         if hundred:  # as few as 1000 draws of a partition can do with
             few["data.splits.max_samples"] = 12000
     return few
-
-
-ASKED = ("figure 4", "Dirichlet, CIFAR-10", "pathological, CIFAR-10")
-ASKED += ("Dirichlet, MNIST, 100 clients", "pathological, MNIST, 100 clients")
-PRESET = Preset("pfedsv", cells, report, short, asked=ASKED)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--png", type=Path)
-    options, rest = parser.parse_known_args()
-    if options.png is None:
-        table_presets.main(PRESET, __doc__, rest)
-        return
-    kept = Kept(Path("runs/tables/pfedsv.jsonl"), any_version=True)
-    found = {cell.key: result for cell in cells(False, range(5)) if (result := kept.find(cell)) is not None}
-    options.png.parent.mkdir(parents=True, exist_ok=True)
-    figure_7(found).savefig(options.png)
-
-
-if __name__ == "__main__":
-    main()
