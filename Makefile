@@ -2,7 +2,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install check lint format types layers test coverage docs tables lowest flower ci
+.PHONY: help install check lint format types layers size test coverage docs tables lowest flower ci
 
 help: ## this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -11,7 +11,7 @@ install: ## a virtual environment in .venv with all that is needed
 	python3 -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
 
-check: lint types layers ## all that needs no test
+check: lint types layers size ## all that needs no test
 
 lint: ## style and format
 	$(PYTHON) -m ruff check .
@@ -26,6 +26,9 @@ types: ## mypy
 
 layers: ## who may import whom
 	$(PYTHON) -c "from importlinter.cli import lint_imports_command; lint_imports_command()"
+
+size: ## lines of code, and what is over a limit of length, complexity or arguments
+	$(PYTHON) tools/count_code.py --rooms --check
 
 # Two at a time, and a file's tests one after the other: they share what is made once.
 test: ## all tests and doctests

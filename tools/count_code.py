@@ -1,9 +1,10 @@
 """How much code there is: lines with a token that is no comment and no docstring, and what is over the house's limits.
 
-    python tools/count_code.py [FOLDER] [--rooms] [--complexity 20]
+    python tools/count_code.py [FOLDER] [--rooms] [--complexity 20] [--check]
 
 Prints the lines and files of ``flsv`` (or FOLDER), with ``--rooms`` of each folder in it, files of more than 400
 lines of any kind, functions of a higher cyclomatic complexity, and the arguments of the loop and of the data module.
+With ``--check`` it fails where one of them is over its limit.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import argparse
 import ast
 import inspect
 import io
+import sys
 import tokenize
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-LONGEST = 400
+#: Lines of a file, a function's cyclomatic complexity, arguments of the loop and of the data module.
+LONGEST, COMPLEXITY, ARGUMENTS = 400, 20, 14
 NOTHING = {
     tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING,
     tokenize.ENDMARKER,
@@ -59,37 +62,44 @@ def complexity(function: ast.AST) -> int:
     return total
 
 
-def main() -> None:
-    """The command line."""
+def main() -> int:
+    """The command line; with ``--check`` 1 where a limit is passed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).parents[1] / "flsv")
     parser.add_argument("--rooms", action="store_true", help="lines and files of each folder, too")
-    parser.add_argument("--complexity", type=int, default=20, help="functions above it are named")
+    parser.add_argument("--complexity", type=int, default=COMPLEXITY, help="functions above it are named")
+    parser.add_argument("--check", action="store_true", help="exit with 1 where something is over a limit")
     options = parser.parse_args()
-    files = sorted(path for path in options.folder.rglob("*.py"))
-    lines, rooms, count = {}, Counter(), Counter()
-    for path in files:
-        source = path.read_text()
-        lines[path] = code_lines(source)
+    sources = {path: path.read_text() for path in sorted(options.folder.rglob("*.py"))}
+    rooms, count = Counter(), Counter()
+    for path, source in sources.items():
         room = path.relative_to(options.folder).parts[0] if path.parent != options.folder else "."
-        rooms[room] += lines[path]
+        rooms[room] += code_lines(source)
         count[room] += 1
-    print(f"{options.folder.name}: {sum(lines.values()):,} lines of code in {len(files)} files")
+    print(f"{options.folder.name}: {rooms.total():,} lines of code in {len(sources)} files")
     for room, total in rooms.most_common() if options.rooms else ():
         print(f"  {room:20} {total:6,} lines {count[room]:4} files")
-    for path in files:
-        source = path.read_text()
-        if source.count("\n") > LONGEST:
-            print(f"more than {LONGEST} lines: {path.relative_to(options.folder.parent)} ({source.count(chr(10))})")
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and complexity(node) > options.complexity:
-                print(f"complexity {complexity(node)}: {path.relative_to(options.folder.parent)}, {node.name}")
+    over = list(over_limits(sources, options.folder.parent, options.complexity))
     if options.folder.name == "flsv":
         from flsv import FederatedDataModule, FederatedLoop
 
         for found in (FederatedLoop, FederatedDataModule):
-            print(f"{found.__name__}: {len(inspect.signature(found).parameters)} arguments")
+            arguments = len(inspect.signature(found).parameters)
+            print(f"{found.__name__}: {arguments} arguments")
+            over += [f"more than {ARGUMENTS} arguments: {found.__name__}"] if arguments > ARGUMENTS else []
+    print("\n".join(over), end="\n" if over else "")
+    return int(options.check and bool(over))
+
+
+def over_limits(sources: Mapping[Path, str], root: Path, most: int) -> Iterator[str]:
+    """Files that are too long, and functions of too high a complexity."""
+    for path, source in sources.items():
+        if (length := source.count("\n")) > LONGEST:
+            yield f"more than {LONGEST} lines: {path.relative_to(root)} ({length})"
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and complexity(node) > most:
+                yield f"complexity {complexity(node)}: {path.relative_to(root)}, {node.name}"
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
