@@ -1,4 +1,4 @@
-"""What the parts of FedBary's comparison (``fedbary_table.py``) share: settings, images, learned features, checks."""
+"""What the parts of FedBary's comparison (``tables/fedbary.yaml``) share: sizes, images, learned features, checks."""
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import fedbary_contributions
@@ -74,12 +74,13 @@ class JobCell(Cell):
     def command(self) -> str:
         """What to type for this job alone."""
         full = ["--full"] if self.setting == FULL else []
-        words = ["--parts", self.column, "--only", self.row, "--first-seed", str(self.seed), "--seeds", "1"]
-        return shlex.join(["python", "tools/fedbary_table.py", *full, *words])
+        words = ["--columns", self.column, "--rows", self.row, "--first-seed", str(self.seed), "--seeds", "1"]
+        return shlex.join(["python", "tools/run_table.py", "tools/tables/fedbary.yaml", *full, *words])
 
 
-def cells(parts: Iterable[str], setting: Setting, seeds: Sequence[int]) -> list[JobCell]:
-    """The cells of these parts."""
+def cells(full: bool, seeds: Sequence[int], setting: Setting | None = None) -> list[JobCell]:
+    """The cells of all parts; ``setting`` are other sizes than the preset's."""
+    setting = setting or (FULL if full else Setting())
     return [
         JobCell(
             row=", ".join(map(str, job[1:-1])),
@@ -90,7 +91,7 @@ def cells(parts: Iterable[str], setting: Setting, seeds: Sequence[int]) -> list[
             job=job,
             setting=setting,
         )
-        for part in parts
+        for part in PARTS
         for job in PARTS[part].jobs(setting, seeds)
     ]
 
@@ -109,18 +110,17 @@ def results_of(found: Results, cells: Sequence[JobCell], part: str) -> tuple[dic
     return {cell.job: each["result"] for cell, each in there}, sum(each["seconds"] for _, each in there)
 
 
-def counted(cell: JobCell, whole: Setting, root: str) -> tuple[Measured, float]:
-    """Run a short job, and say how many seconds a GPU would take for torch's part at the sizes of ``whole``.
+def counted(cell: JobCell, short: Mapping[str, Any], root: str) -> Measured:
+    """A job at small sizes: what it measured, and how many seconds a GPU would take for torch's part at the cell's own.
 
     A part says in ``work`` how the sizes enter. The transport programmes are solved on the CPU on any machine, and are
-    left out.
+    left out, as are the coalition games of figure 4, which other threads play.
     """
-    count = Operators()
+    few, count, part = replace(cell, setting=SHORT), Operators(), PARTS[cell.column]
     with count:
-        result = measured(cell, root)
-    part = PARTS[cell.column]
-    factor = part.work(cell.job, whole) / part.work(cell.job, cell.setting)
-    return result, gpu_seconds(count.operators, count.flops, factor, trains(cell.job))
+        result = measured(few, root)
+    factor = part.work(cell.job, cell.setting) / part.work(cell.job, SHORT)
+    return {"result": result, "gpu_seconds": gpu_seconds(count.operators, count.flops, factor, trains(cell.job))}
 
 
 def trains(job: Job) -> bool:

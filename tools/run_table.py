@@ -13,7 +13,8 @@ The options are those of ``table_presets.py``, which also says what a preset is.
     report:   "module:function" from the results and the cells to Markdown
     images:   "module:function" of the results and a folder, for --images
     measure:  "module:function" of a cell and the folder of the data; blocks and parts may name another
-    blocks:   what the cells are made of, see below
+    blocks:   what the cells are made of, see below; or ``cells``, "module:function" from full and the seeds to cells
+    first_seed, alone, counted: see ``table_presets.Preset``
 
 A block has ``axes``, each a mapping from names to parts (or a list of names), and a cell for every choice of one name
 from each. A part says what its choice changes: ``files`` (below ``configs/``), ``set`` (options of flsv fit), ``small``
@@ -44,7 +45,8 @@ from table_runs import Cell
 
 Choice = dict[str, Any]  # axis to the chosen name
 TABLES = Path(__file__).with_name("tables")
-KEYS = {"about", "seeds", "asked", "short", "report", "images", "measure", "blocks"}
+KEYS = {"about", "seeds", "asked", "short", "report", "images", "measure", "blocks", "cells"}
+KEYS |= {"first_seed", "alone", "counted"}
 PART = {"files", "full_files", "set", "small", "full", "unset", "measure", "only", "drop", "also"}
 BLOCK = PART | {"axes", "rules", "row", "column"}
 
@@ -58,7 +60,7 @@ def read_table(path: Path) -> dict[str, Any]:
     table = yaml.safe_load(path.read_text(encoding="utf-8"))
     table = {name: value for name, value in table.items() if not name.startswith("_")}  # anchors of its own
     _check(path, table, KEYS)
-    for block in table["blocks"]:
+    for block in table.get("blocks", ()):
         _check(path, block, BLOCK)
         for part in (part for axis in block["axes"].values() if isinstance(axis, Mapping) for part in axis.values()):
             _check(path, part or {}, PART)
@@ -69,6 +71,8 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def cells_of(table: Mapping[str, Any], full: bool, seeds: Sequence[int]) -> list[Cell]:
     """All cells, seed by seed, so that a table that is stopped has whole seeds."""
+    if "cells" in table:
+        return named(table["cells"])(full, seeds)
     return [cell for seed in seeds for block in table["blocks"] for cell in _of_block(block, table, full, seed)]
 
 
@@ -94,6 +98,9 @@ def preset_of(path: Path, images: Path | None = None) -> Preset:
         named(short) if isinstance(short, str) else short,
         table.get("seeds", 5),
         tuple(table.get("asked", ())),
+        table.get("first_seed", 0),
+        tuple(table.get("alone", ())),
+        named(table.get("counted", "table_presets:counted")),
     )
 
 

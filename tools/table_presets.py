@@ -45,6 +45,7 @@ from flsv.data import FederatedDataModule
 from flsv.engines.ranks import ranks_of_environment
 from flsv.games.evaluation import evaluator
 from flsv.games.evaluation.one_by_one import run_serial
+from flsv.participants import ALONE
 
 SECONDS_PER_OPERATOR = 1e-5
 FLOPS_PER_SECOND = 2e13
@@ -62,6 +63,9 @@ class Preset:
         short: what ``--short`` overrides, beside one round and one seed; or a function of the cell that says it.
         seeds: how many there are by default.
         asked: columns, or beginnings of their names, that run if they are asked for: all fit into half an hour without.
+        first_seed: the seeds are this one and those after it.
+        alone: columns whose cells run after all others, one at a time: they measure time.
+        counted: how a short run is counted, see :func:`counted`, which is the default.
     """
 
     name: str
@@ -70,6 +74,9 @@ class Preset:
     short: Mapping[str, Any] | Callable[[Cell], Mapping[str, Any]]
     seeds: int = 5
     asked: tuple[str, ...] = ()
+    first_seed: int = 0
+    alone: tuple[str, ...] = ()
+    counted: Callable[[Cell, Mapping[str, Any], str], Measured] | None = None
 
 
 class Operators(TorchDispatchMode):
@@ -187,7 +194,7 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
     parser.add_argument("--short", action="store_true", help="one round, one seed, few images; with --full an estimate")
     parser.add_argument("--list", action="store_true", help="print every cell's command and end")
     parser.add_argument("--seeds", type=int, default=preset.seeds, help="how many")
-    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--first-seed", type=int, default=preset.first_seed)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--columns", nargs="+", help="columns of these names, or whose names begin so: asked for")
     parser.add_argument("--rows", nargs="+", help="only these rows")
@@ -222,10 +229,13 @@ def main(preset: Preset, description: str | None, arguments: Sequence[str] | Non
         found = {cell.key: result for cell in cells if (result := kept.find(cell)) is not None}
         text = f"{preset.report(found, cells)}\n\n{len(found)} of {len(cells)} cells are finished."
     else:
-        found = finish(cells, kept, options.root, options.workers, ranks)
+        shared = [cell for cell in cells if cell.column not in preset.alone]
+        alone = [cell for cell in cells if cell.column in preset.alone]
+        found = finish(shared, kept, options.root, options.workers, ranks) if shared else {}
         if ranks.rank:
             return
-        text, workers = preset.report(found, cells), options.workers * ranks.size
+        found |= finish(alone, kept, options.root, workers=1, ranks=ALONE) if alone else {}
+        text, workers = preset.report(found, cells), options.workers * ranks.size if shared else 1
         text += f"\n\n{time.perf_counter() - start:.0f} s with {workers} workers, torch {torch.__version__}."
     text += f"\n\n{asking}" if asking else ""
     print(text)
@@ -251,7 +261,7 @@ def _short(cells: Sequence[Cell], preset: Preset, options: argparse.Namespace) -
         short = preset.short(cell) if callable(preset.short) else preset.short
         named = replace(cell, overrides={**cell.overrides, "short": dict(short)})  # the estimate is of both
         if (counts := kept.find(named)) is None:
-            counts = counted(cell, short, options.root)
+            counts = (preset.counted or counted)(cell, short, options.root)
             kept.keep(named, counts)
         found[cell.key] = counts
         print(f"{done}/{len(cells)} {cell.column}, {cell.row}", flush=True)

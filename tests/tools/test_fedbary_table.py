@@ -10,7 +10,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import table_presets
 import torch
+from run_table import TABLES, cells, main
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
 needs_data = pytest.mark.skipif(
@@ -20,7 +22,7 @@ needs_data = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    return importlib.import_module("fedbary_table")
+    return importlib.import_module("fedbary_report")
 
 
 @pytest.fixture
@@ -39,11 +41,11 @@ def test_protocol(tool: ModuleType, setting: Any, tmp_path: Path) -> None:
     errors = results[jobs[0]]["errors"]
     assert abs(errors["1"][-1]) < 1e-3
     assert errors["10"][-1] > errors["1"][-1]
-    text = tool.report("protocol", results, setting, tmp_path / "barycentre.png")
+    text = tool.of_part("protocol", results, setting, tmp_path / "barycentre.png")
     assert "not met" not in text
     assert (tmp_path / "barycentre.png").stat().st_size > 1000
     results[jobs[0]]["errors"]["1"][-1] = 0.5
-    assert "**not met**: normal: S = m within 1e-3" in tool.report("protocol", results, setting)
+    assert "**not met**: normal: S = m within 1e-3" in tool.of_part("protocol", results, setting)
 
 
 def test_time(tool: ModuleType, setting: Any) -> None:
@@ -51,10 +53,10 @@ def test_time(tool: ModuleType, setting: Any) -> None:
     assert {job[1] for job in jobs} == {"S = 5"}  # competitors: of 5 and 10 clients
     results = run(tool, jobs, setting)
     assert len(results) == 3
-    assert "| FedBary, S = 5 |" in tool.report("time", results, setting)
+    assert "| FedBary, S = 5 |" in tool.of_part("time", results, setting)
     slow = {("time", "S = 100", n, seed): {"seconds": 2.0 * n} for n in (5, 10, 50, 100) for seed in range(3)}
     slow |= {("time", "GTG", 5, seed): {"seconds": 3.0 + seed} for seed in range(3)}
-    text = tool.report("time", slow, tool.Setting())
+    text = tool.of_part("time", slow, tool.Setting())
     assert "- met: S = 100: linear in n, R^2 at least 0.98: 1.0000" in text
     assert "**not met**: n = 100, S = 100 in less than 120 s: 200.0 s" in text
     assert "| GTG | 4.0 ± 1.0 s (33 s) | - | - | - |" in text
@@ -66,7 +68,7 @@ def test_time(tool: ModuleType, setting: Any) -> None:
 @needs_data
 @pytest.mark.parametrize("name", ["MR", "exact", "DataSV"])
 def test_time_of_competitors(tool: ModuleType, name: str) -> None:
-    setting = replace(tool.SHORT, time_samples=20)
+    setting = replace(importlib.import_module("fedbary_jobs").SHORT, time_samples=20)
     assert tool.PARTS["time"].run(("time", name, 2, 0), setting, ROOT)["seconds"] > 0
 
 
@@ -111,11 +113,11 @@ def test_variants_report(tool: ModuleType) -> None:
         return {name: {"distances": [1 + seed + step * rate] * 10, **numbers} for name, rate in keys}
 
     results = {("variants", "mnist", seed): result(seed, 1.0 + seed) for seed in (0, 1)}
-    text = tool.report("variants", results, tool.Setting())
+    text = tool.of_part("variants", results, tool.Setting())
     assert "| mnist | 15 % (30) | 0.55 ± 0.07 (4, 0.25) |" in text
     assert "- met: feature noise, mnist: the distance grows" in text
     worse = {job: result(job[-1], -1.0) for job in results}
-    assert "**not met**: feature noise, mnist: the distance grows" in tool.report("variants", worse, tool.Setting())
+    assert "**not met**: feature noise, mnist: the distance grows" in tool.of_part("variants", worse, tool.Setting())
 
 
 def test_scores(tool: ModuleType) -> None:
@@ -136,7 +138,7 @@ def test_detection_report(tool: ModuleType) -> None:
         return {key: dict.fromkeys(part.METHODS, numbers) | {"LAVA": {**numbers, "auroc": lava}} for key in keys}
 
     results = {("detection", "mnist", seed): result(0.9 - 0.01 * seed) for seed in (0, 1, 2)}
-    text = tool.report("detection", results, tool.Setting())
+    text = tool.of_part("detection", results, tool.Setting())
     assert "**not met**: feature noise, mnist, pixels: AUROC at least 0.98" in text
     assert "- met: label flips, mnist, learned: AUROC at least 0.95" in text
     assert "| feature noise | mnist | pixels | +0.00 [+0.00, +0.00] | **+7.00 [+4.52, +9.48]** |" in text
@@ -149,7 +151,7 @@ def test_contributions_report(tool: ModuleType) -> None:
     shares = [0.3, 0.25, 0.2, 0.15, 0.1]
     cases = ("1 same", "4 label noise", "no validation")
     results = {("contributions", case, "cifar10", 0): result(shares) for case in cases}
-    text = tool.report("contributions", results, tool.Setting())
+    text = tool.of_part("contributions", results, tool.Setting())
     assert "**not met**: cifar10, case 1 same" in text
     assert "- met: cifar10, case 4 label noise" in text
     assert "- met: cifar10, no validation" in text
@@ -162,7 +164,7 @@ def test_removal_report(tool: ModuleType) -> None:
     for seed, gain in enumerate((0.01, 0.02, 0.06)):
         counts = {f"{name}, {of}": 10.0 for name in ("before", "after", "clean") for of in ("samples", "bad")}
         results["removal", "filter", what, seed] = {"before": 0.5, "after": 0.5 + gain, "clean": 0.6, **counts}
-    text = tool.report("removal", results, tool.Setting())
+    text = tool.of_part("removal", results, tool.Setting())
     assert "- met: duplication: three times the set" in text
     assert "**not met**: duplication: copies of one sample" in text
     # Better on average, but the interval of three seeds holds 0.
@@ -181,23 +183,23 @@ def test_detection_and_removal(tool: ModuleType) -> None:
     assert all(len(curve) == 7 for curve in curves.values())
 
 
-def test_a_killed_table_goes_on_and_says_what_is_finished(
-    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    kept = tmp_path / "kept.jsonl"
-    words = ["--parts", "protocol", "--only", "normal", "--seeds", "2", "--workers", "1", "--kept", str(kept)]
-    tool.main([*words[:4], "--seeds", "1", *words[6:]])
+TABLE = str(TABLES / "fedbary.yaml")
+
+
+def test_a_killed_table_goes_on_and_says_what_is_finished(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = ["--workers", "1", "--kept", str(tmp_path / "kept.jsonl")]
+    words = [TABLE, "--columns", "protocol", "--rows", "normal", *kept, "--seeds"]
+    main([*words, "1"])
     assert "0 of 1 cells are kept" in capsys.readouterr().out
-    tool.main([*words, "--finished"])
-    assert "1 of 2 jobs are finished." in capsys.readouterr().out
-    tool.main([*words, "--out", str(tmp_path / "page.md")])
+    main([*words, "2", "--finished"])
+    assert "1 of 2 cells are finished." in capsys.readouterr().out
+    main([*words, "2", "--out", str(tmp_path / "page.md"), "--images", str(tmp_path)])
     assert "1 of 2 cells are kept" in capsys.readouterr().out
     assert "2 jobs, seeds 10 to 11" in (tmp_path / "page.md").read_text()
 
 
-@pytest.mark.parametrize(("words", "times"), [([], False), (["--full"], True), (["--parts", "time"], True)])
+@pytest.mark.parametrize(("words", "times"), [([], False), (["--full"], True), (["--columns", "time"], True)])
 def test_times_are_asked_for(
-    tool: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -210,25 +212,24 @@ def test_times_are_asked_for(
         asked.extend(job.column for job in jobs)
         return {}
 
-    monkeypatch.setattr(tool, "finish", finish)
-    tool.main([*words, "--kept", str(tmp_path / "kept.jsonl")])
+    monkeypatch.setattr(table_presets, "finish", finish)
+    main([TABLE, *words, "--kept", str(tmp_path / "kept.jsonl")])
     assert ("time" in asked) == times
-    assert ("detection" in asked) == (words != ["--parts", "time"])
-    assert ("Left out, until --parts names it: time." in capsys.readouterr().out) == (not times)
-    tool.main(["--finished", "--seeds", "1", "--kept", str(tmp_path / "kept.jsonl")])
-    jobs = importlib.import_module("fedbary_jobs")
-    everything = len(jobs.cells(list(tool.PARTS), tool.Setting(), [10]))
-    assert f"0 of {everything} jobs are finished." in capsys.readouterr().out
+    assert ("detection" in asked) == (words != ["--columns", "time"])
+    assert ("Left out, until --columns names them or --all is said: time." in capsys.readouterr().out) == (not times)
+    main([TABLE, "--finished", "--seeds", "1", "--kept", str(tmp_path / "kept.jsonl")])
+    assert f"0 of {len(cells('fedbary', False, [10]))} cells are finished." in capsys.readouterr().out
     with pytest.raises(SystemExit):
-        tool.main(["--only", "S = 100, 5"])
-    assert "is called so. Left out, until --parts names it: time." in capsys.readouterr().err
+        main([TABLE, "--rows", "S = 100, 5"])
+    assert "has these rows and columns. Left out, until --columns names them" in capsys.readouterr().err
 
 
-def test_what_the_papers_sizes_would_take(tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tool.main(["--full", "--short", "--parts", "protocol", "--only", "normal", "barycentre"])
+def test_what_the_papers_sizes_would_take(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = ["--kept", str(tmp_path / "kept.jsonl")]
+    main([TABLE, "--full", "--short", "--columns", "protocol", "--rows", "normal", "barycentre", *kept])
     text = capsys.readouterr().out
     assert "2/2 protocol, barycentre" in text
-    assert "GPU hours for torch's operators" in text
+    assert "hours on one GPU" in text
     jobs = importlib.import_module("fedbary_jobs")
     assert jobs.gpu_seconds(100, 1, 8.0, training=True) == pytest.approx(8e-3)
     assert jobs.gpu_seconds(100, 1, 8.0, training=False) == pytest.approx(1e-3)

@@ -34,7 +34,7 @@ def seed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_seed_is_the_cells() -> None:
     with built(CELL, "data") as cli:
         data, loop = cli.datamodule, federated_loop(cli.trainer)
-        random = (data.split_options, data.partitioner, data.corruptions[0], loop.uploads[0])
+        random = (data.splits, data.partitioner, data.corruptions[0], loop.uploads[0])
         assert [each.seed for each in random] == [3, 3, 3, 3]
         assert cli.config.seed_everything == cli.config.federation.seed == 3
         assert loop.client_algorithm.mu == 0.01
