@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 from flsv.data.options import Files
 from flsv.data.splits import FederatedSplits
 from flsv.data.tables.columns import Columns
-from flsv.data.tables.table import CSVFile
+from flsv.data.tables.table import Table
 from flsv.errors import ConfigurationError
 
 
@@ -74,15 +74,16 @@ class Reading:
     group: str | None = None
     columns: Columns = field(default_factory=Columns)
 
-    def table_label(self, table: CSVFile) -> str:
+    def table_label(self, table: Table) -> str:
         """The column to predict of a table.
 
         Raises:
             ConfigurationError: it was not said, or there is none of that name.
         """
         if self.label is None:
-            shown = ", ".join(list(table.columns)[:20]) + (", ..." if len(table.columns) > 20 else "")
-            raise ConfigurationError(f"{table.path} is a table: say labels, the column to predict. It has {shown}.")
+            raise ConfigurationError(
+                f"{table.path} is a table: say labels, the column to predict. It has {table.shown}."
+            )
         table.column(self.label, "labels")
         return self.label
 

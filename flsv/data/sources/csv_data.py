@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.arguments import check_number
-from flsv.data.tables.table import CSVFile, find_file, read_csv
+from flsv.data.tables.table import Table, find_file, read_csv
 from flsv.data.tables.values import class_labels, class_names, group_values, with_values
 from flsv.errors import ConfigurationError
 from flsv.seeding import generator_for
@@ -101,7 +101,7 @@ class CSVData(L.LightningDataModule):
         self.num_classes: int | None = None
 
     @abstractmethod
-    def encode(self, train: CSVFile, test: CSVFile | None) -> None:
+    def encode(self, train: Table, test: Table | None) -> None:
         """Make the data sets of the files; called once."""
 
     def setup(self, stage: str | None = None) -> None:
@@ -129,7 +129,7 @@ class CSVData(L.LightningDataModule):
 
     # For subclasses
 
-    def read_groups(self, file: CSVFile) -> np.ndarray | None:
+    def read_groups(self, file: Table) -> np.ndarray | None:
         """The group of each row ``[N]``, as numbers if all are; None without a group column."""
         if self.group is None:
             return None
@@ -252,11 +252,11 @@ class TextData(CSVData):
         check_number(self, "max_words", max_words, least=1, whole=True)
         self.text, self.label, self.max_words = text, label, max_words
 
-    def encode(self, train: CSVFile, test: CSVFile | None) -> None:
+    def encode(self, train: Table, test: Table | None) -> None:
         files = [with_values(file, self.label, "label") for file in (train, test) if file is not None]
         groups = self.read_groups(files[0])
         about = f"label {self.label!r}"
-        labels = [[value.strip() for value in file.column(self.label, "label")] for file in files]
+        labels = [file.text(self.label, "label").tolist() for file in files]
         names = class_names(files[0], labels[0], about)
         sets = [
             (self._words(file, file.column(self.text, "text")), class_labels(file, values, names, about))
@@ -265,7 +265,7 @@ class TextData(CSVData):
         self.keep(sets[0], self.split(len(files[0]), groups), groups, None if test is None else sets[1], names)
         self.input_shape = (self.max_words,)
 
-    def _words(self, file: CSVFile, texts: Sequence[str]) -> Tensor:
+    def _words(self, file: Table, texts: Sequence[str]) -> Tensor:
         words = torch.zeros(len(texts), self.max_words, dtype=torch.long)
         for row, text in enumerate(texts):
             hashes = hashed_words(text, self.max_words)
@@ -332,7 +332,7 @@ class CharacterData(CSVData):
         check_number(self, "length", length, least=1, whole=True)
         self.text, self.length = text, length
 
-    def encode(self, train: CSVFile, test: CSVFile | None) -> None:
+    def encode(self, train: Table, test: Table | None) -> None:
         pieces, counts = self._pieces(train, train.column(self.text, "text"))
         groups = self.read_groups(train)
         of, lost = None, []
@@ -352,7 +352,7 @@ class CharacterData(CSVData):
         self.keep((pieces,), self.split(len(pieces), of), of, rest)
         self.input_shape = (self.length + 1,)
 
-    def _pieces(self, file: CSVFile, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
+    def _pieces(self, file: Table, texts: Sequence[str]) -> tuple[Tensor, list[int]]:
         """Pieces int64 ``[n, length + 1]``, and how many each text has."""
         found = [windows(text, self.length) for text in texts]
         return torch.from_numpy(np.concatenate(found).astype(np.int64)), [len(pieces) for pieces in found]

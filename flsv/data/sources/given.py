@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
+import pandas as pd
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -20,7 +22,7 @@ from flsv.data.tables.columns import Columns
 from flsv.data.tables.sources import tables_source
 from flsv.data.tables.table import (
     TABLES,
-    CSVFile,
+    Table,
     column_keys,
     column_values,
     frame_table,
@@ -36,7 +38,7 @@ KINDS = (
 )
 
 
-def read_part(given: Any, reading: Reading, what: str) -> Dataset | CSVFile:
+def read_part(given: Any, reading: Reading, what: str) -> Dataset | Table:
     """A data set, or a table as it is, of whatever was given.
 
     Args:
@@ -61,13 +63,13 @@ def find_place(name: str, root: str) -> Path | None:
     return next((place for place in (Path(root) / name, Path(name)) if name and place.exists()), None)
 
 
-def read_table(path: Path, columns: Columns) -> CSVFile:
+def read_table(path: Path, columns: Columns) -> Table:
     """A CSV file; one called ``.tsv`` has tabs."""
     tabs = path.suffix.lower() == ".tsv" and columns.delimiter == ","
     return read_csv(path, "\t" if tabs else columns.delimiter)
 
 
-def _read(given: Any, reading: Reading) -> Dataset | CSVFile:
+def _read(given: Any, reading: Reading) -> Dataset | Table:
     if isinstance(given, str | Path):
         return _read_path(str(given), reading)
     if is_pair_of_arrays(given):
@@ -93,7 +95,7 @@ def _read(given: Any, reading: Reading) -> Dataset | CSVFile:
     return given
 
 
-def _read_path(name: str, reading: Reading) -> Dataset | CSVFile:
+def _read_path(name: str, reading: Reading) -> Dataset | Table:
     place = find_place(name, reading.root)
     if place is None:
         looked = " and ".join(dict.fromkeys(str(p.absolute()) for p in (Path(reading.root) / name, Path(name))))
@@ -111,11 +113,11 @@ def _read_path(name: str, reading: Reading) -> Dataset | CSVFile:
     return image_folder(place, reading.image_size)
 
 
-def _read_frame(frame: Any, reading: Reading) -> Dataset | CSVFile:
+def _read_frame(frame: Any, reading: Reading) -> Dataset | Table:
     keys = column_keys(frame) or {}
     if reading.label is None and is_hugging_face(frame):
         return frame  # rows are dictionaries, and somebody has a model for these
-    table = CSVFile(type(frame).__name__, {name: [] for name in keys}, [])
+    table = Table(type(frame).__name__, pd.DataFrame(columns=list(keys)), np.array([], int), typed=True)
     label = reading.table_label(table)
     if len(frame) == 0:
         return table
@@ -173,7 +175,7 @@ def own_source(
     }
     held = {name: None if each is None else read_part(each, reading, name) for name, each in held_out.items()}
     together = {**parts, **{f"the {name} data": part for name, part in held.items() if part is not None}}
-    tables = {name: part for name, part in together.items() if isinstance(part, CSVFile)}
+    tables = {name: part for name, part in together.items() if isinstance(part, Table)}
     other = next((name for name in together if name not in tables), None)
     if tables and other is not None:
         raise ConfigurationError(

@@ -18,14 +18,14 @@ from flsv.data.sources.csv_data import CSVData
 from flsv.data.splits import FederatedSplits
 from flsv.data.tables.columns import Columns
 from flsv.data.tables.encoder import TableEncoder
-from flsv.data.tables.table import CSVFile
+from flsv.data.tables.table import Table
 from flsv.data.tables.values import group_values
 from flsv.errors import ConfigurationError
 
 
 def tables_source(
-    tables: Mapping[str, CSVFile],
-    held_out: Mapping[str, CSVFile | None],
+    tables: Mapping[str, Table],
+    held_out: Mapping[str, Table | None],
     label: str,
     group: str | None,
     columns: Columns,
@@ -82,9 +82,9 @@ def tables_source(
 def _fitted(
     splits: FederatedSplits,
     encoder: TableEncoder,
-    tables: Sequence[CSVFile],
+    tables: Sequence[Table],
     parts: int,
-    held: Mapping[str, CSVFile | None],
+    held: Mapping[str, Table | None],
     groups: Tensor | None,
     names: Sequence[str],
 ) -> SourceData:
@@ -104,7 +104,7 @@ def _fitted(
 
 
 def _as_sets(
-    features: Sequence[Tensor], targets: Sequence[Tensor], parts: int, held: Mapping[str, CSVFile | None]
+    features: Sequence[Tensor], targets: Sequence[Tensor], parts: int, held: Mapping[str, Table | None]
 ) -> SourceData:
     train = TensorDataset(torch.cat(list(features[:parts])), torch.cat(list(targets[:parts])))
     rest = iter(zip(features[parts:], targets[parts:]))
@@ -114,8 +114,8 @@ def _as_sets(
     return SourceData(train, sets.get("val"), test=sets.get("test"))
 
 
-def _check_columns(first: CSVFile, table: CSVFile, one: str, other: str, group: str | None) -> None:
-    mine, theirs = set(first.columns) - {group}, set(table.columns) - {group}
+def _check_columns(first: Table, table: Table, one: str, other: str, group: str | None) -> None:
+    mine, theirs = set(first.frame) - {group}, set(table.frame) - {group}
     if mine != theirs:
         lacks, more = sorted(mine - theirs), sorted(theirs - mine)
         told = [f"lacks {', '.join(lacks[:5])}"] if lacks else []
@@ -126,7 +126,7 @@ def _check_columns(first: CSVFile, table: CSVFile, one: str, other: str, group: 
         )
 
 
-def _groups(tables: Mapping[str, CSVFile], group: str | None, clients: bool) -> tuple[Tensor | None, tuple[str, ...]]:
+def _groups(tables: Mapping[str, Table], group: str | None, clients: bool) -> tuple[Tensor | None, tuple[str, ...]]:
     if clients:
         return torch.repeat_interleave(torch.tensor([len(table) for table in tables.values()])), tuple(tables)
     if group is None:
@@ -206,7 +206,7 @@ class TableData(CSVData):
         self.target_mean, self.target_std = 0.0, 1.0
         self.feature_names: tuple[str, ...] = ()
 
-    def encode(self, train: CSVFile, test: CSVFile | None) -> None:
+    def encode(self, train: Table, test: Table | None) -> None:
         encoder = TableEncoder(self.columns, self.target, self.group, "TableData")
         files = [encoder.rows(file) for file in (train, test) if file is not None]
         groups = [self.read_groups(file) for file in files]

@@ -1,22 +1,25 @@
-"""Tables: comma-separated files, read strictly, and objects with named columns.
+"""Tables: comma-separated files, read strictly, and objects with named columns (pandas, polars, Arrow, Hugging Face).
 
-None of the libraries of these is needed: what has ``column_names`` or ``columns``, a length, and gives a column by its
-name, is one of them.
+Of the latter no library but pandas is needed: what has ``column_names`` or ``columns``, a length, and gives a column by
+its name, is one of them.
 """
 
 from __future__ import annotations
 
 import csv
 import difflib
-import math
+import io
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from numbers import Number
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+from pandas.api.types import infer_dtype, is_bool_dtype, is_numeric_dtype, is_string_dtype
 from torch.utils.data import Dataset
 
 from flsv.data.labels import in_words
@@ -29,38 +32,40 @@ _LIMIT = threading.Lock()
 
 
 @dataclass(frozen=True)
-class CSVFile:
-    """A file's columns, as text; or those of an object that has columns.
+class Table:
+    """Rows with named columns.
 
     Args:
         path: the file, or what else the rows come from, for messages.
-        columns: values by column name, ``N`` each.
-        lines: the line of the file in which each row ends, ``N``.
-        unit: what ``lines`` counts: lines of a file, or the rows of an object.
-        kinds: of an object with columns, what :func:`~flsv.data.tables.values.kind_of` says of the values that they
-            had there; None: there is nothing but the text.
+        frame: the columns; of a file all are text, of an object they are what they are there.
+        lines: the line of the file in which each row ends, int ``[N]``, or its number in the object.
+        typed: whether it is of an object, whose columns say what they hold.
     """
 
     path: Path | str
-    columns: dict[str, list[str]]
-    lines: list[int]
-    unit: str = "line"
-    kinds: Mapping[str, str] | None = None
+    frame: pd.DataFrame
+    lines: np.ndarray
+    typed: bool = False
+    _texts: dict[str, np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     def __len__(self) -> int:
-        return len(self.lines)
+        return len(self.frame)
 
     def places(self, rows: Sequence[int]) -> str:
         """Row numbers, in words.
 
         Example:
-            >>> CSVFile("wards.csv", {}, [2, 3, 4, 9]).places([0, 1, 2, 3])
+            >>> Table("wards.csv", pd.DataFrame(index=range(4)), np.array([2, 3, 4, 9])).places([0, 1, 2, 3])
             'line 2 .. 4, 9'
         """
-        return f"{self.unit} {in_words([self.lines[row] for row in rows])}"
+        return f"{'row' if self.typed else 'line'} {in_words([int(self.lines[row]) for row in rows])}"
 
-    def column(self, name: str, argument: str) -> list[str]:
-        """The values of a column.
+    def take(self, rows: np.ndarray) -> Table:
+        """Some of the rows."""
+        return replace(self, frame=self.frame.iloc[rows], lines=self.lines[rows], _texts={})
+
+    def column(self, name: str, argument: str) -> pd.Series:
+        """A column.
 
         Args:
             name: of the column.
@@ -69,12 +74,117 @@ class CSVFile:
         Raises:
             ConfigurationError: there is none of that name.
         """
-        if name in self.columns:
-            return self.columns[name]
-        close = difflib.get_close_matches(name, self.columns, n=1)
+        if name in self.frame:
+            return self.frame[name]
+        close = difflib.get_close_matches(name, self.frame.columns, n=1)
         hint = f" Did you mean {close[0]!r}?" if close else ""
-        shown = ", ".join(list(self.columns)[:20]) + (", ..." if len(self.columns) > 20 else "")
-        raise ConfigurationError(f"{self.path} has no column {name!r} ({argument}).{hint} It has {shown}.")
+        raise ConfigurationError(f"{self.path} has no column {name!r} ({argument}).{hint} It has {self.shown}.")
+
+    @property
+    def shown(self) -> str:
+        """The columns' names, for messages."""
+        return ", ".join(self.frame.columns[:20]) + (", ..." if self.frame.shape[1] > 20 else "")
+
+    def text(self, name: str, argument: str = "features") -> np.ndarray:
+        """A column's values as text without white space around it, object ``[N]``; a gap is empty."""
+        column = self.column(name, argument)
+        if name not in self._texts:
+            self._texts[name] = _words(column)
+        return self._texts[name]
+
+    def gaps(self, name: str, marks: Collection[str]) -> np.ndarray:
+        """Which values are missing, bool ``[N]``: what an object calls missing, and what reads as one of ``marks``."""
+        if self.has_numbers(name) and not set(marks) - {""}:
+            return self.frame[name].isna().to_numpy()
+        return pd.Index(self.text(name)).isin({"", *marks})
+
+    def has_numbers(self, name: str) -> bool:
+        """Whether a column is known to hold numbers, so that nothing has to be parsed."""
+        dtype = self.frame[name].dtype
+        return self.typed and is_numeric_dtype(dtype) and not is_bool_dtype(dtype)
+
+    def numbers(self, name: str, truth: bool = False) -> np.ndarray:
+        """A column as numbers, float64 ``[N]``; NaN where a value is none.
+
+        Args:
+            name: of the column.
+            truth: whether it has truth values, which are 0 and 1.
+        """
+        if self.has_numbers(name):
+            return self.frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
+        texts = self.text(name)
+        return parsed([{"True": "1", "False": "0"}.get(text, text) for text in texts] if truth else texts)
+
+    def kind(self, name: str) -> str | None:
+        """What an object says of a column: numbers, categories, truth values, or else the types of its values; empty
+        where there is no value. None of a file's column, of which there is nothing but the text.
+
+        Example:
+            >>> frame = {"a": [3, 0.5], "b": ["01234"] * 2, "c": [True, None], "d": [1, "1"], "e": [None] * 2}
+            >>> table = frame_table(pd.DataFrame(frame, dtype=object))
+            >>> [table.kind(name) for name in frame]
+            ['numbers', 'categories', 'truth values', 'int, str', '']
+        """
+        if not self.typed:
+            return None
+        column = self.frame[name]
+        if column.isna().all():
+            return ""
+        if isinstance(column.dtype, pd.CategoricalDtype):
+            return CATEGORIES
+        if column.dtype != object and is_numeric_dtype(column.dtype):
+            return TRUTH if is_bool_dtype(column.dtype) else NUMBERS
+        if is_string_dtype(column.dtype) and infer_dtype(column) == "string":
+            return CATEGORIES
+        types = {type(value) for value in column[column.notna()].tolist()}
+        bases = ((bool | np.bool_, TRUTH), (Number | np.number, NUMBERS), (str, CATEGORIES))
+        kinds = {next((kind for base, kind in bases if issubclass(each, base)), each.__name__) for each in types}
+        return kinds.pop() if len(kinds) == 1 else ", ".join(sorted(each.__name__ for each in types))
+
+
+def parsed(texts: Any) -> np.ndarray:
+    """Texts as numbers, float64 ``[N]``; NaN where one is no finite number.
+
+    Example:
+        >>> parsed(["3", "-1e3", "high", "1_000", "inf"])
+        array([    3., -1000.,    nan,    nan,    nan])
+    """
+    texts = np.asarray(texts, dtype=object)
+    try:
+        # Python reads 1_000 as a number, which nobody who writes a table means.
+        numbers = texts.astype(np.float64) if "_" not in "".join(texts) else np.array([_number(each) for each in texts])
+    except ValueError:
+        numbers = np.array([_number(each) for each in texts])
+    return np.where(np.isfinite(numbers), numbers, np.nan)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text) if "_" not in text else np.nan
+    except ValueError:
+        return np.nan
+
+
+def _words(column: pd.Series) -> np.ndarray:
+    """Its values as text, object ``[N]``; a gap is empty."""
+    if column.dtype == object and infer_dtype(column) != "string":
+        return _as_words(column.isna().to_numpy(), column.tolist())
+    # Of every different value once.
+    places, values = pd.factorize(column)
+    words = _as_words(np.append(np.zeros(len(values), bool), True), [*values.tolist(), None])
+    return words[places]  # a gap's place is -1
+
+
+def _as_words(missing: np.ndarray, values: list[Any]) -> np.ndarray:
+    """Without white space around them; whole numbers without a point, which columns with gaps give them."""
+    floats = [value for value, gap in zip(values, missing) if isinstance(value, float) and not gap]
+    whole = all(value.is_integer() for value in floats if np.isfinite(value))
+
+    def word(value: Any) -> str:
+        value = int(value) if whole and isinstance(value, float) and np.isfinite(value) else value
+        return str(value).strip()
+
+    return np.array(["" if gap else word(value) for value, gap in zip(values, missing)], dtype=object)
 
 
 def find_file(path: str, root: str) -> Path:
@@ -91,8 +201,11 @@ def find_file(path: str, root: str) -> Path:
     raise ConfigurationError(f"{path} was not found: looked at {looked}. Give root the folder that holds it.")
 
 
-def read_csv(path: Path, delimiter: str = ",") -> CSVFile:
+def read_csv(path: Path, delimiter: str = ",") -> Table:
     """A file with a header line, in UTF-8 with or without a byte order mark; quoted values may span lines.
+
+    By Python's reader: that of pandas fills up rows that are too short, takes what follows a quote, and does not tell
+    in which line a row is.
 
     Args:
         path: the file.
@@ -107,19 +220,21 @@ def read_csv(path: Path, delimiter: str = ",") -> CSVFile:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     path = Path(folder) / "wards.csv"
         ...     _ = path.write_text('ward,note\\nA,"slept, then ate"\\nB,\\n')
-        ...     read_csv(path).columns
-        {'ward': ['A', 'B'], 'note': ['slept, then ate', '']}
+        ...     read_csv(path).text("note")
+        array(['slept, then ate', ''], dtype=object)
     """
     if len(delimiter) != 1:
         raise ConfigurationError(f"delimiter={delimiter!r}: expected one character, such as ',' or ';'.")
     rows, lines = [], []
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file, _long_values():
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
+        text = path.read_bytes().decode("utf-8-sig")
+        if (zero := text.find("\0")) >= 0:
+            place = text.count("\n", 0, zero) + 1
+            raise csv.Error(f"line {place} has a zero byte, as a damaged file or UTF-16 has")
+        with _long_values():
+            reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
             header = next(reader, None)
             for row in reader:
-                if "\0" in "".join(row):
-                    raise csv.Error(f"line {reader.line_num} has a zero byte, as a damaged file or UTF-16 has")
                 if row:  # a blank line is none
                     rows.append(row)
                     lines.append(reader.line_num)
@@ -136,7 +251,7 @@ def read_csv(path: Path, delimiter: str = ",") -> CSVFile:
             )
     if not rows:
         raise ConfigurationError(f"{path} has a header, but no rows.")
-    return CSVFile(path, {name: [row[i] for row in rows] for i, name in enumerate(names)}, lines)
+    return Table(path, pd.DataFrame(rows, columns=names, dtype=object), np.array(lines))
 
 
 def _names(path: Path, header: Sequence[str] | None, delimiter: str) -> list[str]:
@@ -204,13 +319,15 @@ def is_hugging_face(frame: Any) -> bool:
 
 def column_values(frame: Any, key: Any) -> list[Any]:
     """The values of a column, for any library of tables."""
-    return _values(frame[key])
+    column = frame[key]
+    for name in ("to_list", "tolist", "to_pylist"):
+        if hasattr(column, name):
+            return list(getattr(column, name)())
+    return list(column)
 
 
-def frame_table(frame: Any, leave_out: tuple[str, ...] = ()) -> CSVFile:
-    """An object's columns as those of a CSV file, and of what kind their values are, which their text does not tell.
-
-    A gap (``None``, NaN) is an empty text. Numbers of classes that have names are these names, -1 a gap.
+def frame_table(frame: Any, leave_out: tuple[str, ...] = ()) -> Table:
+    """An object's columns as they are; numbers of classes that have names are these names, -1 a gap.
 
     Args:
         frame: has columns of numbers, words and truth values.
@@ -224,72 +341,31 @@ def frame_table(frame: Any, leave_out: tuple[str, ...] = ()) -> CSVFile:
         ...     def __getitem__(self, name):
         ...         return {"ward": ["07", None], "age": [30.0, float("nan")]}[name]
         >>> table = frame_table(Frame())
-        >>> table.columns, table.kinds
-        ({'ward': ['07', ''], 'age': ['30', '']}, {'ward': 'categories', 'age': 'numbers'})
+        >>> {name: (table.kind(name), table.text(name).tolist()) for name in table.frame}
+        {'ward': ('categories', ['07', '']), 'age': ('numbers', ['30', ''])}
     """
-    columns: dict[str, list[str]] = {}
-    kinds: dict[str, str] = {}
-    for name, key in (column_keys(frame) or {}).items():
-        if name in leave_out:
-            columns[name], kinds[name] = [""] * len(frame), ""
-            continue
-        found = frame[key]
-        values = [_plain(value) for value in _values(found)]
-        if (classes := _class_names(frame, key)) is not None:
-            values = [None if value is None or value == -1 else classes[int(value)] for value in values]
-        kinds[name] = CATEGORIES if _is_categorical(found) else kind_of(value for value in values if value is not None)
-        # Whole numbers come as 3.0 out of a column that has gaps, or of integers that were read as floats.
-        whole = all(value.is_integer() for value in values if isinstance(value, float) and math.isfinite(value))
-        columns[name] = [_text(value, whole) for value in values]
-    return CSVFile(type(frame).__name__, columns, list(range(len(frame))), unit="row", kinds=kinds)
+    rows = range(len(frame))
+    columns = {
+        name: pd.Series(None, index=rows, dtype=object) if name in leave_out else _series(frame, key).set_axis(rows)
+        for name, key in (column_keys(frame) or {}).items()
+    }
+    return Table(type(frame).__name__, pd.DataFrame(columns, index=rows), np.arange(len(rows)), typed=True)
 
 
-def _values(column: Any) -> list[Any]:
-    for name in ("to_list", "tolist", "to_pylist"):
-        if hasattr(column, name):
-            return list(getattr(column, name)())
-    return list(column)
-
-
-def _plain(value: Any) -> Any:
-    """A value as Python has it; None for a gap."""
-    if hasattr(value, "item") and getattr(value, "ndim", 1) == 0:
-        value = value.item()
-    missing = type(value).__name__ in ("NAType", "NaTType") or (isinstance(value, float) and math.isnan(value))
-    return None if missing else value
-
-
-def _text(value: Any, whole: bool) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return str(int(value)) if whole and math.isfinite(value) else repr(value)
-    return str(value)
-
-
-def _class_names(frame: Any, key: Any) -> Sequence[str] | None:
-    """Hugging Face's names for the numbers of a column."""
-    return getattr(frame.features.get(key), "names", None) if is_hugging_face(frame) else None
-
-
-def _is_categorical(column: Any) -> bool:
-    """Whether its library (pandas, polars, Arrow) says that a column has categories, whatever these are."""
-    kind = str(getattr(column, "dtype", getattr(column, "type", ""))).lower()
-    return kind.startswith(("category", "categorical", "enum", "dictionary"))
-
-
-def kind_of(values: Iterable[Any]) -> str:
-    """The kind of a column's values, gaps left out.
-
-    Returns:
-        ``"numbers"``, ``"categories"`` of words, ``"truth values"``, or else the names of the values' types; empty
-        where there is no value.
-
-    Example:
-        >>> kind_of([3, 0.5]), kind_of(["01234"]), kind_of([True, False]), kind_of([1, "1"]), kind_of([])
-        ('numbers', 'categories', 'truth values', 'int, str', '')
-    """
-    types = {type(value) for value in values}
-    bases = ((bool, TRUTH), (Number, NUMBERS), (str, CATEGORIES))
-    kinds = {next((kind for base, kind in bases if issubclass(each, base)), each.__name__) for each in types}
-    return kinds.pop() if len(kinds) == 1 else ", ".join(sorted(each.__name__ for each in types))
+def _series(frame: Any, key: Any) -> pd.Series:
+    found = frame[key]
+    classes = getattr(frame.features.get(key), "names", None) if is_hugging_face(frame) else None
+    if isinstance(found, pd.Series) and classes is None:
+        return found
+    # Tensors and arrays of no dimension, as Hugging Face's formats give them, are their numbers.
+    values = [
+        value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
+        for value in column_values(frame, key)
+    ]
+    if classes is not None:
+        values = [None if value is None or value == -1 else classes[int(value)] for value in values]
+    kind = str(getattr(found, "dtype", getattr(found, "type", ""))).lower()
+    # polars and Arrow say by other words than pandas that a column has categories.
+    categories = kind.startswith(("category", "categorical", "enum", "dictionary"))
+    filled = pd.Series(np.fromiter(values, dtype=object, count=len(values)), dtype=object)
+    return filled.astype("category") if categories else filled

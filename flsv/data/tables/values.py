@@ -1,22 +1,25 @@
-"""Interprets the values of a table's column as classes, groups or numbers, and refuses ambiguous ones."""
+"""What the values of a table's column stand for: classes, groups, numbers; what cannot be told is refused."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from flsv.data.groups import check_spelling, spelled_alike
-from flsv.data.tables.table import CATEGORIES, NUMBERS, TRUTH, CSVFile
+from flsv.data.tables.table import CATEGORIES, NUMBERS, TRUTH, Table
 from flsv.errors import ConfigurationError
 
 #: What single precision holds, nearly.
-_LARGEST = 1e38
+LARGEST = 1e38
+_DAY = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{4}( .*)?")
+#: How many names a line shows.
+_SHOWN = 20
 
 
 def natural_order(values: Sequence[str]) -> list[int] | list[str]:
@@ -33,32 +36,34 @@ def natural_order(values: Sequence[str]) -> list[int] | list[str]:
     return numbers if all(str(number) == value for number, value in zip(numbers, values)) else list(values)
 
 
-def group_values(file: CSVFile, name: str) -> np.ndarray:
+def group_values(table: Table, name: str) -> np.ndarray:
     """The group of each row ``[N]``, as numbers if all are.
 
     Raises:
         ConfigurationError: no such column, or a row without a group.
     """
-    values = [value.strip() for value in file.column(name, "group")]
-    empty = np.flatnonzero(find_gaps(values, [""])).tolist()
+    values = table.text(name, "group").tolist()
+    empty = [row for row, value in enumerate(values) if not value]
     if empty:
         raise ConfigurationError(
-            f"{file.path}: {len(empty)} of {len(file)} rows have no {name!r} (group): {file.places(empty)}. Every row "
-            "belongs to a client: fill them in, or leave the rows out."
+            f"{table.path}: {len(empty)} of {len(table)} rows have no {name!r} (group): {table.places(empty)}. Every "
+            "row belongs to a client: fill them in, or leave the rows out."
         )
-    for alike in spelled_alike(dict.fromkeys(values)):
+    names = list(dict.fromkeys(values))
+    for alike in spelled_alike(names):
         rank_zero_warn(
-            f"{file.path}: {name!r} (group) has {', '.join(map(repr, alike))}, each a client of its own. If they are "
+            f"{table.path}: {name!r} (group) has {', '.join(map(repr, alike))}, each a client of its own. If they are "
             "one, spell it alike."
         )
-    return np.array(natural_order(values))
+    order = dict(zip(names, natural_order(names)))
+    return np.array([order[value] for value in values])
 
 
-def with_values(file: CSVFile, name: str, argument: str, gaps: Collection[str] = ("",)) -> CSVFile:
+def with_values(table: Table, name: str, argument: str, gaps: Collection[str] = ("",)) -> Table:
     """The rows that have a value in a column; of others it is said how many are left out.
 
     Args:
-        file: the rows.
+        table: the rows.
         name: of the column.
         argument: whose value ``name`` is, for messages.
         gaps: what a missing value looks like.
@@ -66,18 +71,19 @@ def with_values(file: CSVFile, name: str, argument: str, gaps: Collection[str] =
     Raises:
         ConfigurationError: no such column, or no row has a value.
     """
-    missing = find_gaps(file.column(name, argument), gaps)
+    table.column(name, argument)
+    missing = table.gaps(name, gaps)
     if missing.all():
-        raise ConfigurationError(f"{file.path}: no row has a {name!r} ({argument}).")
+        raise ConfigurationError(f"{table.path}: no row has a {name!r} ({argument}).")
     if not missing.any():
-        return file
-    rank_zero_warn(f"{file.path}: {missing.sum()} of {len(file)} rows have no {name!r} ({argument}) and are left out.")
-    rows = np.flatnonzero(~missing)
-    columns = {other: [values[row] for row in rows] for other, values in file.columns.items()}
-    return replace(file, columns=columns, lines=[file.lines[row] for row in rows])
+        return table
+    rank_zero_warn(
+        f"{table.path}: {missing.sum()} of {len(table)} rows have no {name!r} ({argument}) and are left out."
+    )
+    return table.take(np.flatnonzero(~missing))
 
 
-def class_labels(file: CSVFile, values: Sequence[str], classes: Sequence[str], argument: str) -> Tensor:
+def class_labels(table: Table, values: Sequence[str], classes: Sequence[str], argument: str) -> Tensor:
     """Each value's place among the classes, int64 ``[N]``.
 
     Raises:
@@ -87,104 +93,101 @@ def class_labels(file: CSVFile, values: Sequence[str], classes: Sequence[str], a
     unknown = next((row for row, value in enumerate(values) if value not in place), None)
     if unknown is not None:
         raise ConfigurationError(
-            f"{file.path}, {file.places([unknown])}: {values[unknown]!r} in {argument} is none of the "
+            f"{table.path}, {table.places([unknown])}: {values[unknown]!r} in {argument} is none of the "
             f"{len(classes)} classes that the training rows have: {', '.join(list(classes)[:20])}."
         )
     return torch.tensor([place[value] for value in values], dtype=torch.long)
 
 
-def class_names(file: CSVFile, values: Sequence[str], argument: str) -> tuple[str, ...]:
+def class_names(table: Table, values: Sequence[str], argument: str) -> tuple[str, ...]:
     """The different values in their natural order.
 
     Raises:
         ConfigurationError: one only, nearly as many as there are rows, or several that are one to a person.
 
     Example:
-        >>> class_names(CSVFile("wards.csv", {}, []), ["10", "2", "2", "10", "2"], "target")
+        >>> import pandas as pd
+        >>> class_names(Table("wards.csv", pd.DataFrame(), np.array([])), ["10", "2", "2", "10", "2"], "target")
         ('2', '10')
     """
-    names = tuple(map(str, sorted(set(natural_order(values)))))  # type: ignore[type-var]
+    names = tuple(map(str, sorted(set(natural_order(list(dict.fromkeys(values)))))))  # type: ignore[type-var]
     if len(names) < 2 or len(names) > max(2, len(values) // 2):
         raise ConfigurationError(
-            f"{file.path}: {argument} has {len(names)} different values in {len(values)} rows, which are no classes. "
+            f"{table.path}: {argument} has {len(names)} different values in {len(values)} rows, which are no classes. "
             "Name another column; for numbers, a table has task: regression."
         )
-    check_spelling(names, f"{file.path}: {argument}")
+    check_spelling(names, f"{table.path}: {argument}")
     return names
 
 
-def numbers_of(
-    files: Sequence[CSVFile], name: str, values: Sequence[str], missing: np.ndarray, declared: bool = False
-) -> np.ndarray | None:
+def numbers_of(tables: Sequence[Table], name: str, missing: np.ndarray, kind: str | None) -> np.ndarray | None:
     """A column as numbers float64 ``[N]`` with NaN for gaps, or None if it has none.
 
     Args:
-        files: whose rows follow each other in ``values``.
+        tables: whose rows follow each other.
         name: of the column.
-        values: ``N`` of them.
-        missing: which of them are gaps, bool ``[N]``.
-        declared: whether they are known to be numbers.
+        missing: which values are gaps, bool ``[N]``.
+        kind: what is known of it.
 
     Raises:
         ConfigurationError: numbers and words in one column; a number too large for single precision.
     """
-    numbers = as_numbers(values, missing)
-    if numbers is None and not missing.all():
-        alone = [as_numbers([value], np.array([gap])) is not None for value, gap in zip(values, missing)]
-        if not any(alone) and not declared:
-            return None
-        row = next(row for row, number in enumerate(alone) if not number and not missing[row])
+    numbers = np.where(missing, np.nan, np.concatenate([table.numbers(name, kind == TRUTH) for table in tables]))
+    wrong = ~np.isfinite(numbers) & ~missing
+    if missing.all() or (kind is None and wrong[~missing].all()):
+        return None
+    if wrong.any():
+        table, row = _row(tables, int(wrong.argmax()))
         raise ConfigurationError(
-            f"{_place(files, row)}: {values[row]!r} in {name!r} is no finite number, but others there are. If it "
-            "stands for a gap, add it to gaps; if the column has categories, name it in categorical."
+            f"{table.path}, {table.places([row])}: {table.text(name)[row]!r} in {name!r} is no finite number, but "
+            "others there are. If it stands for a gap, add it to gaps; if the column has categories, name it in "
+            "categorical."
         )
-    if numbers is not None and (np.abs(numbers) > _LARGEST).any():
-        row = int((np.abs(numbers) > _LARGEST).argmax())
+    if (large := np.abs(numbers) > LARGEST).any():
+        place = int(large.argmax())
+        table, row = _row(tables, place)
         raise ConfigurationError(
-            f"{_place(files, row)}: {numbers[row]:g} in {name!r} is too large: features are numbers up to {_LARGEST:g} "
-            "(single precision). If it stands for a gap, add it to gaps; else correct it, or leave the column out."
+            f"{table.path}, {table.places([row])}: {numbers[place]:g} in {name!r} is too large: features are numbers "
+            f"up to {LARGEST:g} (single precision). If it stands for a gap, add it to gaps; else correct it, or leave "
+            "the column out."
         )
     return numbers
 
 
-def _place(files: Sequence[CSVFile], row: int) -> str:
-    """Where a row of all files together is."""
-    file, at = [(file, at) for file in files for at in range(len(file))][row]
-    return f"{file.path}, {file.places([at])}"
+def _row(tables: Sequence[Table], row: int) -> tuple[Table, int]:
+    """In which table a row of all together is, and its number there."""
+    for table in tables:
+        if row < len(table):
+            return table, row
+        row -= len(table)
+    raise IndexError(row)
 
 
-def numeric_target(file: CSVFile, name: str, values: Sequence[str]) -> np.ndarray:
+def numeric_target(table: Table, name: str) -> np.ndarray:
     """A column to predict as numbers, float64 ``[N]``.
 
     Raises:
         ConfigurationError: a value that is no finite number, or too large for single precision.
     """
-    present = np.zeros(1, dtype=bool)
-    numbers = [as_numbers([value], present) for value in values]
-    wrong = [row for row, number in enumerate(numbers) if number is None or abs(number[0]) > _LARGEST]
+    numbers = table.numbers(name)
+    wrong = np.flatnonzero(~(np.abs(numbers) <= LARGEST)).tolist()
     if wrong:
         raise ConfigurationError(
-            f"{file.path}: {name!r} (target) is no finite number in {len(wrong)} of {len(file)} rows, such "
-            f"as {values[wrong[0]]!r} in {file.places(wrong)}. For classes, give "
+            f"{table.path}: {name!r} (target) is no finite number in {len(wrong)} of {len(table)} rows, such "
+            f"as {table.text(name)[wrong[0]]!r} in {table.places(wrong)}. For classes, give "
             "task: classification; what stands for a gap belongs into gaps."
         )
-    return np.array([number[0] for number in numbers if number is not None])
+    return numbers
 
 
-_KNOWN = (NUMBERS, CATEGORIES, TRUTH)
-_DAY = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{4}( .*)?")
-#: How many names a line shows.
-_SHOWN = 20
-
-
-def declared_kind(tables: Sequence[CSVFile], name: str) -> str | None:
+def declared_kind(tables: Sequence[Table], name: str) -> str | None:
     """The kind of a column in all tables; None where only its text can tell.
 
     Raises:
         ConfigurationError: of several kinds, or of one that is no feature, such as dates.
     """
-    found = {table.kinds[name]: table for table in tables if table.kinds is not None and table.kinds[name]}
-    strange = next((kind for kind in found if kind not in _KNOWN), None)
+    found = {kind: table for table in tables if (kind := table.kind(name))}
+    strange = next((kind for kind in found if kind not in (NUMBERS, CATEGORIES, TRUTH)), None)
     if strange is not None:
         raise ConfigurationError(
             f"{found[strange].path}: {name!r} has values of the type {strange}; expected numbers, words or truth "
@@ -194,7 +197,7 @@ def declared_kind(tables: Sequence[CSVFile], name: str) -> str | None:
         told = " and ".join(f"{kind} in {table.path}" for kind, table in found.items())
         raise ConfigurationError(f"{name!r} has {told}: make it the same kind in all, or name it in categorical.")
     kind = next(iter(found), None)
-    return kind if kind == CATEGORIES or all(table.kinds is not None for table in tables) else None
+    return kind if kind == CATEGORIES or all(table.typed for table in tables) else None
 
 
 def _advice(name: str) -> str:
@@ -204,7 +207,7 @@ def _advice(name: str) -> str:
     )
 
 
-def check_no_days(table: CSVFile, name: str, values: Iterable[str]) -> None:
+def check_no_days(table: Table, name: str, values: Iterable[str]) -> None:
     """Raise ConfigurationError where all values are days: a category of each would say nothing of any other."""
     if all(_DAY.fullmatch(value) for value in values):
         raise ConfigurationError(
@@ -212,7 +215,7 @@ def check_no_days(table: CSVFile, name: str, values: Iterable[str]) -> None:
         )
 
 
-def say_kinds(table: CSVFile, kinds: Mapping[str, str], gaps: Mapping[str, Collection[str]]) -> None:
+def say_kinds(table: Table, kinds: Mapping[str, str], gaps: Mapping[str, Collection[str]]) -> None:
     """Say what the columns were taken for, a line for each kind.
 
     Args:
@@ -225,7 +228,7 @@ def say_kinds(table: CSVFile, kinds: Mapping[str, str], gaps: Mapping[str, Colle
         name + "".join(f" {text!r}" for text in sorted(set(texts) - {""})) for name, texts in gaps.items() if texts
     ]
     lines = [f"  {what}: {_some(names)}" for what, names in told.items() if names]
-    hint = " (otherwise: categorical, gaps and exclude of the columns)" if table.kinds is None else ""
+    hint = "" if table.typed else " (otherwise: categorical, gaps and exclude of the columns)"
     rank_zero_info("\n".join([f"{table.path} is read as{hint}", *lines]))
 
 
@@ -234,44 +237,11 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def find_gaps(values: Sequence[str], gaps: Collection[str]) -> np.ndarray:
-    """Which values are missing, bool ``[N]``; white space around a value does not count.
-
-    Example:
-        >>> find_gaps(["3", " ", "NA"], ["", "NA"])
-        array([False,  True,  True])
-    """
-    return np.array([value.strip() in gaps for value in values], dtype=bool)
-
-
-def as_numbers(values: Sequence[str], missing: np.ndarray) -> np.ndarray | None:
-    """float64 ``[N]``, NaN where a value is missing; None if another one is no finite number or all are missing.
-
-    Args:
-        values: ``N`` of them.
-        missing: bool ``[N]``.
-
-    Example:
-        >>> as_numbers(["3", "", "-1e3"], np.array([False, True, False]))
-        array([    3.,    nan, -1000.])
-        >>> as_numbers(["3", "high"], np.array([False, False])) is None
-        True
-    """
-    numbers = np.full(len(values), np.nan)
-    try:
-        # Python reads 1_000 as a number, which nobody who writes a table means.
-        numbers[~missing] = [float(v) if "_" not in v else np.nan for v, gap in zip(values, missing) if not gap]
-    except ValueError:
-        return None
-    return numbers if np.isfinite(numbers[~missing]).all() and not missing.all() else None
-
-
 def standardise(x: np.ndarray, fit: np.ndarray, groups: np.ndarray) -> np.ndarray:
     """Each group's columns less their mean, over their standard deviation; gaps become 0, which is the mean.
 
-    With m the mean and s the standard deviation (dividing by the number, not one less) of the group's values in the
-    rows that ``fit`` marks, a value x becomes (x - m) / s. A column without spread is only shifted. Where a group has
-    no value to fit to, all of its values become 0.
+    By scikit-learn's ``StandardScaler``, fitted to the group's values in the rows that ``fit`` marks. A column without
+    spread is only shifted. Where a group has no value to fit to, all of its values become 0.
 
     Args:
         x: float64 ``[N, D]``, NaN where there is a gap.
@@ -289,27 +259,6 @@ def standardise(x: np.ndarray, fit: np.ndarray, groups: np.ndarray) -> np.ndarra
     scaled = np.zeros_like(x)
     for group in np.unique(groups):
         rows = groups == group
-        fitted = x[rows & fit]
-        known = ~np.isnan(fitted)
-        count = known.sum(0)
-        mean = np.where(known, fitted, 0).sum(0) / np.maximum(count, 1)
-        variance = np.where(known, (fitted - mean) ** 2, 0).sum(0) / np.maximum(count, 1)
-        # Equal values differ from their mean by rounding, which is no spread.
-        spread = np.where(variance > (1e-12 * np.abs(mean)) ** 2, np.sqrt(variance), 1.0)
-        scaled[rows] = np.where(np.isnan(x[rows]) | (count == 0), 0, (x[rows] - mean) / spread)
-    return scaled
-
-
-def one_hot(values: Sequence[str], categories: Sequence[str]) -> np.ndarray:
-    """float64 ``[N, K]``: 1 in the column of a value's category; a row of zeros where it is none of them.
-
-    Example:
-        >>> one_hot(["b", "a", "c"], ["a", "b"]).tolist()
-        [[0.0, 1.0], [1.0, 0.0], [0.0, 0.0]]
-    """
-    place = {category: column for column, category in enumerate(categories)}
-    codes = np.zeros((len(values), len(categories)))
-    for row, value in enumerate(values):
-        if value in place:
-            codes[row, place[value]] = 1
-    return codes
+        with np.errstate(invalid="ignore"):  # of a column without a value
+            scaled[rows] = StandardScaler().fit(x[rows & fit]).transform(x[rows])
+    return np.nan_to_num(scaled, nan=0.0, posinf=0.0, neginf=0.0)

@@ -17,19 +17,19 @@ def written(folder, text, encoding="utf-8"):
 def test_quotes_unicode_blank_lines_and_lines_inside_values(tmp_path):
     text = 'a, b\r\n"x, y","he said ""no"""\r\n\r\n"two\nlines",Größe 漢字 🐺\r\n'
     file = read_csv(written(tmp_path, text))
-    assert file.columns == {"a": ["x, y", "two\nlines"], "b": ['he said "no"', "Größe 漢字 🐺"]}
-    assert file.lines == [2, 5]
+    assert file.frame.to_dict("list") == {"a": ["x, y", "two\nlines"], "b": ['he said "no"', "Größe 漢字 🐺"]}
+    assert file.lines.tolist() == [2, 5]
     assert len(file) == 2
 
 
 def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path):
-    assert list(read_csv(written(tmp_path, "a;b\n1;2\n", "utf-8-sig"), ";").columns) == ["a", "b"]
+    assert list(read_csv(written(tmp_path, "a;b\n1;2\n", "utf-8-sig"), ";").frame) == ["a", "b"]
 
 
 def test_long_values_and_the_csv_modules_limit_afterwards(tmp_path):
     before = csv.field_size_limit()
     file = read_csv(written(tmp_path, "tale\n" + "x" * 300_000 + "\n"))
-    assert len(file.columns["tale"][0]) == 300_000
+    assert len(file.frame["tale"][0]) == 300_000
     assert csv.field_size_limit() == before
 
 
