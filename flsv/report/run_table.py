@@ -19,12 +19,12 @@ from flsv.errors import ConfigurationError
 #: value's interval, NaN where none is known.
 SCHEMA = {
     "round": "int64",
-    "metric": "object",
+    "metric": "str",
     "client": "int64",
-    "class": "object",
+    "class": "str",
     "value": "float64",
-    "client_name": "object",
-    "class_name": "object",
+    "client_name": "str",
+    "class_name": "str",
     "low": "float64",
     "high": "float64",
 }
@@ -110,7 +110,7 @@ class RunTable:
             }
             for name, cell in row.items():
                 cells[name].append(cell)
-        return cls(pandas.DataFrame({name: np.concatenate(parts) for name, parts in cells.items()}))
+        return cls(pandas.DataFrame({name: np.concatenate(parts) for name, parts in cells.items()}).astype(SCHEMA))
 
     @classmethod
     def read(cls, path: Path, client_names: Sequence[str] | None = None, rounds: int | None = None) -> RunTable:
