@@ -18,7 +18,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.common_entries import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData, run_protocol
-from flsv.round.matrix import ClientMatrix
+from flsv.round.matrix import BLOCK_BYTES, ClientMatrix
 from flsv.round.vocabulary import after, derived, known_after
 from flsv.seeding import generator_for
 
@@ -210,8 +210,10 @@ class Round:
         weights = weights.to(self.client_vectors)
         total, cut = weights.sum(), self.space.num_parameters
         result = weights @ self.client_vectors
-        for block in self.matrix.blocks(cut):  # at once it would be another vector
-            result[block] += (1 - total) * self.global_vector[block]
+        # In blocks, or it would be another vector; not the matrix's, which knows where clients started by asking them.
+        width = BLOCK_BYTES // result.element_size()
+        for moved, before in zip(result[:cut].split(width), self.global_vector[:cut].split(width)):
+            moved += (1 - total) * before
         if cut < self.space.size and total != 1:
             result[cut:] = result[cut:] / total if total != 0 else self.global_vector[cut:]
         # What nobody has changed must not drift by the rounding of the weights: frozen weights, constant buffers.
