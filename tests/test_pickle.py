@@ -62,7 +62,7 @@ LOOPS: dict[str, Callable[[], FederatedLoop]] = {
     "variates": lambda: FederatedLoop(client_algorithm=SCAFFOLD(), seed=1),
     "in run": lambda: FederatedLoop(metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues(), seed=1),
     "server optimizer": lambda: FederatedLoop(FedAdam(), uploads=[SignFlip(clients=[1])], seed=1),
-    "uploads": [lambda: FederatedLoop(uploads=[GaussianPrivacy(1.0, 1.0)], seed=1)],
+    "privacy": lambda: FederatedLoop(uploads=[GaussianPrivacy(1.0, 1.0)], seed=1),
 }
 
 

@@ -107,7 +107,7 @@ def _visits_of_round(loop: FederatedLoop, round_index: int) -> Any:
     from flsv.seeding import generator_for
 
     cohort = loop.sampler.sample(5, {}, generator_for(11, "cohort", round_index)).tolist()
-    return CohortLoader(loop._data, cohort, seed=11, round_index=round_index, local_epochs=2).visits
+    return CohortLoader(loop._fit.data, cohort, seed=11, round_index=round_index, local_epochs=2).visits
 
 
 def test_a_checkpoint_saved_within_a_round_holds_the_global_model(tmp_path: Path) -> None:

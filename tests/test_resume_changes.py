@@ -102,7 +102,7 @@ def test_inputs_that_changed_under_equal_labels_are_found(saved: Path, tmp_path:
         ({"personalizer": ShapFedPersonalizer("m")}, "federation.personalizer is ShapFedPersonalizer.* and was None"),
         ({"sampler": UniformSampler(2)}, r"federation.sampler is UniformSampler\(cohort_size=2\) and was"),
         ({"client_algorithm": FedProx(0.1)}, "federation.client_algorithm is FedProx.* and was None"),
-        ({"uploads": [FreeRider(clients=[1])]}, r"federation.attacks is \[FreeRider.* and was \[\]"),
+        ({"uploads": [FreeRider(clients=[1])]}, r"federation.uploads is \[FreeRider.* and was \[\]"),
         ({"client_optimizer": "keep"}, "federation.client_optimizer is 'keep' and was 'reset'"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_larger_privacy_budget_lets_a_run_go_on(tmp_path: Path) -> None:
     budget = partial(GaussianPrivacy, clip=1.0, noise_multiplier=2.0)
     path = save(tmp_path, plain(), uploads=[budget(max_epsilon=5.0)])
     resume(path, tmp_path / "second", plain(), uploads=[budget(max_epsilon=8.0)])
-    with pytest.raises(ConfigurationError, match=r"federation.privacy is .*clip=2.0.* and was .*clip=1.0"):
+    with pytest.raises(ConfigurationError, match=r"federation.uploads is .*clip=2.0.* and was .*clip=1.0"):
         resume(path, tmp_path / "third", plain(), uploads=[budget(max_epsilon=5.0, clip=2.0)])
 
 
@@ -200,7 +200,7 @@ def test_another_optimizer_is_refused(saved: Path, tmp_path: Path) -> None:
 
 def test_local_epochs_and_server_lr_given_on_resume_are_used(saved: Path, tmp_path: Path) -> None:
     before = torch.load(saved, weights_only=True)["state_dict"]
-    still, _ = resume(saved, tmp_path / "a", aggregator=ShapFedWA(server_lr=1e-12))
+    still, _ = resume(saved, tmp_path / "a", aggregator=FedAvg(server_lr=1e-12))
     for name, _ in still.named_parameters():
         torch.testing.assert_close(still.state_dict()[name], before[name])
     longer, _ = resume(saved, tmp_path / "b", local_epochs=2)

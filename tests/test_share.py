@@ -289,7 +289,7 @@ def test_a_checkpoint_in_the_middle_of_a_round_is_that_rounds_start(tmp_path: Pa
 def test_another_share_is_refused_on_resume(tmp_path: Path, share: Any) -> None:
     path = tmp_path / "saved.ckpt"
     fit(loop(share=["!norm"]), tmp_path, data=unequal_data(), rounds=1, callbacks=[SavesAtEnd(path)])
-    said = f"federation.share is {'None' if share == 'all' else share} and was ['!norm']"
+    said = f"federation.share is {share!r} and was ['!norm']"
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         fit(loop(share=share), tmp_path, data=unequal_data(), ckpt_path=path)
 
@@ -382,7 +382,7 @@ def test_games_on_a_model_that_is_nowhere_whole_are_refused(tmp_path: Path, shar
 @pytest.mark.filterwarnings("default:.*tensors stay at their clients.*")
 def test_it_is_said_that_the_global_model_is_not_whole(tmp_path: Path) -> None:
     with pytest.warns(
-        UserWarning, match=r"2 tensors stay at their clients \('net.4.weight', 'net.4.bias'\).*evaluate_cl"
+        UserWarning, match=r"2 tensors stay at their clients \('net.4.weight', 'net.4.bias'\).*ClientEvaluation"
     ):
         fit(loop(share=["!head"]), tmp_path, rounds=1)
 

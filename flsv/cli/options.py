@@ -198,7 +198,7 @@ def suggestion(message: str, names: Sequence[str]) -> str | None:
     """The name nearest to the unknown one that a message is about; None where none is near.
 
     Example:
-        >>> suggestion("unrecognized arguments: --federation.local_epoch 1", ["federation.local_epochs", "data.source"])
+        >>> suggestion("unrecognized arguments: --federation.locl_epochs 1", ["federation.local_epochs", "data.source"])
         '--federation.local_epochs'
     """
     found = [match.group(1) for pattern in UNKNOWN if (match := re.search(pattern, message))]

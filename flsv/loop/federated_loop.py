@@ -8,62 +8,46 @@ saves. What happens in a round is :class:`flsv.engines.one_process.OneProcess`'s
 
 from __future__ import annotations
 
-import os
-import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import lightning as L
-import torch
 from torch import Tensor
+from torchmetrics import Metric
 
-from flsv._lightning.averaging import RoundAverage
 from flsv._lightning.durable import install
-from flsv._lightning.patches import PatchedAttributes, no_placeholder, round_axis, skip_unused_hooks, stepping
-from flsv._lightning.per_client import ClientHooks
-from flsv._lightning.round_boundary import FinetuningState, RoundBoundary, global_weights
 from flsv.aggregation import Aggregator, FedAvg
-from flsv.arguments import old_names_told
+from flsv.arguments import ReadOnlyArguments, old_names_told
 from flsv.clients.algorithms import ClientAlgorithm
-from flsv.clients.cohort import CohortLoader
-from flsv.clients.local_steps import LocalSteps, TrainLength
-from flsv.clients.training import name_place, no_stop_iteration, where
-from flsv.clients.trial import initialise_lazy_layers
 from flsv.engines.one_process import OneProcess
-from flsv.engines.ranks import SeveralRanks, agree, ranks_of
-from flsv.engines.vmap import VmapProcess
-from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
-from flsv.loop.told import ToldLoop
+from flsv.loop.findings import Findings, table
+from flsv.loop.run import FitRun
+from flsv.loop.saver import Saver
 from flsv.metrics import ContributionMetric, PrivacyLoss
-from flsv.participants import ClientStates
+from flsv.parameters import ParameterSpace
+from flsv.participants import Channel, Client
 from flsv.personalization import Personalizer
-from flsv.privacy import warn_of_noise
-from flsv.report.folder import FolderLock, run_folder
 from flsv.report.reporting import Reporting
 from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
-from flsv.seeding import seed_global_rngs
 from flsv.server import ContributionMetrics
-from flsv.server.callback_checks import check_callbacks, check_stochastic_averaging
-from flsv.server.checks import (
-    check_names,
-    check_packages,
-    check_setup,
-)
+from flsv.server.callback_checks import check_callbacks
+from flsv.server.checks import check_names, check_packages, check_setup
 from flsv.server.config import ClientEvaluation, FederationConfig
-from flsv.server.fingerprint import fingerprint, settings_of
-from flsv.server.metric_shapes import check_metric_shapes
-from flsv.server.resume import check_checkpoint, check_sharing
+from flsv.server.fingerprint import settings_of
+from flsv.server.resume import check_checkpoint, check_state
+from flsv.strategy import Strategy
 from flsv.uploads import Upload
 
-_ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
+if TYPE_CHECKING:
+    import pandas
 
 
-class FederatedLoop(ToldLoop):
+class FederatedLoop(ReadOnlyArguments, L.Callback):
     """Trains a LightningModule federated, and measures what every client contributes while it happens.
 
     Add it to a ``Trainer`` and fit any LightningModule on a :class:`flsv.data.FederatedDataModule`. ``max_epochs`` is
@@ -83,8 +67,7 @@ class FederatedLoop(ToldLoop):
     contributions, the round's weights and the last accuracies of the clients' own models, by the loggers' names
     (``<metric>/client_<i>``, ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``, ``.../min``,
     ``.../std``), for ``EarlyStopping``, ``ModelCheckpoint``. A client never seen has no contribution, one outside the
-    cohort no weight.
-    ``WeightAveraging`` averages the global models, once a round.
+    cohort no weight. ``WeightAveraging`` averages the global models, once a round.
 
     Args:
         aggregator: how the clients' models become the next global one. Default: FedAvg.
@@ -134,13 +117,61 @@ class FederatedLoop(ToldLoop):
     """
 
     _instead = "Use loop.replace({0}), which gives a new loop."
-    _patches: list[PatchedAttributes]
-    _lock: FolderLock | None
-    _hooks: ClientHooks | None
-    _limit: float
-    _steps: LocalSteps
-
+    aggregator: Aggregator
+    personalizer: Personalizer | None
+    sampler: ClientSampler
+    client_algorithm: ClientAlgorithm | None
+    uploads: tuple[Upload, ...]
+    filters: tuple[UpdateFilter, ...]
+    local_epochs: int
+    client_optimizer: Literal["reset", "keep"]
+    share: Any
+    evaluation: ClientEvaluation
+    reporting: Reporting
+    seed: int | None
+    engine: str | Callable[..., Any]
+    #: The number of completed rounds, so the index of the current or next one.
+    round_index: int
+    #: ``[n]`` weights of the last aggregation, NaN outside its cohort.
+    weights: Tensor | None
+    #: int64 ``[n]``, the number of rounds that each client's update was part of.
+    participations: Tensor
+    #: ``[n]``, the last evaluation of the clients' own models, or None.
+    client_accuracy: Tensor | None
+    #: Client id to the model ``[P]`` that it trained last, with ``ClientEvaluation(keep_trained=True)``.
+    trained: dict[int, Tensor]
+    #: Client id to the model ``[P]`` that the server will send it to start from, where it is not the global one; see
+    #: :meth:`received` for models that clients keep themselves.
+    models: dict[int, Tensor]
+    #: The clients, by number, from the start of a fit on; like ``channel`` and ``space``.
+    clients: list[Client]
+    #: What has crossed in this round.
+    channel: Channel
+    #: The map between the module and vectors.
+    space: ParameterSpace
+    #: What the filters found: fault to client id to in how many rounds. Faults are ``"not_finite"``, ``"large"`` and,
+    #: with a :class:`flsv.filters.CopyFilter`, ``"copy"``.
+    noticed: dict[str, dict[int, int]]
+    #: Client id to in how many rounds its update was at fault (not finite, or far too large), of how many that it sent;
+    #: without those in order. A round in which a client was named counts nothing for it: no metric has measured what it
+    #: sent, and ``flsv retrain`` takes the round's share off its value.
+    named: dict[int, tuple[int, int]]
+    #: The groups of clients who were found to send one another's updates, as one client under several names does: all
+    #: members of each, ascending. Which of them copies which, if any does, nobody can tell from updates.
+    copies: list[list[int]]
+    #: Whose payment is held back until somebody has looked at it, ascending: all members of all ``copies``. Who is to
+    #: be paid after all is named with ``flsv report RUN --pay``; what the metrics say of them is in ``contributions``.
+    held: list[int]
+    #: Metric to what each client may be paid by, ``[n]``: one number per client, as the report has it, NaN for those
+    #: who were never measured and for the ``held``, 0 for who was ``named`` in all of its rounds.
+    payable: dict[str, Tensor]
     _read_only = frozenset(field.name for field in fields(FederationConfig))
+    _parts: ClassVar = {
+        "config": _read_only,
+        "state": ("round_index", "weights", "participations", "client_accuracy", "trained", "models"),
+        "_fit": ("clients", "channel", "space"),
+        "_found": ("noticed", "named", "copies", "held", "payable"),
+    }
 
     @old_names_told
     def __init__(
@@ -185,10 +216,16 @@ class FederatedLoop(ToldLoop):
         self._settings: dict[str, str] = {}
         self._reset()
 
+    def _reset(self) -> None:
+        """As if no round had been run."""
+        self.state, self.saver = FederationState(), Saver()
+        self._run: FitRun | None = None
+
     def __getattr__(self, name: str) -> Any:
-        # Only for what is no attribute: the arguments.
-        if name in self._read_only and "config" in vars(self):
-            return getattr(self.config, name)
+        # Only for what is no attribute of its own.
+        for part, names in self._parts.items():
+            if name in names and "config" in vars(self):
+                return getattr(getattr(self, part), name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def replace(self, **changes: Any) -> FederatedLoop:
@@ -214,116 +251,31 @@ class FederatedLoop(ToldLoop):
             return
         data = check_setup(trainer, pl_module, self.board, self.config)
         check_callbacks(trainer, self.metrics, data.num_clients, self.evaluation.every, self)
-        if (boundary := vars(self).get("_boundary")) is not None:
-            boundary.close(trainer, self.round_index)
+        if self._run is not None and self._run.boundary is not None:
+            self._run.boundary.close(trainer, self.round_index)
         if trainer.current_epoch == 0:
             self._reset()
             self.board.reset()
-        if self._leaves_files(trainer) and trainer.is_global_zero:
-            self._lock = FolderLock(run_folder(trainer))
-        self._data, self._fitting = data, True
+        self._run = FitRun(trainer, data, self)
         # Of the objects as the first fit finds them: later they may hold what they have learnt.
         self._settings = self._settings or settings_of(self.config, self.metrics)
-        self._fingerprint = fingerprint(self._settings, data)
-        self.board.bind(
-            data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names
-        )
-        check_metric_shapes(self.strategies, self.metrics, data.num_clients, data.num_classes)
-        warn_of_noise(self.config.privacy, self.board.update_metrics)
-        seed = self._given_seed = os.environ.get("PL_GLOBAL_SEED") if self.seed is None else self.seed
-        own = int.from_bytes(os.urandom(4), "little") if seed is None else int(seed)
-        self.state.seed = agree(trainer, self._fingerprint, own, self.engine)
-        self.state.num_clients = data.num_clients
-        if len(self.participations) != data.num_clients:
-            self.state.participations, self.state.heard = torch.zeros(2, data.num_clients, dtype=torch.long)
-        # limit_train_batches holds per client here, and a fast_dev_run's max_steps would cut the cohort short.
-        self._limit = trainer.limit_train_batches
-        self._steps = LocalSteps(trainer, data, self.sampler, self.state, self.local_epochs, self._limit)
-        self._patches = [
-            PatchedAttributes(
-                [
-                    (trainer, "limit_train_batches", 1.0),
-                    (trainer, "reload_dataloaders_every_n_epochs", 1),
-                    (trainer.fit_loop.epoch_loop, "max_steps", -1),
-                    (data, "round_loader", self._round_loader),
-                    round_axis(trainer),
-                    *no_placeholder(trainer),
-                    *stepping(trainer, self._steps.answer, self._is_last_batch, self._length),
-                    *skip_unused_hooks(trainer),
-                ]
-            )
-        ]
-
-    def _round_loader(self) -> CohortLoader | TrainLength:
-        """The train dataloader of the coming round, once it can be had."""
-        length = self._length()
-        return self._running.loader(self._limit) if length is None else length
-
-    def _length(self) -> TrainLength | None:
-        """For schedules, which are a client's, and before anybody is drawn: a client's number of batches."""
-        return self._steps.length() if self._fit is None or self._steps.configuring else None
+        self._run.set_up(self._settings)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        data = self._data
-        self._patches.append(PatchedAttributes([(data, "device_cache", data.reside(trainer))]))
-        check_stochastic_averaging(trainer)
-        self._finetuning = FinetuningState(trainer)
-        self._finetuning.restore(pl_module, self._finetuned)
-        initialise_lazy_layers(trainer, data, self.state.seed)
-        make = _ENGINES[self.engine] if isinstance(self.engine, str) else self.engine
-        if make is OneProcess and ranks_of(trainer).size > 1:
-            make = SeveralRanks
-        self._fit = fit = make(
-            trainer,
-            data,
-            self.state,
-            self._states,
-            self.board,
-            self.config,
-            self._steps,
-        )
-        if self._asked is not None:
-            fit.options.check(self._asked)
-            check_sharing(self._shared, fit.space.described())
-        self._begin_reports(trainer, fit)
-        fit.begin_strategies(resumed=self._resumed or trainer.current_epoch > 0)
+        self._fit.start(pl_module)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        fit = self._running
-        self._hooks = None if fit.idle else ClientHooks(trainer, lambda: fit.clients.batch_idx)
-        if self._asked is not None:
-            fit.options.apply(self._asked)
-            self._asked = None
-        self._patches.append(PatchedAttributes(fit.patches()))
-        fit.begin_training(self._optimizer_state, self._buffers)
-        self._optimizer_state, self._buffers = None, None
-        self._look_at_start(trainer, fit)
-        self._boundary = RoundBoundary(trainer)
-        self._average = RoundAverage(trainer.callbacks, trainer.max_epochs)  # type: ignore[attr-defined]
-        step = no_stop_iteration(trainer.strategy.training_step, self._place)
-        weights = global_weights(trainer, fit.within_round)
-        changes = [(trainer.strategy, "training_step", step), weights, *self._average.changes]
-        self._patches.append(PatchedAttributes(changes))
+        self._fit.begin_training()
 
     # ---- within a round
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # What hooks and validation draw must not depend on how the run got here.
-        seed_global_rngs(self.state.seed, "round", self.round_index)
-        if why := self._spent():  # a resumed run, or min_epochs
-            raise ConfigurationError(f"there is no budget for another round: {why}. Raise max_epsilon, or stop here.")
-        self._finetuning.begin_round()
-        self._average.begin_round()
-        self._running.begin_round(self._running.loader(self._limit))
+        self._fit.begin_round()
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        clients = self._running.clients
-        if clients.begin_batch(batch):
-            rounds = f"{self.round_index + 1}/{trainer.max_epochs}"
-            assert self._progress is not None
-            self._progress.text = {"round": rounds, "client": clients.place}
+        self._fit.begin_batch(batch)
 
     def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
         self._running.clients.local.begin_step(optimizer)
@@ -331,116 +283,118 @@ class FederatedLoop(ToldLoop):
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if self._hooks is not None:
-            self._hooks.end_batch(outputs, batch)
-        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
-        if not isinstance(loss, Tensor):
-            loss = None
-        elif pl_module.automatic_optimization and trainer.accumulate_grad_batches != 1:
-            loss = loss * trainer.accumulate_grad_batches  # Lightning has divided it by that
-        self._average.end_batch(trainer)
-        if self._running.clients.end_batch(loss):
-            self._end_round(trainer)
-            self._average.end_round(trainer, pl_module)
+        self._fit.end_batch(pl_module, outputs, batch)
 
-    def _end_round(self, trainer: L.Trainer) -> None:
-        fit, index = self._running, self.round_index
-        last, every = index + 1 == trainer.max_epochs, self.evaluation.every
-        round = fit.end_round(lambda: bool(every) and (last or (index + 1) % every == 0 or bool(self._spent())))
-        if not last and (why := self._spent()):
-            last = trainer.should_stop = True
-            warnings.warn(f"training stops after {index + 1} rounds: {why}.", stacklevel=2)
-        self._report_round(trainer, fit, round)
-        fit.advance(last)
-        seed_global_rngs(self.state.seed, "server", index)
-
-    def _is_last_batch(self) -> bool | None:
-        """Of the client that trains; None between rounds."""
-        training = None if self._fit is None else self._fit.training
-        return None if training is None else training.local.last_batch
-
-    def _spent(self) -> str | None:
-        """Why the privacy budget does not last for another round."""
+    def spent(self) -> str | None:
+        """Why the privacy budget does not last for another round; None where it does."""
         return None if self._epsilon is None else self._epsilon.spent()
 
     # ---- between rounds
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._fitting and not trainer.sanity_checking and self._running.clients.active:
-            # Lightning validates before it stops, and the module is a half-trained client.
-            self._discard("the epoch ended before the round's last batch")
+        if self._run is not None and not trainer.sanity_checking:
+            self._run.begin_validation()
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._running.clients.active:
-            if not trainer.should_stop:
-                raise RuntimeError(
-                    f"the epoch ended before the round's last batch {self._place()}: a hook raised StopIteration, or "
-                    "on_train_batch_start returned -1. A federation has no other round to skip to."
-                )
-            self._discard("the epoch ended before the round's last batch")
-            return
-        self._boundary.remember()
+        self._fit.end_epoch()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if said := [text for each in self.filters for text in each.notices.at_the_end()]:
-            warnings.warn(f"in the whole run, {'; '.join(said)}.", stacklevel=2)
-        self._finish_reports(trainer, self._running)
+        self._fit.finish()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        if self._fit is not None:
-            self._fit.failed(exception, self._place() if self._within_round else where(None, self.round_index))
-        if self._within_round:
-            name_place(exception, self._place())
-            self._discard(f"{type(exception).__name__} {self._place()}")
-            with suppress(OSError):  # what went wrong first matters more
-                self._record_found()
-        self._average.give_back(pl_module)
-        if self._progress is not None:
-            self._progress.cancel()
-        self._return()
+        if self._run is not None:
+            self._run.fail(pl_module, exception)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit":
-            self._return()
+        if stage == "fit" and self._run is not None:
+            self._run.close()
 
-    def _place(self) -> str:
-        """Whose turn it is, in words."""
-        return where(self._running.clients.client, self.round_index, self._data.client_names)
+    # ---- what is saved
 
-    def _discard(self, why: str) -> None:
-        if self._running.discard():
-            warnings.warn(f"round {self.round_index} is discarded: {why}.", stacklevel=2)
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next round needs beyond the global model; between two rounds whenever it is asked for."""
+        return {
+            **self.state.state_dict(),
+            **(self.saver.state_dict() if self._run is None else self._run.saved()),
+            **self.config.state_dict(),
+            "board": self.board.state_dict(),
+        }
 
-    # ---- one fit
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if self._run is None or not self._run.fitting:
+            return  # validating, testing or predicting with a checkpoint: only the global model matters
+        self.check_state(state_dict)
+        self.state.load_state_dict(state_dict)
+        self.saver.load_state_dict(state_dict)
+        self.board.load_state_dict(state_dict["board"])
+        self.config.load_state_dict(state_dict)
 
-    def _reset(self) -> None:
-        """As if no round had been run."""
-        self.state, self._states = FederationState(), ClientStates()
-        self._fit, self._resumed, self._fitting, self._given_seed = None, False, False, None
-        self._hooks = None
-        self._csv, self._asked, self._optimizer_state, self._buffers = None, None, None, None
-        self._fingerprint, self._patches, self._lock, self._progress = {}, [], None, None
-        self._shared = None
-        self._average, self._finetuning, self._finetuned, self._monitored = (
-            RoundAverage(),
-            FinetuningState(),
-            None,
-            set(),
-        )
+    def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
+        """Raise ConfigurationError where this fit cannot go on from what ``state_dict`` gave."""
+        check_state(state_dict, self.saver.fingerprint, self._run and self._run.given_seed, max_epochs)
 
-    def _return(self) -> None:
-        """Leave the trainer and the module as they were found."""
-        self._fitting = False
-        for patch in reversed(self._patches):
-            patch.give_back()
-        if self._hooks is not None:
-            self._hooks.remove()
-            self._hooks = None
-        if self._lock is not None:
-            self._lock.release()
-        if self._progress is not None:
-            self._progress.remove()
-        if (reporter := vars(self).get("_reporter")) is not None:
-            reporter.close()
-        if self._fit is not None:
-            self._fit.close()
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        # Those of a wrapped data module are no arguments of FederatedDataModule, nor always safe to load.
+        checkpoint.pop(L.LightningDataModule.CHECKPOINT_HYPER_PARAMS_KEY, None)
+        if self._run is not None:
+            self._run.rewind(checkpoint)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The federation as it stands between two rounds, without the trainer and the data of its fit: a copy knows
+        what this loop's metrics and :attr:`state` know, and can be fitted anew; what resumes a run is a checkpoint."""
+        engine = None if self._run is None else self._run.engine
+        return {**vars(self), "saver": self.saver.copy(engine), "_run": None}
+
+    # ---- what is known
+
+    @property
+    def metrics(self) -> Mapping[str, Metric]:
+        """The live metrics by name."""
+        return MappingProxyType(self.board.metrics)
+
+    @property
+    def contributions(self) -> dict[str, Tensor]:
+        """The metrics' current values by name."""
+        return self.board.contributions
+
+    @property
+    def coalitions(self) -> int:
+        """Coalitions whose models were evaluated in this fit so far, each once, however many metrics asked for it."""
+        games = None if self._run is None or self._run.engine is None else self._run.engine.server.games
+        return 0 if games is None else games.total_evaluations
+
+    @property
+    def current_client(self) -> int | None:
+        """The client whose turn it is; None after the cohort's last, and outside of a round."""
+        return self._running.clients.client if self._run is not None and self._run.within_round else None
+
+    def received(self) -> dict[int, Tensor]:
+        """Client id to the model ``[P]`` that it would start the next round from, where that is not the global one.
+        From the first round on."""
+        return self._running.received()
+
+    def to_frame(self) -> pandas.DataFrame:
+        """What is known between two rounds, as a tidy DataFrame with the columns of :func:`flsv.read_run`: the metrics'
+        current values, the last weights (``"weight"``) and accuracies (``"accuracy"``). All rounds are in the run's
+        folder, for :func:`flsv.read_run`.
+        """
+        return table(self, None if self._run is None else self._run.data.client_names).to_frame()
+
+    @property
+    def strategies(self) -> Mapping[str, Strategy]:
+        """The aggregator, personaliser, sampler and client algorithm, where there is one, by role."""
+        return MappingProxyType(self.config.strategies)
+
+    @property
+    def _found(self) -> Findings:
+        return Findings(self.filters, self.board, self.state)
+
+    @property
+    def _fit(self) -> FitRun:
+        if self._run is None:
+            raise RuntimeError("the loop knows this from the start of a fit on: call trainer.fit first.")
+        return self._run
+
+    @property
+    def _running(self) -> OneProcess:
+        return self._fit.running

@@ -52,6 +52,11 @@ class FederationState:
     counted: dict[int, str] = field(default_factory=dict)
     incidents: list[dict[str, Any]] = field(default_factory=list)
 
+    @property
+    def models(self) -> dict[int, Tensor]:
+        """The same as ``starts``, by the name that it has in a loop."""
+        return self.starts
+
     def model(self) -> Tensor:
         """The global model.
 

@@ -17,7 +17,7 @@ from flsv.games.performance import is_logged
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
 from flsv.round import VOCABULARY, stage_of
-from flsv.server.config import FederationConfig
+from flsv.server.config import ClientEvaluation, FederationConfig
 from flsv.server.contribution_metrics import ContributionMetrics
 from flsv.strategy import Strategy
 from flsv.uploads import Upload
@@ -70,7 +70,21 @@ def check_setup(
     Raises:
         ConfigurationError: what is wrong, what was expected and what to do.
     """
-    strategies, every = config.strategies, config.evaluation.every
+    data = _federated_data(trainer)
+    _check_trainer(trainer)
+    config.sampler.check(data.num_clients)
+    check_classes(data, board, config.strategies)
+    _check_metrics(trainer, data, board)
+    _check_strategies(config.strategies, board)
+    _check_splits(data, board, config.personalizer)
+    _check_steps(module, board)
+    if config.evaluation.every:
+        _check_evaluation(config.evaluation, module, data)
+    return data
+
+
+def _federated_data(trainer: L.Trainer) -> FederatedDataModule:
+    """The trainer's data module, if it deals samples to clients."""
     data: Any = getattr(trainer, "datamodule", None)
     if not isinstance(data, FederatedDataModule):
         got, wrapped, in_yaml = type(data).__name__, "my_datamodule", ""
@@ -86,6 +100,11 @@ def check_setup(
             f"FederatedLoop trains on a FederatedDataModule, and got {got}. Wrap what you have, and say who the "
             f"clients are: trainer.fit(module, FederatedDataModule({wrapped}, partitioner=IIDPartitioner(5))).{in_yaml}"
         )
+    return data
+
+
+def _check_trainer(trainer: L.Trainer) -> None:
+    """Check that rounds can run as the trainer's epochs."""
     for finder in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(finder, BatchSizeFinder | LearningRateFinder):
             raise ConfigurationError(
@@ -118,13 +137,19 @@ def check_setup(
         raise ConfigurationError(
             f"max_steps={trainer.max_steps} would stop in the middle of a round. Say max_epochs, the number of rounds."
         )
-    config.sampler.check(data.num_clients)
-    check_classes(data, board, strategies)
+
+
+def _check_metrics(trainer: L.Trainer, data: FederatedDataModule, board: ContributionMetrics) -> None:
+    """Let every metric check the data and the number of rounds."""
     for metric in board.metrics.values():
         if isinstance(metric, ContributionMetric):
             metric.check(data.num_samples)
             if trainer.max_epochs is not None and trainer.max_epochs > 0 and not trainer.fast_dev_run:  # type: ignore[attr-defined]
                 metric.check_rounds(trainer.max_epochs)
+
+
+def _check_strategies(strategies: Mapping[str, Strategy], board: ContributionMetrics) -> None:
+    """Check that the metrics that strategies read are there when they read them."""
     defined = sorted(board.metrics)
     for role, strategy in strategies.items():
         if strategy.metric is not None and strategy.metric not in board.metrics:
@@ -140,6 +165,10 @@ def check_setup(
                     f"{type(board.metrics[strategy.metric]).__name__} is updated after {stage}. Name one that needs "
                     "no aggregate, such as flsv.metrics.PartialFederatedShapley."
                 )
+
+
+def _check_splits(data: FederatedDataModule, board: ContributionMetrics, personalizer: Any) -> None:
+    """Check that the samples and the judgements are there that metrics ask for."""
     if board.evaluating:
         empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "val")) == 0]
         if empty:
@@ -147,7 +176,7 @@ def check_setup(
                 f"metrics {list(board.evaluating)} need validation samples at every client; clients {empty} have none. "
                 "Set FederatedDataModule(splits=Splits(client_val=0.2)), or leave those metrics out."
             )
-    judging, personalizer = board.peer_metrics, strategies.get("personalizer")
+    judging = board.peer_metrics
     if judging and not getattr(personalizer, "gives_peer_values", False):
         raise ConfigurationError(
             f"metrics {judging} ask what the clients find each other to be worth, and {personalizer!r} does not "
@@ -159,20 +188,22 @@ def check_setup(
             f"metrics {games} evaluate models on the server's validation set, which is empty. Set "
             "FederatedDataModule(splits=Splits(server_val=0.1)), or leave those metrics out."
         )
-    _check_steps(module, board)
-    if every:
-        empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
-        if empty:
-            raise ConfigurationError(
-                f"ClientEvaluation(every={every}) needs a test split at every client; "
-                f"clients {empty} have none. Set FederatedDataModule(splits=Splits(client_test=0.2)), or a larger one."
-            )
-        if not is_overridden("forward", module, L.LightningModule):
-            raise ConfigurationError(
-                f"ClientEvaluation(every={every}) calls {type(module).__name__}.forward(x), which "
-                "is not defined. Let it return the logits [B, M], or leave it out."
-            )
-    return data
+
+
+def _check_evaluation(evaluation: ClientEvaluation, module: L.LightningModule, data: FederatedDataModule) -> None:
+    """Check that the clients' own models can be evaluated."""
+    every = evaluation.every
+    empty = [i for i in range(data.num_clients) if len(data.client_indices(i, "test")) == 0]
+    if empty:
+        raise ConfigurationError(
+            f"ClientEvaluation(every={every}) needs a test split at every client; "
+            f"clients {empty} have none. Set FederatedDataModule(splits=Splits(client_test=0.2)), or a larger one."
+        )
+    if not is_overridden("forward", module, L.LightningModule):
+        raise ConfigurationError(
+            f"ClientEvaluation(every={every}) calls {type(module).__name__}.forward(x), which "
+            "is not defined. Let it return the logits [B, M], or leave it out."
+        )
 
 
 def _check_steps(module: L.LightningModule, board: ContributionMetrics) -> None:

@@ -100,6 +100,21 @@ class FederationConfig:
         """The aggregator, personaliser, sampler and client algorithm, where there is one, by role."""
         return {role: getattr(self, role) for role in ROLES if getattr(self, role) is not None}
 
+    def state_dict(self) -> dict[str, Any]:
+        """What strategies and filters need to know in the next round."""
+        return {
+            "strategies": {role: strategy.state_dict() for role, strategy in self.strategies.items()},
+            "filters": {type(each).__name__: each.state_dict() for each in self.filters},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The inverse of ``state_dict``. Filters may be others, see ``UpdateFilter.may_change``."""
+        for role, strategy in self.strategies.items():
+            strategy.load_state_dict(state["strategies"][role])
+        for each in self.filters:
+            if type(each).__name__ in state["filters"]:
+                each.load_state_dict(state["filters"][type(each).__name__])
+
     @property
     def privacy(self) -> GaussianPrivacy | None:
         """The upload for differential privacy, if any."""

@@ -32,7 +32,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("wrong", "line", "near"),
     [
-        (["--federation.local_epoch", "1"], "--federation.local_epoch 1", "--federation.local_epochs"),
+        (["--federation.locl_epochs", "1"], "--federation.locl_epochs 1", "--federation.local_epochs"),
         (["--data.sauce", "digits"], "--data.sauce digits", "--data.source"),
         (["--federaton.local_epochs", "1"], "--federaton.local_epochs", "--federation.local_epochs"),
         (["--data.partitioner.alfa", "3"], "DirichletPartitioner': Option 'alfa' is not accepted", "alpha"),
@@ -47,7 +47,7 @@ def test_a_wrong_option(capsys: pytest.CaptureFixture[str], wrong: list[str], li
 @pytest.mark.parametrize(
     ("text", "line", "near"),
     [
-        ("federation: {local_epoch: 1}", "'federation.local_epoch'", "--federation.local_epochs"),
+        ("federation: {locl_epochs: 1}", "'federation.locl_epochs'", "--federation.local_epochs"),
         (
             "federation: {aggregator: {class_path: ShapFedWA, init_args: {metrc: x}}}",
             "'metrc' is not accepted",

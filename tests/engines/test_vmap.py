@@ -113,12 +113,10 @@ FEDERATIONS: dict[str, dict[str, Any]] = {
         "sampler": partial(UniformSampler, 3),
         "evaluation": ClientEvaluation(every=2),
     },
-    "uploads": [
-        {
-            "uploads": [partial(GaussianPrivacy, 1.0, 0.1)],
-            "metrics": partial(lambda: {"c": CosineGradientShapley()}),
-        }
-    ],
+    "privacy": {
+        "uploads": partial(lambda: [GaussianPrivacy(1.0, 0.1)]),
+        "metrics": partial(lambda: {"c": CosineGradientShapley()}),
+    },
     "top-k": {"uploads": partial(lambda: [TopK(0.3)])},
     "head kept": {"share": ["!net.4.*"], "evaluation": ClientEvaluation(every=1)},
 }

@@ -196,7 +196,7 @@ def test_the_second_order(tmp_path: Path) -> None:
     def loss(model: Tensor) -> float:
         module = small()
         ParameterSpace(module).write(module, model)
-        x, y = (torch.cat(part) for part in zip(*loop._data.val_dataloader()))
+        x, y = (torch.cat(part) for part in zip(*loop._fit.data.val_dataloader()))
         return F.cross_entropy(module(x), y).item()
 
     assert round.server_vector is not None

@@ -21,6 +21,7 @@ from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.round import Round
 from flsv.sampling import UniformSampler
 from flsv.seeding import generator_for
+from flsv.uploads import TopK
 
 
 class Watch(FedAvg):
@@ -158,6 +159,7 @@ def test_batch_norm_does_not_bear_noise(tmp_path: Path) -> None:
         fit(FederatedLoop(uploads=[GaussianPrivacy(1.0, 1.0)]), tmp_path)
 
 
-def test_noise_that_nobody_accounts_for_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="Say privacy="):
-        FederatedLoop(uploads=[GaussianPrivacy(clip=1.0, noise_multiplier=1.0)])
+def test_noise_is_always_accounted_for() -> None:
+    privacy = GaussianPrivacy(clip=1.0, noise_multiplier=1.0)
+    assert list(FederatedLoop(uploads=[TopK(0.1)]).metrics) == []
+    assert list(FederatedLoop(uploads=[privacy, TopK(0.1)]).metrics) == ["epsilon"]

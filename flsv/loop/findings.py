@@ -1,0 +1,92 @@
+"""What is known of a federation's clients between two rounds: who was found at fault, payment, the table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from flsv.filters import CopyFilter, UpdateFilter
+from flsv.filters.copies import COPY
+from flsv.filters.outliers import LARGE, NOT_FINITE
+from flsv.report.measured import numbers_of, overall
+from flsv.report.run_table import Numbers, RunTable
+from flsv.round import FederationState
+from flsv.server import ContributionMetrics
+
+if TYPE_CHECKING:
+    from flsv.loop.federated_loop import FederatedLoop
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the filters have found, and what follows for payment: the attributes of a loop by these names.
+
+    Args:
+        filters: of the loop.
+        board: its metrics.
+        state: of the federation.
+    """
+
+    filters: Sequence[UpdateFilter]
+    board: ContributionMetrics
+    state: FederationState
+
+    @property
+    def noticed(self) -> dict[str, dict[int, int]]:
+        found: dict[str, dict[int, int]] = {fault: {} for fault in (NOT_FINITE, LARGE, COPY)}
+        for each in self.filters:
+            found |= each.notices.state_dict()
+        return found
+
+    @property
+    def named(self) -> dict[int, tuple[int, int]]:
+        found = self.noticed
+        rounds = Counter(found[NOT_FINITE]) + Counter(found[LARGE])
+        return {client: (times, int(self.state.heard[client])) for client, times in sorted(rounds.items())}
+
+    @property
+    def copies(self) -> list[list[int]]:
+        return [group for each in self.filters if isinstance(each, CopyFilter) for group in each.groups]
+
+    @property
+    def held(self) -> list[int]:
+        return sorted(client for group in self.copies for client in group)
+
+    @property
+    def payable(self) -> dict[str, Tensor]:
+        metrics = self.board.metrics
+        found = {name: overall(metrics[name], each).cpu().double() for name, each in self.board.contributions.items()}
+        for name, value in found.items():
+            for client in self.named if metrics[name].higher_is_better is not False else ():
+                value[client].nan_to_num_(0)
+            value[self.held] = float("nan")
+        return found
+
+
+def without(board: ContributionMetrics, held: list[int]) -> dict[str, Tensor]:
+    """The contributions, NaN for those who are held."""
+    found = {name: value.clone() for name, value in board.contributions.items()}
+    for value in found.values():
+        value[held] = float("nan")
+    return found
+
+
+def table(loop: FederatedLoop, client_names: Sequence[str] | None) -> RunTable:
+    """What a loop knows between two rounds: its metrics' values, the last weights and accuracies.
+
+    Args:
+        loop: whose rounds they are.
+        client_names: of its fit; None: what the metrics were told.
+    """
+    bound = (getattr(metric, "client_names", None) for metric in loop.metrics.values())
+    names = next(filter(None, [client_names, *bound]), map(str, range(len(loop.participations))))
+    last = {"weight": loop.weights, "accuracy": loop.client_accuracy}
+    numbers = [
+        *numbers_of(loop.metrics, loop.contributions, None),
+        *(Numbers(name, value.cpu()) for name, value in last.items() if value is not None),
+    ]
+    return RunTable.of_round(max(0, loop.round_index - 1), numbers, list(names))
