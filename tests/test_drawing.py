@@ -113,7 +113,7 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(
     def fail(*_: Any) -> None:
         raise ValueError("Number of bins")
 
-    monkeypatch.setattr("flsv.loop.told.plot_partition", fail)
+    monkeypatch.setattr("flsv.loop.reports.plot_partition", fail)
     metrics = {"bad": Undrawable(), "good": ClassSpecificShapley()}
     loop = FederatedLoop(FedAvg(), metrics, seed=1, reporting=Reporting(figures=1))
     with pytest.warns(UserWarning, match="could not be drawn") as caught:

@@ -23,7 +23,7 @@ from torch.utils.data import TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, Reporting
 from flsv.data import IIDPartitioner, Splits
-from flsv.loop import federated_loop
+from flsv.loop import run as loop_run
 
 SAMPLES, BATCH, CLIENTS, ROUNDS = 3200, 8, 10, 3
 
@@ -70,7 +70,7 @@ def main() -> None:
     be_quiet()
     x, y = torch.randn(SAMPLES, 20), torch.randint(5, (SAMPLES,))
     ours = lambda: ClassifierClient(nn.Linear(20, 5), num_classes=5, input_shape=(20,))  # noqa: E731
-    lean = federated_loop.lean
+    skip = loop_run.skip_unused_hooks
     ways: dict[str, Callable[[], list[float]]] = {
         "plain PyTorch": lambda: plain(x, y),
         "ClassifierClient": lambda: federated(x, y, ours),
@@ -79,7 +79,7 @@ def main() -> None:
     found: dict[str, list[float]] = {}
     for _ in range(repeats):
         for spared in (True, False):
-            federated_loop.lean = lean if spared else lambda trainer: []  # type: ignore[attr-defined]
+            loop_run.skip_unused_hooks = skip if spared else lambda trainer: []
             for name, way in ways.items():
                 label = name if spared or name == "plain PyTorch" else f"{name}, nothing left out"
                 found.setdefault(label, []).extend(way())

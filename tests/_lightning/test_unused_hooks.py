@@ -46,6 +46,6 @@ def test_the_models_are_the_same_without(tmp_path: Path, monkeypatch: Any) -> No
     states = []
     for spared in (True, False):
         if not spared:
-            monkeypatch.setattr("flsv.loop.federated_loop.skip_unused_hooks", lambda trainer: [])
+            monkeypatch.setattr("flsv.loop.run.skip_unused_hooks", lambda trainer: [])
         states.append(fit(FederatedLoop(seed=0), tmp_path / str(spared), rounds=2).state_dict())
     assert all(tensor.equal(states[1][name]) for name, tensor in states[0].items())
