@@ -31,7 +31,7 @@ from torch import Tensor
 
 from flsv.data import load_image_data
 from flsv.functional.transport import TransportClient, TransportServer
-from flsv.functional.transport.interpolation import matching
+from flsv.functional.transport.federated import matching
 from flsv.seeding import generator_for
 from flsv.valuation.questions import Labels, embedded
 

@@ -15,7 +15,7 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.functional import personalised_weights
-from flsv.functional.common_entries import keep_common
+from flsv.functional.agreement import keep_common
 from flsv.participants import LocalData
 from flsv.personalization import PFedSV
 from flsv.personalization.base import OWN_MODEL

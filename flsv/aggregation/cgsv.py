@@ -10,7 +10,7 @@ from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
 from flsv.arguments import check_number
-from flsv.functional.cosine_gradient_shapley import EPSILON, cohort_reputation
+from flsv.functional.agreement import EPSILON, cohort_reputation
 from flsv.round import Round
 from flsv.strategy import Contributions
 

@@ -12,8 +12,7 @@ from torch import Tensor
 from flsv.aggregation.base import Aggregator
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.divergence_weights import divergence_weights
-from flsv.functional.label_divergence import Divergence, label_divergence
+from flsv.functional.divergences import Divergence, divergence_weights, label_divergence
 from flsv.participants import LocalData
 from flsv.round import Round
 from flsv.strategy import Contributions

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flsv.aggregation.base import Aggregator
 from flsv.arguments import check_number
-from flsv.functional.distances import distances, weighted_mean
+from flsv.functional.divergences import distances, weighted_mean
 from flsv.round import Round
 from flsv.strategy import Contributions
 

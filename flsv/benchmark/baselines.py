@@ -9,10 +9,8 @@ from torch import Tensor
 
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
-from flsv.functional.divergence_weights import divergence_weights
-from flsv.functional.label_divergence import label_divergence
-from flsv.functional.transport.knn_shapley import knn_shapley
-from flsv.functional.transport.lava import lava
+from flsv.functional.divergences import divergence_weights, label_divergence
+from flsv.functional.transport.lava import knn_shapley, lava
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
 

@@ -38,7 +38,7 @@ from flsv.cli.parser import FederatedCLI, loop_of, make_cli
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley
-from flsv.functional.shapley.kernel_shap import kernel_shap
+from flsv.functional.shapley.regression import kernel_shap
 from flsv.games.kept import KeptUtility
 from flsv.games.retraining import RetrainedUtility
 from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED, FolderLock

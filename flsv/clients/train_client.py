@@ -22,7 +22,7 @@ from flsv.clients.algorithms import ClientAlgorithm, ClientContext
 from flsv.clients.non_vector_state import NonVectorState, State
 from flsv.clients.optimizers import ClientOptimizers
 from flsv.errors import ConfigurationError
-from flsv.functional.distances import distances
+from flsv.functional.divergences import distances
 from flsv.parameters import ParameterSpace
 from flsv.participants import LocalData, at
 from flsv.personalization import Personalizer

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from flsv.filters.notices import Notices
-from flsv.functional.distances import distances
+from flsv.functional.divergences import distances
 from flsv.personalization import Personalizer
 from flsv.round import ClientMatrix, ClientUpdate
 from flsv.strategy import Component, Federation

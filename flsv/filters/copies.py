@@ -10,11 +10,11 @@ from torch import Tensor
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.filters.base import Cohort, UpdateFilter
-from flsv.functional.update_copies import (
+from flsv.functional.updates import (
+    ALIKE,
     GAP,
     ROUNDS,
     SPEAKING,
-    THRESHOLD,
     alike,
     groups_of,
     similarities,
@@ -30,7 +30,7 @@ class CopyFilter(UpdateFilter):
     more.
 
     They stay in the model and in the metrics; the payment of all of them is held back until somebody has looked at it,
-    see ``loop.held``. The rules are those of :mod:`flsv.functional.update_copies`. The server keeps 32 bytes for every
+    see ``loop.held``. The rules are those of :mod:`flsv.functional.updates`. The server keeps 32 bytes for every
     pair of clients.
 
     Args:
@@ -53,7 +53,7 @@ class CopyFilter(UpdateFilter):
     faults: ClassVar = {COPY: "sent updates that are one another's but for little, in several rounds"}
     may_change = True
 
-    def __init__(self, threshold: float | None = THRESHOLD, gap: float | None = GAP) -> None:
+    def __init__(self, threshold: float | None = ALIKE, gap: float | None = GAP) -> None:
         if threshold is None and gap is None:
             raise ConfigurationError(
                 "CopyFilter(threshold=None, gap=None): there is no rule. Give one, or leave it out."

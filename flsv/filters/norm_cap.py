@@ -10,15 +10,15 @@ import torch
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.filters.base import Cohort, UpdateFilter
-from flsv.functional.distances import distances
-from flsv.functional.update_claims import length_factors, shortened
+from flsv.functional.divergences import distances
+from flsv.functional.updates import length_factors, shortened
 from flsv.personalization import Personalizer
 
 
 class NormCap(UpdateFilter):
     """Shortens updates above a bound, keeping their direction, for metrics and aggregator.
 
-    So there is little to gain by sending a multiple of one's update, see :mod:`flsv.functional.update_claims`. It is
+    So there is little to gain by sending a multiple of one's update, see :mod:`flsv.functional.updates`. It is
     for federations without a personaliser, and for metrics that ask no client to evaluate models.
 
     Args:

@@ -11,7 +11,7 @@ import torch
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.filters.base import Cohort, UpdateFilter
-from flsv.functional.update_outliers import THRESHOLD, drowning_updates, large_updates
+from flsv.functional.updates import OUTLYING, drowning_updates, large_updates
 from flsv.strategy import Federation
 
 NOT_FINITE, LARGE = "not_finite", "large"
@@ -26,11 +26,11 @@ class OutlierFilter(UpdateFilter):
     it as one that it took no part in. Who is named in every round has 0 in ``loop.payable``; see ``loop.named``.
 
     An update beside which nothing of the others would be left is always left out, see
-    :func:`flsv.functional.update_outliers.drowning_updates`; a federation without an ``OutlierFilter`` does that, too.
+    :func:`flsv.functional.updates.drowning_updates`; a federation without an ``OutlierFilter`` does that, too.
 
     Args:
         threshold: the modified z-score from which on an update is too large, see
-            :func:`flsv.functional.update_outliers.large_updates`. None: not judged.
+            :func:`flsv.functional.updates.large_updates`. None: not judged.
         exclude: leave too large updates out of their round. So they are anyway where the aggregator weighs by a metric.
 
     Raises:
@@ -47,7 +47,7 @@ class OutlierFilter(UpdateFilter):
     }
     may_change = True
 
-    def __init__(self, threshold: float | None = THRESHOLD, exclude: bool = False) -> None:
+    def __init__(self, threshold: float | None = OUTLYING, exclude: bool = False) -> None:
         if threshold is not None:
             check_number(self, "threshold", threshold, above=0, hint="None switches the rule off.")
         elif exclude:

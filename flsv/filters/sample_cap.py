@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from flsv.arguments import check_number
 from flsv.filters.base import Cohort, UpdateFilter
-from flsv.functional.update_claims import counted
+from flsv.functional.updates import counted
 
 
 class SampleCap(UpdateFilter):
     """Counts a client's claimed number of samples up to a bound, for metrics and aggregator.
 
-    See :mod:`flsv.functional.update_claims`.
+    See :mod:`flsv.functional.updates`.
 
     Args:
         cap: the bound, in medians of the cohort's numbers, rounded up to a whole number.

@@ -1,22 +1,23 @@
 """The mathematics: pure functions on tensors, without state and without Lightning."""
 
-from flsv.functional.allocation import allocate
-from flsv.functional.class_specific_shapley import class_specific_shapley, participant_weights
-from flsv.functional.collaborative_fairness import collaborative_fairness
-from flsv.functional.communication import classifier_size, communication_parameters, download_schedule
-from flsv.functional.contribution_estimation import contribution_estimates, leave_one_out_cosines
-from flsv.functional.cosine_gradient_shapley import cosine_gradient_shapley
+from flsv.functional.agreement import class_specific_shapley, cosine_gradient_shapley, participant_weights
+from flsv.functional.allocation import allocate, collaborative_fairness
+from flsv.functional.communication import classifier_size, communication_parameters, download_schedule, top_k_download
 from flsv.functional.decayed_shapley import MULTI_ROUND_INDICES, DecayedValues, decayed_shapley
-from flsv.functional.divergence_weights import divergence_weights
-from flsv.functional.everybody_else import everybody_else, without_own
-from flsv.functional.gradient_agreement import gradient_agreement
-from flsv.functional.gradient_agreement_game import gradient_agreement_game
-from flsv.functional.gradient_shapley import gradient_shapley
-from flsv.functional.in_run_shapley import client_in_run_values, in_run_shapley, step_weights
-from flsv.functional.label_divergence import label_divergence
-from flsv.functional.lower_bound import lower_bound
-from flsv.functional.personalised_weights import personalised_weights
-from flsv.functional.relevance import discovery_bound, label_overlap, relevance_auroc
+from flsv.functional.divergences import divergence_weights, label_divergence
+from flsv.functional.gradient_agreement import gradient_agreement, gradient_agreement_game
+from flsv.functional.gradient_shapley import client_in_run_values, gradient_shapley, in_run_shapley, step_weights
+from flsv.functional.over_rounds import lower_bound
+from flsv.functional.peers import (
+    contribution_estimates,
+    discovery_bound,
+    everybody_else,
+    label_overlap,
+    leave_one_out_cosines,
+    personalised_weights,
+    relevance_auroc,
+    without_own,
+)
 from flsv.functional.shapley import (
     ESTIMATORS,
     DifferenceEstimate,
@@ -41,7 +42,6 @@ from flsv.functional.shapley import (
     stratified_shapley,
     surrogate_shapley,
 )
-from flsv.functional.top_k_download import top_k_download
 from flsv.functional.transport import (
     ClassStatistics,
     FederatedBarycenter,

@@ -6,6 +6,11 @@ classes (2.35 %, the paper says 2.3 %), and must be all fully connected layers i
 torchvision's VGG-19 has 86.06 % there (VGG-16 has 89.37 %). The 49.57 % that it gives for LeNet-5 are not those of any
 split by layers of the usual LeNet-5: for (1, 28, 28) it is 94.2 % in all linear layers, 24.8 % in the last two and
 1.9 % in the last. So the layers are named by whoever asks.
+
+pFedSV's dynamic top-k: whose models a client downloads in this round.
+
+Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
+2024, section III-C ("Dynamic top-k download mechanism") and IV-B.
 """
 
 from __future__ import annotations
@@ -17,7 +22,6 @@ import torch
 from torch import Generator, Tensor, nn
 
 from flsv.errors import ConfigurationError
-from flsv.functional.top_k_download import Explore, top_k_download
 
 Method = Literal["pfedsv", "pfedsv_d", "pfedsv_dc", "fedfomo", "fedamp", "fedavg"]
 
@@ -131,3 +135,72 @@ def download_schedule(
             counts[t, client] = len(ids)
             scores[client, ids] = torch.where(truth[client, ids].cpu() > 0, 1.0, -1.0)
     return counts
+
+
+Explore = Literal["score", "unvisited"]
+
+
+def check_explore(explore: str) -> None:
+    """Raise ConfigurationError unless there is such a policy."""
+    if explore not in get_args(Explore):
+        raise ConfigurationError(f"explore={explore!r}: expected one of {get_args(Explore)}.")
+
+
+def top_k_download(
+    relevance: Tensor,
+    available: Tensor,
+    own: int,
+    k: int,
+    explore: Explore = "score",
+    generator: Generator | None = None,
+) -> Tensor:
+    """The clients to download, best first.
+
+    A client with a negative score is never downloaded again. While there is one that was never looked at, k clients
+    are downloaded, by score, those never looked at counting as 0 and ties falling at random; afterwards as many as have
+    a positive score, at least 1 (if anybody is left who is not negative).
+
+    Args:
+        relevance: ``[n]`` scores of all clients, NaN: never looked at.
+        available: bool ``[n]``, whose model the server has.
+        own: who downloads; never itself.
+        k: downloads a round to start with, at least 1.
+        explore: ``"score"`` is the above. ``"unvisited"`` gives the k places to those never looked at first, which
+            keeps the paper's bound (:func:`flsv.functional.discovery_bound`) for any number of relevant clients.
+        generator: of the ties.
+
+    Returns:
+        int64 ``[k']`` on the CPU, k' from 0 to n - 1.
+
+    Raises:
+        ConfigurationError: k below 1, an unknown ``explore``.
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> nan = float("nan")
+        >>> relevance = torch.tensor([nan, 0.3, -0.2, 0.1, nan])
+        >>> top_k_download(relevance, torch.ones(5, dtype=torch.bool), own=0, k=3)
+        tensor([1, 3, 4])
+        >>> top_k_download(relevance.nan_to_num(-0.1), torch.ones(5, dtype=torch.bool), own=0, k=3)
+        tensor([1, 3])
+    """
+    check_explore(explore)
+    if k < 1:
+        raise ConfigurationError(f"top_k_download(k={k}): expected at least 1.")
+    if relevance.ndim != 1 or relevance.shape != available.shape or not 0 <= own < len(relevance):
+        raise ValueError(
+            f"expected relevance [n], available [n] and own in 0 .. n - 1, got {list(relevance.shape)}, "
+            f"{list(available.shape)} and {own}."
+        )
+    unvisited = relevance.isnan().cpu()
+    scores = relevance.detach().cpu().double().nan_to_num(0.0)
+    candidates = available.cpu() & (scores >= 0)
+    candidates[own] = False
+    if not bool((candidates & unvisited).any()):
+        k = max(int((candidates & (scores > 0)).sum()), 1)
+    # A random order, then stable sorts by what matters less to what matters more.
+    order = torch.randperm(len(scores), generator=generator)
+    order = order[scores[order].argsort(descending=True, stable=True)]
+    if explore == "unvisited":
+        order = order[unvisited[order].int().argsort(descending=True, stable=True)]
+    return order[candidates[order]][:k]

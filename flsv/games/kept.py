@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flsv._lightning.durable import append, replacing, whole_lines
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley.estimate import Utility
+from flsv.functional.shapley.game import Utility
 from flsv.participants import ALONE, Ranks
 
 Members = tuple[int, ...]

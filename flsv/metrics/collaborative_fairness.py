@@ -8,7 +8,7 @@ from torch import Tensor
 from torchmetrics import Metric
 from torchmetrics.utilities import dim_zero_cat
 
-from flsv.functional.collaborative_fairness import collaborative_fairness
+from flsv.functional.allocation import collaborative_fairness
 
 
 class CollaborativeFairness(Metric):

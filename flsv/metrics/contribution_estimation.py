@@ -17,7 +17,7 @@ from torchmetrics import Metric
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.contribution_estimation import Combine, contribution_estimates, leave_one_out_cosines
+from flsv.functional.peers import Combine, contribution_estimates, leave_one_out_cosines
 from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.guide import Guide
@@ -27,7 +27,7 @@ from flsv.round import ClientMatrix
 
 
 class ContributionEstimation(ContributionMetric):
-    r"""FedCE's contribution estimates, see :mod:`flsv.functional.contribution_estimation`.
+    r"""FedCE's contribution estimates, see :mod:`flsv.functional.peers`.
 
     .. math::
         c_i \propto \Bigl(1 - \overline{\cos}\bigl(d_i, \textstyle\sum_{j \ne i} c_j d_j\bigr)\Bigr) \cdot

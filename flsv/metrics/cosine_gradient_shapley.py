@@ -14,7 +14,7 @@ from torchmetrics.utilities import dim_zero_cat
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.cosine_gradient_shapley import (
+from flsv.functional.agreement import (
     EPSILON,
     cohort_reputation,
     cosines,

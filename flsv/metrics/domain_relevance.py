@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from flsv.arguments import check_number
-from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
-from flsv.functional.relevance import label_overlap, relevance_auroc
+from flsv.functional.over_rounds import momentum_merge, momentum_row, momentum_value
+from flsv.functional.peers import label_overlap, relevance_auroc
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.guide import Guide
 from flsv.metrics.plot import new_figure, plot_contributions
@@ -80,7 +80,7 @@ class DomainRelevance(ContributionMetric):
         return self._truth
 
     def init_states(self, num_clients: int, num_classes: int | None) -> None:
-        # A row per pair, of flsv.functional.momentum.
+        # A row per pair, of flsv.functional.over_rounds.
         self.add_state(
             "history",
             torch.zeros(num_clients**2, 3),

@@ -1,7 +1,7 @@
 """EverybodyElse: each client's share of the others' gains, from the others' reports and sums of updates only.
 
 After the idea of Jaramillo-Velez et al., "Private and Robust Contribution Evaluation in Federated Learning", arXiv
-2602.21721, 2026; the formula is ours, see :mod:`flsv.functional.everybody_else`.
+2602.21721, 2026; the formula is ours, see :mod:`flsv.functional.peers`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torchmetrics import Metric
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.everybody_else import everybody_else
+from flsv.functional.peers import everybody_else
 from flsv.games.performance import Mode, performance_of
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.contribution_estimation import asked_scores

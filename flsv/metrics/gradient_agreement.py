@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.cosine_gradient_shapley import cosines
+from flsv.functional.agreement import cosines
 from flsv.functional.gradient_agreement import agreement_scales, gradient_agreement
 from flsv.games.performance import ModelScore, performance_of
 from flsv.metrics.base import ContributionMetric, latest

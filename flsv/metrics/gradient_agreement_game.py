@@ -1,6 +1,6 @@
 """GradientAgreementGame: gradient agreement combined with a coalition game by the performance.
 
-See :mod:`flsv.functional.gradient_agreement_game` for what it is made of.
+See :mod:`flsv.functional.gradient_agreement` for what it is made of.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.gradient_agreement_game import gradient_agreement_game, part_scales, relative_slopes
+from flsv.functional.gradient_agreement import gradient_agreement_game, part_scales, relative_slopes
 from flsv.functional.shapley import Utility, banzhaf
 from flsv.games.performance import Mode, is_logged, performance_of
 from flsv.metrics.gradient_agreement import GradientAgreement, logged_slopes

@@ -11,7 +11,7 @@ from torch import Tensor
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.gradient_shapley import gradient_shapley
-from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
+from flsv.functional.over_rounds import momentum_merge, momentum_row, momentum_value
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.guide import Guide
 

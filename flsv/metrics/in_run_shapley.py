@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
-from flsv.functional.in_run_shapley import client_in_run_values
+from flsv.functional.gradient_shapley import client_in_run_values
 from flsv.metrics.base import ContributionMetric
 from flsv.metrics.guide import Guide
 

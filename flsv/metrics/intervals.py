@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.functional.round_spread import (
+from flsv.functional.over_rounds import (
     WIDTH,
     half_width,
     momentum_squares,
@@ -18,7 +18,7 @@ from flsv.functional.round_spread import (
     spread_variance,
     step_variance,
 )
-from flsv.functional.shapley.estimate import t_quantile
+from flsv.functional.shapley.game import t_quantile
 
 #: Of the intervals in the reports.
 LEVEL = 0.9
@@ -51,7 +51,7 @@ class WithIntervals(Metric):
         It is of the value that the same training would have given with other rounds of its kind: half its width is
         Student's t quantile times the standard error that follows, for a sum, from the differences of the client's
         successive rounds, else from a block bootstrap of its round values (both in closed form, see
-        :mod:`flsv.functional.round_spread`), or Student's t quantile times the estimator's standard error where that is
+        :mod:`flsv.functional.over_rounds`), or Student's t quantile times the estimator's standard error where that is
         known and larger. What rounds add to a sum may fall or rise in the course of training: of that, the steps from
         round to round count as spread, so that few rounds with steep gains make it too wide. Of a metric that keeps the
         last round's value alone it is the spread of single rounds. **Not** in it: what another seed, other participants
@@ -124,7 +124,7 @@ class WithIntervals(Metric):
     def _note(
         self, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
     ) -> None:
-        """A round's own overall values ``[k]``; see :func:`flsv.functional.round_spread.spread_add`."""
+        """A round's own overall values ``[k]``; see :func:`flsv.functional.over_rounds.spread_add`."""
         if self.over_rounds is not None:
             self.round_spread = spread_add(self.round_spread, client_ids, values.detach(), factor, keep)
             self.noted = self.noted + 1

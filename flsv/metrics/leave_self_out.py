@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flsv.functional.everybody_else import without_own
+from flsv.functional.peers import without_own
 from flsv.games.performance import ModelScore
 from flsv.participants import LocalData
 from flsv.round import Round

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flsv.arguments import check_number
-from flsv.functional.common_entries import keep_common
+from flsv.functional.agreement import keep_common
 from flsv.personalization.base import Personalizer
 from flsv.round import Round
 from flsv.strategy import Contributions, Federation

@@ -23,7 +23,7 @@ from torchmetrics import Metric
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.common_entries import keep_common
+from flsv.functional.agreement import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
 from flsv.participants import Client, LocalData, run_protocol
 from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer, judged, restored

@@ -29,10 +29,10 @@ from torch import Generator, Tensor
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.common_entries import keep_common
-from flsv.functional.personalised_weights import SelfWeight, check_self_weight, personalised_weights
+from flsv.functional.agreement import keep_common
+from flsv.functional.communication import Explore, check_explore, top_k_download
+from flsv.functional.peers import SelfWeight, check_self_weight, personalised_weights
 from flsv.functional.shapley import permutation_shapley
-from flsv.functional.top_k_download import Explore, check_explore, top_k_download
 from flsv.parameters import ParameterSpace
 from flsv.participants import Client, LocalData, run_protocol
 from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer, judged, restored

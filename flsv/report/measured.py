@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv.functional.collaborative_fairness import collaborative_fairness
+from flsv.functional.allocation import collaborative_fairness
 from flsv.metrics import ContributionMetric
 from flsv.report.run_table import Numbers, RunTable
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from flsv.functional.distances import distances
+from flsv.functional.divergences import distances
 
 #: Bytes of a block, of which some exist at a time. On a CPU blocks stay in its cache: larger ones are memory that the
 #: system hands out anew, up to six times as slow (``tools/bench_memory.py``). On a GPU a block is a launch of a kernel.

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
-from flsv.functional.common_entries import common_entries
+from flsv.functional.agreement import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData, run_protocol
 from flsv.round.matrix import BLOCK_BYTES, ClientMatrix

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flsv.aggregation import Aggregator
 from flsv.filters import Cohort, OutlierFilter, UpdateFilter, with_guard
-from flsv.functional.distances import all_finite, distances
+from flsv.functional.divergences import all_finite, distances
 from flsv.games import CoalitionGames, ModelEvaluator, ValidatedModels
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Channel, Client, LocalData, Ranks

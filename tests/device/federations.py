@@ -29,7 +29,7 @@ from flsv.data.corruption import ClosedSetLabelNoise
 from flsv.data.device_cache import SHARE
 from flsv.errors import ConfigurationError
 from flsv.features import Backbone, Pixels
-from flsv.functional.shapley.importance import importance_probabilities
+from flsv.functional.shapley.normalize import importance_probabilities
 from flsv.games import ModelEvaluator
 from flsv.games.evaluation import vmapped
 from flsv.loop import FederatedLoop

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional import common_entries as module
-from flsv.functional.common_entries import common_entries, keep_common
+from flsv.functional import agreement as module
+from flsv.functional.agreement import common_entries, keep_common
 
 
 def matrix(rows: int, columns: int, seed: int) -> torch.Tensor:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from flsv.functional import cosine_gradient_shapley
-from flsv.functional.cosine_gradient_shapley import aggregate_updates, cohort_reputation
+from flsv.functional.agreement import aggregate_updates, cohort_reputation
 
 
 def by_hand(d: np.ndarray, r: np.ndarray, alpha: float, scale: float, floor: float) -> tuple[np.ndarray, np.ndarray]:

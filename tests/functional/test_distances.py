@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional import distances as module
-from flsv.functional.distances import distances, weighted_mean
+from flsv.functional import divergences as module
+from flsv.functional.divergences import distances, weighted_mean
 
 
 @pytest.fixture(autouse=True, params=[1 << 20, 12])

@@ -2,7 +2,7 @@
 
 import torch
 
-from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
+from flsv.functional.over_rounds import momentum_merge, momentum_row, momentum_value
 
 
 def recursion(rounds: list[dict[int, torch.Tensor]], n: int, width: int, mu: float) -> torch.Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.round_spread import (
+from flsv.functional.over_rounds import (
     WIDTH,
     half_width,
     momentum_squares,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.update_claims import counted, length_factors, shortened
+from flsv.functional.updates import counted, length_factors, shortened
 
 
 @pytest.mark.parametrize("cap", [0.5, 1.0, 1.25, 3.0])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.update_copies import (
+from flsv.functional.updates import (
     alike,
     groups_of,
     similarities,

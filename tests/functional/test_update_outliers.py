@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from flsv.functional.update_outliers import LARGEST, drowning_updates, large_updates
+from flsv.functional.updates import LARGEST, drowning_updates, large_updates
 
 
 def test_the_score_is_that_of_iglewicz_and_hoaglin():

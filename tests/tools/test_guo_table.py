@@ -13,7 +13,7 @@ import torch
 from run_table import TABLES, cells, preset_of
 
 from flsv.functional import label_divergence
-from flsv.functional.divergence_weights import divergence_weights
+from flsv.functional.divergences import divergence_weights
 
 NAMES = ("guo_federation", "guo_report", "table_runs", "table_presets")
 

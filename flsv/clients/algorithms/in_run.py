@@ -29,7 +29,7 @@ from flsv.clients.cohort import shuffle_stream
 from flsv.clients.ghost import GhostProducts
 from flsv.data.labels import batch_labels
 from flsv.errors import ConfigurationError
-from flsv.functional.in_run_shapley import step_weights
+from flsv.functional.gradient_shapley import step_weights
 from flsv.participants import LocalData
 from flsv.participants.artifacts import keep_artifact
 from flsv.privacy import GaussianPrivacy

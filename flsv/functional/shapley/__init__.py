@@ -19,22 +19,16 @@ Example:
 
 from __future__ import annotations
 
-from flsv.functional.shapley.banzhaf import banzhaf
-from flsv.functional.shapley.beta import beta_shapley
 from flsv.functional.shapley.complementary import complementary_shapley
 from flsv.functional.shapley.difference import DifferenceEstimate, difference_shapley
-from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
 from flsv.functional.shapley.few_coalitions import few_coalitions, few_coalitions_shapley
-from flsv.functional.shapley.game import MemoizedGame
+from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
 from flsv.functional.shapley.gtg import gtg_shapley
-from flsv.functional.shapley.importance import importance_probabilities
-from flsv.functional.shapley.kernel_shap import kernel_shap
-from flsv.functional.shapley.leave_one_out import leave_one_out
-from flsv.functional.shapley.leverage import leverage_shapley
-from flsv.functional.shapley.normalize import normalize_differences, normalize_shapley
+from flsv.functional.shapley.normalize import importance_probabilities, normalize_differences, normalize_shapley
+from flsv.functional.shapley.other_values import banzhaf, beta_shapley, leave_one_out
 from flsv.functional.shapley.permutation import permutation_shapley
-from flsv.functional.shapley.regression import regression_shapley
+from flsv.functional.shapley.regression import kernel_shap, leverage_shapley, regression_shapley
 from flsv.functional.shapley.regression_adjusted import regression_adjusted_shapley
 from flsv.functional.shapley.semivalues import ESTIMATORS, Semivalue, check_estimator, estimator_of, size_weights
 from flsv.functional.shapley.stratified import stratified_shapley

@@ -18,9 +18,8 @@ from torch import Tensor
 from flsv import counting
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley.estimate import Utility
 from flsv.functional.shapley.exact import MAX_EXACT_PLAYERS
-from flsv.functional.shapley.game import MemoizedGame, check_num_players
+from flsv.functional.shapley.game import MemoizedGame, Utility, check_num_players
 
 DEFAULT_EVALUATIONS_PER_PLAYER = 50
 MIN_SAMPLES_TO_STOP = 10  # a standard error from fewer samples is too often far too small

@@ -36,9 +36,8 @@ from torch import Generator, Tensor
 
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.budget import Moments, Sampling
-from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import all_coalitions, shapley_of_table
-from flsv.functional.shapley.game import MemoizedGame
+from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
 from flsv.functional.shapley.sampling import random_coalitions, random_permutations
 
 

@@ -17,8 +17,7 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
-from flsv.functional.shapley.game import check_num_players, evaluate, result_dtype
+from flsv.functional.shapley.game import ShapleyEstimate, Utility, check_num_players, evaluate, result_dtype
 
 MAX_EXACT_PLAYERS = 22
 _CHUNK = 2**16  # masks per call of the utility: a few MB, and utilities have per-call overhead

@@ -23,7 +23,7 @@ from torch import Generator, Tensor
 
 from flsv.arguments import check_number
 from flsv.functional.shapley.budget import Sampling
-from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
+from flsv.functional.shapley.game import ShapleyEstimate, Utility
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.sampling import prefixes, random_permutations
 

@@ -33,8 +33,7 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.functional.shapley.budget import Sampling
-from flsv.functional.shapley.estimate import ShapleyEstimate
-from flsv.functional.shapley.game import coalition_keys
+from flsv.functional.shapley.game import ShapleyEstimate, coalition_keys
 from flsv.functional.shapley.sampling import random_coalitions, random_permutations
 
 

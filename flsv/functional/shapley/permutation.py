@@ -24,9 +24,8 @@ from torch import Generator, Tensor
 
 from flsv.arguments import check_number
 from flsv.functional.shapley.budget import MIN_SAMPLES_TO_STOP, Moments, Sampling
-from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import all_coalitions, exact_shapley, per_coalition, semivalue_of_table
-from flsv.functional.shapley.game import MemoizedGame
+from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
 from flsv.functional.shapley.sampling import prefixes, random_permutations
 
 _MAX_BATCH = 2**16  # prefixes per batch

@@ -1,4 +1,4 @@
-"""Kernel regression (KernelSHAP; Lundberg and Lee 2017, Covert and Lee 2021), paired and efficiency constrained.
+r"""Kernel regression (KernelSHAP; Lundberg and Lee 2017, Covert and Lee 2021), paired and efficiency constrained.
 
 The Shapley value solves a weighted least-squares problem over all coalitions,
 
@@ -7,7 +7,7 @@ The Shapley value solves a weighted least-squares problem over all coalitions,
 
 Written phi = V/n + psi with sum psi = 0, a coalition and its complement together say nothing but
 
-    ((U(S) - U(N \\ S)) - V (2s - n)/n) / 2  =  sum_i (z_i - s/n) psi_i + error,
+    ((U(S) - U(N \ S)) - V (2s - n)/n) / 2  =  sum_i (z_i - s/n) psi_i + error,
 
 one equation in the centred membership vector z - s/n; the even part of the game (all interactions of two players among
 it) drops out. That is why pairs are far better than single coalitions.
@@ -17,10 +17,36 @@ gets exactly its share 2 / (s (n - s)) of the kernel, however many pairs it has,
 is gone. The estimate is the ratio of two unbiased ones and so consistent but not unbiased (bias of order 1/m); for
 an additive game it is exact. The standard error is the sandwich estimate with residuals divided by one minus their
 leverage, layer by layer with the sampling fraction taken out.
+
+Leverage SHAP: kernel regression on coalitions drawn by their leverage scores.
+
+Musco and Witter, "Provably Accurate Shapley Value Estimation via Leverage Score Sampling", ICLR 2025. The Shapley value
+solves KernelSHAP's weighted least-squares problem (see ``regression``). A row of that problem has the leverage score
+1 / binom(n, |S|): sampling coalitions by their leverage means as many of every size, where KernelSHAP draws the
+smallest and the largest most often. A coalition drawn with probability pi(S) gets the weight w(S) / pi(S), w being the
+kernel, and comes with its complement, without replacement.
+
+Departures: the number of coalitions of each size is fixed (equal, up to rounding and up to how many there are) where
+the paper draws it, as the authors' newer code does; each size is drawn at least twice (as a pair), so that there is a
+standard error, the one of ``regression``. Where the drawn rows do not determine the solution, the one of least norm is
+taken, as in the authors' code.
+
+KernelSHAP of given coalitions: the additive game that is closest to them.
+
+Lundberg and Lee, "A Unified Approach to Interpreting Model Predictions", NeurIPS 2017, theorem 2. The Shapley values
+solve, over all coalitions S but nobody and everybody, with the weights of the Shapley kernel,
+
+    min_phi sum_S w(S) [U(S) - U(empty) - sum_{i in S} phi_i]^2    s.t.  sum_i phi_i = U(N) - U(empty),
+    w(S) = (n - 1) / (binom(n, |S|) |S| (n - |S|)).
+
+Here the sum is over those coalitions that are given. ``regression_shapley`` draws its coalitions itself, in pairs, and
+has a standard error; with coalitions that nobody has drawn there is none. It assumes nothing of the game, not even that
+close coalitions are worth about the same, and so it is what a fit that does assume is compared with.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 
@@ -28,9 +54,8 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.functional.shapley.budget import Sampling
-from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import MemoizedGame
+from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
 from flsv.functional.shapley.layers import Layer, LayeredSample, estimate_in_stages, layer_variance
 
 
@@ -116,3 +141,92 @@ def regression_shapley(
     if run.exact:
         return exact_shapley(utility, num_players)
     return estimate_in_stages(run, sample, partial(kernel_regression, run.game, sample, torch.linalg.solve))
+
+
+def leverage_shapley(
+    utility: Utility,
+    num_players: int,
+    *,
+    budget: int | None = None,
+    generator: Generator | None = None,
+    target_stderr: float | None = None,
+) -> ShapleyEstimate:
+    """Kernel regression on pairs of coalitions, equally many of every size.
+
+    Args:
+        utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``.
+        num_players: n.
+        budget: largest number of distinct evaluations, default 50 n. The minimum is n pairs beside the empty and the
+            grand coalition, 2 n + 2, or two pairs of every size where that is more.
+        generator: source of the coalitions.
+        target_stderr: stop as soon as every standard error is at most this, in the utility's unit.
+
+    Returns:
+        ``values`` and ``stderr`` ``[n]`` or ``[n, M]``; exact, stderr 0, where the budget buys all coalitions. The
+        estimate is consistent, with a bias of order 1/m as for ``regression``.
+
+    Raises:
+        ConfigurationError: a budget below the minimum, which is named.
+        ValueError: a utility that is NaN, infinite or of the wrong shape.
+
+    Example:
+        >>> additive = lambda masks: masks.double() @ torch.arange(12.0, dtype=torch.float64)
+        >>> sampled = leverage_shapley(additive, 12, budget=60, generator=torch.Generator().manual_seed(0))
+        >>> sampled.values[:3].abs().round()
+        tensor([0., 1., 2.], dtype=torch.float64)
+    """
+    sample = LayeredSample(num_players, paired=True, share=equally, ends=False, generator=generator)
+    sample.minimum = min(max(num_players, sample.minimum), sample.capacity)
+    run = Sampling("leverage_shapley", utility, num_players, budget, 2 + 2 * sample.minimum, target_stderr)
+    if run.exact:
+        return exact_shapley(utility, num_players)
+    return estimate_in_stages(run, sample, partial(kernel_regression, run.game, sample, least_norm))
+
+
+def equally(layer: Layer) -> float:
+    """Weights of layers under which all sizes get equally many coalitions."""
+    return layer.sizes
+
+
+def least_norm(matrix: Tensor, right: Tensor) -> Tensor:
+    """The solution of least norm; ``matrix [n, n]`` may be singular."""
+    return torch.linalg.pinv(matrix, rtol=1e-10, hermitian=True) @ right
+
+
+def kernel_shap(masks: Tensor, utilities: Tensor) -> Tensor:
+    """KernelSHAP's values of some coalitions' utilities.
+
+    Args:
+        masks: bool ``[K, n]``, distinct, nobody and everybody among them.
+        utilities: ``[K]``.
+
+    Returns:
+        Float64 ``[n]``; they sum to U(everybody) - U(nobody). The least squares' solution closest to equal values where
+        the coalitions leave more than one.
+
+    Raises:
+        ValueError: no nobody or everybody, or shapes that do not fit.
+
+    Example:
+        With each player alone and everybody but one it is the mean of both marginal contributions, all of them moved by
+        as much as lets them add up. With all coalitions it is the Shapley value.
+
+        >>> from flsv.functional import few_coalitions
+        >>> few_coalitions(3).int().tolist()
+        [[0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1], [0, 1, 1], [1, 0, 1], [1, 1, 0]]
+        >>> kernel_shap(few_coalitions(3), torch.tensor([0.0, 9, 1, 2, 3, 6, 5, 4])).round(decimals=6)
+        tensor([2., 3., 4.], dtype=torch.float64)
+    """
+    worth, sizes, n = torch.as_tensor(utilities).detach().cpu().double(), masks.sum(1).cpu(), masks.shape[1]
+    if worth.shape != sizes.shape or not {0, n} <= set(sizes.tolist()):
+        raise ValueError(
+            f"expected utilities [{len(masks)}] of as many coalitions, nobody and everybody among them; got "
+            f"{list(worth.shape)} and sizes {sorted(set(sizes.tolist()))} of {n}."
+        )
+    empty, gain = worth[sizes == 0][0], worth[sizes == n][0] - worth[sizes == 0][0]
+    inside = (sizes > 0) & (sizes < n)
+    share = sizes[inside].double() / n
+    root = torch.tensor([((n - 1) / (math.comb(n, s) * s * (n - s))) ** 0.5 for s in sizes[inside].tolist()]).double()
+    centred = masks.cpu()[inside].double() - share[:, None]  # values minus their mean sum to 0
+    right = worth[inside] - empty - gain * share
+    return gain / n + torch.linalg.pinv(root[:, None] * centred) @ (root * right)

@@ -33,10 +33,10 @@ from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.adjusted import AdjustedEstimator, FittedGame
 from flsv.functional.shapley.budget import Sampling
-from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import ShapleyEstimate, Utility
 from flsv.functional.shapley.layers import LayeredSample, estimate_in_stages
-from flsv.functional.shapley.leverage import equally
+from flsv.functional.shapley.regression import equally
 
 _TREES: dict[str, Any] = {"n_estimators": 100, "max_depth": 4, "learning_rate": 0.1}
 

@@ -24,17 +24,14 @@ from torch import Tensor
 from flsv import counting
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley.banzhaf import banzhaf
-from flsv.functional.shapley.beta import beta_shapley, beta_weights
 from flsv.functional.shapley.complementary import complementary_shapley
 from flsv.functional.shapley.difference import difference_shapley
-from flsv.functional.shapley.estimate import ShapleyEstimate
 from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import ShapleyEstimate
 from flsv.functional.shapley.gtg import gtg_shapley
-from flsv.functional.shapley.leave_one_out import leave_one_out
-from flsv.functional.shapley.leverage import leverage_shapley
+from flsv.functional.shapley.other_values import banzhaf, beta_shapley, beta_weights, leave_one_out
 from flsv.functional.shapley.permutation import permutation_shapley
-from flsv.functional.shapley.regression import regression_shapley
+from flsv.functional.shapley.regression import leverage_shapley, regression_shapley
 from flsv.functional.shapley.regression_adjusted import regression_adjusted_shapley
 from flsv.functional.shapley.stratified import stratified_shapley
 from flsv.functional.shapley.surrogate import surrogate_shapley

@@ -22,9 +22,8 @@ import torch
 from torch import Generator, Tensor
 
 from flsv.functional.shapley.budget import Sampling
-from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
-from flsv.functional.shapley.game import MemoizedGame
+from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility
 from flsv.functional.shapley.layers import LayeredSample, estimate_in_stages, layer_variance
 
 

@@ -44,8 +44,8 @@ from torch import Generator, Tensor
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.adjusted import AdjustedEstimator
 from flsv.functional.shapley.budget import Sampling
-from flsv.functional.shapley.estimate import ShapleyEstimate, Utility
 from flsv.functional.shapley.exact import exact_shapley
+from flsv.functional.shapley.game import ShapleyEstimate, Utility
 from flsv.functional.shapley.kernels import (
     Kernel,
     averaged_membership,

@@ -1,6 +1,10 @@
 """Optimal transport between data sets: distances, the federated protocol, and values of clients and samples."""
 
-from flsv.functional.transport.barycenter import FederatedBarycenter, wasserstein_barycenter
+from flsv.functional.transport._checks import check_support, safe_support
+from flsv.functional.transport.barycenter import (
+    FederatedBarycenter,
+    wasserstein_barycenter,
+)
 from flsv.functional.transport.cost import label_augmented_cost, label_embedding
 from flsv.functional.transport.exact import contribution_shares, wasserstein_distance
 from flsv.functional.transport.federated import (
@@ -8,13 +12,11 @@ from flsv.functional.transport.federated import (
     TransportClient,
     TransportServer,
     federated_wasserstein,
+    interpolating_measure,
 )
-from flsv.functional.transport.interpolation import interpolating_measure
-from flsv.functional.transport.knn_shapley import knn_shapley
-from flsv.functional.transport.lava import class_distances, lava
+from flsv.functional.transport.lava import class_distances, knn_shapley, lava
 from flsv.functional.transport.potentials import calibrated_gradient, debiased_potential
 from flsv.functional.transport.statistics import ClassStatistics, class_statistics, label_distance
-from flsv.functional.transport.support import check_support, safe_support
 from flsv.functional.transport.values import client_values, direct_values, lava_values
 
 __all__ = [

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
-from flsv.functional.transport.federated import SPREAD
-from flsv.functional.transport.interpolation import interpolate_along, interpolating_measure, matching
+from flsv.functional.transport.federated import SPREAD, interpolate_along, interpolating_measure, matching
 
 
 class AnsweringClient(Protocol):

@@ -17,8 +17,7 @@ from torch import Tensor
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.decayed_shapley import check_decay, round_factor, round_shares
-from flsv.functional.lower_bound import lower_bound
-from flsv.functional.momentum import momentum_merge, momentum_row, momentum_value
+from flsv.functional.over_rounds import lower_bound, momentum_merge, momentum_row, momentum_value
 from flsv.functional.shapley import ShapleyEstimate, normalize_shapley
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.base import latest

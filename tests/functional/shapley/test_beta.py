@@ -13,7 +13,7 @@ from scipy import integrate, special
 
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import banzhaf, beta_shapley, exact_shapley, leave_one_out
-from flsv.functional.shapley.beta import beta_weights
+from flsv.functional.shapley.other_values import beta_weights
 
 PARAMETERS = [(1.0, 1.0), (16.0, 1.0), (4.0, 1.0), (1.0, 4.0), (0.5, 2.5)]
 

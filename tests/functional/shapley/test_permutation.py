@@ -8,7 +8,7 @@ from functional.shapley.games import Watched, accuracy_table, random_table, rng,
 
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import MemoizedGame, exact_shapley, permutation_shapley
-from flsv.functional.shapley.estimate import t_quantile
+from flsv.functional.shapley.game import t_quantile
 from flsv.functional.shapley.permutation import marginals_along
 from flsv.functional.shapley.sampling import random_permutations
 

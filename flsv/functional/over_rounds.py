@@ -1,4 +1,15 @@
-"""Spread of a client's values over rounds, as running sums, and the standard error of their weighted sum.
+"""An exponential moving average per client, kept so that two of them can be merged exactly.
+
+A moving average whose first value counts in full cannot be merged from its value alone. Each client's row is therefore
+
+    first [M] | average [M] | seen [1]
+
+where ``average`` is the average started at zero and ``seen`` the number of values in it. After c values the running
+value is ``mu^c * first + average``; a later row is appended by ``average <- mu^(seen of the later) * average + later``.
+
+Lower confidence bounds of means over rounds.
+
+Spread of a client's values over rounds, as running sums, and the standard error of their weighted sum.
 
 A metric's value is a weighted sum of what single rounds said: a sum, a mean, a moving average. Were the rounds redrawn
 in blocks with replacement (Künsch, "The jackknife and the bootstrap for general stationary observations", Annals of
@@ -30,7 +41,89 @@ from __future__ import annotations
 
 import torch
 from scipy import stats
+from scipy.special import ndtri, stdtrit
 from torch import Tensor
+
+from flsv.arguments import check_number
+
+
+def momentum_row(values: Tensor, momentum: float) -> Tensor:
+    """The rows of one round's values: ``[k, M]`` to ``[k, 2M+1]``."""
+    return torch.cat([values, (1 - momentum) * values, torch.ones_like(values[:, :1])], dim=-1)
+
+
+def momentum_merge(rows: Tensor, momentum: float) -> Tensor:
+    """Rows of successive stretches of rounds, earliest first, as one: ``[W, n, 2M+1]`` to ``[n, 2M+1]``.
+
+    A row whose ``seen`` is 0 is empty and changes nothing.
+    """
+    merged = rows[0]
+    width = (merged.shape[-1] - 1) // 2
+    for later in rows[1:]:
+        seen = later[:, -1:]
+        first = torch.where(merged[:, -1:] > 0, merged[:, :width], later[:, :width])
+        average = momentum**seen * merged[:, width:-1] + later[:, width:-1]
+        merged = torch.cat([first, average, merged[:, -1:] + seen], dim=-1)
+    return merged
+
+
+def momentum_value(rows: Tensor, momentum: float, init: float | None = None) -> Tensor:
+    """The running values of rows ``[n, 2M+1]``: ``[n, M]``, NaN where nothing was seen.
+
+    With ``init`` the average starts there, instead of at its first value.
+
+    Example:
+        >>> rows = momentum_row(torch.tensor([[1.0], [1.0]]), 0.5)
+        >>> later = momentum_row(torch.tensor([[0.0], [1.0]]), 0.5)
+        >>> momentum_value(momentum_merge(torch.stack([rows, later]), 0.5), 0.5).squeeze(-1)
+        tensor([0.5000, 1.0000])
+    """
+    width = (rows.shape[-1] - 1) // 2
+    seen = rows[:, -1:]
+    start = rows[:, :width] if init is None else init
+    value = momentum**seen * start + rows[:, width:-1]
+    return value.masked_fill(seen == 0, float("nan"))
+
+
+def lower_bound(
+    count: Tensor, mean: Tensor, squares: Tensor, stderr: Tensor | None = None, confidence: float = 0.9
+) -> Tensor:
+    r"""One-sided lower confidence bound of the mean of a few independent values.
+
+    .. math:: \bar x - t_{c-1}(\text{confidence})\, s / \sqrt c, \qquad s^2 = \frac1{c-1} \sum (x - \bar x)^2
+
+    with Student's t for c values. A single value has no spread: of it its own standard error is taken off, times the
+    normal quantile.
+
+    Args:
+        count: ``[...]`` whole numbers, c; where it is 0 the bound is NaN.
+        mean: ``[...]``.
+        squares: ``[...]``, the sum of the squared deviations from the mean.
+        stderr: ``[...]``, of single values; NaN and None count as 0.
+        confidence: in [0.5, 1).
+
+    Returns:
+        float64 ``[...]``.
+
+    Raises:
+        ConfigurationError: confidence outside [0.5, 1).
+
+    Example:
+        >>> two_rounds = torch.tensor([2]), torch.tensor([0.5]), torch.tensor([0.02])
+        >>> lower_bound(*two_rounds, confidence=0.9)
+        tensor([0.1922], dtype=torch.float64)
+    """
+    check_number("lower_bound", "confidence", confidence, least=0.5, below=1)
+    count, mean, squares = count.cpu().double(), mean.cpu().double(), squares.cpu().double()
+    freedom = (count - 1).clamp_min(1)
+    quantile = torch.from_numpy(stdtrit(freedom.numpy(), confidence)).reshape(count.shape)
+    spread = quantile * (squares.clamp_min(0) / freedom / count.clamp_min(1)).sqrt()
+    single = (
+        torch.zeros_like(mean) if stderr is None else float(ndtri(confidence)) * stderr.cpu().double().nan_to_num(0)
+    )
+    bound = mean - torch.where(count > 1, spread, single)
+    return bound.masked_fill(count == 0, torch.nan)
+
 
 WIDTH = 12
 

@@ -1,4 +1,15 @@
-"""Finds clients that send copies of each other's updates, as one client under two names does.
+"""Which updates of a cohort are suspiciously large.
+
+The modified z-score of Iglewicz and Hoaglin, "How to Detect and Handle Outliers", ASQC Basic References in Quality
+Control 16, 1993, of the logarithms of the updates' norms:
+
+    z_i = 0.6745 (log |d_i| - median) / MAD,    MAD = median_j |log |d_j| - median|.
+
+Their threshold is 3.5. Logarithms, because norms grow in proportion to what makes them differ: learning rates, numbers
+of steps. Median and MAD stand up to nearly half of the cohort being wrong, where mean and standard deviation are
+carried away by the outlier itself.
+
+Finds clients that send copies of each other's updates, as one client under two names does.
 
 All updates of a round have something in common: the way to a better model. What tells clients apart is what is left of
 their directions without the mean direction of the cohort,
@@ -28,16 +39,94 @@ apart by chance (eight clients of three classes and 80 parameters: by 0.6).
 
 The mean is everybody's: where a third of a cohort or more sends what nobody else does, what the others have in common
 is not taken out of them as a whole, and they come near to each other.
+
+Caps on what a client can claim: the length of its update and its number of samples.
+
+Nobody can check either from outside, and both can be made larger at will: Bagdasaryan et al., "How To Backdoor
+Federated Learning", AISTATS 2020, send several times an update, and whoever writes each sample down three times has
+three times as many. What is linear in them pays for that. Norms are bounded for robustness by Sun et al., "Can You
+Really Backdoor Federated Learning?", arXiv:1911.07963, 2019, at a constant; here the bound on a claim c_i is relative
+to the cohort, whose median half of it has to be wrong to move at will:
+
+    min(c_i, cap median_j c_j).
+
+Those below the bound may still come up to it, and those above gain nothing by going further.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from scipy.cluster.hierarchy import linkage
 from scipy.spatial.distance import squareform
 from torch import Tensor
 
-THRESHOLD = 0.7
+OUTLYING = 3.5
+FACTOR = 5.0
+LARGEST = math.sqrt(torch.finfo(torch.float32).max)
+"""1.8e19: what is longer has an infinite norm in float32."""
+
+
+def large_updates(norms: Tensor, threshold: float = OUTLYING, factor: float = FACTOR) -> Tensor:
+    """Which norms are too large for their cohort.
+
+    An update is, if its modified z-score is above ``threshold`` and its norm above ``factor`` times the median. The
+    second condition is for small cohorts, whose MAD may be next to nothing: three norms 1, 1.001 and 1.02 are no
+    outlier. Of two clients nobody can say which one is wrong; but whatever the others do, a norm above 1.8e19 counts as
+    too large. Updates of zero are left out of median and MAD.
+
+    Args:
+        norms: ``[k]``, not negative; infinite is too large.
+        threshold: for the modified z-score.
+        factor: for the ratio to the median.
+
+    Returns:
+        bool ``[k]``.
+
+    Example:
+        >>> large_updates(torch.tensor([1.0, 1.3, 0.8, 1e30, 0.0]))
+        tensor([False, False, False,  True, False])
+        >>> large_updates(torch.tensor([1.0, 1.001, 1.02]))
+        tensor([False, False, False])
+    """
+    logs = norms.double().log()
+    known = logs.isfinite()
+    overflowing = ~(norms.double() <= LARGEST)
+    if not known.any():
+        return overflowing
+    median = logs[known].quantile(0.5)
+    above = logs - median
+    mad = above[known].abs().quantile(0.5)
+    return overflowing | ((0.6745 * above > threshold * mad) & (above > math.log(factor)))
+
+
+def drowning_updates(norms: Tensor, model_norm: float = 0.0) -> Tensor:
+    """Which norms are so large that a sum in float32 would have next to nothing of anything else.
+
+    Those of 1 / eps = 8.4e6 times the model's norm and the median update's, and those above 1.8e19: a sum with one of
+    them has lost what the others sent, and models that start from it overflow.
+
+    Args:
+        norms: ``[k]``, not negative; NaN where one is not known, which says nothing.
+        model_norm: of the model that the updates start from.
+
+    Returns:
+        bool ``[k]``.
+
+    Example:
+        >>> drowning_updates(torch.tensor([1.0, 1.3, 1e6, 1e11, 0.0]), model_norm=2.0)
+        tensor([False, False, False,  True, False])
+    """
+    norms = norms.double()
+    moved = norms[(norms > 0) & norms.isfinite()]
+    median = moved.log().quantile(0.5).exp().item() if len(moved) else 0.0
+    scale = max(median, model_norm)
+    most = min(LARGEST, scale / torch.finfo(torch.float32).eps) if scale > 0 else LARGEST
+    return norms > most
+
+
+ALIKE = 0.7
 """Chosen on digits_sizes, digits_dirichlet and digits_label_noise, of the benchmark's tuning set: honest clients stay
 below 0.62 there, and eight of nine copies reach 0.7 within ten rounds, most of them in the first."""
 
@@ -95,7 +184,7 @@ def similarities(gram: Tensor) -> Tensor:
     return (products / torch.outer(lengths, lengths).where(known, 1.0)).where(known, 0.0).clamp(-1, 1)
 
 
-def alike(similar: Tensor, threshold: float = THRESHOLD) -> Tensor:
+def alike(similar: Tensor, threshold: float = ALIKE) -> Tensor:
     """Who is alike together: the groups all of whose pairs are, and that are like nobody else.
 
     Args:
@@ -174,3 +263,72 @@ def standing_apart(similar: Tensor, gap: float = GAP) -> Tensor:
         if within - values[members][:, others].max() >= gap:
             found[torch.tensor(members)[:, None], torch.tensor(members)] = True
     return found.fill_diagonal_(False)
+
+
+def length_factors(norms: Tensor, cap: float) -> Tensor:
+    """By how much updates are multiplied so that none is longer than the bound.
+
+    Args:
+        norms: ``[k]``, not negative. The median is that of the finite ones above 0.
+        cap: the bound, in medians.
+
+    Returns:
+        float64 ``[k]`` in (0, 1], on the CPU.
+
+    Example:
+        >>> length_factors(torch.tensor([1.0, 2.0, 8.0, 0.0]), cap=2.0)
+        tensor([1.0000, 1.0000, 0.5000, 1.0000], dtype=torch.float64)
+    """
+    norms = norms.detach().cpu().double()
+    known = (norms > 0) & norms.isfinite()
+    factors = torch.ones_like(norms)
+    if known.any():
+        factors[known] = (cap * norms[known].quantile(0.5) / norms[known]).clamp_max(1)
+    return factors
+
+
+def counted(num_samples: Tensor, cap: float | None) -> Tensor:
+    """The numbers of samples that count, of those that clients tell.
+
+    Args:
+        num_samples: integers ``[k]``.
+        cap: the bound, in medians, rounded up to a whole number; None: there is none.
+
+    Returns:
+        ``[k]``, of the same type.
+
+    Example:
+        >>> counted(torch.tensor([10, 20, 90]), cap=1.5)
+        tensor([10, 20, 30])
+    """
+    if cap is None or not len(num_samples):
+        return num_samples
+    bound = (cap * num_samples.double().quantile(0.5)).ceil()
+    return num_samples.clamp_max(bound.to(num_samples.dtype))
+
+
+def shortened(rows: Tensor, start: Tensor, factors: Tensor, end: int) -> Tensor:
+    """Models whose updates are multiplied.
+
+    Args:
+        rows: ``[k, P]``, models. They are not changed.
+        start: ``[P]``, which they started from, or ``[k, P]``.
+        factors: ``[k]``.
+        end: how many leading entries are parameters: the others are not multiplied.
+
+    Returns:
+        ``[k, P]``, ``rows`` itself where all factors are 1; rows of a factor of 1 are equal to the bit.
+
+    Example:
+        >>> shortened(torch.tensor([[3.0, 7.0], [2.0, 7.0]]), torch.ones(2), torch.tensor([0.5, 1.0]), end=1)
+        tensor([[2., 7.],
+                [2., 7.]])
+    """
+    changed = (factors != 1).nonzero().flatten().tolist()
+    if not changed:
+        return rows
+    result, starts = rows.clone(), start.expand_as(rows)
+    for i in changed:
+        own = starts[i, :end]
+        result[i, :end].sub_(own).mul_(float(factors[i])).add_(own)
+    return result

@@ -1,0 +1,228 @@
+"""Lengths of updates and distances between models, without overflow and without a second matrix.
+
+The square of an entry above 1.8e19 is infinite in float32, so a norm in float32 says of an update of 1e30 no more than
+that it is long. In float64 the squares of all float32 numbers are finite.
+
+How far a client's label distribution is from a reference.
+
+Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equation 5 (the
+Kullback-Leibler divergence, from the uniform distribution). The Euclidean distance and other references are those of
+Ye et al., "FedDisco: Federated Learning with Discrepancy-Aware Collaboration", ICML 2023, whose weights Guo's follow.
+
+Aggregation weights from numbers of samples and label divergences.
+
+Guo et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors 24(15), 2024, equation 6:
+
+    D_k proportional to N_k - a F_k + b,    N_k = |D_k| / |D|.
+
+Departures, without which the formula cannot be used. Raw Kullback-Leibler divergences make it negative in the paper's
+own scenarios (two of ten classes: F = 1.61 and 0.2 - 0.6 * 1.61 + 0.1 < 0), so F is first made to sum to 1 over the
+clients. Negative weights become 0, as in FedDisco (Ye et al., ICML 2023). The weights are made to sum to 1: as they
+are, with a = 0.6 and b = 0.1, those of five clients with all labels equally sum to 1.5, which is a larger step of the
+server (``FedAvg(server_lr=...)``) and no better weighting.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flsv.arguments import check_number
+
+#: Numbers that are converted to float64 at a time: on a CPU as many as stay in its cache.
+BLOCK, CPU_BLOCK = 1 << 20, 1 << 18
+
+
+def distances(points: Tensor, origin: Tensor) -> Tensor:
+    """Euclidean distances, in float64.
+
+    Args:
+        points: ``[k, P]``.
+        origin: what they are measured from, ``[P]`` or, each its own, ``[k, P]``.
+
+    Returns:
+        float64 ``[k]``; NaN for points that hold NaN.
+
+    Example:
+        >>> distances(torch.tensor([[3e30, 4e30], [0.0, 0.0]]), torch.zeros(2))
+        tensor([5.0000e+30, 0.0000e+00], dtype=torch.float64)
+    """
+    count, length = points.shape
+    # Whole rows, as many as fit, or pieces of one: what lies together in memory is read together. One piece of memory
+    # for all of them: new ones, some thousand times, would leave the heap in shreds as large as a second matrix.
+    at_once = _at_once(points)
+    rows, width = max(1, at_once // max(1, length)), min(at_once, max(1, length))
+    scratch = torch.empty(min(rows, count), width, dtype=torch.float64, device=points.device)
+    total = torch.zeros(count, dtype=torch.float64, device=points.device)
+    origins = origin.expand_as(points)
+    for top in range(0, count, rows):
+        for left in range(0, length, width):
+            block = points[top : top + rows, left : left + width]
+            steps = scratch[: block.shape[0], : block.shape[1]].copy_(block)
+            steps -= origins[top : top + rows, left : left + width]
+            so_far = total[top : top + rows]
+            torch.hypot(so_far, _lengths(steps, points.dtype == torch.float64), out=so_far)
+    return total
+
+
+def all_finite(vector: Tensor) -> bool:
+    """Whether no entry of ``vector [P]`` is infinite or NaN, without a second vector.
+
+    Example:
+        >>> all_finite(torch.tensor([3e38, 3e38])), all_finite(torch.tensor([1.0, float("nan")]))
+        (True, False)
+    """
+    # A finite sum says it of all entries; an infinite one may be of finite ones.
+    return bool(vector.sum().isfinite()) or all(bool(part.isfinite().all()) for part in vector.split(_at_once(vector)))
+
+
+def _at_once(points: Tensor) -> int:
+    return CPU_BLOCK if points.device.type == "cpu" else BLOCK
+
+
+def _lengths(steps: Tensor, scale: bool) -> Tensor:
+    """``[r, W]`` to ``[r]``; ``scale``: by each row's largest entry, since squares of float64 models may overflow, too.
+    ``steps`` is written to."""
+    if not scale:
+        return torch.linalg.vector_norm(steps, dim=-1)
+    largest = torch.linalg.vector_norm(steps, float("inf"), dim=-1)
+    steps /= largest.where(largest > 0, 1.0)[:, None]
+    return torch.linalg.vector_norm(steps, dim=-1) * largest
+
+
+def weighted_mean(points: Tensor, weights: Tensor) -> Tensor:
+    """sum_i weights_i points_i in float64: ``[k, P]`` and ``[k]`` to ``[P]``.
+
+    Example:
+        >>> weighted_mean(torch.tensor([[1.0, 3e38], [3.0, 3e38]]), torch.tensor([0.5, 0.5]))
+        tensor([2.0000e+00, 3.0000e+38], dtype=torch.float64)
+    """
+    count, length = points.shape
+    width = min(max(1, _at_once(points) // max(1, count)), max(1, length))
+    scratch = torch.empty(count, width, dtype=torch.float64, device=points.device)
+    result = torch.empty(length, dtype=torch.float64, device=points.device)
+    for left in range(0, length, width):
+        block = points[:, left : left + width]
+        torch.mv(scratch[:, : block.shape[1]].copy_(block).T, weights.double(), out=result[left : left + width])
+    return result
+
+
+Divergence = Literal["kl", "l2"]
+
+
+def label_divergence(
+    class_counts: Tensor, kind: Divergence = "kl", reference: Literal["uniform", "global"] | Tensor = "uniform"
+) -> Tensor:
+    """The divergence of label distributions from a reference.
+
+    Args:
+        class_counts: ``[M]``, one client's samples of each class, or ``[n, M]``, everybody's; each client needs one.
+        kind: ``"kl"``, sum_j p_j log(p_j / q_j) in nats, with 0 log 0 = 0; or ``"l2"``, the Euclidean distance.
+        reference: q: ``"uniform"``, 1/M; ``"global"``, the label distribution of all clients of ``class_counts [n, M]``
+            together; or counts or probabilities ``[M]`` of your own, such as the whole federation's counts.
+
+    Returns:
+        float64 ``[]`` or ``[n]``, at least 0. Against the uniform distribution at most log M (``"kl"``) or
+        sqrt(1 - 1/M) (``"l2"``), which is that of a client with a single class.
+
+    Raises:
+        ValueError: another kind or reference, shapes that do not fit, a client or a reference without samples, negative
+            counts, ``"kl"`` from a reference without a class that a client has (it would be infinite).
+
+    Example:
+        >>> label_divergence(torch.tensor([[5, 5, 5, 5], [10, 10, 0, 0], [20, 0, 0, 0]]))
+        tensor([0.0000, 0.6931, 1.3863], dtype=torch.float64)
+        >>> label_divergence(torch.tensor([10, 10, 0, 0]), "l2", torch.tensor([2, 1, 1, 0]))
+        tensor(0.3536, dtype=torch.float64)
+    """
+    if kind not in ("kl", "l2"):
+        raise ValueError(f'label_divergence(kind={kind!r}): expected "kl" or "l2".')
+    if class_counts.ndim not in (1, 2) or class_counts.shape[-1] == 0:
+        raise ValueError(f"expected class_counts [M] or [n, M], got {list(class_counts.shape)}.")
+    p = _distributions(class_counts, "class_counts")
+    classes = class_counts.shape[-1]
+    if isinstance(reference, Tensor):
+        if reference.shape != (classes,):
+            raise ValueError(f"expected reference [{classes}], as many as classes, got {list(reference.shape)}.")
+        q = _distributions(reference, "reference").to(p.device)
+    elif reference == "global":
+        if class_counts.ndim != 2:
+            raise ValueError(
+                'label_divergence(reference="global") needs the class_counts [n, M] of all clients; for a single one, '
+                "give the federation's counts as reference [M]."
+            )
+        q = _distributions(class_counts.sum(0), "class_counts")
+    elif reference == "uniform":
+        q = torch.full((classes,), 1 / classes, dtype=torch.float64, device=p.device)
+    else:
+        raise ValueError(f'label_divergence(reference={reference!r}): expected "uniform", "global" or a tensor [M].')
+    if kind == "l2":
+        return (p - q).norm(dim=-1)
+    if ((p > 0) & (q == 0)).any():
+        raise ValueError(
+            'label_divergence(kind="kl"): a client has a class that the reference has not, so that its divergence is '
+            'infinite. Use kind="l2" or a reference with all classes.'
+        )
+    ratio = torch.where(p > 0, p / q, 1.0)
+    return (p * ratio.log()).sum(-1).clamp_min(0)
+
+
+def _distributions(counts: Tensor, name: str) -> Tensor:
+    """``[..., M]`` numbers as shares that sum to 1, float64."""
+    counts = counts.double()
+    totals = counts.sum(-1, keepdim=True)
+    if not bool((counts.isfinite() & (counts >= 0)).all() and (totals > 0).all()):
+        raise ValueError(f"{name}={counts.tolist()}: expected numbers that are not negative, some of them above 0.")
+    return counts / totals
+
+
+def divergence_weights(
+    num_samples: Tensor, divergence: Tensor, a: float = 0.6, b: float = 0.1, normalize_divergence: bool = True
+) -> Tensor:
+    """N_k - a F_k + b, clipped at 0 and made to sum to 1.
+
+    Args:
+        num_samples: ``[k]`` training samples of each client, not all 0.
+        divergence: ``[k]``, F, as of :func:`label_divergence`.
+        a: how much divergence counts against a client.
+        b: what everybody gets; the larger, the more equal the weights.
+        normalize_divergence: make F sum to 1 first. Where all F are 0 they stay 0.
+
+    Returns:
+        float64 ``[k]``, not negative, sum 1. Where all weights are clipped: N_k, with a warning.
+
+    Raises:
+        ValueError: shapes that do not fit, numbers that are negative or not finite.
+
+    Example:
+        >>> divergence_weights(torch.tensor([100, 100, 200]), torch.tensor([0.0, 1.5, 0.5]))
+        tensor([0.4375, 0.0000, 0.5625], dtype=torch.float64)
+        >>> divergence_weights(torch.tensor([100, 300]), torch.zeros(2), b=0.0)
+        tensor([0.2500, 0.7500], dtype=torch.float64)
+    """
+    if num_samples.ndim != 1 or divergence.shape != num_samples.shape or not len(num_samples):
+        raise ValueError(
+            f"expected num_samples [k] and divergence [k], got {list(num_samples.shape)} and {list(divergence.shape)}."
+        )
+    check_number("divergence_weights", "a", a)
+    check_number("divergence_weights", "b", b)
+    sizes, distances = num_samples.double(), divergence.to(num_samples.device, torch.float64)
+    for name, values in (("num_samples", sizes), ("divergence", distances)):
+        if not bool((values.isfinite() & (values >= 0)).all()):
+            raise ValueError(f"{name}={values.tolist()}: expected finite numbers that are not negative.")
+    if sizes.sum() == 0:
+        raise ValueError("num_samples are all 0: nobody has anything to weigh.")
+    shares = sizes / sizes.sum()
+    if normalize_divergence and distances.sum() > 0:
+        distances = distances / distances.sum()
+    weights = (shares - a * distances + b).clamp_min(0)
+    if weights.sum() == 0:
+        warnings.warn(
+            f"divergence_weights(a={a}, b={b}): no client has a positive weight; falling back to shares of samples.",
+            stacklevel=2,
+        )
+        return shares
+    return weights / weights.sum()

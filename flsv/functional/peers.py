@@ -1,0 +1,342 @@
+"""FedCE's contribution estimation: how far a client's update points away from the others', and how badly the others'
+model does on its data.
+
+Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023; formulas as in
+the authors' code (NVIDIA FLARE, ``research/fed-ce``). With d_i the clients' updates, c_i their weights, and m_i the
+score, on client i's own validation samples, of the aggregate without its part,
+
+    cos_i = cos(d_i, sum_j c_j d_j - c_i d_i),
+    a_i = 1 - mean over rounds of cos_i,    e_i = 1 - mean over rounds of m_i,
+    c_i <- a_i e_i ("times") or a_i + e_i ("plus"),
+
+a and e made to sum to 1 before, c after, and none below 0.001 each time.
+
+Everybody-Else: what clients gain from the others, shared out equally among the others; needs sums of updates only.
+
+A client that knows the aggregate, its own part in it and its own weight can take its part out again, without any single
+one of the others' updates. It finds out what the others' model gains it on its own validation samples, and reports one
+number. It is the leave-one-out model of secure aggregation: nobody but the client itself can make it.
+
+The idea, that a client's value rests on evaluations by all the others and on none of its own, is the one of
+Everybody-Else (Jaramillo-Velez et al., "Private and Robust Contribution Evaluation in Federated Learning", arXiv
+2602.21721, 2026). The formula here is ours: theirs could not be established from what is public.
+
+Which clients are relevant to each other, by their data and by what clients have found.
+
+Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
+2024, section IV-B and figure 7. The paper shows the matrices; the AUROC that compares them is ours.
+
+pFedSV's aggregation weights: how much of each model a client mixes into its own.
+
+Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
+2024, equations 6 and 7. For the client's own model equation 6 divides by the distance of a model to itself; what is put
+there instead is said in ``self_weight``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from flsv.errors import ConfigurationError
+
+Combine = Literal["times", "plus"]
+#: A norm below it counts as this much, as in ``torch.nn.functional.cosine_similarity``.
+EPSILON = 1e-8
+
+
+def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
+    """Cosine of each client's update with the weighted sum of the others'.
+
+    Args:
+        gram: ``[k, k]``, the updates' products with each other.
+        weights: ``[k]``, c.
+
+    Returns:
+        float64 ``[k]`` in [-1, 1]; 0 for an update of zero, and where the others' sum is zero.
+
+    Raises:
+        ValueError: shapes that do not fit.
+
+    Example:
+        >>> updates = torch.tensor([[1.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
+        >>> leave_one_out_cosines(updates @ updates.T, torch.tensor([0.25, 0.25, 0.5]))
+        tensor([0.2425, 0.2425, 0.0000], dtype=torch.float64)
+    """
+    k = len(weights)
+    if weights.ndim != 1 or gram.shape != (k, k):
+        raise ValueError(f"expected gram [k, k] and weights [k]; got {list(gram.shape)} and {list(weights.shape)}.")
+    gram, weights = gram.double(), weights.to(gram.device).double()
+    own = gram.diagonal()
+    others = weights.expand(k, k) * (1 - torch.eye(k, dtype=torch.float64, device=gram.device))
+    products = (gram * others).sum(dim=1)
+    squares = torch.einsum("ia,ab,ib->i", others, gram, others)
+    longest = (others.abs() * own.clamp_min(0).sqrt()).sum(dim=1)  # if all of them pointed one way
+    norms = torch.where(squares > 1e-13 * longest.square(), squares, 0).sqrt()
+    products = products.where(norms > 0, torch.zeros_like(products))  # what is left then is rounding
+    cosines = products / (own.clamp_min(0).sqrt().clamp_min(EPSILON) * norms.clamp_min(EPSILON))
+    return cosines.clamp(-1, 1)
+
+
+def contribution_estimates(cosines: Tensor, scores: Tensor, combine: Combine = "times", floor: float = 1e-3) -> Tensor:
+    """FedCE's weights.
+
+    Args:
+        cosines: ``[n]``, means over the rounds so far, in [-1, 1].
+        scores: ``[n]``, likewise of the aggregate without the client's part on the client's samples, in [0, 1].
+        combine: ``"times"`` or ``"plus"``.
+        floor: no share is below it.
+
+    Returns:
+        float64 ``[n]``. As in the authors' code they sum to 1 up to what the floor has added.
+
+    Raises:
+        ConfigurationError: another way to combine.
+        ValueError: scores outside [0, 1].
+
+    Example:
+        >>> contribution_estimates(torch.tensor([0.5, 0.5, -0.5]), torch.tensor([0.9, 0.8, 0.8]))
+        tensor([0.1111, 0.2222, 0.6667], dtype=torch.float64)
+    """
+    if combine not in ("times", "plus"):
+        raise ConfigurationError(f'contribution_estimates(combine={combine!r}): expected "times" or "plus".')
+    if bool(((scores < 0) | (scores > 1)).any()):
+        raise ValueError(f"FedCE's error is 1 - score, of a score in [0, 1]; got {scores.tolist()}.")
+    directions = _shares(1 - cosines.double(), floor)
+    errors = _shares(1 - scores.double(), floor)
+    return _shares(directions * errors if combine == "times" else directions + errors, floor)
+
+
+def _shares(values: Tensor, floor: float) -> Tensor:
+    """Shares of the sum, each at least ``floor``; equal ones where the sum is 0."""
+    total = values.sum()
+    shares = values / total if total > 0 else torch.full_like(values, 1 / max(len(values), 1))
+    return shares.clamp_min(floor)
+
+
+def without_own(aggregate: Tensor, own: Tensor, weight: float) -> Tensor | None:
+    """The others' weighted average (A - w x) / (1 - w), from the average A of all.
+
+    Args:
+        aggregate: ``[P]``, A.
+        own: ``[P]``, x, what the client has in it.
+        weight: w in [0, 1].
+
+    Returns:
+        ``[P]``; None where nobody else has any weight.
+
+    Raises:
+        ValueError: a weight outside [0, 1].
+
+    Example:
+        >>> without_own(torch.tensor([3.0, 5.0]), torch.tensor([1.0, 1.0]), 0.5)
+        tensor([5., 9.])
+    """
+    if not -1e-6 <= weight <= 1 + 1e-6:
+        raise ValueError(f"a client's weight in the aggregate lies in [0, 1]; got {weight}.")
+    rest = 1 - weight
+    if rest < 1e-6:
+        return None
+    return (aggregate - weight * own) / rest
+
+
+def everybody_else(gains: Tensor, trim: int = 0) -> Tensor:
+    r"""Each client's share of what the other clients have gained.
+
+    .. math:: v_i = \frac1{k-1} \sum_{j \ne i} g_j
+
+    with :math:`g_j` what client *j* gains from everybody else. The values sum to the gains; a client's own report is
+    not in its own value. A false report is in all others' values, though, and one that is low enough takes everything
+    from them. With ``trim`` the mean is over the others' reports without so many of the largest and of the smallest
+    (Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018): so many liars
+    move no value beyond what honest clients report. The values then no longer sum to the gains. Where some gains are
+    not known, the mean is over the others that are.
+
+    Args:
+        gains: ``[k]``, NaN where it is not known.
+        trim: reports that are left out at each end.
+
+    Returns:
+        ``[k]``; 0 for a client that is alone, NaN where none of the others' gains is known, or all that are known
+        are trimmed.
+
+    Raises:
+        ValueError: not a vector; nobody is left who reports.
+
+    Example:
+        >>> everybody_else(torch.tensor([0.1, 0.2, 0.3]))
+        tensor([0.2500, 0.2000, 0.1500])
+        >>> everybody_else(torch.tensor([0.1, 0.2, float("nan")]))
+        tensor([0.2000, 0.1000, 0.1500])
+        >>> everybody_else(torch.tensor([0.1, 0.2, 0.3, -9.0]), trim=1)
+        tensor([0.2000, 0.1000, 0.1000, 0.2000])
+    """
+    if gains.ndim != 1:
+        raise ValueError(f"expected gains [k], got {list(gains.shape)}.")
+    k = len(gains)
+    if k < 2:
+        return torch.zeros_like(gains)
+    own = torch.eye(k, dtype=torch.bool, device=gains.device)
+    known = ~(gains.isnan() | own)
+    if not trim:
+        return gains.expand(k, -1).masked_fill(~known, 0).sum(dim=1) / known.sum(dim=1)
+    if k - 1 <= 2 * trim:
+        raise ValueError(
+            f"trim={trim} leaves none of {k - 1} reports of the others. Lower it, or let at least {2 * trim + 2} "
+            "clients take part in every round."
+        )
+    others = gains.expand(k, -1).masked_fill(~known, float("inf")).sort(dim=1).values
+    place, last = torch.arange(k, device=gains.device), known.sum(dim=1, keepdim=True) - trim
+    kept = (place >= trim) & (place < last)
+    return others.masked_fill(~kept, 0).sum(dim=1) / kept.sum(dim=1)
+
+
+def label_overlap(class_counts: Tensor) -> Tensor:
+    """The overlap of the label distributions of two clients: sum_c min(p_ic, p_jc).
+
+    More than 0 for two clients with a label in common, which is the paper's relevance. Where nearly everybody has a
+    few samples of every class (Dirichlet), ``label_overlap(counts) > 0.1`` says more.
+
+    Args:
+        class_counts: ``[n, M]`` samples of each client and class.
+
+    Returns:
+        ``[n, n]`` in [0, 1], symmetric; 0 for a client without samples.
+
+    Raises:
+        ValueError: not a matrix, or negative counts.
+
+    Example:
+        >>> label_overlap(torch.tensor([[50, 50, 0], [0, 20, 20], [0, 0, 9]]))
+        tensor([[1.0000, 0.5000, 0.0000],
+                [0.5000, 1.0000, 0.5000],
+                [0.0000, 0.5000, 1.0000]])
+    """
+    if class_counts.ndim != 2 or bool((class_counts < 0).any()):
+        raise ValueError(f"expected class_counts [n, M], none below 0; got {list(class_counts.shape)}.")
+    counts = class_counts.float()
+    shares = counts / counts.sum(1, keepdim=True).clamp_min(1)
+    # Class by class: [n, n, M] would be large for hundreds of clients.
+    return sum((torch.minimum(p[:, None], p[None, :]) for p in shares.T), start=shares.new_zeros(len(shares)))
+
+
+def relevance_auroc(relevance: Tensor, truth: Tensor) -> Tensor:
+    """The chance that a relevant pair of clients has a higher score than one that is not; ties count a half.
+
+    Args:
+        relevance: ``[n, n]`` scores; pairs that are NaN (never looked at) and the diagonal are left out.
+        truth: ``[n, n]``, the pair is relevant where it is above 0 (or True).
+
+    Returns:
+        A scalar in [0, 1], float64; NaN unless there are pairs of both kinds.
+
+    Raises:
+        ValueError: the two are not square matrices of one size.
+
+    Example:
+        >>> nan = float("nan")
+        >>> relevance = torch.tensor([[nan, 0.2, -0.1], [0.3, nan, nan], [0.1, 0.2, nan]])
+        >>> relevance_auroc(relevance, torch.tensor([[1, 1, 0], [1, 1, 0], [0, 0, 1]]))
+        tensor(0.9167, dtype=torch.float64)
+    """
+    if relevance.ndim != 2 or relevance.shape[0] != relevance.shape[1] or relevance.shape != truth.shape:
+        raise ValueError(f"expected two matrices [n, n], got {list(relevance.shape)} and {list(truth.shape)}.")
+    known = ~relevance.isnan()
+    known.fill_diagonal_(False)
+    scores, positive = relevance[known], truth.to(relevance.device)[known] > 0
+    wins, losses = int(positive.sum()), int((~positive).sum())
+    if wins == 0 or losses == 0:
+        return torch.tensor(float("nan"), dtype=torch.float64)
+    # Mann and Whitney: from the ranks of the relevant pairs, tied scores sharing the mean of theirs.
+    _, place, tied = scores.unique(return_inverse=True, return_counts=True)
+    ranks = (tied.cumsum(0) - (tied - 1) / 2.0).cpu().double()[place.cpu()]
+    rank_sum = ranks[positive.cpu()].sum()
+    return (rank_sum - wins * (wins + 1) / 2) / (wins * losses)
+
+
+def discovery_bound(n: int, m: int, k: int) -> int:
+    """The paper's bound on the rounds until a client has downloaded everybody relevant to it (section IV-B).
+
+    ceil((n - m - 1)/k) rounds to rule out the others in the worst case, then ceil(m/k), at least 1, for the relevant.
+    It holds if every round looks at k clients not seen before. Downloading by score, relevant clients that are found
+    early go on taking places: in the worst case n = 20, m = 4, k = 5 takes 8 rounds and not 4, and with m > k some may
+    never be found. For the paper's 10 clients and k = 5 it holds up to m = 3.
+
+    Args:
+        n: clients.
+        m: of them, relevant to the one who looks, itself not counted.
+        k: downloads a round.
+
+    Raises:
+        ConfigurationError: a number out of range.
+
+    Example:
+        >>> discovery_bound(n=20, m=2, k=5), discovery_bound(n=20, m=8, k=5)
+        (5, 5)
+    """
+    if not 0 <= m < n or k < 1:
+        raise ConfigurationError(f"discovery_bound(n={n}, m={m}, k={k}): expected 0 <= m < n and k >= 1.")
+    return -(-(n - m - 1) // k) + max(-(-m // k), 1)
+
+
+SelfWeight = Literal["mean", "exclude", "min"]
+
+
+def check_self_weight(self_weight: str) -> None:
+    """Raise ConfigurationError unless there is such a policy."""
+    if self_weight not in get_args(SelfWeight):
+        raise ConfigurationError(f"self_weight={self_weight!r}: expected one of {get_args(SelfWeight)}.")
+
+
+def personalised_weights(values: Tensor, distances: Tensor, own: int, self_weight: SelfWeight = "mean") -> Tensor:
+    r"""Weights of the models that a client has at hand.
+
+    .. math:: w_j = \frac{\max(v_j, 0)}{d_j}, \qquad w^*_j = w_j / \textstyle\sum_l w_l
+
+    Nobody worth more than 0: the client keeps its own model. A model at distance 0 has no finite w; in the limit all
+    weight goes to the models at distance 0 that are worth more than 0, in proportion to their values. They equal the
+    client's own, so it keeps its model then too.
+
+    Args:
+        values: ``[s]`` Shapley values v of the models, the client's own among them.
+        distances: ``[s]`` Euclidean distances d of the models to the client's own, not negative; the entry of its own
+            is not read.
+        own: the place of the client's own model.
+        self_weight: the distance that its own model is given: the ``"mean"`` of the others' or the least of them
+            (``"min"``). ``"exclude"``: its own model has no weight, unless no other is worth more than 0. A tiny
+            distance instead would make its weight 1, which is local training.
+
+    Returns:
+        ``[s]``, not negative, sums to 1.
+
+    Raises:
+        ConfigurationError: an unknown ``self_weight``.
+        ValueError: shapes that differ, a place outside them, values that are not finite, negative distances.
+
+    Example:
+        >>> values, distances = torch.tensor([0.3, 0.2, -0.1]), torch.tensor([0.0, 2.0, 4.0])
+        >>> personalised_weights(values, distances, own=0)
+        tensor([0.5000, 0.5000, 0.0000])
+        >>> personalised_weights(values, distances, own=0, self_weight="min")
+        tensor([0.6000, 0.4000, 0.0000])
+    """
+    check_self_weight(self_weight)
+    if values.ndim != 1 or values.shape != distances.shape or not 0 <= own < len(values):
+        raise ValueError(
+            f"expected values [s], distances [s] and own in 0 .. s - 1, got {list(values.shape)}, "
+            f"{list(distances.shape)} and {own}."
+        )
+    others = torch.arange(len(values), device=values.device) != own
+    worth, apart = values.double().clamp_min(0), distances.double().clone()
+    if not bool(values.isfinite().all()) or not bool((apart[others] >= 0).all()) or bool(apart[others].isinf().any()):
+        raise ValueError(f"expected finite values and distances not below 0: {values.tolist()}, {distances.tolist()}.")
+    if self_weight == "exclude":
+        worth = worth * others
+    if not bool((worth * others > 0).any()):
+        return (~others).to(values)
+    apart[own] = apart[others].mean() if self_weight == "mean" else apart[others].min()
+    same = (apart == 0) & (worth > 0)
+    weights = worth * same if bool(same.any()) else worth / apart.clamp_min(torch.finfo(torch.float64).tiny)
+    return (weights / weights.sum()).to(values)
