@@ -15,7 +15,7 @@ from flsv._lightning.validation import keep_batches
 from flsv.data import FederatedDataModule
 from flsv.data.groups import client_called
 from flsv.games import ModelEvaluator, ModelScore, ValidatedModels
-from flsv.games.evaluation.any_task import validated_models
+from flsv.games.evaluation.metric_of_outputs import validated_models
 from flsv.games.evaluation.replica import Replica
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, ClientStates, LocalData, Owners, Split, State, at

@@ -25,7 +25,7 @@ _BY_WHAT_IS_LOGGED = (
 
 def try_evaluations(trainer: L.Trainer, data: FederatedDataModule, every: int, games: Sequence[str]) -> None:
     """Try whatever models will be evaluated for as classifiers: on the clients' own test splits, and in these metrics'
-    games. What is measured by other means is tried by :func:`flsv.games.evaluation.any_task.validated_models`.
+    games. What is measured by other means is tried by :func:`flsv.games.evaluation.metric_of_outputs.validated_models`.
 
     Raises:
         ConfigurationError: see :func:`try_forward`.

@@ -23,7 +23,7 @@ from flsv.clients.trial import try_evaluations
 from flsv.data import FederatedDataModule
 from flsv.engines.vectors import shared_space
 from flsv.games import ModelScore
-from flsv.games.evaluation.any_task import validated_models
+from flsv.games.evaluation.metric_of_outputs import validated_models
 from flsv.participants import ALONE, ClientStates, Ranks, run_protocol
 from flsv.participants.artifacts import client_folders, write_artifacts
 from flsv.participants.sharing import warn_of_sharing

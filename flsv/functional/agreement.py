@@ -1,4 +1,6 @@
-"""Class-specific Shapley values (CSSV) of ShapFed.
+"""Contributions by agreement with the aggregate: of classifier heads (CSSV) and of whole updates (CGSV).
+
+Class-specific Shapley values (CSSV) of ShapFed.
 
 Tastan et al., "Redefining Contributions: Shapley-Driven Federated Learning", IJCAI 2024, equations 5 and 6. The cosine
 between a participant's and the aggregate's row of the classifier head stands for the participant's contribution to that

@@ -1,4 +1,6 @@
-"""What an algorithm's rounds cost in parameters sent and received, by counting, without training.
+"""What is sent: by an algorithm's rounds, and by pFedSV's dynamic top-k.
+
+What an algorithm's rounds cost in parameters sent and received, by counting, without training.
 
 Wu et al., "Rethinking Personalized Client Collaboration in Federated Learning", IEEE Transactions on Mobile Computing,
 2024, section VI-C and figures 8-10. What the paper calls the classifier is the last linear layer in ResNet-34 with 1000

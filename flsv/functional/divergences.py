@@ -1,4 +1,6 @@
-"""Lengths of updates and distances between models, without overflow and without a second matrix.
+"""How far models are from each other, how far labels are from a reference, and weights made of both.
+
+Lengths of updates and distances between models, without overflow and without a second matrix.
 
 The square of an entry above 1.8e19 is infinite in float32, so a norm in float32 says of an update of 1e30 no more than
 that it is long. In float64 the squares of all float32 numbers are finite.

@@ -1,4 +1,6 @@
-"""Gradient agreement: how much clients' updates lower the validation loss, and how far they agree with the federation.
+"""Contributions by slopes of the validation loss and directions of updates, alone and blended with games.
+
+Gradient agreement: how much clients' updates lower the validation loss, and how far they agree with the federation.
 
 Ours, from two that fail in different places. The slope of the validation loss along a client's update, times the
 client's samples and summed over rounds, is the first-order federated Shapley value with fixed weights (for one sample

@@ -1,4 +1,6 @@
-"""Gradient Shapley: exact Shapley values of the Taylor expansion of the validation loss in the clients' updates.
+"""Shapley values of expansions of the validation loss: of a round's updates, and of the steps of training.
+
+Gradient Shapley: exact Shapley values of the Taylor expansion of the validation loss in the clients' updates.
 
 No coalition is evaluated: one gradient of the validation loss at the round's global model x, k dot products and, for
 the second order, k Hessian-vector products say everything. Ours; for one training sample as the player the first-order

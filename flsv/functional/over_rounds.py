@@ -1,4 +1,6 @@
-"""An exponential moving average per client, kept so that two of them can be merged exactly.
+"""What is folded over rounds: moving averages, lower bounds of means, and how much values swing.
+
+An exponential moving average per client, kept so that two of them can be merged exactly.
 
 A moving average whose first value counts in full cannot be merged from its value alone. Each client's row is therefore
 

@@ -1,4 +1,6 @@
-"""FedCE's contribution estimation: how far a client's update points away from the others', and how badly the others'
+"""What clients are worth to each other: FedCE, everybody else's gains, and the relevance of peers.
+
+FedCE's contribution estimation: how far a client's update points away from the others', and how badly the others'
 model does on its data.
 
 Jiang et al., "Fair Federated Medical Image Segmentation via Client Contribution Estimation", CVPR 2023; formulas as in

@@ -1,4 +1,6 @@
-"""Which updates of a cohort are suspiciously large.
+"""Judging updates by themselves: which are too large, which are copies of another's, and what numbers of samples claim.
+
+Which updates of a cohort are suspiciously large.
 
 The modified z-score of Iglewicz and Hoaglin, "How to Detect and Handle Outliers", ASQC Basic References in Quality
 Control 16, 1993, of the logarithms of the updates' norms:

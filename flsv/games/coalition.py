@@ -20,11 +20,10 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
-from flsv.games.evaluation.coalition_models import CoalitionModels, Renormalized, Weighting
 from flsv.games.evaluation.evaluator import ModelEvaluator
 from flsv.games.evaluation.gradients import GradientProducts, validation_gradient_products
 from flsv.games.evaluation.scores import METRICS, Scores, check_metric
-from flsv.games.evaluation.table import CoalitionTable
+from flsv.games.evaluation.table import CoalitionModels, CoalitionTable, Renormalized, Weighting
 from flsv.games.evaluation.validated import ValidatedModels
 from flsv.games.performance import ModelScore
 from flsv.participants import ALONE, Ranks

@@ -21,9 +21,9 @@ from flsv._lightning.evaluation import all_on_device
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games.coalition import UtilityMetric, utility_of
-from flsv.games.evaluation.any_task import validated_models
 from flsv.games.evaluation.copies import copied
 from flsv.games.evaluation.evaluator import ModelEvaluator
+from flsv.games.evaluation.metric_of_outputs import validated_models
 from flsv.games.evaluation.scores import METRICS, Scores, check_metric
 from flsv.games.evaluation.validated import NamedScores, ValidatedModels
 from flsv.games.performance import Mode, ModelScore, performance_of

@@ -1,7 +1,15 @@
-"""Contribution metrics: stateful torchmetrics, one per function in ``flsv.functional``."""
+"""Contribution metrics: stateful torchmetrics, one per function in ``flsv.functional``, by the question they answer.
+
+- Who pulls where the federation goes (agreement): ClassSpecificShapley, CosineGradientShapley.
+- What is lost without a client (coalitions): CoalitionValue and its presets, :mod:`flsv.metrics.coalitions`.
+- Who lowers the validation loss (gradients): GradientShapley, InRunShapley, GradientAgreement, GradientAgreementGame.
+- Whose data are like those that the model is for (data): WassersteinContribution, CalibratedOTGradient.
+- Who is of use to the others (peers): ContributionEstimation, EverybodyElse, DomainRelevance.
+- What taking part has cost (cost): CommunicationCost, PrivacyLoss.
+- Who is served how well (fairness): MeanTestAccuracy, CollaborativeFairness.
+"""
 
 from flsv.metrics.base import ContributionMetric
-from flsv.metrics.calibrated_ot_gradient import CalibratedOTGradient
 from flsv.metrics.class_specific_shapley import ClassSpecificShapley
 from flsv.metrics.coalitions import (
     CoalitionValue,
@@ -13,19 +21,16 @@ from flsv.metrics.coalitions import (
     PartialFederatedShapley,
     SurrogateFederatedShapley,
 )
-from flsv.metrics.collaborative_fairness import CollaborativeFairness
-from flsv.metrics.communication_cost import CommunicationCost
 from flsv.metrics.contribution_estimation import ContributionEstimation
 from flsv.metrics.cosine_gradient_shapley import CosineGradientShapley
+from flsv.metrics.cost import CommunicationCost, PrivacyLoss
+from flsv.metrics.data import CalibratedOTGradient, WassersteinContribution
 from flsv.metrics.domain_relevance import DomainRelevance
 from flsv.metrics.everybody_else import EverybodyElse
+from flsv.metrics.fairness import CollaborativeFairness, MeanTestAccuracy
 from flsv.metrics.gradient_agreement import GradientAgreement
 from flsv.metrics.gradient_agreement_game import GradientAgreementGame
-from flsv.metrics.gradient_shapley import GradientShapley
-from flsv.metrics.in_run_shapley import InRunShapley
-from flsv.metrics.mean_test_accuracy import MeanTestAccuracy
-from flsv.metrics.privacy_loss import PrivacyLoss
-from flsv.metrics.wasserstein_contribution import WassersteinContribution
+from flsv.metrics.gradients import GradientShapley, InRunShapley
 
 __all__ = [
     "CalibratedOTGradient",

@@ -12,7 +12,7 @@ from toys import Plain, fit, network, toy_data
 from flsv import Reporting
 from flsv.filters import OutlierFilter
 from flsv.loop import FederatedLoop
-from flsv.metrics.privacy_loss import PrivacyLoss
+from flsv.metrics.cost import PrivacyLoss
 from flsv.privacy import GaussianPrivacy, gaussian_epsilon
 from flsv.sampling import UniformSampler
 from flsv.uploads import Upload, UploadContext

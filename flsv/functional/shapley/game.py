@@ -1,4 +1,6 @@
-"""Inputs and outputs of all estimators: the coalition game as a batched callable, and ShapleyEstimate.
+"""The game and the estimate: what every estimator takes, remembers and gives.
+
+Inputs and outputs of all estimators: the coalition game as a batched callable, and ShapleyEstimate.
 
 The Shapley value (Shapley 1953; ShapleyFL, KDD 2023, eq. 1) of player i in the game U on n players is
 

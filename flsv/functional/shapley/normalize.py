@@ -1,4 +1,6 @@
-"""Normalised Shapley values (NSV) of a round's cohort.
+"""What ShapleyFL makes of values: normalised ones, and inclusion probabilities.
+
+Normalised Shapley values (NSV) of a round's cohort.
 
 Min-max is ShapleyFL's (definition 4.2, eq. 2, and eq. 12):
 

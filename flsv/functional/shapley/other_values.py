@@ -1,4 +1,6 @@
-r"""Leave-one-out: what the grand coalition loses without player i, U(N) - U(N \ {i}).
+r"""Values beside Shapley's: leave-one-out, Banzhaf and Beta.
+
+Leave-one-out: what the grand coalition loses without player i, U(N) - U(N \ {i}).
 
 The cheapest contribution measure (n + 1 evaluations) and a baseline of nearly every paper. It is no Shapley value: a
 player whose data another player also has gets 0, and so does the other.

@@ -1,4 +1,6 @@
-r"""Kernel regression (KernelSHAP; Lundberg and Lee 2017, Covert and Lee 2021), paired and efficiency constrained.
+r"""Regressions for Shapley values: KernelSHAP on drawn coalitions, Leverage SHAP, and KernelSHAP of given ones.
+
+Kernel regression (KernelSHAP; Lundberg and Lee 2017, Covert and Lee 2021), paired and efficiency constrained.
 
 The Shapley value solves a weighted least-squares problem over all coalitions,
 

@@ -1,4 +1,6 @@
-"""Interpolating measures: points on the Wasserstein geodesic between two sets of samples.
+"""The federated Wasserstein distance, from interpolating measures of both sides.
+
+Interpolating measures: points on the Wasserstein geodesic between two sets of samples.
 
 Li et al., "Data Valuation and Detections in Federated Learning" (FedBary), CVPR 2024, definition 4 and equation 6,
 after Rakotomamonjy et al., "Federated Wasserstein Distance", ICLR 2024 (arXiv 2310.01973).

@@ -1,4 +1,6 @@
-"""LAVA as published: values of samples from one dual of the transport between labelled data sets.
+"""Values of single samples: LAVA, and KNN-Shapley.
+
+LAVA as published: values of samples from one dual of the transport between labelled data sets.
 
 Just et al., "LAVA: Data Valuation without Pre-Specified Learning Algorithms", ICLR 2023. The ground cost is
 C((x, y), (x', y')) = d(x, x') + c W_d(mu(. | y), mu'(. | y')): the distance of two labels is the transport distance

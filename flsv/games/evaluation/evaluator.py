@@ -14,8 +14,7 @@ from torchmetrics import Metric
 from flsv.errors import ConfigurationError
 from flsv.games.evaluation.batches import ValidationBatches
 from flsv.games.evaluation.gradients import GradientProducts, gradient_products, loss_gradient
-from flsv.games.evaluation.layout import in_channels_last
-from flsv.games.evaluation.one_by_one import run_serial, run_threads
+from flsv.games.evaluation.one_by_one import in_channels_last, run_serial, run_threads
 from flsv.games.evaluation.replica import Build, Context, Replica, module_device
 from flsv.games.evaluation.scores import Scores, ScoreSums
 from flsv.games.evaluation.vmapped import NotMapped, VmapRunner

@@ -13,9 +13,8 @@ from torchmetrics import Metric
 from flsv._lightning.evaluation import evaluating
 from flsv.errors import ConfigurationError
 from flsv.games.evaluation.batches import ValidationBatches
-from flsv.games.evaluation.class_scores import update_by_logits
 from flsv.games.evaluation.copies import check_copies, copied, is_compiled
-from flsv.games.evaluation.scores import score_batch
+from flsv.games.evaluation.scores import score_batch, update_by_logits
 from flsv.parameters import ParameterSpace, plain_tensors
 from flsv.seeding import isolated_rngs
 

@@ -12,9 +12,8 @@ from torchmetrics import Metric
 
 from flsv._lightning.memory import free_memory
 from flsv.games.evaluation.batches import ValidationBatches
-from flsv.games.evaluation.class_scores import update_by_logits
 from flsv.games.evaluation.replica import Build, Replica, checked_logits, metric_value, private_metric
-from flsv.games.evaluation.scores import ScoreSums, score_batch
+from flsv.games.evaluation.scores import ScoreSums, score_batch, update_by_logits
 
 # What the first chunk has, from which the memory of a model is measured.
 _PROBE = 2
