@@ -33,7 +33,7 @@ An autoencoder's clients, by its own validation loss:
 >>> import lightning as L
 >>> import torch
 >>> from flsv import FederatedDataModule, FederatedLoop
->>> from flsv.data import IIDPartitioner
+>>> from flsv.data import IIDPartitioner, Splits
 >>> from flsv.metrics import PartialFederatedShapley
 >>> class Autoencoder(L.LightningModule):
 ...     def __init__(self):
@@ -49,7 +49,8 @@ An autoencoder's clients, by its own validation loss:
 >>> loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(performance="val_loss", mode="min")})
 >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 >>> trainer = L.Trainer(max_epochs=1, callbacks=[loop], default_root_dir=tempfile.mkdtemp(), **quiet)
->>> trainer.fit(Autoencoder(), FederatedDataModule("digits", IIDPartitioner(num_clients=3), max_samples=300))
+>>> data = FederatedDataModule("digits", partitioner=IIDPartitioner(num_clients=3), splits=Splits(max_samples=300))
+>>> trainer.fit(Autoencoder(), data)
 >>> loop.contributions["sv"].shape, bool(loop.contributions["sv"].isfinite().all())
 (torch.Size([3]), True)
 """

@@ -76,7 +76,7 @@ class RetrainedUtility:
         >>> def trainer(cohort):
         ...     loop = FederatedLoop(sampler=cohort, seed=0)
         ...     return L.Trainer(max_epochs=1, callbacks=[loop], enable_checkpointing=False, **quiet)
-        >>> data = FederatedDataModule("digits", SizePartitioner([1, 2]))
+        >>> data = FederatedDataModule("digits", partitioner=SizePartitioner([1, 2]))
         >>> module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.1))
         >>> utility = RetrainedUtility(trainer, module, data)
         >>> exact_shapley(utility, utility.num_players).values.shape, len(utility.seconds)

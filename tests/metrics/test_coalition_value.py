@@ -153,7 +153,7 @@ def test_from_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "own.yaml").write_text(
         """
 federation:
-  print_table: false
+  reporting: {table: false}
   metrics:
     orders:
       class_path: flsv.metrics.CoalitionValue
@@ -173,7 +173,7 @@ federation:
         value: banzhaf
         weighting: aggregation-fixed
         fold: {class_path: flsv.metrics.coalitions.WholeRun, init_args: {rounds: 2}}
-data: {source: digits, max_samples: 300}
+data: {source: digits, splits: {max_samples: 300}}
 trainer: {max_epochs: 2, logger: false, enable_progress_bar: false, enable_model_summary: false, accelerator: cpu}
 """
     )

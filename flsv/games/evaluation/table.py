@@ -1,5 +1,5 @@
-"""From coalitions to the vectors of their models, and a memory of a round's coalition evaluations.
-"""
+"""From coalitions to the vectors of their models, and a memory of a round's coalition evaluations."""
+
 from __future__ import annotations
 
 from typing import Literal, NamedTuple
