@@ -66,5 +66,5 @@ def test_cells(tool: ModuleType) -> None:
     noisy = by_key["sigma = 0.1", "Fashion-MNIST", 3]
     free = by_key[tool.FREE, "Fashion-MNIST", 3]
     (name,) = set(noisy.overrides) - set(free.overrides)
-    assert noisy.overrides[name]["init_args"] == {"clip": 0.5, "noise_multiplier": 0.1}
+    assert noisy.overrides[name][0]["init_args"] == {"clip": 0.5, "noise_multiplier": 0.1}
     assert "--seed_everything=1003" in by_key[tool.AGAIN, "digits", 3].command
