@@ -68,13 +68,13 @@ class RetrainedUtility:
     Example:
         >>> import tempfile
         >>> from functools import partial
-        >>> from flsv import ClassifierClient, FederatedLoop
+        >>> from flsv import ClassifierClient, FederatedLoop, Reporting
         >>> from flsv.data import SizePartitioner
         >>> from flsv.functional import exact_shapley
         >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
         >>> quiet["default_root_dir"] = tempfile.mkdtemp()
         >>> def trainer(cohort):
-        ...     loop = FederatedLoop(sampler=cohort, seed=0)
+        ...     loop = FederatedLoop(sampler=cohort, seed=0, reporting=Reporting(table=False))
         ...     return L.Trainer(max_epochs=1, callbacks=[loop], enable_checkpointing=False, **quiet)
         >>> data = FederatedDataModule("digits", partitioner=SizePartitioner([1, 2]))
         >>> module = ClassifierClient("softmax", optimizer=partial(torch.optim.SGD, lr=0.1))
