@@ -57,7 +57,7 @@ def test_the_same_update(tmp_path: Path) -> None:
         AccumulationWindows(plain),
         num_clients=3,
         algorithm=parts["client_algorithm"],
-        uploads=parts["attacks"],
+        uploads=parts["uploads"],
     )
 
     def step(batch: Any) -> Tensor:
