@@ -18,7 +18,6 @@ from pathlib import Path
 
 from flsv._lightning.durable import check_writable
 from flsv.cli.command import command_parser, shown
-from flsv.report import pay, write_report
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
@@ -32,6 +31,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         "--pay", nargs="+", metavar="CLIENT", help="numbers or names of clients who are held, to be paid"
     )
     options = parser.parse_args(list(args))
+    from flsv.report import pay, write_report  # only now: --help waits for neither torch nor pandas
+
     if options.pay:
         pay(options.run, options.pay)
     check_writable(Path(options.run) if options.out is None else options.out.parent)
