@@ -105,9 +105,7 @@ class ClientOptimizers:
         """Take the client's own states out of the shared optimizers."""
         options = self._options()
         schedulers = self._schedules.leave()
-        pace = {"schedulers": schedulers, "options": self._own(options)}
-        if scale := self._scale.read():
-            pace["scale"] = scale
+        pace = {"schedulers": schedulers, "options": self._own(options), "scale": self._scale.read()}
         states = [optimizer.state for optimizer in self._optimizers] if self.policy == "keep" else []
         self._staged.append((client, states, pace))
         self.leave()
@@ -133,7 +131,7 @@ class ClientOptimizers:
         for client, states, pace in self._staged:
             if self.policy == "keep":
                 self._states[client] = states
-            if pace["schedulers"] or "scale" in pace or any(any(groups) for groups in pace["options"]):
+            if pace["schedulers"] or pace["scale"] or any(any(groups) for groups in pace["options"]):
                 self._paces[client] = pace
         self.discard()
 
@@ -182,7 +180,7 @@ class ClientOptimizers:
             self.discard()
         self._paces = state["paces"]
         self._schedules.load_state_dict(state["schedules"])
-        self._scale.load_state_dict(state.get("scale"))
+        self._scale.load_state_dict(state["scale"])
 
     def _options(self) -> Options:
         return [

@@ -7,6 +7,8 @@ from typing import Any
 
 import lightning as L
 
+from flsv.engines.one_process import OneProcess
+
 
 class IdleBatch:
     """The one batch of a round that is trained elsewhere; no hook of a module or data module sees it."""
@@ -77,3 +79,15 @@ def _per_round(update: Any) -> Any:
             update(interval, update_plateau_schedulers=update_plateau_schedulers)
 
     return only_epochs
+
+
+class IdleProcess(OneProcess):
+    """An engine whose cohort trains elsewhere than in the Trainer's own batches."""
+
+    idle = True
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        return idle_patches(self._trainer)
+
+    def loader(self, limit: float) -> Any:
+        return IdleLoader(self._state.round_index)

@@ -12,16 +12,15 @@ import torch
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
-from flsv._lightning.per_client import AccumulationWindows
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.local_steps import LocalSteps
-from flsv.clients.optimizers import ClientOptimizers, OptimizerOptions
+from flsv.clients.optimizers import OptimizerOptions
 from flsv.clients.train_client import LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.clients.trial import try_evaluations
 from flsv.data import FederatedDataModule
-from flsv.engines.vectors import shared_space
+from flsv.engines.client_side import local_training, shared_space
 from flsv.games import ModelScore
 from flsv.games.evaluation.metric_of_outputs import validated_models
 from flsv.participants import ALONE, ClientStates, Ranks, run_protocol
@@ -116,6 +115,10 @@ class OneProcess:
         index, names = round.round_index, client_folders(self._data.client_names)
         run_protocol(round.clients or (), lambda client: client.ask(write_artifacts, folder / names[client.id], index))
 
+    def _send(self) -> None:
+        """The round's instructions go down, and count."""
+        self.server.send(self._instructions)
+
     def _make_manager(self) -> ClientManager:
         return ClientManager(self._trainer, self._data, self.space, self._states)
 
@@ -185,20 +188,8 @@ class OneProcess:
             self.server.bind_evaluator(
                 self.manager.evaluator(all_on_device(trainer, val)) if games else None, validated, self.ranks
             )
-        local = LocalTraining(
-            trainer.lightning_module,
-            self.space,
-            ClientOptimizers(trainer, config.client_optimizer, optimizer_state, self._steps),
-            AccumulationWindows(trainer),
-            self._state.num_clients,
-            self._strategies.get("client_algorithm"),
-            self._strategies.get("personalizer"),
-            list(self._strategies.values()),
-            self._config.uploads,
-            config.local_epochs,
-        )
-        if buffers is not None:
-            local.restore(buffers)
+        clients = self._state.num_clients
+        local = local_training(trainer, self.space, config, clients, self._steps, optimizer_state, buffers)
         self.training = self._make_training(local)
 
     def draw_cohort(self) -> None:
@@ -252,7 +243,7 @@ class OneProcess:
         local.begin_round()
         state.global_vector = local.global_vector
         self._instructions = self.server.instruct(state.cohort, state)
-        self.server.send(self._instructions)
+        self._send()
         self.clients.begin_round(loader, self._instructions, self._data.num_samples)
 
     def end_round(self, evaluate: Callable[[], bool]) -> Round:

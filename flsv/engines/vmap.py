@@ -20,8 +20,7 @@ from flsv.clients.cohort import CohortLoader
 from flsv.clients.train_client import ClientRun, LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.data import FederatedDataModule
-from flsv.engines.idle import IdleLoader, count_steps, idle_patches
-from flsv.engines.one_process import OneProcess
+from flsv.engines.idle import IdleProcess, count_steps
 from flsv.games.evaluation.vmapped import CudaMemory
 from flsv.round import Instruction
 
@@ -175,7 +174,7 @@ class VmapCohort(CohortTraining):
         return self._trainer.strategy.batch_to_device(batch, dataloader_idx=0)
 
 
-class VmapProcess(OneProcess):
+class VmapProcess(IdleProcess):
     """An engine, ``FederatedLoop(engine="vmap")``: many small clients train at once, by ``torch.func.vmap``.
 
     For plain modules with automatic optimization whose ``training_step`` is a function of the module's parameters, its
@@ -211,17 +210,12 @@ class VmapProcess(OneProcess):
         self._chunk, self._limit = chunk, 1.0
         super().__init__(*options)
 
-    idle = True
-
-    def patches(self) -> list[tuple[Any, str, Any]]:
-        return idle_patches(self._trainer)
-
     def loader(self, limit: float) -> Any:
         self._limit = limit
-        return IdleLoader(self._state.round_index)
+        return super().loader(limit)
 
     def begin_round(self, loader: Any) -> None:
-        super().begin_round(super().loader(self._limit))
+        super().begin_round(self._load(self._state.cohort, self._limit))
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:
         return VmapCohort(local, self.manager, self._trainer, self._data, self._chunk)

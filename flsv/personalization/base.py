@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from flsv.participants import Client, LocalData, NoAnswer
+from flsv.errors import ConfigurationError
+from flsv.participants import Client, LocalData, NoAnswer, run_protocol
 from flsv.round import ClientUpdate, FederationState, Instruction, Round
 from flsv.strategy import Contributions, Federation, Strategy
 
@@ -49,12 +50,6 @@ def judged(
         warnings.warn(f"{why} It goes on from what it had before this round.", stacklevel=2)
         return None
     return values
-
-
-def restored(uploads: Mapping[int, Tensor], before: Mapping[int, Tensor], client: int) -> dict[int, Tensor]:
-    """The clients' uploads, one client's as it was before, if it was."""
-    earlier = {client: before[client]} if client in before else {}
-    return {**{other: vector for other, vector in uploads.items() if other != client}, **earlier}
 
 
 class Personalizer(Strategy):
@@ -118,6 +113,67 @@ class Personalizer(Strategy):
             Client id to ``[P]``, for the clients whose start point changes, usually those of the round; or
             :class:`Personalized`, with what clients found each other to be worth.
         """
+
+
+class UploadKeeper(Personalizer):
+    """Base of those who keep every client's last upload: a client outside the cohort counts with it, as it was."""
+
+    def __init__(self) -> None:
+        self._uploads: dict[int, Tensor] = {}
+
+    def begin(self, federation: Federation) -> None:
+        self._uploads = {}
+
+    def resume(self, federation: Federation) -> None:
+        device = federation.global_vector.device
+        self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
+
+    def take(self, round: Round, part: Callable[[Tensor], Tensor] = lambda vector: vector) -> dict[int, Tensor]:
+        """Keep the cohort's models, or a part of each. Returns the uploads of before."""
+        before = dict(self._uploads)
+        # Clones row by row: a view would keep, and save, the whole cohort's models for as long as one is not replaced.
+        self._uploads.update(
+            {i: part(vector).clone() for i, vector in zip(round.client_ids.tolist(), round.client_vectors)}
+        )
+        return before
+
+    def judge_all(
+        self, values: Tensor, round: Round, judge: Callable[[Client], tuple[list[int], Tensor | None]], before: Any
+    ) -> Tensor:
+        """What every client of the cohort finds its own and the others' models to be worth.
+
+        Args:
+            values: ``[k, n]``, which is filled in.
+            round: the round.
+            judge: asks a client: whom it has looked at, and :func:`judged`.
+            before: the uploads of before the round, to which those of a client go back that has not said.
+        """
+        assert round.clients is not None
+        ids = round.client_ids.tolist()
+        for row, (client, (others, worth)) in enumerate(zip(ids, run_protocol(round.clients, judge))):
+            if worth is not None:
+                values[row, [client, *others]] = worth.to(values)
+                continue
+            del self._uploads[client]
+            if client in before:
+                self._uploads[client] = before[client]
+        return values
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"uploads": dict(self._uploads)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._uploads = dict(state["uploads"])
+
+
+def check_validation(strategy: Personalizer, federation: Federation) -> None:
+    """Raise ConfigurationError where a client has no validation samples to evaluate models on."""
+    empty = (federation.split_sizes["val"] == 0).nonzero().flatten().tolist()
+    if empty:
+        raise ConfigurationError(
+            f"{strategy!r} evaluates models on every client's own validation samples; clients {empty} have none. Set "
+            "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
+        )
 
 
 class Standalone(Personalizer):

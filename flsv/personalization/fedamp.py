@@ -16,7 +16,6 @@ Where the paper is silent, or we depart:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,12 +23,12 @@ from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.functional.agreement import keep_common
-from flsv.personalization.base import Personalizer
+from flsv.personalization.base import UploadKeeper
 from flsv.round import Round
-from flsv.strategy import Contributions, Federation
+from flsv.strategy import Contributions
 
 
-class FedAMP(Personalizer):
+class FedAMP(UploadKeeper):
     """Client i starts from u_i = (1 - sum_j xi_ij) w_i + sum_{j != i} xi_ij w_j, with attention
 
         xi_ij = alpha A'(|w_i - w_j|^2),  A(x) = 1 - exp(-x / sigma).
@@ -54,15 +53,8 @@ class FedAMP(Personalizer):
     def __init__(self, alpha: float = 1e4, sigma: float = 1e6) -> None:
         check_number(self, "alpha", alpha, above=0)
         check_number(self, "sigma", sigma, above=0)
+        super().__init__()
         self.alpha, self.sigma = alpha, sigma
-        self._uploads: dict[int, Tensor] = {}
-
-    def begin(self, federation: Federation) -> None:
-        self._uploads = {}
-
-    def resume(self, federation: Federation) -> None:
-        device = federation.global_vector.device
-        self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
 
     def attention(self, parameters: Tensor) -> Tensor:
         """xi, float64 ``[m, m]`` with rows that sum to 1, of m clients' parameters ``[m, P]``."""
@@ -74,17 +66,10 @@ class FedAMP(Personalizer):
     def personalize(
         self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]
     ) -> Mapping[int, Tensor]:
-        cohort = zip(round.client_ids.tolist(), round.client_vectors)
-        self._uploads.update({client: vector.clone() for client, vector in cohort})
+        self.take(round)
         vectors = torch.stack([upload.to(round.client_vectors) for upload in self._uploads.values()])
         weights = self.attention(vectors[:, : round.space.num_parameters])
         return dict(zip(self._uploads, keep_common(weights.to(vectors) @ vectors, vectors)))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"uploads": dict(self._uploads)}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._uploads = dict(state["uploads"])
 
 
 class HeurFedAMP(FedAMP):
@@ -107,8 +92,8 @@ class HeurFedAMP(FedAMP):
     def __init__(self, self_weight: float = 0.5, sigma: float = 100.0) -> None:
         check_number(self, "self_weight", self_weight, least=0, most=1)
         check_number(self, "sigma", sigma, least=0)
+        UploadKeeper.__init__(self)
         self.self_weight, self.sigma = self_weight, sigma
-        self._uploads = {}
 
     def attention(self, parameters: Tensor) -> Tensor:
         count = len(parameters)

@@ -22,17 +22,16 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from flsv.arguments import check_number
-from flsv.errors import ConfigurationError
 from flsv.functional.agreement import keep_common
 from flsv.games.performance import Mode, ModelScore, performance_of
-from flsv.participants import Client, LocalData, run_protocol
-from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer, judged, restored
+from flsv.participants import Client, LocalData
+from flsv.personalization.base import OWN_MODEL, Personalized, UploadKeeper, check_validation, judged
 from flsv.round import FederationState, Round
 from flsv.seeding import generator_for
 from flsv.strategy import Contributions, Federation
 
 
-class FedFomo(Personalizer):
+class FedFomo(UploadKeeper):
     """Client i continues from sum_j w_ij x_j over its own model and the downloaded ones.
 
     With theta_i the model that the client started this round from and L_i its validation loss (equation 3),
@@ -74,38 +73,25 @@ class FedFomo(Personalizer):
         performance: str | Metric = "negative_loss",
         mode: Mode | None = None,
     ) -> None:
+        super().__init__()
         check_number(self, "num_downloads", num_downloads, least=1, whole=True)
         check_number(self, "epsilon", epsilon, least=0, most=1)
         check_number(self, "epsilon_decay", epsilon_decay, least=0)
         self.num_downloads, self.epsilon, self.epsilon_decay = num_downloads, epsilon, epsilon_decay
         self.performance = performance_of(self, performance, mode)
-        self._uploads: dict[int, Tensor] = {}
         self._affinity = torch.zeros(0, 0)
 
     def begin(self, federation: Federation) -> None:
-        empty = (federation.split_sizes["val"] == 0).nonzero().flatten().tolist()
-        if empty:
-            raise ConfigurationError(
-                f"{self!r} needs validation samples at every client; clients {empty} have none. Set "
-                "FederatedDataModule(splits=Splits(client_val=0.2))."
-            )
-        self._uploads = {}
+        check_validation(self, federation)
+        super().begin(federation)
         self._affinity = torch.zeros(federation.num_clients, federation.num_clients, dtype=torch.float64)
-
-    def resume(self, federation: Federation) -> None:
-        device = federation.global_vector.device
-        self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
         # Who has uploaded has mixed a model of its own since.
         return None if client in self._uploads else state.model()
 
     def personalize(self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]) -> Personalized:
-        assert round.clients is not None
-        ids = round.client_ids.tolist()
-        before = dict(self._uploads)
-        self._uploads.update({client: vector.clone() for client, vector in zip(ids, round.client_vectors)})
-        values = torch.full((len(ids), len(self._affinity)), float("nan"), dtype=torch.float64)
+        before = self.take(round)
         question = partial(mix_models, performance=self.performance)
 
         def mix(client: Client) -> tuple[list[int], Tensor | None]:
@@ -113,12 +99,9 @@ class FedFomo(Personalizer):
             others = [self._uploads[other].to(round.client_vectors) for other in chosen]
             return chosen, judged(client, question, others, round.space.num_parameters)
 
-        for row, (client, (chosen, weights)) in enumerate(zip(ids, run_protocol(round.clients, mix))):
-            if weights is None:
-                self._uploads = restored(self._uploads, before, client)
-                continue
-            values[row, [client, *chosen]] = weights
-            self._affinity[client, [client, *chosen]] += weights
+        nothing = torch.full((len(round), len(self._affinity)), float("nan"), dtype=torch.float64)
+        values = self.judge_all(nothing, round, mix, before)
+        self._affinity[round.client_ids.tolist()] += values.nan_to_num(0.0)
         return Personalized(peer_values=values.to(round.client_ids.device))
 
     def _choose(self, client: int, round: Round) -> list[int]:
@@ -135,10 +118,11 @@ class FedFomo(Personalizer):
         return chosen
 
     def state_dict(self) -> dict[str, Any]:
-        return {"uploads": dict(self._uploads), "affinity": self._affinity.clone()}
+        return {**super().state_dict(), "affinity": self._affinity.clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._uploads, self._affinity = dict(state["uploads"]), state["affinity"].cpu().clone()
+        super().load_state_dict(state)
+        self._affinity = state["affinity"].cpu().clone()
 
 
 def mix_models(

@@ -34,8 +34,8 @@ from flsv.functional.communication import Explore, check_explore, top_k_download
 from flsv.functional.peers import SelfWeight, check_self_weight, personalised_weights
 from flsv.functional.shapley import permutation_shapley
 from flsv.parameters import ParameterSpace
-from flsv.participants import Client, LocalData, run_protocol
-from flsv.personalization.base import OWN_MODEL, Personalized, Personalizer, judged, restored
+from flsv.participants import Client, LocalData
+from flsv.personalization.base import OWN_MODEL, Personalized, UploadKeeper, check_validation, judged
 from flsv.round import FederationState, Instruction, Round
 from flsv.seeding import generator_for
 from flsv.strategy import Contributions, Federation
@@ -43,7 +43,7 @@ from flsv.strategy import Contributions, Federation
 _CHUNK = 2**26  # numbers in the coalition models that exist at a time
 
 
-class PFedSV(Personalizer):
+class PFedSV(UploadKeeper):
     """Client i starts its next round from sum_j w_j x_j over a coalition: its own model and those that it downloads.
 
     Downloads follow its relevance scores (:func:`flsv.functional.top_k_download`). The Shapley values of the game
@@ -105,6 +105,7 @@ classifier=None, safeguard=False, game='coalition', shared=0.0)
         game: Literal["coalition", "joining"] = "coalition",
         shared: float = 0.0,
     ) -> None:
+        super().__init__()
         for name, value in (("k", k), ("permutations_factor", permutations_factor)):
             check_number(self, name, value, least=1, whole=True)
         if mode not in ("model", "extractor"):
@@ -128,16 +129,10 @@ classifier=None, safeguard=False, game='coalition', shared=0.0)
         self.explore, self.classifier, self.safeguard = explore, classifier, safeguard
         self.game, self.shared = game, shared
         self._initial = torch.zeros(0)
-        self._uploads: dict[int, Tensor] = {}
         self._cohort: list[int] = []
 
     def begin(self, federation: Federation) -> None:
-        empty = (federation.split_sizes["val"] == 0).nonzero().flatten().tolist()
-        if empty:
-            raise ConfigurationError(
-                f"PFedSV evaluates models on every client's own validation split; clients {empty} have none. Set "
-                "FederatedDataModule(splits=Splits(client_val=0.2)), or a larger one."
-            )
+        check_validation(self, federation)
         self.resume(federation)
         self._initial, self._uploads, self._cohort = federation.global_vector.clone(), {}, []
 
@@ -145,8 +140,7 @@ classifier=None, safeguard=False, game='coalition', shared=0.0)
         self._num_clients = federation.num_clients
         # Which entries of a vector are personal: None for all.
         self._personal = None if self.mode == "model" else entries_of(federation.space, self.classifier)
-        device = federation.global_vector.device
-        self._uploads = {client: upload.to(device) for client, upload in self._uploads.items()}
+        super().resume(federation)
 
     def start(self, client: int, state: FederationState) -> Tensor | None:
         if self.shared:
@@ -182,14 +176,10 @@ classifier=None, safeguard=False, game='coalition', shared=0.0)
 
     def personalize(self, round: Round, contributions: Contributions, models: Mapping[int, Tensor]) -> Personalized:
         assert round.server_vector is not None
-        assert round.clients is not None
         cohort, vectors = round.client_ids.tolist(), round.client_vectors
-        # Clones row by row: a view would keep, and save, the whole cohort's models for as long as one is not replaced.
-        before = dict(self._uploads)
-        self._uploads.update({i: picked(vector, self._personal).clone() for i, vector in zip(cohort, vectors)})
+        before = self.take(round, lambda vector: picked(vector, self._personal))
         available = torch.zeros(self._num_clients, dtype=torch.bool)
         available[list(self._uploads)] = True
-        values = torch.full((len(cohort), self._num_clients), float("nan"), device=vectors.device)
         extractor = None if self._personal is None else round.server_vector[~self._personal.to(vectors.device)]
         question = self.question(round.space.num_parameters)
         relevance = dict(zip(cohort, self._relevance(contributions)[cohort]))
@@ -203,13 +193,9 @@ classifier=None, safeguard=False, game='coalition', shared=0.0)
             others = [self._uploads[i].to(vectors) for i in ids]
             return ids, judged(client, question, others, extractor, generator=draw)
 
-        for row, (client, (ids, worth)) in enumerate(zip(cohort, run_protocol(round.clients, download))):
-            if worth is None:
-                self._uploads = restored(self._uploads, before, client)
-                continue
-            values[row, [client, *ids]] = worth.to(values)
+        nothing = torch.full((len(cohort), self._num_clients), float("nan"), device=vectors.device)
         self._cohort = cohort
-        return Personalized(peer_values=values)
+        return Personalized(peer_values=self.judge_all(nothing, round, download, before))
 
     def question(self, num_parameters: int) -> Callable[..., Tensor]:
         """What a client is asked of its own model, the others' and the extractor, with a generator; with what both
@@ -225,11 +211,11 @@ classifier=None, safeguard=False, game='coalition', shared=0.0)
         )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"initial": self._initial, "uploads": dict(self._uploads), "cohort": list(self._cohort)}
+        return {**super().state_dict(), "initial": self._initial, "cohort": list(self._cohort)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._initial, self._uploads = state["initial"], dict(state["uploads"])
-        self._cohort = list(state["cohort"])
+        super().load_state_dict(state)
+        self._initial, self._cohort = state["initial"], list(state["cohort"])
 
     def _relevance(self, contributions: Contributions) -> Tensor:
         n = self._num_clients

@@ -18,14 +18,13 @@ from flsv.clients.client_manager import ClientManager
 from flsv.clients.train_client import LocalTraining
 from flsv.clients.training import CohortTraining
 from flsv.data import FederatedDataModule
-from flsv.engines.idle import IdleLoader, count_steps, idle_patches
-from flsv.engines.one_process import OneProcess
+from flsv.engines.idle import IdleProcess, count_steps
 from flsv.engines.remote.clients import Remote, RemoteClient
 from flsv.engines.remote.data import RemoteData
 from flsv.engines.remote.transport import Directory
 from flsv.errors import ConfigurationError
 from flsv.participants import LocalData
-from flsv.round import ClientUpdate, Instruction, Round
+from flsv.round import Instruction, Round
 
 #: How often a module without automatic optimization may step for one sample, before its site is not believed.
 STEPS_BY_HAND = 1000
@@ -53,16 +52,9 @@ class RemoteCohort(CohortTraining):
         super().__init__(local, manager)
         self._remote, self._send, self._count = remote, send, count
 
-    def begin_round(self, loader: Any, instructions: Mapping[int, Instruction], num_samples: Tensor) -> None:
-        super().begin_round(loader, instructions, num_samples)
-
     @property
     def place(self) -> str:
         return f"{len(self._instructions)} sites"
-
-    @property
-    def matrix(self) -> Tensor:
-        return self._matrix
 
     def trained(self) -> dict[int, Tensor]:
         raise ConfigurationError("what sites have trained stays there: leave ClientEvaluation(keep_trained=True) out.")
@@ -76,7 +68,8 @@ class RemoteCohort(CohortTraining):
                 "no site sent a model in this round. Start them again and then this server: it goes on from its last "
                 "checkpoint."
             )
-        self._matrix = _rows(self.updates, self._matrix)
+        if self.updates:
+            self._matrix = torch.stack([update.vector for update in self.updates])
         self._count(sum(update.num_steps for update in self.updates))
         return True
 
@@ -89,11 +82,7 @@ class RemoteCohort(CohortTraining):
         self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
 
-def _rows(updates: list[ClientUpdate], empty: Tensor) -> Tensor:
-    return torch.stack([update.vector for update in updates]) if updates else empty
-
-
-class RemoteFederation(OneProcess):
+class RemoteFederation(IdleProcess):
     """The engine for sites: pass it to :class:`flsv.FederatedLoop` as ``engine``.
 
     Args:
@@ -137,20 +126,9 @@ class RemoteFederation(OneProcess):
                 )
 
     clients_here = False
-    idle = True
 
-    def patches(self) -> list[tuple[Any, str, Any]]:
-        return idle_patches(self._trainer)
-
-    def loader(self, limit: float) -> Any:
-        return IdleLoader(self._state.round_index)
-
-    def begin_round(self, loader: Any) -> None:
-        state, local = self._state, self.clients.local
-        local.begin_round()
-        state.global_vector = local.global_vector
-        self._instructions = self.server.instruct(state.cohort, state)
-        self.clients.begin_round(loader, self._instructions, self._data.num_samples)
+    def _send(self) -> None:
+        """Only what has reached a site counts: the cohort says it when the replies are there."""
 
     def advance(self, last: bool) -> None:
         self._remote.commit()
@@ -171,9 +149,6 @@ class RemoteFederation(OneProcess):
         known = {client: personalizer.used(client, state) for client in range(state.num_clients)}
         return {i: model for i, model in known.items() if model is not None and model is not state.model()}
 
-    def _everybody(self) -> dict[int, Instruction]:
-        return self.server.instruct(range(self._state.num_clients), self._state)
-
     def _make_manager(self) -> ClientManager:
         options = (self._trainer, self._data, self.space, self._states)
         return RemoteClientManager(self._remote, lambda: self._state.round_index, *options)
@@ -183,7 +158,7 @@ class RemoteFederation(OneProcess):
         return RemoteCohort(local, self.manager, self._remote, self.server.send, count)
 
     def _own_accuracy(self) -> Tensor:
-        told = self._remote.test(self._state.round_index, self._everybody())
+        told = self._remote.test(self._state.round_index, self.server.instruct(self._mine(), self._state))
         return torch.tensor([told.get(client, float("nan")) for client in range(self._state.num_clients)])
 
 

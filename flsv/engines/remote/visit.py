@@ -11,15 +11,13 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from flsv._lightning.patches import PatchedAttributes, stepping
-from flsv._lightning.per_client import AccumulationWindows, ClientHooks
+from flsv._lightning.per_client import ClientHooks
 from flsv.clients.client_manager import ClientManager
 from flsv.clients.cohort import CohortLoader
 from flsv.clients.local_steps import LocalSteps
-from flsv.clients.optimizers import ClientOptimizers
-from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
+from flsv.engines.client_side import local_training, shared_space
 from flsv.engines.remote.memory import Kept
-from flsv.engines.vectors import shared_space
 from flsv.errors import ConfigurationError
 from flsv.participants import ClientStates, at
 from flsv.round import ClientUpdate, FederationState, Instruction
@@ -139,21 +137,9 @@ class SiteVisit(L.Callback):
         self._states.load_state_dict({0: self.kept["state"]} if self.kept.get("state") else {})
         self._states.to(pl_module.device)
         self._manager = ClientManager(trainer, self._data, space, self._states)
-        self._local = LocalTraining(
-            pl_module,
-            space,
-            ClientOptimizers(trainer, self._config.client_optimizer, self.kept.get("optimizers"), self._steps),
-            AccumulationWindows(trainer),
-            self._num_clients,
-            self._strategies.get("client_algorithm"),
-            self._strategies.get("personalizer"),
-            list(self._strategies.values()),
-            self._uploads,
-            self._config.local_epochs,
-        )
+        kept = self.kept.get("optimizers"), self.kept.get("buffers")
+        self._local = local_training(trainer, space, self._config, self._num_clients, self._steps, *kept)
         self._local.upload_seed = self._upload_seed
-        if self.kept.get("buffers") is not None:
-            self._local.restore(self.kept["buffers"])
         reference = self._global if self._global is not None else self._instruction.start
         if reference is not None:
             space.write(pl_module, reference.to(pl_module.device))

@@ -14,10 +14,10 @@ import torch
 from remote_federation import shapfed
 from remote_sites import NAMES, module
 
+from flsv.engines.client_side import shared_space
 from flsv.engines.remote import Directory, Packet, agreement
 from flsv.engines.remote.clients import Remote
 from flsv.engines.remote.messages import pack, update_packet
-from flsv.engines.vectors import shared_space
 from flsv.metrics.leave_self_out import leave_self_out
 from flsv.participants import NoAnswer, Traffic
 from flsv.round import ClientUpdate, FederationState, Instruction
