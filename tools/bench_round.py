@@ -3,10 +3,10 @@
     python tools/bench_round.py [--rounds 5] [--repeats 5]
 
 10 clients x 600 Fashion-MNIST images, batch 32, one local epoch, SGD 0.01, LeNet5 (conv5-10, pool, conv5-20, pool,
-fc50, fc10), one torch thread: a plain PyTorch loop on preloaded tensors, and ``FederatedLoop`` with class-specific
-Shapley values, TensorBoard and ``contributions.csv``, turn by turn in one process. Prints medians over the rounds and
-the ratio, and what the metric and its picture take, of which TensorBoard has ten in a run, however long. Reads
-``$FLSV_DATA_ROOT``; without it, random images of the same size.
+fc50, fc10), one torch thread: a plain PyTorch loop on preloaded tensors, Lightning's own Trainer on as many batches of
+one model, and ``FederatedLoop`` with class-specific Shapley values, TensorBoard and ``contributions.csv``, turn by turn
+in one process. Prints medians over the rounds and the ratio, and what the metric and its picture take, of which
+TensorBoard has ten in a run, however long. Reads ``$FLSV_DATA_ROOT``; without it, random images of the same size.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from rich.console import Console
 from rich.table import Table
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.tensorboard._utils import figure_to_image
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
@@ -93,6 +93,38 @@ def plain(x: torch.Tensor, y: torch.Tensor, rounds: int) -> list[float]:
     return seconds
 
 
+class TimedEpochs(L.Callback):
+    """Takes the seconds of every epoch."""
+
+    def on_train_start(self, *hook: Any) -> None:
+        self.seconds: list[float] = []
+        self.start = time.perf_counter()
+
+    def on_train_epoch_end(self, *hook: Any) -> None:
+        now = time.perf_counter()
+        self.seconds.append(now - self.start)
+        self.start = now
+
+
+def trainer_alone(x: torch.Tensor, y: torch.Tensor, rounds: int) -> list[float]:
+    """Lightning's Trainer on batches of the same sizes, as one model's epochs: nothing federated."""
+    timed, parts = TimedEpochs(), torch.randperm(len(x)).view(CLIENTS, IMAGES)
+    batches = [(x[rows], y[rows]) for own in parts for rows in own.split(BATCH)]
+    trainer = L.Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[timed],
+    )
+    trainer.fit(
+        ClassifierClient(network(), num_classes=10, input_shape=(1, 28, 28)), DataLoader(batches, batch_size=None)
+    )
+    return timed.seconds
+
+
 def federated(
     x: torch.Tensor,
     y: torch.Tensor,
@@ -150,11 +182,18 @@ def main() -> None:
     logging.getLogger("lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
     x, y = images()
-    names = ("plain PyTorch", "FederatedLoop", "+ CSSV, TensorBoard, CSV", "+ progress bar, checkpoints")
+    names = (
+        "plain PyTorch",
+        "Lightning's Trainer alone",
+        "FederatedLoop",
+        "+ CSSV, TensorBoard, CSV",
+        "+ progress bar, checkpoints",
+    )
     runs: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(arguments.repeats + 1):
         seconds = [
             plain(x, y, arguments.rounds),
+            trainer_alone(x, y, arguments.rounds),
             federated(x, y, arguments.rounds, measured=False),
             federated(x, y, arguments.rounds, measured=True),
             federated(x, y, arguments.rounds, measured=True, comfort=True),
