@@ -32,7 +32,7 @@ An autoencoder's clients, by its own validation loss:
 >>> import tempfile
 >>> import lightning as L
 >>> import torch
->>> from flsv import FederatedDataModule, FederatedLoop
+>>> from flsv import FederatedDataModule, FederatedLoop, Reporting
 >>> from flsv.data import IIDPartitioner, Splits
 >>> from flsv.metrics import PartialFederatedShapley
 >>> class Autoencoder(L.LightningModule):
@@ -46,7 +46,8 @@ An autoencoder's clients, by its own validation loss:
 ...         self.log("val_loss", self.training_step(batch, batch_idx))
 ...     def configure_optimizers(self):
 ...         return torch.optim.Adam(self.parameters())
->>> loop = FederatedLoop(metrics={"sv": PartialFederatedShapley(performance="val_loss", mode="min")})
+>>> value = PartialFederatedShapley(performance="val_loss", mode="min")
+>>> loop = FederatedLoop(metrics={"sv": value}, reporting=Reporting(table=False))
 >>> quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
 >>> trainer = L.Trainer(max_epochs=1, callbacks=[loop], default_root_dir=tempfile.mkdtemp(), **quiet)
 >>> data = FederatedDataModule("digits", partitioner=IIDPartitioner(num_clients=3), splits=Splits(max_samples=300))
