@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -148,29 +149,34 @@ def folder_layout(path: Path) -> Layout:
         return Layout("splits", {}, {})
     kinds = {name: _kind(folder) for name, folder in folders.items()}
     if tables and not any(kinds.values()):
-        found = tables
-    elif tables or not kinds:
-        what = (
-            f"CSV files ({_some(tables)}) and folders ({_some(folders)})" if tables else "no folders and no CSV files"
-        )
-        raise ConfigurationError(f"{path} has {what}. {CAN_BE_READ}")
-    elif set(kinds.values()) == {"class"}:
+        return _of_clients(tables)
+    if tables or not kinds:
+        both = f"CSV files ({_some(tables)}) and folders ({_some(folders)})"
+        raise ConfigurationError(f"{path} has {both if tables else 'no folders and no CSV files'}. {CAN_BE_READ}")
+    if set(kinds.values()) == {"class"}:
         return Layout("classes", {}, {})
-    else:
-        clients = {name: kind for name, kind in kinds.items() if name not in HELD_OUT}
-        which = set(clients.values()) or {""}
-        if len(which) > 1 or which & {"", "class"} or set(kinds.values()) != which:
-            told = "; ".join(f"{name} {_TOLD[kind]}" for name, kind in list(kinds.items())[:6])
-            raise ConfigurationError(
-                f"{path} has folders of which no federation can be made: {told}{'; ...' if len(kinds) > 6 else ''}. "
-                f"{CAN_BE_READ}"
-            )
-        found = {name: _table(folder) if kinds[name] == "table" else folder for name, folder in folders.items()}
-    return Layout(
-        "clients",
-        {name: each for name, each in found.items() if name not in HELD_OUT},
-        {name: each for name, each in found.items() if name in HELD_OUT},
-    )
+    _check_alike(path, kinds)
+    return _of_clients({name: _table(each) if kinds[name] == "table" else each for name, each in folders.items()})
+
+
+def _of_clients(found: Mapping[str, Path]) -> Layout:
+    held_out = {name: each for name, each in found.items() if name in HELD_OUT}
+    return Layout("clients", {name: each for name, each in found.items() if name not in HELD_OUT}, held_out)
+
+
+def _check_alike(path: Path, kinds: Mapping[str, str]) -> None:
+    """Check that all clients' folders, and those of the server, hold the same kind of data.
+
+    Raises:
+        ConfigurationError: what each of them holds.
+    """
+    which = {kind for name, kind in kinds.items() if name not in HELD_OUT} or {""}
+    if len(which) > 1 or which & {"", "class"} or set(kinds.values()) != which:
+        told = "; ".join(f"{name} {_TOLD[kind]}" for name, kind in list(kinds.items())[:6])
+        raise ConfigurationError(
+            f"{path} has folders of which no federation can be made: {told}{'; ...' if len(kinds) > 6 else ''}. "
+            f"{CAN_BE_READ}"
+        )
 
 
 def has_class_folders(path: Path) -> bool:

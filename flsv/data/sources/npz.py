@@ -40,6 +40,25 @@ def npz(path: Path) -> ImageData:
             f"val_images and val_labels."
         )
     images = {split: arrays[f"{split}_images"] for split in splits}
+    _check_shapes(path, images)
+    given = {f"{split}_labels": _one_each(path, arrays, split) for split in splits}
+    labels, class_names = class_numbers(path, given)
+    pixels = scaled_images(path, {f"{split}_images": array for split, array in images.items()})
+    sets = {split: tensor_set(pixels[f"{split}_images"], labels[f"{split}_labels"]) for split in splits}
+    train = sets["train"]
+    for name, array in arrays.items():
+        attribute = name.removeprefix("train_")
+        if name.startswith("train_") and array.shape[:1] == (len(train),) and not hasattr(train, attribute):
+            setattr(train, attribute, array)
+    return ImageData(train, sets["test"], sets.get("val"), len(class_names), class_names)
+
+
+def _check_shapes(path: Path, images: Mapping[str, np.ndarray]) -> None:
+    """Check that all splits hold images, and of one shape.
+
+    Raises:
+        ConfigurationError: the first that does not.
+    """
     shapes = {name: list(array.shape[1:]) for name, array in images.items()}
     for split, array in images.items():
         if array.ndim != 3 and not (array.ndim == 4 and array.shape[3] in (1, 3)):
@@ -51,16 +70,6 @@ def npz(path: Path) -> ImageData:
             raise ConfigurationError(
                 f"{path}: train_images are {shapes['train']} each, {split}_images {shapes[split]}. All must be alike."
             )
-    given = {f"{split}_labels": _one_each(path, arrays, split) for split in splits}
-    labels, class_names = class_numbers(path, given)
-    pixels = scaled_images(path, {f"{split}_images": array for split, array in images.items()})
-    sets = {split: tensor_set(pixels[f"{split}_images"], labels[f"{split}_labels"]) for split in splits}
-    train = sets["train"]
-    for name, array in arrays.items():
-        attribute = name.removeprefix("train_")
-        if name.startswith("train_") and array.shape[:1] == (len(train),) and not hasattr(train, attribute):
-            setattr(train, attribute, array)
-    return ImageData(train, sets["test"], sets.get("val"), len(class_names), class_names)
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,19 +103,32 @@ class TableEncoder:
             words[name] = np.where(missing[name], "", text)
             categories.append(self._categories(tables[0], name, words[name], fit))
         self._say(tables, kinds, missing)
-        gappy = [name for name, gaps in missing.items() if gaps[fit].any()]
+        whole = self._joined(
+            numbers, words, categories, {n: g for n, g in missing.items() if g[fit].any()}, fit, groups
+        )
+        return [torch.from_numpy(part.copy()) for part in _cut(whole, tables)]
+
+    def _joined(
+        self,
+        numbers: Mapping[str, np.ndarray],
+        words: Mapping[str, np.ndarray],
+        categories: Sequence[Sequence[str]],
+        gappy: Mapping[str, np.ndarray],
+        fit: np.ndarray,
+        groups: np.ndarray | None,
+    ) -> np.ndarray:
+        """The features ``[N, D]``, numbers first, then categories, then where values are missing; and their names."""
         blocks = [self._scaled(np.stack(list(numbers.values()), axis=1), fit, groups)] if numbers else []
         if words:
             encoder = OneHotEncoder(categories=categories, handle_unknown="ignore", sparse_output=False)  # type: ignore[arg-type]
             blocks.append(encoder.fit_transform(np.stack(list(words.values()), axis=1)))
-        blocks += [missing[name][:, None] for name in gappy]
+        blocks += [gaps[:, None] for gaps in gappy.values()]
         self.feature_names = (
             *numbers,
             *(f"{name}={category}" for name, known in zip(words, categories) for category in known),
             *(f"{name} missing" for name in gappy),
         )
-        whole = np.concatenate(blocks, axis=1, dtype=np.float32, casting="unsafe")
-        return [torch.from_numpy(part.copy()) for part in _cut(whole, tables)]
+        return np.concatenate(blocks, axis=1, dtype=np.float32, casting="unsafe")
 
     def classes(self, tables: Sequence[Table]) -> tuple[str, ...] | None:
         """The classes' names by training tables; None for regression."""
