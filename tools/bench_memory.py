@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from torchvision.models import resnet18
 
-from flsv import FederatedDataModule, FederatedLoop
+from flsv import FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import CGSV, Aggregator, FedAdam, FedAvg, GeometricMedian
-from flsv.data import IIDPartitioner
+from flsv.data import IIDPartitioner, Splits
 from flsv.games import ModelEvaluator
 from flsv.metrics import ClassSpecificShapley, ContributionMetric, CosineGradientShapley
 from flsv.models import MLP
@@ -169,8 +169,8 @@ class Wide(L.LightningModule):
 def fit(k: int, rounds: int, module: Wide, width: int) -> None:
     """A federation of k clients with one batch each."""
     samples = TensorDataset(torch.randn(8 * k, width), torch.arange(8 * k) % CLASSES)
-    data = FederatedDataModule(samples, partitioner=IIDPartitioner(k), batch_size=8, server_val_fraction=0)
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, print_table=False)
+    data = FederatedDataModule(samples, partitioner=IIDPartitioner(k), batch_size=8, splits=Splits(server_val=0))
+    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, reporting=Reporting(table=False))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
