@@ -31,7 +31,7 @@ PARTS = {
     "personaliser": ("federation", "personalizer"),
     "sampler": ("federation", "sampler"),
     "client algorithm": ("federation", "client_algorithm"),
-    "upload": ("federation", "uploads"),
+    "upload": ("federation", "uploads+"),
     "share": ("federation", "share"),
     "model": ("model",),
 }

@@ -89,6 +89,9 @@ def overridden(files: Iterable[tuple[str, Any]], used: Mapping[str, Any]) -> lis
     held: list[tuple[str, str, Any]] = []
     for name, content in files:
         for path, value in _parts(content):
+            if path.endswith("+"):  # added to the list of the files before, in whose place a later file may put another
+                held.append((path[:-1], name, value))
+                continue
             for entry in list(held):
                 known, of, before = entry
                 if known.startswith(f"{path}.") or (known == path and _differ(before, value)):

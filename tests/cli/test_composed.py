@@ -37,10 +37,18 @@ def test_compression_and_an_aggregator_come_together_in_either_order(configs: tu
     assert [type(upload).__name__ for upload in loop.uploads] == ["TopK"]
 
 
+def test_uploads_of_several_files_add_up() -> None:
+    loop = loop_of("scenarios/private", "topk")
+    assert [type(upload).__name__ for upload in loop.uploads] == ["GaussianPrivacy", "TopK"]
+    added, another = ({"federation": {name: [kind]}} for name, kind in (("uploads+", "TopK"), ("uploads", "SignFlip")))
+    assert overridden([("private", another), ("topk", added)], {}) == []
+    assert len(overridden([("topk", added), ("mine", another)], {})) == 1
+
+
 @pytest.mark.parametrize("name", ABOUT_ELSE)
 def test_what_is_about_something_else_sets_no_aggregator(name: str) -> None:
     said = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["federation"]
-    assert said.keys() <= {"metrics", "uploads", "share", "client_algorithm"}
+    assert said.keys() <= {"metrics", "uploads+", "share", "client_algorithm"}
 
 
 def test_fedavg_is_weighted_by_samples_whatever_came_before() -> None:
