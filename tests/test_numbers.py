@@ -17,7 +17,8 @@ from flsv.data import IIDPartitioner, SizePartitioner
 from flsv.functional import shapley, transport
 
 PACKAGES = (
-    *("flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.features", "flsv.functional.transport"),
+    *("flsv", "flsv.aggregation", "flsv.attacks", "flsv.data", "flsv.features", "flsv.filters"),
+    "flsv.functional.transport",
     *(
         "flsv.clients.algorithms",
         "flsv.metrics",
@@ -30,6 +31,9 @@ PACKAGES = (
 )
 #: What a class cannot be made without, beside the numbers that are tested.
 NEEDED: dict[str, dict[str, Any]] = {
+    "CopyFilter": {"threshold": 0.7, "gap": 0.4},
+    "NormCap": {"cap": 1.25},
+    "SampleCap": {"cap": 1.25},
     "CharacterData": {"path": "tales.csv"},
     "TableData": {"path": "table.csv", "target": "y"},
     "TextData": {"path": "news.csv"},
@@ -46,7 +50,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "TransportServer": {"x2": torch.zeros(2, 1)},
 }
 #: Made by the package itself, with numbers that it has worked out.
-RECORDS = {"ClientUpdate", "CSVData"}  # the latter is a base class
+RECORDS = {"ClientUpdate", "Cohort", "CSVData"}  # the latter is a base class
 
 
 def float_arguments(function: Any) -> list[str]:
@@ -75,7 +79,7 @@ def test_no_constructor_takes_a_number_that_is_not_finite(cls: type, argument: s
 
 def test_every_part_of_the_package_is_looked_at() -> None:
     named = {cls.__name__ for cls, _ in classes()}
-    assert {"FederatedLoop", "FedProx", "SoftmaxSampler", "DivergenceWeighted", "ClassifierClient", "FedBary"} <= named
+    assert {"NormCap", "FedProx", "SoftmaxSampler", "DivergenceWeighted", "ClassifierClient", "FedBary"} <= named
     assert len(named) > 40
 
 

@@ -228,6 +228,8 @@ def present_name(message: str) -> str | None:
         'FederatedLoop(norm_cap=...): norm_cap is now filters=[NormCap(...)].'
     """
     found = [match.group(1) for pattern in UNKNOWN if (match := re.search(pattern, message))]
+    if group := re.search(r"[Gg]roup '([\w.-]+)' does not accept", message):
+        found = [f"{group[1]}.{name}" for name in found]
     section, _, name = (found[0] if found else "").lstrip("-").partition(".")
     return new_name(_OWNERS.get(section, ""), name)
 

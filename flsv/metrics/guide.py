@@ -32,7 +32,7 @@ def what_it_is(metric: object) -> str:
 
     Example:
         >>> what_it_is(Guide("", "", "", ""))
-        "What whoever looks at a metric's values has to know, a short sentence each."
+        "What readers of a metric's values have to know, in short sentences."
     """
     paragraph = (inspect.getdoc(type(metric)) or "").strip().split("\n\n")[0]
     return " ".join(paragraph.split())

@@ -79,6 +79,11 @@ class FederationConfig:
     engine: str | Callable[..., Any]
 
     def __post_init__(self) -> None:
+        for name, kind in (("evaluation", ClientEvaluation), ("reporting", Reporting)):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigurationError(
+                    f"FederatedLoop({name}={getattr(self, name)!r}): expected {name}=flsv.{kind.__name__}(...)."
+                )
         check_number("FederatedLoop", "local_epochs", self.local_epochs, least=1, whole=True)
         _check_word("FederatedLoop", "client_optimizer", self.client_optimizer, ("reset", "keep"))
         check_share(self.share)

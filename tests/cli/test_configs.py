@@ -64,8 +64,14 @@ def test_the_commands_say_it_in_one_line(command: str, capsys: pytest.CaptureFix
 
 def test_a_config_given_as_yaml_is_taken_as_such(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
+        main(["fit", "--config", "federation: {local_epochs: 7}", "--print_config"])
+    assert "local_epochs: 7" in capsys.readouterr().out
+
+
+def test_an_old_name_in_a_file_is_told_by_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
         main(["fit", "--config", "federation: {server_lr: 0.25}", "--print_config"])
-    assert "server_lr: 0.25" in capsys.readouterr().out
+    assert "server_lr is now the aggregator's, aggregator=FedAvg(server_lr=...)" in capsys.readouterr().err
 
 
 def test_init_copies_one_that_is_used_from_then_on(capsys: pytest.CaptureFixture[str]) -> None:

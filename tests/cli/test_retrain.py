@@ -12,7 +12,7 @@ import pytest
 import torch
 import yaml
 
-from flsv import ClassifierClient, FederatedDataModule, FederatedLoop
+from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.cli import main
 from flsv.cli.retrain import _performance_of, retrain
 from flsv.data import SizePartitioner, Splits
@@ -83,7 +83,7 @@ def test_all_coalitions_give_the_exact_values_of_the_game_by_hand(run: Path) -> 
     def trainer(cohort: object) -> L.Trainer:
         metrics = {"cssv": ClassSpecificShapley()}
         loop = FederatedLoop(
-            ShapFedWA("cssv"), metrics, sampler=cohort, seed=3, reporting={"table": False, "figures": 0}
+            ShapFedWA("cssv"), metrics, sampler=cohort, seed=3, reporting=Reporting(table=False, figures=0)
         )  # type: ignore[arg-type]
         quiet = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
         return L.Trainer(
@@ -194,7 +194,7 @@ def test_where_kernel_shap_disagrees_it_is_said(
 
 def test_it_inherits_the_runs_performance() -> None:
     def of(**metrics: Any) -> tuple[str, str | None]:
-        return _performance_of(FederatedLoop(metrics=metrics, reporting={"table": False}))
+        return _performance_of(FederatedLoop(metrics=metrics, reporting=Reporting(table=False)))
 
     loss = CumulativeShapley(performance="negative_loss")
     assert of(cssv=ClassSpecificShapley()) == ("accuracy", None)

@@ -156,7 +156,7 @@ def test_from_the_command_line(form, tmp_path, monkeypatch):
         "false",
     ]
     options += ["--trainer.enable_model_summary", "false", "--federation.reporting.figures", "0"]
-    options += ["--trainer.default_root_dir", str(tmp_path), "--data.label", "ill", "--data.partitioner", "null"]
+    options += ["--trainer.default_root_dir", str(tmp_path), "--data.labels", "ill", "--data.partitioner", "null"]
     assert main(["fit", "--config", quick, *options, *ways[form]]) in (0, None)
     (written,) = tmp_path.rglob("contributions.csv")
     with written.open(encoding="utf-8") as file:

@@ -142,7 +142,7 @@ def test_trainable_entries_alone(tmp_path: Path) -> None:
             self.net[0].requires_grad_(False)
 
     _, many = pair(tmp_path, Frozen, share="trainable")
-    assert torch.equal(many._fit.training.local.module.net[0].weight, network(batch_norm=False)[0].weight)
+    assert torch.equal(many._fit.engine.training.local.module.net[0].weight, network(batch_norm=False)[0].weight)
 
 
 def test_a_schedule_of_rounds_and_clipped_norms(tmp_path: Path) -> None:
@@ -201,7 +201,7 @@ def test_limited_batches_and_a_step_without_an_index(tmp_path: Path) -> None:
             return super().training_step(batch, 0)
 
     one, many = pair(tmp_path, NoIndex, trainer={"limit_train_batches": 2}, rounds=2)
-    assert many._fit._trainer.global_step == 2 * (2 + 2 + 2 + 2 + 1)
+    assert many._fit.trainer.global_step == 2 * (2 + 2 + 2 + 2 + 1)
 
 
 class Overflows(Plainest):
@@ -233,7 +233,7 @@ class Spy(Callback):
         self.made, self.losses = made, losses
 
     def on_train_epoch_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        reporter = self.made._reporter
+        reporter = self.made._fit.reports.reporter
         if "round" not in vars(reporter):
             tell = reporter.round
 
@@ -570,4 +570,4 @@ def test_the_ready_made_client_and_data_without_a_gather(tmp_path: Path) -> None
 
     x, y = toy_sets()[0].tensors
     one, many = pair(tmp_path, make, lambda: FederatedDataModule(TensorDataset(x, y), IIDPartitioner(4), batch_size=8))
-    assert isinstance(many._fit.training, VmapCohort)
+    assert isinstance(many._fit.engine.training, VmapCohort)

@@ -117,7 +117,7 @@ def test_the_picture_has_the_truth_beside_it():
     assert [each.get_title() for each in panels] == ["DomainRelevance", "truth"]
     assert axis is panels[0]
     assert axis.get_xlabel() == axis.get_ylabel() == "client"
-    torch.testing.assert_close(torch.as_tensor(panels[1].images[0].get_array().data), torch.eye(N))
+    torch.testing.assert_close(torch.as_tensor(panels[1].images[0].get_array().data), torch.eye(N).double())
     figure, _ = DomainRelevance(N).plot(values)
     assert len([each for each in figure.axes if each.get_title()]) == 1
 

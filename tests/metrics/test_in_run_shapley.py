@@ -36,8 +36,8 @@ SEED = 5
 
 
 class Kept(FedAvg):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.rounds: list[Round] = []
 
     def end_round(self, round: Round) -> None:
@@ -164,7 +164,7 @@ def test_every_samples_value_by_hand(
 
 
 def test_values_sum_to_the_update_s_own(tmp_path: Path) -> None:
-    dealt, loop = data(), federation(aggregator=FedAvg(server_lr=0.5))
+    dealt, loop = data(), federation(aggregator=Kept(server_lr=0.5))
     values, kept, rounds = run(loop, tmp_path, dealt=dealt, rounds=1)
     (round,) = rounds
     module = small()

@@ -21,8 +21,8 @@ from flsv.sampling import UniformSampler
 
 
 class Remember(FedAvg):
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
         self.rounds: list[Any] = []
 
     def weights(self, round: Any, contributions: Any) -> torch.Tensor:

@@ -223,7 +223,7 @@ def test_the_trained_models_can_be_evaluated_instead(tmp_path: Path) -> None:
     assert not received.trained
     assert sorted(trained.trained) == [0, 1, 2]
     assert not torch.equal(trained.trained[0], trained.trained[1])
-    with pytest.raises(ValueError, match="evaluate_models='own'"):
+    with pytest.raises(ValueError, match=r"ClientEvaluation\(models='own'\)"):
         FederatedLoop(evaluation=ClientEvaluation(models="own"))  # type: ignore[arg-type]
 
 

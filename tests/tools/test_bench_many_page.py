@@ -23,7 +23,7 @@ def runs(tmp_path: Path) -> Path:
     for seed in range(2):
         results.add("digits_20_clients", "base", seed, Values(values, {}, {}, {}, 0.0))
         results.add("digits_sizes", "base", seed, Values({"size": torch.ones(6)}, {}, {}, {}, 0.0))
-    lines = ["metric,seconds,evaluations,training", *(f"{name},0.0123,400,0.1" for name in METRICS)]
+    lines = ["metric,seconds,evaluations,training,identity", *(f"{name},0.0123,400,0.1," for name in METRICS)]
     (tmp_path / "costs_many.csv").write_text("\n".join(lines))
     return tmp_path
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torchmetrics import Metric
 
+from flsv.arguments import check_number
 from flsv.functional.shapley import ShapleyEstimate
 from flsv.functional.shapley.normalize import Normalization
 from flsv.games.performance import Mode
@@ -198,6 +199,7 @@ class SurrogateFederatedShapley(CoalitionValue):
         mode: Mode | None = None,
         **kwargs: Any,
     ) -> None:
+        check_number(self, "beta", beta, least=0, below=1)
         super().__init__(
             num_clients,
             None,

@@ -74,8 +74,8 @@ def test_the_defaults_and_the_configuration_are_the_authors() -> None:
     assert {name: signature[name].default for name in AUTHORS} == AUTHORS
     config = yaml.safe_load(CONFIG.read_text())
     assert config["model"]["init_args"]["optimizer"]["init_args"] == AUTHORS
-    assert inspect.signature(FederatedLoop).parameters["server_lr"].default == 1  # beta
-    assert "server_lr" not in config["federation"]
+    assert inspect.signature(FedAvg).parameters["server_lr"].default == 1  # beta
+    assert "server_lr" not in config["federation"]["aggregator"]["init_args"]
 
 
 def test_one_batch_with_the_defaults_by_hand() -> None:

@@ -53,8 +53,8 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 def scaffold(**kwargs: Any) -> FederatedLoop:
-    options: dict[str, Any] = {"sampler": UniformSampler(3), "local_epochs": 2, "seed": SEED, **kwargs}
-    return FederatedLoop(FedAvg("uniform"), client_algorithm=SCAFFOLD(), **options)
+    options = {"aggregator": FedAvg("uniform"), "sampler": UniformSampler(3), "local_epochs": 2, "seed": SEED, **kwargs}
+    return FederatedLoop(client_algorithm=SCAFFOLD(), **options)
 
 
 def scaffold_by_hand(
