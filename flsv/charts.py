@@ -110,7 +110,7 @@ def draw_lines(
             style = {"marker": "o", "markersize": 4, "markevery": alone} | style
         label = label_text(labels[client]) if style["zorder"] > 1 else None
         ax.plot(x, line, label=label, **style)
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     ax.margins(x=0.02)
     _finish(ax, "round", unit, limits)
 

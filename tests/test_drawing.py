@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
@@ -18,6 +19,7 @@ from toys import Plain, fit, toy_sets
 
 from flsv import Reporting
 from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.charts import draw_lines
 from flsv.data import FederatedDataModule, IIDPartitioner, SizePartitioner, Splits, plot_partition
 from flsv.drawing import drawing, label_text
 from flsv.loop import FederatedLoop
@@ -162,3 +164,12 @@ def test_many_classes_have_ticks_that_are_classes(classes: int, tmp_path: Path) 
     assert 4 <= len(ticks) <= 10
     assert all(tick == round(tick) for tick in ticks)
     assert scale.get_ylim() == (0, classes - 1)
+
+
+def test_a_single_round_has_its_own_number_below_it() -> None:
+    figure = Figure()
+    ax = figure.add_subplot()
+    draw_lines(ax, np.array([[0.1, 0.2]]), rounds=[4])
+    figure.draw_without_rendering()
+    low, high = ax.get_xlim()
+    assert [tick for tick in ax.get_xticks() if low <= tick <= high] == [4]
