@@ -106,7 +106,7 @@ def table(change: Callable[[pandas.DataFrame], Any], **more: Any) -> Make:
         rows = [row.split(",") for row in BODY]
         frame = pandas.DataFrame(rows, columns=HEAD.split(",")).astype({"age": int, "pressure": int})
         frame = change(frame)
-        return dealt(FederatedDataModule(frame, **{"label": "outcome", "groups": "clinic", **more}))
+        return dealt(FederatedDataModule(frame, **{"labels": "outcome", "groups": "clinic", **more}))
 
     return run
 

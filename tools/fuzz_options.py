@@ -9,8 +9,6 @@ from typing import Any
 import yaml
 from fuzz_cases import Make, add, command, fitted
 
-from flsv import ClientEvaluation
-
 QUICK = yaml.safe_load((Path(__file__).parents[1] / "configs" / "quickstart.yaml").read_text())
 SHORT = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.logger=false"]
 SHORT += ["--trainer.enable_progress_bar=false", "--federation.reporting.table=false"]
@@ -136,10 +134,10 @@ for name, run in {
     "metric of no class": changed("federation", metrics={"cssv": 3}),
     "metric with a slash": changed("federation", metrics={"a/b": "flsv.metrics.GradientAgreement"}),
     "aggregator that is a metric": changed("federation", aggregator="flsv.metrics.GradientAgreement"),
-    "evaluate every -1": changed("federation", evaluation=ClientEvaluation(every=-1)),
-    "fraction of all": changed("data", client_test=1.0),
-    "fraction nan": changed("data", client_test=float("nan")),
-    "fraction below 0": changed("data", client_test=-0.5),
+    "evaluate every -1": changed("federation", "evaluation", every=-1),
+    "fraction of all": changed("data", "splits", client_test=1.0),
+    "fraction nan": changed("data", "splits", client_test=float("nan")),
+    "fraction below 0": changed("data", "splits", client_test=-0.5),
     "partitioner that is a word": changed("data", partitioner="even"),
     "optimizer that is none": changed("model", "init_args", optimizer="torch.nn.Linear"),
     "learning rate of a word": changed("model", "init_args", "optimizer", init_args={"lr": "fast"}),

@@ -68,7 +68,14 @@ class FederatedCLI(LightningCLI):
         parser.set_defaults({"model": {"class_path": ready_made, "init_args": {"network": "mlp"}}})
 
     def before_instantiate_classes(self) -> None:
-        """A line for every part of a configuration file that a later one takes the place of."""
+        """A line for every part of a configuration file that a later one takes the place of.
+
+        Raises:
+            ConfigurationError: a group of options is there without any.
+        """
+        for name in ("federation.evaluation", "federation.reporting", "data.splits", "data.files", "data.loader"):
+            if self._get(self.config, name, {}) is None:
+                raise ConfigurationError(f"{name}: null: expected its options; leave it out for the defaults.")
         if self.subcommand is not None and not self.quiet:
             config = self.config[self.subcommand]
             paths = [path for path in config.config or () if path is not None]  # None: YAML itself was given

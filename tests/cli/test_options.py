@@ -215,3 +215,10 @@ def test_a_class_that_is_not_there(wrong: str, near: str, tmp_path: Path, capsys
     file = tmp_path / "wrong.yaml"
     file.write_text(wrong)
     assert said(capsys, "fit", "--config", str(file)).endswith(f" Did you mean {near}?")
+
+
+@pytest.mark.parametrize("name", ["federation.evaluation", "federation.reporting", "data.splits", "data.loader"])
+def test_a_group_of_options_without_any_is_told_in_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    section, option = name.split(".")
+    assert main(["fit", "--config", "quickstart", "--config", f"{section}: {{{option}: null}}"]) == 2
+    assert f"{name}: null: expected its options" in capsys.readouterr().err
