@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lightning as L
+import torch
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
@@ -14,7 +15,7 @@ from flsv.games.evaluator import ModelEvaluator
 from flsv.games.metric_of_outputs import validated_models
 from flsv.games.performance import ModelScore, performance_of
 from flsv.loop import FederatedLoop
-from flsv.loop.side_by_side import CoalitionTraining, check_same, checked_masks
+from flsv.loop.side_by_side import CoalitionTraining, check_same
 from flsv.parameters import ParameterSpace
 from flsv.report.folder import Reporting
 from flsv.seeding import isolated_rngs
@@ -55,9 +56,10 @@ def check_lattice(federation: Federation, seed: int) -> None:
     """
     loop = _loop(federation, seed)
     _fit(federation, loop, seed)
-    training = CoalitionTraining(_loop(federation, seed), checked_masks(len(federation.num_samples)), seed, nudged=[2])
+    nothing_else = torch.empty(0, len(federation.num_samples), dtype=torch.bool)
+    training = CoalitionTraining(_loop(federation, seed), nothing_else, seed)
     _fit(federation, training, seed)
-    check_same(training.models, loop.state.model(), federation.name)
+    check_same(training.checked, loop.state.model(), federation.name)
 
 
 def _loop(federation: Federation, seed: int, **options: Any) -> FederatedLoop:

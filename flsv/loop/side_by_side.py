@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import lightning as L
@@ -42,8 +43,8 @@ from flsv.strategy import Strategy
 
 #: How far the models may be apart relative to how far they went, and in terms of how far rounding puts them apart.
 TOLERANCE, FACTOR = 0.01, 3.0
-#: By how much, relative to itself, an initial model is changed to see how far rounding grows.
-NUDGE = 1e-6
+#: All, nobody, and all from an initial model that is changed by so much, to see how far rounding grows.
+CHECKED, NUDGE = (True, False, True), 1e-6
 #: Bytes of the models that are trained at once, with their gradients, and how many there must be to be worth it.
 BYTES, LEAST = 2**30, 8
 #: Of each model: itself, before the round and after it, its gradient and what an optimizer keeps.
@@ -75,24 +76,12 @@ class SideBySideUtility:
         self.num_players = alone.num_players
 
     def __call__(self, masks: Tensor) -> Tensor:
-        try:
-            return self._play(masks)
-        except ConfigurationError as error:
-            raise NotSideBySide(str(error)) from error
-
-    def _play(self, masks: Tensor) -> Tensor:
-        self._check()
-        chunk = self._check_size()
-        if self._compare:
-            self._alone(torch.ones(1, self.num_players, dtype=torch.bool))
-        found = []
-        for part in masks.split(chunk):
-            trained = self._train(torch.cat([checked_masks(self.num_players), part]))
+        with _or_not():
+            trained = self._train(masks)
             if self._compare:
                 assert self._alone.model is not None
-                check_same(trained.models, self._alone.model[0])
-            found.append(utility_of(trained.scores, self._alone.metric)[3:])
-        return torch.cat(found)
+                check_same(trained.checked, self._alone.model[0])
+            return utility_of(trained.scores, self._alone.metric)
 
     def fits(self, masks: Tensor) -> float:
         """How many fits of all clients it takes to train these coalitions ``[K, n]``, by their first round.
@@ -103,39 +92,22 @@ class SideBySideUtility:
         Raises:
             NotSideBySide: see :class:`SideBySideUtility`.
         """
-        everybody = torch.ones(1, self.num_players, dtype=torch.bool)
-        try:
-            self._check()
-            self._alone(everybody)
-            rounds = self._alone.trainer(FixedCohort(range(self.num_players))).max_epochs or 1
-            start = time.perf_counter()
-            self._train(masks[: self._check_size()], rounds=1)
-        except ConfigurationError as error:
-            raise NotSideBySide(str(error)) from error
-        share = min(1.0, self._check_size() / len(masks))
-        whole = self._alone.seconds[tuple(range(self.num_players))]
-        return (time.perf_counter() - start) * rounds / share / whole
-
-    def _check(self) -> None:
-        loop = loop_of(self._alone.trainer(FixedCohort(range(self.num_players))))
-        if why := _why_not(loop.config, loop.board):  # before anything is trained
-            raise ConfigurationError(f"{why}.")
-
-    def _check_size(self) -> int:
-        """How many models are trained at once."""
-        size = sum(p.numel() * p.element_size() for p in self._alone.module.parameters())
-        chunk = BYTES // (COPIES * max(size, 1))
-        if chunk < LEAST:
-            raise ConfigurationError(
-                f"{LEAST} models of {size / 2**20:.0f} MB and what their training takes are too large to train at once."
-            )
-        return chunk
+        with _or_not():
+            trained = self._train(masks, rounds=1)
+            rounds = trained.trainer_rounds
+            return trained.seconds * rounds / self._alone.seconds[tuple(range(self.num_players))]
 
     def _train(self, masks: Tensor, rounds: int | None = None) -> CoalitionTraining:
-        alone = self._alone
-        trainer = alone.trainer(FixedCohort(range(self.num_players)))
+        alone, everybody = self._alone, range(self.num_players)
+        trainer = alone.trainer(FixedCohort(everybody))
         loop = loop_of(trainer)
-        training = CoalitionTraining(loop, masks, self._seed, alone.initial, [2], self._scores, rounds)
+        if why := _why_not(loop.config, loop.board):  # before anything is trained
+            raise ConfigurationError(f"{why}.")
+        if self._compare:
+            alone(torch.ones(1, self.num_players, dtype=torch.bool))
+            trainer = alone.trainer(FixedCohort(everybody))
+            loop = loop_of(trainer)
+        training = CoalitionTraining(loop, masks, self._seed, alone.initial, self._scores, rounds)
         trainer.callbacks = [training if each is loop else each for each in trainer.callbacks]  # type: ignore[attr-defined]
         trainer.fit(copied(alone.module), alone.data)
         return training
@@ -144,9 +116,14 @@ class SideBySideUtility:
         return evaluator_of(trainer, space, self._alone.data, self._alone.metric)(models)
 
 
-def checked_masks(num_players: int) -> Tensor:
-    """Bool ``[3, n]``: all, nobody and once more all, whose models :func:`check_same` compares."""
-    return torch.tensor([[True], [False], [True]]).repeat(1, num_players)
+@contextmanager
+def _or_not() -> Iterator[None]:
+    """Within it, whatever goes wrong is a reason against training side by side: the module trains alone."""
+    try:
+        yield
+    except Exception as error:  # somebody's training_step on tensors with one more dimension
+        named = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
+        raise NotSideBySide(f"{named}{error}") from error
 
 
 def check_same(models: Tensor, real: Tensor, who: str = "") -> None:
@@ -156,15 +133,14 @@ def check_same(models: Tensor, real: Tensor, who: str = "") -> None:
     goes. So the allowance is by what becomes of a start that is changed by a millionth.
 
     Args:
-        models: ``[3, P]`` or more: the model of all, trained side by side with others; what it started from; and the
-            model of all from a start that is another by rounding.
+        models: ``[3, P]``, :attr:`CoalitionTraining.checked`.
         real: ``[P]``, of the run itself.
         who: whose federation it is, for the message.
 
     Raises:
         ConfigurationError: they are further apart than rounding.
     """
-    mine, start, nudged = models[:3].to(real)
+    mine, start, nudged = models.to(real)
     way = (real - start).norm().clamp(min=1e-12)
     apart, rounding = float((mine - real).norm() / way), float((mine - nudged).norm() / way)
     if not apart <= max(TOLERANCE, FACTOR * rounding):
@@ -189,14 +165,17 @@ class CoalitionTraining(L.Callback):
         masks: bool ``[K, n]``, row by row who is in the coalition; a row without anybody is the untrained model.
         seed: of the clients' batches.
         initial: the module's ``state_dict`` to start from; None: as it is.
-        nudged: rows whose initial model is changed by a rounding.
         evaluate: given the trainer, the map between models and vectors and the models ``[K, P]``, gives ``scores``;
             called within the fit.
         rounds: default: the trainer's epochs.
 
     Attributes:
         models: ``[K, P]``, after the last round.
-        scores: of them.
+        checked: ``[3, P]``, what :func:`check_same` compares: the model of all; what it started from; and the model of
+            all from a start that is another by rounding.
+        scores: of ``models``.
+        seconds: that the training took.
+        trainer_rounds: the trainer's epochs.
 
     Raises:
         ConfigurationError: in a fit: a module, optimizer or federation that cannot be trained so.
@@ -208,13 +187,15 @@ class CoalitionTraining(L.Callback):
         masks: Tensor,
         seed: int,
         initial: dict[str, Any] | None = None,
-        nudged: Sequence[int] = (),
         evaluate: Callable[[L.Trainer, ParameterSpace, Tensor], Any] = lambda trainer, space, models: None,
         rounds: int | None = None,
     ) -> None:
-        self._loop, self._masks, self._seed, self._initial, self._nudged = loop, masks, seed, initial, nudged
+        checked = torch.tensor(CHECKED)[:, None].expand(-1, masks.shape[1])
+        self._loop, self._seed, self._initial = loop, seed, initial
+        self._masks = torch.cat([checked, masks])
         self._evaluate, self._rounds = evaluate, rounds
-        self.models, self.scores = torch.empty(0), None  # type: Tensor, Any
+        self.models, self.checked, self.scores = torch.empty(0), torch.empty(0), None  # type: Tensor, Tensor, Any
+        self.seconds, self.trainer_rounds = 0.0, 0
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._initial is not None:
@@ -228,24 +209,46 @@ class CoalitionTraining(L.Callback):
         if why:
             raise ConfigurationError(f"{why}.")
         space, _ = shared_space(pl_module, config)
-        self.models = self._train(trainer, pl_module, space, config)
+        start, self.trainer_rounds = time.perf_counter(), trainer.max_epochs or 0
+        models = self._train(trainer, pl_module, space, config)
+        self.checked, self.models = models[: len(CHECKED)], models[len(CHECKED) :]
+        self.seconds = time.perf_counter() - start
         self.scores = self._evaluate(trainer, space, self.models)
 
     def _train(
         self, trainer: L.Trainer, module: L.LightningModule, space: ParameterSpace, config: FederationConfig
     ) -> Tensor:
+        size = space.size * space.dtype.itemsize
+        chunk = BYTES // (COPIES * size)
+        if chunk < LEAST:
+            raise ConfigurationError(
+                f"{LEAST} models of {size / 2**20:.0f} MB and what their training takes are too large to train at once."
+            )
+        schedules, trained = SideBySideSchedules(trainer), []
+        initial = space.read(module).expand(len(self._masks), -1).clone()
+        noise = torch.randn(space.size, generator=torch.Generator().manual_seed(0), dtype=initial.dtype)
+        initial[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(initial.device)
+        for masks, models in zip(self._masks.to(module.device).split(chunk), initial.split(chunk)):
+            schedules.restart()
+            trained.append(self._train_at_once(trainer, module, space, config, schedules, masks, models))
+        return torch.cat(trained)
+
+    def _train_at_once(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        space: ParameterSpace,
+        config: FederationConfig,
+        schedules: SideBySideSchedules,
+        masks: Tensor,
+        models: Tensor,
+    ) -> Tensor:
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
-        masks = self._masks.to(module.device)
         # Sizes and counters that no vector holds are, as in a round, not averaged.
         rest = {name: tensor for name, tensor in module.named_buffers() if name not in set(space.names)}
         training = BatchedTraining(module, trainer.optimizers[0], clip_norm(trainer))
-        schedules = SideBySideSchedules(trainer)
-        models = space.read(module).expand(len(masks), -1).clone()
-        for row in self._nudged:
-            noise = torch.randn(models.shape[1], generator=torch.Generator().manual_seed(row), dtype=models.dtype)
-            models[row] *= 1 + NUDGE * noise.to(models.device)
         servers = servers_of(trainer, data, space, config, masks, self._seed, models)
-        for index in range(self._rounds or trainer.max_epochs or 0):
+        for index in range(self._rounds or self.trainer_rounds):
             loader = CohortLoader(
                 data,
                 range(data.num_clients),
@@ -302,7 +305,9 @@ class _Shared(ManyBatches):
 
     def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
         many = len(clients)
-        yield list(range(many)), tree_map_only(Tensor, lambda t: t.expand(many, *t.shape), tuple(self._given[step]))
+        given = self._given[step]
+        batch = tuple(given) if isinstance(given, list) else given
+        yield list(range(many)), tree_map_only(Tensor, lambda t: t.expand(many, *t.shape), batch)
 
 
 def _on_device(trainer: L.Trainer, batch: Any) -> Any:
@@ -334,8 +339,16 @@ class SideBySideSchedules:
         self._optimizers = trainer.optimizers
         for optimizer in self._optimizers:
             optimizer._opt_called = True  # type: ignore[attr-defined]  # torch warns of a schedule before a step
+        self._rounds_begun = copy.deepcopy([config.scheduler.state_dict() for config in self._of_rounds])
         self._fresh, self._left = self._now(), dict[int, Any]()
         self._client, self._steps = -1, 0
+
+    def restart(self) -> None:
+        """As before the first round, for other coalitions."""
+        self._put(self._fresh)
+        self._left.clear()
+        for config, state in zip(self._of_rounds, copy.deepcopy(self._rounds_begun)):
+            config.scheduler.load_state_dict(state)
 
     def end_round(self, index: int) -> None:
         """After the round of this number, from 0."""

@@ -117,16 +117,72 @@ def test_modules_and_trainers(tmp_path: Path, name: str) -> None:
     torch.testing.assert_close(found, expected, rtol=2e-4, atol=1e-5)
 
 
-def test_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = SideBySideUtility(alone(tmp_path), 5)(MASKS)
-    monkeypatch.setattr("flsv.loop.side_by_side.BYTES", 6 * 8 * 4 * 83)  # eight models of 83 numbers
-    monkeypatch.setattr("flsv.loop.side_by_side.LEAST", 3)
-    monkeypatch.setattr("flsv.loop.side_by_side.COPIES", 16)
-    assert SideBySideUtility(alone(tmp_path), 5)._check_size() == 3
-    torch.testing.assert_close(SideBySideUtility(alone(tmp_path), 5)(MASKS), whole, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("name", ["schedule of rounds", "schedule of steps"])
+def test_in_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    def module() -> Plain:
+        return MODULES[name]["module"]()
+
+    whole = SideBySideUtility(alone(tmp_path, module=module()), 5)(MASKS)
+    size = sum(p.numel() for p in module().parameters()) * 4
+    monkeypatch.setattr("flsv.loop.side_by_side.BYTES", 6 * 4 * size)  # four at a time, eight and three of them
     monkeypatch.setattr("flsv.loop.side_by_side.LEAST", 4)
+    parts = SideBySideUtility(alone(tmp_path, module=module()), 5)(MASKS)
+    torch.testing.assert_close(parts, whole, rtol=1e-4, atol=1e-5)
+    monkeypatch.setattr("flsv.loop.side_by_side.LEAST", 5)
     with pytest.raises(NotSideBySide, match="too large to train at once"):
-        SideBySideUtility(alone(tmp_path), 5)(MASKS)
+        SideBySideUtility(alone(tmp_path, module=module()), 5)(MASKS)
+
+
+class Late(Plain):
+    """Builds its network when training starts, as a ClassifierClient does."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Identity())
+
+    def configure_model(self) -> None:
+        if isinstance(self.net, nn.Identity):
+            self.net = nn.Linear(FEATURES, CLASSES)
+
+
+def test_a_network_that_is_built_late_is_too_large_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, expected = both(tmp_path, module=Late())
+    assert found.shape == expected.shape
+    monkeypatch.setattr("flsv.loop.side_by_side.BYTES", 1000)
+    with pytest.raises(NotSideBySide, match="too large to train at once"):
+        SideBySideUtility(alone(tmp_path, module=Late()), 5)(MASKS)
+
+
+class OfDicts(Plain):
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return {"x": batch[0], "y": batch[1]} if self.trainer.training else batch
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self(batch["x"]), batch["y"])
+
+
+def test_batches_that_are_dictionaries(tmp_path: Path) -> None:
+    found, expected = both(tmp_path, module=OfDicts())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+class Fussy(Plain):
+    """Looks at what a row of a batched model does not have."""
+
+    def __init__(self) -> None:
+        super().__init__(network(batch_norm=False))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if type(self.net[0].weight) is not nn.Parameter:
+            raise KeyError("a weight that is no parameter")
+        return super().training_step(batch, batch_idx)
+
+
+def test_whatever_a_step_raises_of_rows_is_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(NotSideBySide, match="KeyError: 'a weight that is no parameter'"):
+        SideBySideUtility(alone(tmp_path, module=Fussy()), 5)(MASKS)
 
 
 class ByHand(Plain):
