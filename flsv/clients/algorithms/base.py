@@ -166,7 +166,8 @@ class ClientContext:
         with isolated_rngs(told.seed, *path), unlogged(module), torch.enable_grad():
             space.write(module, model)
             try:
-                loss = loss_of(run(*step_arguments(module, batch, self.position)))
+                place = self.position % max(self.batches // self.local_epochs, 1)  # it begins anew in every local epoch
+                loss = loss_of(run(*step_arguments(module, batch, place)))
                 gradients = torch.autograd.grad(loss, trained, allow_unused=True)
                 model[self.num_parameters :] = space.read(module)[self.num_parameters :]
             finally:
