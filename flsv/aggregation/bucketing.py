@@ -26,12 +26,12 @@ class Bucketing(Aggregator):
     all its members. A client's weight is its part of its bucket's. Metrics see the clients' own updates.
 
     Args:
-        aggregator: of the buckets, such as :class:`flsv.aggregation.TrimmedMean`. One that reads a metric is refused,
-            since a bucket has no contribution.
+        aggregator: of the buckets, such as :class:`flsv.aggregation.TrimmedMean`. One that reads a metric, or asks who
+            its clients are or how many steps they took, is refused: a bucket has neither.
         size: the paper's s, clients in a bucket: 2 in most of its experiments.
 
     Raises:
-        ConfigurationError: an argument out of range.
+        ConfigurationError: an argument out of range, or such an aggregator.
 
     Example:
         >>> from flsv.aggregation import GeometricMedian
@@ -43,18 +43,20 @@ class Bucketing(Aggregator):
         super().__init__(server_lr=aggregator.server_lr)
         check_number(self, "size", size, least=1, whole=True)
         self.aggregator, self.size = aggregator, size
-        if aggregator.metric is not None or aggregator.sends or aggregator.reports:
+        if aggregator.metric is not None or aggregator.sends or aggregator.reports or aggregator.of_clients:
             raise ConfigurationError(
-                f"Bucketing({aggregator!r}): it works with every client's own report or contribution, which a bucket "
-                "has not. Give one that looks at models only, such as TrimmedMean or GeometricMedian."
+                f"Bucketing({aggregator!r}): it works with every client's own steps, report or contribution, which a "
+                "bucket has not. Give one that looks at models only, such as TrimmedMean or GeometricMedian."
             )
 
     def begin(self, federation: Federation) -> None:
-        buckets = -(-federation.num_clients // self.size)
-        self.aggregator.begin(replace(federation, num_clients=buckets))
+        self.aggregator.begin(self._of_buckets(federation))
 
     def resume(self, federation: Federation) -> None:
-        self.aggregator.resume(federation)
+        self.aggregator.resume(self._of_buckets(federation))
+
+    def _of_buckets(self, federation: Federation) -> Federation:
+        return replace(federation, num_clients=-(-federation.num_clients // self.size))
 
     def weights(self, round: Round, contributions: Contributions) -> Tensor:
         return self.aggregate(round, contributions)[1]

@@ -45,6 +45,8 @@ class FedBuff(Aggregator):
         FedBuff(exponent=0.5)
     """
 
+    of_clients = True
+
     def __init__(
         self,
         exponent: float = 0.5,

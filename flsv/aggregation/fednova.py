@@ -44,6 +44,7 @@ class FedNova(Aggregator):
     """
 
     momentum = 0.0
+    of_clients = True
 
     def begin(self, federation: Federation) -> None:
         self.resume(federation)

@@ -6,6 +6,9 @@ Yin, Chen, Ramchandran and Bartlett, "Byzantine-Robust Distributed Learning: Tow
 
 from __future__ import annotations
 
+import math
+import warnings
+
 import torch
 from torch import Tensor
 
@@ -20,7 +23,8 @@ class TrimmedMean(Aggregator):
     """In each entry the mean of the clients' values without the b largest and the b smallest, b = floor(trim * k).
 
     Clients count alike, whatever their samples, as in the paper. A client's weight is its share of the values that
-    were averaged. Buffers (BatchNorm's statistics) are averaged with these weights.
+    were averaged. Buffers (BatchNorm's statistics) are averaged with these weights. A cohort that is too small for
+    anybody to be left out is averaged whole, and a warning says so.
 
     Args:
         trim: the paper's beta in [0, 0.5): the share of the cohort that is left out at either end, at least that of bad
@@ -62,6 +66,12 @@ class TrimmedMean(Aggregator):
     def _trimmed(self, round: Round) -> tuple[Tensor, Tensor]:
         """The parameters, and the clients' shares ``[k]`` in them."""
         clients, cut = len(round), self._cut(len(round))
+        if self.trim > 0 and not cut:
+            warnings.warn(
+                f"in round {round.round_index} {self!r} is the plain mean: of {clients} clients it leaves out nobody. "
+                f"Draw at least {math.ceil(1 / self.trim)} clients a round.",
+                stacklevel=2,
+            )
         rows, end = round.client_vectors, round.space.num_parameters
         result, shares = rows.new_empty(end), torch.zeros(clients, dtype=torch.float64, device=rows.device)
         for block in round.matrix.blocks(end):

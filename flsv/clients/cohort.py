@@ -217,6 +217,8 @@ class CohortTraining:
         cut, ids = self.local.space.num_parameters, [update.client_id for update in self.updates]
         for attack in colluders:
             sent = attack.sent(ids, self.matrix[:, :cut] - start[:cut], num_clients, round_index)
+            if not sent:
+                continue
             self._matrix = self.matrix.clone()  # a client's own model is the row that it would have sent
             for row, update in enumerate(self.updates):
                 vector, dense = self._matrix[row], update

@@ -6,12 +6,15 @@ NeurIPS 2017, section 4 (Krum) and its Multi-Krum, which averages the best m.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.filters.base import Cohort, UpdateFilter
+from flsv.personalization import Personalizer
 from flsv.strategy import Federation
 
 
@@ -28,7 +31,8 @@ class MultiKrum(UpdateFilter):
         keep: the paper's m. Default: k - byzantine. 1 is Krum.
 
     Raises:
-        ConfigurationError: an argument out of range; before training, a federation that is too small.
+        ConfigurationError: an argument out of range; before training, a federation that is too small, or a
+            personaliser, which lets clients start from different models.
 
     Example:
         >>> MultiKrum(byzantine=2)
@@ -41,12 +45,16 @@ class MultiKrum(UpdateFilter):
             check_number(self, "keep", keep, least=1, whole=True)
         self.byzantine, self.keep = byzantine, keep
 
-    def begin(self, federation: Federation) -> None:
-        super().begin(federation)
-        self._check(federation.num_clients)
+    def check(self, personalizer: Personalizer | None, evaluating: Sequence[str]) -> None:
+        if personalizer is not None:
+            raise ConfigurationError(
+                f"FederatedLoop(filters=[{self}], personalizer={personalizer!r}): distances of updates are compared "
+                "where everybody starts from the global model. Leave one of them out."
+            )
 
-    def _check(self, clients: int) -> None:
-        """Of the whole federation; a round's cohort may be smaller."""
+    def resume(self, federation: Federation) -> None:
+        super().resume(federation)
+        clients = federation.num_clients  # a round's cohort may be smaller
         if clients < 2 * self.byzantine + 3:
             raise ConfigurationError(
                 f"{self!r}: {clients} clients cannot outvote {self.byzantine} bad ones, for which it takes "

@@ -9,13 +9,26 @@ import torch
 from torch import Tensor
 from toys import Plain, fit, network, toy_data, vector
 
-from flsv.aggregation import Aggregator, Bucketing, FedAvg, GeometricMedian, ShapFedWA, TrimmedMean
+from flsv.aggregation import (
+    Aggregator,
+    Bucketing,
+    DivergenceWeighted,
+    FedAvg,
+    FedBuff,
+    FedNova,
+    GeometricMedian,
+    ShapFedWA,
+    TrimmedMean,
+)
 from flsv.attacks import Scaling
+from flsv.clients.algorithms import FedDynServer
 from flsv.errors import ConfigurationError
 from flsv.filters import MultiKrum
 from flsv.filters.multi_krum import scores
 from flsv.loop import FederatedLoop
+from flsv.personalization import Standalone
 from flsv.round import Round
+from flsv.sampling import UniformSampler
 from flsv.seeding import generator_for
 
 
@@ -81,6 +94,12 @@ def test_a_trim_that_leaves_out_nobody_is_refused(tmp_path: Path) -> None:
     assert TrimmedMean(0.3)._cut(10) == 3
 
 
+def test_a_cohort_of_which_nobody_is_left_out_is_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="is the plain mean: of 3 clients it leaves out nobody. Draw at least 5"):
+        aggregator = seen(tmp_path, TrimmedMean(0.2), sampler=UniformSampler(3))
+    torch.testing.assert_close(aggregator.results[0][0], aggregator.rounds[0].client_vectors.mean(0))
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_buckets_by_hand(tmp_path: Path, size: int) -> None:
     """Algorithm 1: shuffle, average s at a time, aggregate the averages."""
@@ -98,9 +117,13 @@ def test_buckets_by_hand(tmp_path: Path, size: int) -> None:
         torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_bucket_has_no_contribution(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inner", [ShapFedWA("cssv"), FedBuff(), FedNova(), FedDynServer(), DivergenceWeighted()])
+def test_a_bucket_has_no_contribution_nor_steps(inner: Aggregator) -> None:
     with pytest.raises(ConfigurationError, match="which a bucket has not"):
-        Bucketing(ShapFedWA("cssv"))
+        Bucketing(inner)
+
+
+def test_buckets_of_another_rule(tmp_path: Path) -> None:
     assert seen(tmp_path, Bucketing(GeometricMedian())).results[0][1].sum().item() == pytest.approx(1)
     assert Bucketing(FedAvg(server_lr=0.5)).server_lr == 0.5
 
@@ -132,6 +155,11 @@ def test_multi_krum_leaves_out_who_lies_apart(tmp_path: Path) -> None:
 def test_what_krum_cannot_do(tmp_path: Path, arguments: tuple[int, ...], match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         fit(FederatedLoop(filters=[MultiKrum(*arguments)]), tmp_path, data=toy_data((4, 4, 4, 4, 4)))
+
+
+def test_krum_compares_updates_from_one_model() -> None:
+    with pytest.raises(ConfigurationError, match="everybody starts from the global model"):
+        FederatedLoop(filters=[MultiKrum(1)], personalizer=Standalone())
 
 
 def test_a_cohort_that_is_too_small_for_krum_is_kept_whole_and_it_is_said(tmp_path: Path) -> None:

@@ -88,6 +88,7 @@ class FedDynServer(Aggregator):
     """
 
     saved = ("_shift",)
+    of_clients = True
 
     def begin(self, federation: Federation) -> None:
         self.resume(federation)
