@@ -191,8 +191,9 @@ class Servers(CoalitionServers):
             updates, instructions = self._updates[row], server.instruct(state.cohort, state)
             server.send(instructions)
             matrix = torch.stack([update.vector for update in updates]) if updates else models[:0]
+            manager = self._manager
             round = server.collect(
-                updates, matrix, instructions, state, self._manager.clients, broken=self._broken[row]
+                updates, matrix, instructions, state, manager.clients, manager.server, broken=self._broken[row]
             )
             round = server.finish(round, state)
             assert round.server_vector is not None

@@ -14,7 +14,18 @@ from torch import nn
 from toys import CLASSES, FEATURES, Plain, adam, network, toy_data, trainer_for
 
 from flsv import FederatedLoop, Reporting
-from flsv.aggregation import FedAdam, FedAvg, FedNova, GeometricMedian, ShapFedWA, ShapleyWeighted, TrimmedMean
+from flsv.aggregation import (
+    CGSV,
+    Bucketing,
+    FedAdam,
+    FedAvg,
+    FedNova,
+    GeometricMedian,
+    ShapFedWA,
+    ShapleySoftmax,
+    ShapleyWeighted,
+    TrimmedMean,
+)
 from flsv.attacks import Alignment, FreeRider, MinMax, Scaling, SignFlip
 from flsv.clients.algorithms import FedProx
 from flsv.data import FederatedDataModule
@@ -22,7 +33,7 @@ from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional.shapley.game import all_coalitions
 from flsv.games.retraining import RetrainedUtility
 from flsv.loop.side_by_side import CoalitionTraining, NotSideBySide, SideBySideSchedules, SideBySideUtility
-from flsv.metrics import ClassSpecificShapley, SurrogateFederatedShapley
+from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley, WassersteinContribution
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import FixedCohort
@@ -65,6 +76,12 @@ FEDERATIONS: dict[str, Any] = {
     "trimmed mean": lambda: {"aggregator": TrimmedMean(0.34)},
     "FedAdam": lambda: {"aggregator": FedAdam(lr=0.02)},
     "FedNova": lambda: {"aggregator": FedNova()},
+    "CGSV": lambda: {"aggregator": CGSV(scale=0.1), "metrics": {"cgsv": CosineGradientShapley()}},
+    "buckets": lambda: {"aggregator": Bucketing(GeometricMedian())},
+    "by distance to the server's data": lambda: {
+        "aggregator": ShapleySoftmax("distance"),
+        "metrics": {"distance": WassersteinContribution()},
+    },
     "sign flip": lambda: {"uploads": [SignFlip(clients=[1])]},
     "alignment, which remembers": lambda: {"uploads": [Alignment(clients=[0])]},
     "free rider": lambda: {"uploads": [FreeRider(mode="noise", scale=0.5, clients=[2])]},
