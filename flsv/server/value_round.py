@@ -8,6 +8,7 @@ aggregator. Nothing trains and nothing is aggregated here; the metrics, their ga
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,7 +25,7 @@ from flsv.data.groups import client_called
 from flsv.errors import ConfigurationError
 from flsv.games import CoalitionGames
 from flsv.games.outside_fit import LOSS, games_outside_fit
-from flsv.games.performance import Mode
+from flsv.games.performance import Mode, is_logged
 from flsv.games.replica import module_device
 from flsv.metrics import ContributionMetric
 from flsv.parameters import ParameterSpace
@@ -74,6 +75,7 @@ class RoundValues:
         return self.table.frame[[*COLUMNS]]
 
 
+@torch.inference_mode(False)  # what the metrics keep is written again in later rounds
 def value_round(
     module: nn.Module,
     start: Model,
@@ -109,11 +111,12 @@ def value_round(
         metrics: contribution metrics, or names of those in :mod:`flsv.metrics`; under names of your own as a mapping.
         performance: of metrics that are given by name: what models are measured by, see :mod:`flsv.games.performance`.
             By default ``loss`` where it is given, else ``"accuracy"``.
-        mode: whether less or more of a value that a LightningModule logs is better, likewise.
+        mode: whether less or more of a logged value is better, likewise. Of ``loss`` less is, by default.
         loss: of a plain module: ``loss(module(x), y)``, a mean over the batch. Metrics may name it as a logged value:
             ``performance="loss", mode="min"``.
         num_samples: training samples of each client, as ``updates`` is given. None: all have equally many.
-        weights: of each client in the aggregation, likewise. None: its share of the samples, as in FedAvg.
+        weights: of each client in the aggregation, likewise; they are taken as they are. None: its share of the
+            samples, as in FedAvg.
         deltas: ``updates`` are differences to ``start``.
         num_clients: n, of all clients. By default what a metric was made with, the number of names, or as many as the
             updates tell of: say it where not everybody takes part in the first round.
@@ -126,9 +129,10 @@ def value_round(
         See :class:`RoundValues`.
 
     Raises:
-        ConfigurationError: models that do not fit the module, or are not finite; an unknown client or metric; no
-            validation data for a metric that evaluates models, or a value that the module does not log; a metric that
-            asks the clients themselves, or for what only a FederatedLoop knows.
+        ConfigurationError: models that do not fit the module, or are not finite; an unknown client or metric; fewer
+            than 2 clients; clients with other names than a metric's earlier rounds had; no validation data for a metric
+            that evaluates models, a value that the module does not log, or a loss that no metric measures; a metric
+            that asks the clients themselves, or for what only a FederatedLoop knows.
 
     Example:
         >>> net = nn.Linear(2, 2, bias=False)
@@ -147,9 +151,10 @@ def value_round(
     space = ParameterSpace(module, head)
     made = [metric for metric in board.metrics.values() if isinstance(metric, ContributionMetric)]
     sized = [metric.num_clients for metric in made if metric.num_clients is not None]
-    places = _Clients.of(updates, client_names or (), num_clients or next(iter(sized), None))
+    places = _Clients.of(updates, client_names, next(iter(sized), None) if num_clients is None else num_clients)
     classes = num_classes if num_classes is not None or space.head is None else space.head.num_classes
     _check(board, space, head, num_classes, classes)
+    _check_names(board, places.names)
     board.bind(len(places.names), classes or 1, None, client_names=places.names)
     device = module_device(module)
     board.to(device)
@@ -158,6 +163,10 @@ def value_round(
     for count in counts:
         check_number("value_round", "num_samples", count, least=1, whole=True)
     given = [float(weight) for _, weight in places.each(weights, "weights")]
+    if not all(map(math.isfinite, given)):
+        raise ConfigurationError(f"value_round(weights={given}): expected finite numbers.")
+    if round_index is not None:
+        check_number("value_round", "round_index", round_index, least=0, whole=True)
     seen = [int(metric.rounds) for metric in made]
     vector, models = _models(space, module, start, updates, places, deltas)
     round = Round(
@@ -183,6 +192,11 @@ def _games(
         raise ConfigurationError(
             f"metrics {list(board.performances)} evaluate models on the server's validation data: give val_loader, or "
             "take metrics of the updates alone, such as CosineGradientShapley."
+        )
+    if loss is not None and not any(is_logged(measure) for measure in measures.values()):
+        raise ConfigurationError(
+            f"value_round(loss=...): none of the metrics {list(board.metrics)} measures it. Make one with "
+            f"performance={LOSS!r}, mode='min', or leave loss out."
         )
     return games_outside_fit(module, loader, measures, loss, classes) if measures else None
 
@@ -214,7 +228,8 @@ class _Clients:
     names: list[str]
 
     @classmethod
-    def of(cls, updates: Any, names: Sequence[Any], count: int | None) -> _Clients:
+    def of(cls, updates: Any, named: Sequence[Any] | None, count: int | None) -> _Clients:
+        names = [] if named is None else list(named)
         if isinstance(updates, Tensor) or not isinstance(updates, Mapping | Sequence) or not len(updates):
             raise ConfigurationError(
                 f"value_round(updates={type(updates).__name__}): expected the models of at least one client, in a list "
@@ -222,13 +237,20 @@ class _Clients:
             )
         keys = list(updates) if isinstance(updates, Mapping) else None
         ids = [*range(len(updates))] if keys is None else _numbers(keys, names)
-        count = count or len(names) or max(ids) + 1
+        count = count if count is not None else max(len(names), max(ids) + 1)
+        hint = "A contribution is measured against other clients': say how many there are."
+        check_number("value_round", "num_clients", count, least=2, whole=True, hint=hint)
         if max(ids) >= count or len(names) not in (0, count):
             raise ConfigurationError(
                 f"value_round: there are {count} clients, and {len(names)} names and a client {max(ids)} are given. "
                 "Say num_clients, or name all of them."
             )
-        return cls(ids, keys, [str(name) for name in names or range(count)])
+        words = [str(name) for name in names or range(count)]
+        if len(set(words)) < count or len(set(ids)) < len(ids):
+            raise ConfigurationError(
+                f"value_round: two clients have one name (client_names={words[:20]}, updates of {keys or ids})."
+            )
+        return cls(ids, keys, words)
 
     @property
     def called(self) -> list[str]:
@@ -273,15 +295,22 @@ def _made(metrics: Any, performance: Any, mode: Mode | None, loss: Any) -> dict[
         metrics = dict(zip(names, metrics))
     wanted: dict[str, Any] = {"performance": performance, "mode": mode}
     if loss is not None and performance is None:
-        wanted = {"performance": LOSS, "mode": "min", "loss": LOSS}
+        wanted = {"performance": LOSS, "mode": mode or "min", "loss": LOSS}
     made, used = {}, False
     for name, metric in metrics.items():
         if isinstance(metric, str):
-            kind = getattr(flsv.metrics, metric, None) if metric in flsv.metrics.__all__ else None
-            if not (inspect.isclass(kind) and issubclass(kind, ContributionMetric)):
-                known = [each for each in flsv.metrics.__all__ if each != "ContributionMetric"]
-                raise ConfigurationError(f"value_round: there is no metric {metric!r}. There are {known}.")
+            known = _known()
+            if metric not in known:
+                raise ConfigurationError(
+                    f"value_round: there is no contribution metric {metric!r}. There are {list(known)}."
+                )
+            kind = known[metric]
             takes = inspect.signature(kind).parameters
+            needs = [p.name for p in takes.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+            if needs:
+                raise ConfigurationError(
+                    f"value_round: {metric} is made with {needs}. Make it once, and give the object after every round."
+                )
             used |= "performance" in takes
             metric = kind(**{n: value for n, value in wanted.items() if n in takes and value is not None})
         made[name] = metric
@@ -291,6 +320,29 @@ def _made(metrics: Any, performance: Any, mode: Mode | None, loss: Any) -> dict[
             "and takes it. Give it to the metrics themselves."
         )
     return made
+
+
+def _known() -> dict[str, type[ContributionMetric]]:
+    """The contribution metrics of :mod:`flsv.metrics`, by name."""
+    kinds = {name: getattr(flsv.metrics, name) for name in flsv.metrics.__all__}
+    return {
+        name: kind
+        for name, kind in kinds.items()
+        if inspect.isclass(kind) and issubclass(kind, ContributionMetric) and not inspect.isabstract(kind)
+    }
+
+
+def _check_names(board: ContributionMetrics, names: list[str]) -> None:
+    """Raise where a metric has seen rounds of clients that had other names: its values are by place."""
+    for name, metric in board.metrics.items():
+        if not isinstance(metric, ContributionMetric) or metric.client_names is None:
+            continue
+        before, rounds = metric.client_names, int(metric.rounds)
+        if rounds and list(before) != names:
+            raise ConfigurationError(
+                f"metric {name!r} has seen rounds of the clients {list(before)[:20]}, and is given one of "
+                f"{names[:20]}. Name the same clients in the same order after every round."
+            )
 
 
 def _check(
@@ -320,6 +372,8 @@ def _models(
 ) -> tuple[Tensor, Tensor]:
     """``[P]`` and ``[k, P]``."""
     vector = _vector(space, module, start, "start")
+    if not vector.isfinite().all():
+        raise ConfigurationError("the start model holds NaN or infinite entries.")
     models = torch.stack([_vector(space, module, model, client) for client, model in places.each(updates, "updates")])
     models = models + vector if deltas else models
     broken = [name for name, model in zip(places.called, models) if not model.isfinite().all()]

@@ -254,10 +254,20 @@ STATE = NET.state_dict()
         ({"updates": {0: VECTOR}, "client_names": [2**40, 7]}, r"\[0\] are no numbers.*none of"),
         ({"num_samples": [3, 0]}, "num_samples=0.*at least 1"),
         ({"updates": {4: VECTOR}, "num_clients": 3}, "there are 3 clients.*client 4"),
-        ({"client_names": ["Lyon"]}, "there are 1 clients.*1 names and a client 1"),
+        ({"client_names": ["Lyon"]}, "there are 2 clients.*1 names and a client 1"),
         ({"num_samples": [1]}, r"num_samples=...\) is given of \[0\], expected of \[0, 1\]"),
         ({"weights": {0: 1.0, 1: 2.0}}, r"weights=...\) is given of \[0, 1\], expected of 2 as"),
-        ({"metrics": "Shapely"}, "there is no metric 'Shapely'.*CumulativeShapley"),
+        ({"metrics": "Shapely"}, "there is no contribution metric 'Shapely'.*CumulativeShapley"),
+        ({"metrics": "OneRoundShapley"}, r"OneRoundShapley is made with \['rounds'\]. Make it once"),
+        ({"metrics": "ContributionMetric"}, "there is no contribution metric 'ContributionMetric'"),
+        ({"metrics": "CosineGradientShapley", "val_loader": [1], "loss": nn.functional.mse_loss}, "measures it"),
+        ({"updates": [VECTOR]}, "num_clients=1.: expected.*at least 2.*against other clients'"),
+        ({"num_clients": 0}, "num_clients=0"),
+        ({"client_names": ["Lyon", "Lyon"]}, "two clients have one name"),
+        ({"updates": {"0": VECTOR, 0: VECTOR}, "client_names": ["0", "1"]}, "two clients have one name"),
+        ({"weights": [float("nan"), 1.0]}, "expected finite numbers"),
+        ({"round_index": -1}, "round_index=-1"),
+        ({"start": VECTOR * float("inf")}, "start model holds NaN or infinite"),
         ({"metrics": ["LeaveOneOut", LeaveOneOut()]}, "names of their own"),
         ({"metrics": LeaveOneOut(), "performance": "accuracy"}, r"performance='accuracy'.*Give it to the metrics"),
         ({"metrics": LeaveOneOut(num_clients=4), "num_clients": 3}, "num_clients=4.*does not fit"),
@@ -273,6 +283,23 @@ def test_what_does_not_fit_is_said(arguments: dict[str, Any], message: str) -> N
     given = {"module": NET, "start": VECTOR, "updates": [VECTOR, VECTOR], "metrics": "PartialFederatedShapley"}
     with pytest.raises(ConfigurationError, match=message):
         value_round(**{**given, **arguments})
+
+
+def test_clients_are_the_same_after_every_round() -> None:
+    metric, updates = CosineGradientShapley(), [VECTOR + 1, VECTOR - 1]
+    value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
+    with pytest.raises(ConfigurationError, match=r"rounds of the clients \['Lyon', 'Kyoto'\]"):
+        value_round(NET, VECTOR, updates, metrics=metric, client_names=["Kyoto", "Lyon"])
+    value_round(NET, VECTOR, updates, metrics=metric, client_names=["Lyon", "Kyoto"])
+    assert metric.rounds == 2
+
+
+def test_within_inference_mode_metrics_go_on() -> None:
+    metric, batches = DecayedShapley(), [(torch.ones(2, 6), torch.tensor([0, 1]))]
+    with torch.inference_mode():
+        value_round(NET, VECTOR, [VECTOR + 1, VECTOR - 1], batches, metrics=metric)
+    value_round(NET, VECTOR, [VECTOR + 1, VECTOR - 1], batches, metrics=metric)
+    assert metric.rounds == 2
 
 
 def test_other_things_that_do_not_fit() -> None:
