@@ -9,12 +9,12 @@ import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+
+if TYPE_CHECKING:  # metrics are imported where nothing is drawn
+    from matplotlib.figure import Figure
 
 LONGEST = 24
 
@@ -171,6 +171,8 @@ def draw_lines(
         rounds: numbers of the rounds; None: from 0.
         ranking: ``[n]``, says who of many is at the top; None: the last values.
     """
+    from matplotlib.ticker import MaxNLocator
+
     x = np.arange(len(rows)) if rounds is None else np.asarray(rounds)
     labels = client_labels(rows.shape[1], names)
     for client, style in _styles(rows, ranking).items():
@@ -198,6 +200,8 @@ def draw_small_multiples(
     rows: np.ndarray, titles: Sequence[str], names: Names = None, *, unit: str = "", limits: Limits = None
 ) -> Figure:
     """Lines ``[r, n, M]``, a picture per column: one scale, and one colour per client, in all of them."""
+    from matplotlib.figure import Figure
+
     columns = rows.shape[2]
     across = min(4, columns)
     down = math.ceil(columns / across)
@@ -243,6 +247,8 @@ def draw_heatmap(
         limits: lowest and highest value of the scale.
         sort: largest mean first.
     """
+    import matplotlib
+
     known = np.isfinite(values)
     means = np.where(known, values, 0).sum(1) / np.where(known.any(1), known.sum(1), np.nan)
     order = _order(means, sort)

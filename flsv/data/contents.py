@@ -16,7 +16,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
-from torchvision.datasets import DatasetFolder
 
 from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches, tensors_of
@@ -101,6 +100,8 @@ class _Digest:
             parts = [int(part) for part in which.unique()]
             known = [self.add_samples(dataset.datasets[i], (indices - starts[i])[which == i]) for i in parts]
             return all(known)
+        from torchvision.datasets import DatasetFolder
+
         if isinstance(dataset, DatasetFolder):
             self._add_list([dataset.samples[i] for i in indices.tolist()])
             return True

@@ -10,13 +10,15 @@ import functools
 import io
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from flsv.charts import draw_bars, draw_heatmap, draw_legend, draw_lines, draw_small_multiples, label_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def plot_contributions(
@@ -82,6 +84,8 @@ def plot_contributions(
 def new_figure(val: Tensor | Sequence[Tensor], panels: int = 1, below: int = 0, beside: int = 0) -> Figure:
     """A figure, empty, for so many pictures like that of ``val`` side by side, with labels of so many characters below
     and on the left of each."""
+    from matplotlib.figure import Figure
+
     if isinstance(val, Tensor) and val.ndim == 2:
         clients, classes = val.shape
         size = (min(max(4.2, 2.9 + 0.5 * classes), 16), min(max(2.4, 1.5 + 0.3 * clients), 14))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
-from torchvision.models import ResNet, resnet34
 
 from flsv.arguments import check_number
 from flsv.models.linear import check_num_classes, dense_stack, image_shape, pooled_positions
+
+if TYPE_CHECKING:
+    from torchvision.models import ResNet
 
 
 def conv_stack(channels: Sequence[int], kernel: int, padding: int, batch_norm: bool = False) -> nn.Sequential:
@@ -314,6 +317,8 @@ def resnet34_small(num_classes: int = 10, input_shape: Sequence[int] = (3, 32, 3
         >>> network.fc
         Linear(in_features=512, out_features=7, bias=True)
     """
+    from torchvision.models import resnet34
+
     check_num_classes("resnet34_small", num_classes)
     channels, _, _ = image_shape("resnet34_small", input_shape)
     network = resnet34(num_classes=num_classes)

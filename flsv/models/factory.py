@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
-import torchvision.models
 from torch import nn
 
 from flsv.errors import ConfigurationError
@@ -126,12 +125,16 @@ def _build_timm(
 
 
 def _torchvision_names() -> list[str]:
+    import torchvision.models
+
     return torchvision.models.list_models(module=torchvision.models)
 
 
 def _build_torchvision(
     name: str, bare: str, num_classes: int, input_shape: Sequence[int], kwargs: dict[str, Any]
 ) -> nn.Module:
+    import torchvision.models
+
     channels, _, _ = image_shape(name, input_shape)
     if channels != 3:
         raise ConfigurationError(

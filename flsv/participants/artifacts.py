@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-from matplotlib.figure import Figure
+from typing import TYPE_CHECKING
 
 from flsv.arguments import plain_name
 from flsv.charts import drawing
 from flsv.participants import LocalData
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _KEY = "artifacts"
 #: What Windows keeps for itself, with whatever ending.
@@ -70,6 +72,7 @@ def write_artifacts(local: LocalData, folder: Path, step: int | None = None) -> 
 
     Example:
         >>> import tempfile, torch
+        >>> from matplotlib.figure import Figure
         >>> from flsv.participants import Client
         >>> count = torch.tensor([1, 1])
         >>> client = Client(0, LocalData("client 0", lambda split: [], count, count))

@@ -7,10 +7,9 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from flsv.charts import PALETTE, client_label, draw_bars, label_text
@@ -19,6 +18,9 @@ from flsv.participants import LocalData
 from flsv.participants.artifacts import keep_artifact
 from flsv.valuation.fedbary import Valuation
 from flsv.valuation.questions import SampleValues
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MOST_PANELS = 24
 
@@ -37,6 +39,8 @@ def draw_histograms(
     Returns:
         The figure, and an axis that holds nothing but its title.
     """
+    from matplotlib.figure import Figure
+
     shown = min(len(edges), MOST_PANELS)
     columns = min(5, shown)
     rows = math.ceil(shown / columns)
@@ -61,6 +65,8 @@ def draw_histograms(
 
 def draw_contributions(found: Valuation, names: Sequence[str] | None = None) -> Figure:
     """Distances and contribution shares of the clients, side by side; no bar where there is none."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(9.6, 3.4), dpi=100, layout="constrained")
     panels = (("Wasserstein distance", found.distances), ("contribution share", found.shares))
     labels = [str(client if names is None else names[client]) for client in found.clients]
@@ -98,6 +104,8 @@ def keep_pictures(local: LocalData, count: int) -> None:
 
 def draw_grid(images: Tensor, labels: list[int], gradients: list[float], flagged: list[bool]) -> Figure:
     """Images ``[k, C, H, W]``, with their labels and values above; those flagged in red."""
+    from matplotlib.figure import Figure
+
     columns = min(8, math.ceil(math.sqrt(len(images))))
     rows = math.ceil(len(images) / columns)
     finite = images[images.isfinite()]

@@ -7,15 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import matplotlib
 import numpy as np
 import torch
-from matplotlib.cm import ScalarMappable
-from matplotlib.collections import PolyCollection
-from matplotlib.colors import Normalize, to_rgba
-from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from flsv.arguments import check_number
@@ -183,6 +176,7 @@ def _short(value: Any) -> str:
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 _MOST_LEGEND_ENTRIES = 20
 _HATCH = "////"
@@ -211,6 +205,14 @@ def plot_partition(
         >>> axes.get_xlabel()
         'samples'
     """
+    import matplotlib
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import PolyCollection
+    from matplotlib.colors import Normalize, to_rgba
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
+    from matplotlib.ticker import MaxNLocator
+
     samples = np.asarray(counts)
     clients, classes = samples.shape
     names = [label_text(name) for name in (range(classes) if class_names is None else class_names)]

@@ -13,8 +13,6 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 from torch.utils.data import ConcatDataset, Dataset, TensorDataset
-from torchvision.datasets import DatasetFolder
-from torchvision.transforms.functional import to_tensor
 
 from flsv.data.groups import check_spelling
 from flsv.data.labels import class_names_of
@@ -190,6 +188,8 @@ class ColumnSamples(Dataset):
                     f"{type(self.frame).__name__}, row {index}: {self.inputs!r} has more than 8 bits per pixel "
                     f"(Pillow's mode {value.mode}), whose scale is unknown. Save it with 8."
                 )
+            from torchvision.transforms.functional import to_tensor
+
             return to_tensor(
                 value if value.mode in ("L", "RGB") else value.convert("L" if value.mode == "1" else "RGB")
             )
@@ -329,6 +329,8 @@ def _renumbered(dataset: Dataset, classes: Sequence[str], union: Sequence[str], 
         return dataset
     if len(set(classes)) < len(classes):
         raise ConfigurationError(f"{name!r} has two classes of one name: {listed(classes, 8)}.")
+    from torchvision.datasets import DatasetFolder
+
     table = torch.tensor([union.index(each) for each in classes])
     if isinstance(dataset, DatasetFolder) and dataset.target_transform is None:
         # A shallow copy: the user's own stays as it is.

@@ -6,16 +6,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from PIL import Image
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from flsv.data.sources.base import ImageData
 from flsv.data.sources.table import is_table_file
 from flsv.errors import ConfigurationError, listed
+
+if TYPE_CHECKING:
+    from torchvision.datasets import ImageFolder
 
 
 def folder(path: Path, image_size: int = 224) -> ImageData:
@@ -69,6 +69,9 @@ def image_folder(path: Path, image_size: int = 224, allow_empty: bool = True) ->
     Raises:
         ConfigurationError: files that are no images, or images of more than 8 bits per channel.
     """
+    from torchvision import transforms
+    from torchvision.datasets import ImageFolder
+
     transform = transforms.Compose([transforms.Resize((image_size, image_size)), transforms.ToTensor()])
     images = ImageFolder(str(path), transform=transform, loader=read_image, allow_empty=allow_empty)
     for file, _ in images.samples:
@@ -197,6 +200,8 @@ _TOLD = {
 
 
 def _kind(folder: Path, is_table: Callable[[Path], bool] = is_table_file) -> str:
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
     entries = _entries(folder)
     # A folder may have very many images.
     tables = [entry for entry in entries if entry.suffix.lower() not in IMG_EXTENSIONS and is_table(entry)]
@@ -208,6 +213,8 @@ def _kind(folder: Path, is_table: Callable[[Path], bool] = is_table_file) -> str
 
 
 def _is_image(path: Path) -> bool:
+    from torchvision.datasets.folder import IMG_EXTENSIONS
+
     return path.suffix.lower() in IMG_EXTENSIONS and path.is_file()
 
 

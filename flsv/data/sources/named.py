@@ -16,7 +16,6 @@ from lightning.pytorch.utilities import rank_zero_warn
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
-from torchvision import datasets
 
 from flsv._lightning.patches import old_class_named
 from flsv.data.labels import check_largest, whole_numbers
@@ -72,18 +71,25 @@ def _draw(size: int, split: str) -> tuple[Tensor, Tensor]:
 
 
 class _Kind(NamedTuple):
-    cls: Any
+    name: str
     folder: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @property
+    def cls(self) -> Any:
+        """The class in torchvision, which is loaded by who reads its data."""
+        from torchvision import datasets
+
+        return getattr(datasets, self.name)
+
 
 # Mean and standard deviation by channel of the training pixels in 0 .. 1.
 KINDS = {
-    "mnist": _Kind(datasets.MNIST, "MNIST/raw", (0.1307,), (0.3081,)),
-    "fashion_mnist": _Kind(datasets.FashionMNIST, "FashionMNIST/raw", (0.2860,), (0.3530,)),
-    "cifar10": _Kind(datasets.CIFAR10, "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
-    "cifar100": _Kind(datasets.CIFAR100, "cifar-100-python", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
+    "mnist": _Kind("MNIST", "MNIST/raw", (0.1307,), (0.3081,)),
+    "fashion_mnist": _Kind("FashionMNIST", "FashionMNIST/raw", (0.2860,), (0.3530,)),
+    "cifar10": _Kind("CIFAR10", "cifar-10-batches-py", (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+    "cifar100": _Kind("CIFAR100", "cifar-100-python", (0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
 }
 
 
