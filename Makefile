@@ -2,10 +2,10 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install check lint format types layers size test slow coverage docs tables lowest conformance flower ci
+.PHONY: help install check lint format types layers size test slow coverage docs tables lowest conformance wheel-test flower ci
 
 help: ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
 
 install: ## a virtual environment in .venv with all that is needed
 	python3 -m venv .venv
@@ -65,6 +65,16 @@ conformance: ## values and errors against shapiq, pyDVL, dp-accounting and POT, 
 	python3 -m venv .venv-conformance
 	.venv-conformance/bin/python -m pip install --quiet --disable-pip-version-check -e '.[conformance]'
 	.venv-conformance/bin/python -m pytest tests/conformance
+
+.venv-release/made: pyproject.toml
+	rm -rf .venv-release
+	python3 -m venv .venv-release
+	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check build twine check-wheel-contents
+	touch $@
+
+# Not part of ci: installing torch into one more environment takes minutes.
+wheel-test: .venv-release/made ## the wheel, installed elsewhere with hard dependencies alone: fit, report, retrain, value
+	.venv-release/bin/python tools/wheel_test.py $(WHEEL_TEST)
 
 flower: ## the tests of Flower, whose pins are its own, in an environment of their own
 	rm -rf .venv-flower

@@ -21,7 +21,7 @@ TOOLS = (
     "mkdocs",
     "mkdocs-material",
 )
-TOOLS += ("mkdocstrings", "mkdocs-autorefs", "latex2mathml")
+TOOLS += ("mkdocstrings", "mkdocs-autorefs", "latex2mathml", "check-jsonschema")
 _REQUIREMENT = re.compile(r'[\[ ]"([A-Za-z][\w.-]*)(?:\[[\w,]*\])?>=([\d.]+)')
 
 

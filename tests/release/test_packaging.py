@@ -1,0 +1,70 @@
+"""What the package index is told: hatch_build.py and pyproject.toml."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import flsv
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+@pytest.fixture(scope="module")
+def hook() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def targets(text: str) -> list[str]:
+    return re.findall(r"\]\(([^)\s]+)\)", text)
+
+
+def test_links_are_absolute_at_the_tag_of_the_version(hook: ModuleType) -> None:
+    shown = hook.description(README, "https://example.org/flsv", flsv.__version__)
+    assert len(targets(shown)) == len(targets(README)) > 20
+    assert all(target.startswith("https://") for target in targets(shown))
+    paths = [target for target in targets(README) if not target.startswith("http")]
+    for path in paths:
+        assert (ROOT / path.partition("#")[0]).exists(), path
+        kind = "raw" if path.endswith(".png") else "blob"
+        assert f"(https://example.org/flsv/{kind}/v{flsv.__version__}/{path})" in shown
+
+
+def test_without_a_repository_links_become_words(hook: ModuleType) -> None:
+    shown = hook.description(README, None, flsv.__version__)
+    assert [target for target in targets(shown) if not target.startswith("http")] == []
+    assert "![" not in shown
+    assert "lists them with their papers" in shown
+    # The code is not touched: an index shows what README.md shows.
+    assert re.findall(r"```.*?```", shown, flags=re.DOTALL) == re.findall(r"```.*?```", README, flags=re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_metadata_that_are_built() -> None:
+    found = json.loads(
+        subprocess.run(
+            [sys.executable, "-m", "hatchling", "metadata"], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout
+    )
+    assert (found["name"], found["version"]) == ("flsv", flsv.__version__)
+    assert found["license"] == "Apache-2.0"
+    assert not [each for each in found["classifiers"] if each.startswith("License ::")]  # not beside an SPDX licence
+    assert found["readme"]["content-type"] == "text/markdown"
+    assert found["readme"]["text"].startswith("# flsv")
+    lowest = found["requires-python"].removeprefix(">=")
+    named = [each.rpartition(" ")[2] for each in found["classifiers"] if re.search(r":: 3\.\d+$", each)]
+    assert named[0] == lowest
+    assert named == [f"3.{minor}" for minor in range(int(lowest[2:]), int(named[-1][2:]) + 1)]
