@@ -47,6 +47,13 @@ CONDITIONS = {
     "median": "the geometric median of the clients' models",
 }
 AGGREGATORS = ("uniform", "median")
+#: In the place of a metric's name: what fails is the fit itself.
+FIT = ""
+
+
+def why(error: Exception) -> str:
+    """What a user is told of an error: its text, where the configuration is to blame, else where it happened, too."""
+    return str(error) if isinstance(error, ConfigurationError) else "".join(traceback.format_exception(error))
 
 
 class Dropout(ClientSampler):
@@ -147,21 +154,21 @@ def run(
     asked = [metric for metric in metrics.values() if isinstance(metric, ContributionMetric) and metric.evaluates]
     where = federation.with_client_validation if asked else federation
     theirs = next((entries[name].options() for name in metrics), {})
+    fault: Exception | None = None
     try:
-        fit = _fit(where, metrics, seed, condition, best, {**theirs, **given})
+        result = _joined(result, [_fit(where, metrics, seed, condition, best, {**theirs, **given})])
     except Exception as error:
         if not metrics:
             raise
-        if len(metrics) > 1:
-            return apart([[name] for name in metrics])
+        fault = error
+    if fault is not None and len(metrics) > 1:
+        return apart([[name] for name in metrics])
+    if fault is not None:
         (name,) = metrics
         _fit(federation, {}, seed, condition, best, given)  # whose fault is it?
-        if isinstance(error, ConfigurationError):
-            result.refused[name] = str(error)
-        else:
-            result.failed[name] = "".join(traceback.format_exception(error))
-        return result
-    return _joined(result, [fit])
+        told = result.refused if isinstance(fault, ConfigurationError) else result.failed
+        told[name] = why(fault)
+    return result
 
 
 def _made(federation: Federation, entries: Mapping[str, Entry]) -> tuple[dict[str, Metric], Values]:
@@ -291,6 +298,10 @@ def bench(
         ranks: processes that share the fits out.
         say: is told of every fit.
 
+    Returns:
+        What is known. A fit that fails whatever metrics are in it is among ``failed``, under :data:`FIT` in the place
+        of a metric, and the others go on.
+
     Raises:
         ConfigurationError: an unknown condition.
     """
@@ -307,7 +318,14 @@ def bench(
             todo = {m: each for m, each in entries.items() if not results.known(name, condition, seed, m)}
             if not todo:
                 continue
-            found = run(federation, todo, seed, condition, int(truth.mean.argmax()))
+            try:
+                found = run(federation, todo, seed, condition, int(truth.mean.argmax()))
+            except WrongArguments:
+                raise
+            except Exception as error:
+                results.failed[name, condition, seed, FIT] = why(error)
+                say(f"{name}, {condition}, seed {seed}: the fit fails, {type(error).__name__}")
+                continue
             results.add(name, condition, seed, found, [m for m, each in todo.items() if each.own])
             say(f"{name}, {condition}, seed {seed}: {len(found.values)} metrics, {found.fit:.1f} s of the processor")
         federation.release()

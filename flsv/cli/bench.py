@@ -32,16 +32,19 @@ from flsv.benchmark import Federation, Truth, federation, make_truth, names, tru
 from flsv.benchmark.federation import SETS, federations
 from flsv.benchmark.page import best_first, markdown, two, write
 from flsv.benchmark.registry import METRICS, Entry, entry
-from flsv.benchmark.run import AGGREGATORS, CONDITIONS, bench
-from flsv.benchmark.scores import Results
+from flsv.benchmark.run import AGGREGATORS, CONDITIONS, FIT, bench, why
+from flsv.benchmark.scores import Key, Results
 from flsv.benchmark.summary import Known, Summary, costs, summarise
 from flsv.benchmark.truth import SEEDS, settings
 from flsv.charts import drawing
 from flsv.cli.command import command_parser, positive, printer
 from flsv.engines.ranks import ranks_of_environment
+from flsv.errors import ConfigurationError
 from flsv.participants import Ranks
 from flsv.report.folder import FolderLock
 
+#: In the place of a condition: what fails is the training of the truth.
+TRUTH = "truth"
 #: What is added to names of files on federations of many clients, whose truth is sampled.
 MANY = "_many"
 #: Where costs are measured: they need no download.
@@ -50,7 +53,8 @@ FILES = (("benchmark", "md"), ("benchmark", "png"), ("costs", "csv"))
 
 
 def main(args: Sequence[str], quiet: bool = False) -> int:
-    """The command line, without ``bench`` itself; 1 where a metric has failed, or has no value in any federation."""
+    """The command line, without ``bench`` itself; 1 where a metric or a federation's fit has failed, or a metric has no
+    value in any federation."""
     options = _parser().parse_args(list(args))
     if options.list:
         _list()
@@ -76,13 +80,7 @@ def _bench(
     asked: Sequence[Federation], options: argparse.Namespace, ranks: Ranks, say: Callable[[str], None], quiet: bool
 ) -> int:
     entries = dict(entry(name) for name in options.metric or METRICS)
-    known: dict[str, tuple[Federation, Truth]] = {}
-    for each in asked:
-        if ranks.rank:  # what is not there yet, the first rank makes
-            ranks.everybody(None, "the truth")
-        known[each.name] = (each, _truth(each, options.out, options.truth_seeds, ranks.rank))
-        if not ranks.rank:
-            ranks.everybody(None, "the truth")
+    known, without = _truths(asked, options, ranks, say)
     usual = [each for each in CONDITIONS if each not in AGGREGATORS] if options.quick else list(CONDITIONS)
     chosen = ["base", *(options.conditions if options.conditions is not None else usual)]
     seeds = options.seeds or (2 if options.quick else 3)
@@ -91,23 +89,56 @@ def _bench(
     )
     if ranks.rank:
         return 0
+    results.failed |= without
+    ran = {key[0] for key in (*results.values, *results.refused)}
+    known = {name: each for name, each in known.items() if name in ran}
     written = []
     for suffix, circles in (("", False), (MANY, True)):
         some = {name: each for name, each in known.items() if bool(each[0].circles) is circles}
         if some:
             written += _report(options.out, suffix, results, some, entries, say, quiet)
-    minutes = time.process_time() / 60
-    say(f"Written to {options.out}: {', '.join(written)}, values.csv. {minutes:.1f} minutes of the processor.")
+    if written:
+        minutes = time.process_time() / 60
+        say(f"Written to {options.out}: {', '.join(written)}, values.csv. {minutes:.1f} minutes of the processor.")
     return _say_failures(results, entries)
 
 
+def _truths(
+    asked: Sequence[Federation], options: argparse.Namespace, ranks: Ranks, say: Callable[[str], None]
+) -> tuple[dict[str, tuple[Federation, Truth]], dict[Key, str]]:
+    """The federations with their truths, and why others have none: their coalitions cannot be trained."""
+    known: dict[str, tuple[Federation, Truth]] = {}
+    without: dict[Key, str] = {}
+    for each in asked:
+        fault = ranks.from_rank(0, None, "the truth") if ranks.rank else None  # what is not there, the first rank makes
+        if fault is None:
+            try:
+                known[each.name] = (each, _truth(each, options.out, options.truth_seeds, ranks.rank))
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                fault = why(error)
+        if not ranks.rank:
+            ranks.from_rank(0, fault, "the truth")
+        if fault is not None:
+            without[each.name, TRUTH, SEEDS[0], FIT] = fault
+            say(f"{each.name} is left out: its coalitions cannot be trained")
+    return known, without
+
+
 def _say_failures(results: Results, entries: Mapping[str, Entry]) -> int:
-    """Each error once for a metric, and why one has no value anywhere; the exit status."""
+    """Each error once for a metric, and for the fits of a federation; why a metric has no value anywhere; the exit
+    status."""
     valued = {key[3] for key in results.values}
     wrong: dict[str, str] = {}
-    for key, why in (*results.failed.items(), *results.refused.items()):
-        if key[3] in entries and (key in results.failed or key[3] not in valued):
-            wrong.setdefault(key[3], f"{key[3]} has no value in {key[0]}, {key[1]}, seed {key[2]}: {why}")
+    for key, reason in (*results.failed.items(), *results.refused.items()):
+        name, condition, seed, metric = key
+        if metric == FIT:
+            fit = f"{name}: the fit ({condition}, seed {seed}) fails, whatever is measured"
+            what = f"{name}: the training of its coalitions fails" if condition == TRUTH else fit
+            wrong.setdefault(f"{name}: {condition == TRUTH}", f"{what}: {reason}")
+        elif metric in entries and (key in results.failed or metric not in valued):
+            wrong.setdefault(metric, f"{metric} has no value in {name}, {condition}, seed {seed}: {reason}")
     for text in wrong.values():
         print(f"flsv: error: {text}", file=sys.stderr)
     return 1 if wrong else 0
@@ -124,8 +155,8 @@ def _report(
 ) -> list[str]:
     """Tables and picture of the federations of few clients, or of those of many; the names of what is written."""
     page, picture, kept = (f"{name}{suffix}.{end}" for name, end in FILES)
-    usual = COSTS_IN[suffix]
-    mine = next((each for name, (each, _) in known.items() if name not in names()), None)
+    usual, failing = COSTS_IN[suffix], {key[0] for key in results.failed if key[3] == FIT}
+    mine = next((each for name, (each, _) in known.items() if name not in {*names(), *failing}), None)
     cost_in = known[usual][0] if usual in known else mine or federation(usual)
     cost = costs(cost_in, entries, out / kept, say=say)
     summaries = {name: summarise(results, known, name) for name in entries}

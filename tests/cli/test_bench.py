@@ -132,6 +132,69 @@ def test_errors_of_a_metric_are_told_and_never_kept(
     assert values.read_bytes() == before
 
 
+MODULE = """
+from pathlib import Path
+from flsv import ClassifierClient
+
+class Failing(ClassifierClient):
+    def training_step(self, batch, batch_idx):
+        if self.trainer.current_epoch == 1 and Path(__file__).with_name("broken").exists():
+            raise RuntimeError("a sensor went off")
+        return super().training_step(batch, batch_idx)
+"""
+
+
+@pytest.mark.parametrize("truth", [True, False])
+def test_a_federation_that_fails_is_named_and_the_others_are_kept(
+    mine: str, truth: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In its coalitions' second round, or in that of the run with metrics."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "failing_module", raising=False)
+    (tmp_path / "failing_module.py").write_text(MODULE)
+    said, other, out = yaml.safe_load(Path(mine).read_text()), tmp_path / "other.yaml", tmp_path / "out"
+    said["model"]["class_path"] = "failing_module.Failing"
+    other.write_text(yaml.safe_dump(said))
+    asked = ["bench", "--metric", "size", "--metric", "cgsv", "--seeds", "1", "--conditions", "--truth-seeds", "2"]
+    asked += ["--out", str(out), "--federations", str(other), mine]
+
+    def federations() -> set[str]:
+        with (out / "values.csv").open() as file:
+            return {row["federation"] for row in csv.DictReader(file)}
+
+    if not truth:
+        assert main(asked) == 0
+        (out / "values.csv").unlink()
+        (out / "costs.csv").unlink()
+    (tmp_path / "broken").touch()
+    capsys.readouterr()
+    assert main(asked) == 1
+    told = capsys.readouterr()
+    fit = "the fit (base, seed 0) fails, whatever is measured"
+    assert f"flsv: error: other: {'the training of its coalitions fails' if truth else fit}: Traceback" in told.err
+    assert told.err.count("RuntimeError: a sensor went off") == 1
+    assert "other" in told.out
+    assert federations() == {"mine"}
+    page = (out / "benchmark.md").read_text()
+    assert "| mine |" in page
+    assert "| other |" not in page
+    (tmp_path / "broken").unlink()
+    assert main(asked) == 0
+    assert federations() == {"mine", "other"}
+
+
+def test_where_every_federation_fails_nothing_is_reported(
+    mine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise RuntimeError("no disk")
+
+    monkeypatch.setattr("flsv.cli.bench._truth", fails)
+    assert main(["bench", "--metric", "size", "--federations", mine, "--out", str(tmp_path / "out")]) == 1
+    assert "mine: the training of its coalitions fails" in capsys.readouterr().err
+    assert not (tmp_path / "out/benchmark.md").exists()
+
+
 def test_a_truth_of_other_data_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     labels = {"train_labels": np.arange(90) % 3, "test_labels": np.arange(30) % 3}
     pixels = np.random.default_rng(0).random((120, 6, 6))
