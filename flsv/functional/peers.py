@@ -43,6 +43,7 @@ import torch
 from scipy.stats import rankdata
 from torch import Tensor
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 
 Combine = Literal["times", "plus"]
@@ -282,13 +283,16 @@ def discovery_bound(n: int, m: int, k: int) -> int:
     return -(-(n - m - 1) // k) + max(-(-m // k), 1)
 
 
-SelfWeight = Literal["mean", "exclude", "min"]
+Policy = Literal["mean", "exclude", "min"]
+SelfWeight = Policy | float
 
 
-def check_self_weight(self_weight: str) -> None:
-    """Raise ConfigurationError unless there is such a policy."""
-    if self_weight not in get_args(SelfWeight):
-        raise ConfigurationError(f"self_weight={self_weight!r}: expected one of {get_args(SelfWeight)}.")
+def check_self_weight(self_weight: SelfWeight) -> None:
+    """Raise ConfigurationError unless there is such a policy, or it is a distance."""
+    if isinstance(self_weight, str) and self_weight not in get_args(Policy):
+        raise ConfigurationError(f"self_weight={self_weight!r}: expected one of {get_args(Policy)}, or a distance.")
+    if not isinstance(self_weight, str):
+        check_number("personalised_weights", "self_weight", self_weight, least=0)
 
 
 def personalised_weights(values: Tensor, distances: Tensor, own: int, self_weight: SelfWeight = "mean") -> Tensor:
@@ -306,14 +310,14 @@ def personalised_weights(values: Tensor, distances: Tensor, own: int, self_weigh
             is not read.
         own: the place of the client's own model.
         self_weight: the distance that its own model is given: the ``"mean"`` of the others' or the least of them
-            (``"min"``). ``"exclude"``: its own model has no weight, unless no other is worth more than 0. A tiny
-            distance instead would make its weight 1, which is local training.
+            (``"min"``). ``"exclude"``: its own model has no weight, unless no other is worth more than 0. A number:
+            that distance. The smaller it is, the nearer the own weight comes to 1, which is local training.
 
     Returns:
         ``[s]``, not negative, sums to 1.
 
     Raises:
-        ConfigurationError: an unknown ``self_weight``.
+        ConfigurationError: an unknown ``self_weight``, or a distance below 0.
         ValueError: shapes that differ, a place outside them, values that are not finite, negative distances.
 
     Example:
@@ -322,6 +326,8 @@ def personalised_weights(values: Tensor, distances: Tensor, own: int, self_weigh
         tensor([0.5000, 0.5000, 0.0000])
         >>> personalised_weights(values, distances, own=0, self_weight="min")
         tensor([0.6000, 0.4000, 0.0000])
+        >>> personalised_weights(values, distances, own=0, self_weight=0.1)
+        tensor([0.9677, 0.0323, 0.0000])
     """
     check_self_weight(self_weight)
     if values.ndim != 1 or values.shape != distances.shape or not 0 <= own < len(values):
@@ -337,7 +343,10 @@ def personalised_weights(values: Tensor, distances: Tensor, own: int, self_weigh
         worth = worth * others
     if not bool((worth * others > 0).any()):
         return (~others).to(values)
-    apart[own] = apart[others].mean() if self_weight == "mean" else apart[others].min()
+    if isinstance(self_weight, str):
+        apart[own] = apart[others].mean() if self_weight == "mean" else apart[others].min()
+    else:
+        apart[own] = self_weight
     same = (apart == 0) & (worth > 0)
     weights = worth * same if bool(same.any()) else worth / apart.clamp_min(torch.finfo(torch.float64).tiny)
     return (weights / weights.sum()).to(values)

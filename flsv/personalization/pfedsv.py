@@ -60,7 +60,8 @@ class PFedSV(UploadKeeper):
         k: downloads a round while there are clients that a client has never looked at.
         permutations_factor: R/|S|, orders of the players per player of a game, which tell how many coalitions may be
             evaluated.
-        self_weight: the distance that the own model is given in eq. 6: ``"mean"``, ``"min"``, or ``"exclude"``.
+        self_weight: the distance that the own model is given in eq. 6: ``"mean"``, ``"min"``, ``"exclude"``, or a
+            number, see :func:`flsv.functional.personalised_weights`.
         mode: ``"model"``: whole models are downloaded; ``"extractor"``: one shared extractor, and classifiers.
         explore: whether clients never looked at come by ``"score"`` or first (``"unvisited"``).
         classifier: names of the layers, as in ``module.named_modules()``, that make up the classifier in

@@ -7,7 +7,7 @@ import torch
 from flsv.errors import ConfigurationError
 from flsv.functional import personalised_weights
 
-POLICIES = ("mean", "exclude", "min")
+POLICIES = ("mean", "exclude", "min", 0.7)
 
 
 def reference(values, distances, own, self_weight):
@@ -18,7 +18,7 @@ def reference(values, distances, own, self_weight):
         positive[own] = 0
         distances[own] = 1
     else:
-        distances[own] = np.mean(others) if self_weight == "mean" else np.min(others)
+        distances[own] = {"mean": np.mean(others), "min": np.min(others)}.get(self_weight, self_weight)
     w = positive / distances
     return w / w.sum()
 
@@ -37,6 +37,18 @@ def test_against_numpy(self_weight, own):
         np.testing.assert_allclose(weights, reference(values, distances, own, self_weight), rtol=1e-12)
         assert weights.sum().item() == pytest.approx(1)
         assert (weights[values <= 0] == 0).all()
+
+
+def test_a_distance_that_shrinks_ends_in_local_training():
+    values, distances = torch.tensor([0.2, 0.5, 0.9]).double(), torch.tensor([0.0, 1.0, 2.0]).double()
+    own = [float(personalised_weights(values, distances, 0, small)[0]) for small in (1.0, 1e-2, 1e-4, 1e-8, 0.0)]
+    assert own == sorted(own)
+    assert own[-1] == 1
+    assert own[-2] == pytest.approx(1)
+    # 0.2 / 0.01 against 0.5 / 1 + 0.9 / 2.
+    assert own[1] == pytest.approx(20 / (20 + 0.95))
+    # A model of its own that is worth nothing keeps no weight, however near.
+    assert float(personalised_weights(torch.tensor([-0.1, 0.5]), torch.tensor([0.0, 1.0]), 0, 0.0)[0]) == 0
 
 
 def test_the_default_is_the_mean_distance_and_the_own_entry_is_not_read():
@@ -111,3 +123,6 @@ def test_wrong_input(values, distances, own):
 def test_unknown_policy():
     with pytest.raises(ConfigurationError, match="self_weight"):
         personalised_weights(torch.ones(2), torch.ones(2), 0, self_weight="max")
+    for distance in (-1.0, float("nan")):
+        with pytest.raises(ConfigurationError, match="self_weight"):
+            personalised_weights(torch.ones(2), torch.ones(2), 0, self_weight=distance)
