@@ -11,7 +11,7 @@ import torch
 from run_table import cells
 from shapleyfl_report import METHODS, measured
 from table_runs import CONFIGS, Cell, built, federated_loop
-from torch import nn
+from torch import Tensor, nn
 
 from flsv.functional.shapley import exact_shapley
 from flsv.parameters import ParameterSpace
@@ -108,21 +108,55 @@ def test_exact_values() -> None:
     torch.testing.assert_close(shapleyfl_estimators.exact_values(table, 5), expected)
 
 
+def test_algorithm_3_of_three_players_is_exact() -> None:
+    """For each other player there is one coalition of nobody and one of the third: no draw is left to chance."""
+    table = torch.rand(2**3, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+
+    def utility(masks: Tensor) -> Tensor:
+        return table[masks.long() @ (2 ** torch.arange(3))]
+
+    found = shapleyfl_estimators.algorithm_3(utility, 3, 2, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(found, exact_shapley(utility, 3).values)
+
+
+def test_algorithm_3_is_unbiased_and_costs_what_the_paper_counts() -> None:
+    table, asked = torch.rand(2**6, generator=torch.Generator().manual_seed(3), dtype=torch.float64), []
+
+    def utility(masks: Tensor) -> Tensor:
+        asked.append(len(masks))
+        return table[masks.long() @ (2 ** torch.arange(6))]
+
+    draws = torch.stack(
+        [shapleyfl_estimators.algorithm_3(utility, 6, 5, torch.Generator().manual_seed(i)) for i in range(2000)]
+    )
+    away = (draws.mean(0) - exact_shapley(utility, 6).values) / (draws.std(0) / len(draws) ** 0.5)
+    assert float(away.abs().max()) < 4.5
+    assert sum(asked[:2]) == shapleyfl_estimators.evaluations("DMC, algorithm 3", 6, 5) == 50
+    assert [shapleyfl_estimators.evaluations(name, 20, 80) for name in ("MC", "DMC, algorithm 3")] == [1600, 2888]
+
+
 def test_errors_of_estimators(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shapleyfl_estimators, "PERMUTATIONS", (8, 64))
+    monkeypatch.setattr(shapleyfl_estimators, "DRAWS", 3)
     cell = of("estimators, Fashion-MNIST", [0])[0]
     five = {"num_clients": 6, "shards_per_client": 3, "seed": 0}
     partitioner = {"class_path": "flsv.data.ShardPartitioner", "init_args": five}
     overrides = {**cell.overrides, **DIGITS, "data.partitioner": partitioner}
-    found = shapleyfl_estimators.errors(replace(cell, overrides=overrides), "data")["errors"]
+    result = shapleyfl_estimators.errors(replace(cell, overrides=overrides), "data")
+    found = result["errors"]
+    for key in ("sampled", "referenced"):
+        assert set(result[key]) == set(shapleyfl_estimators.SAMPLED)
+        assert all(many < few for name, (few, many) in result[key].items() if name != "TMC")
+    assert result["sampled"]["MC"] != result["referenced"]["MC"]
     assert set(found) == set(shapleyfl_estimators.ESTIMATORS)
     for name, (few, many) in found.items():
         # 384 distinct coalitions are all there are; a truncated walk stays away from some of them.
         assert many <= few + 1e-9 if name != "TMC" else many < 0.1
     assert found["MC"][1] == pytest.approx(0, abs=1e-6)
-    text = "\n".join(shapleyfl_estimators.report({("all", "estimators, digits", s): {"errors": found} for s in (0, 1)}))
+    text = "\n".join(shapleyfl_estimators.report({("all", "estimators, digits", s): result for s in (0, 1)}))
     assert "| 8 permutations | 64 permutations |" in text
-    assert "| DMC, algorithm 3 |" in text
+    assert text.count("| DMC, algorithm 3 |") == 7
+    assert "the paper's reference" in text
 
 
 def test_report() -> None:
