@@ -38,6 +38,7 @@ class BatchedTraining:
         optimizer: of the module's parameters; its class and options are used, its state is not touched.
         clip_norm: the largest norm of a client's gradient, a longer one is shortened; None: as it is.
         unused: names of parameters without a gradient: they stay as they are.
+        randomness: of steps, see :class:`flsv.clients.batched_step.BatchedStep`.
 
     Raises:
         ConfigurationError: an optimizer whose steps are not known to work entry by entry.
@@ -63,6 +64,7 @@ class BatchedTraining:
         optimizer: Optimizer,
         clip_norm: float | None = None,
         unused: Collection[str] = (),
+        randomness: str = "error",
     ) -> None:
         if type(optimizer).__name__ not in ELEMENTWISE or not type(optimizer).__module__.startswith("torch.optim"):
             raise ConfigurationError(
@@ -74,7 +76,7 @@ class BatchedTraining:
         trained = {p for p in names if p.requires_grad and names[p] not in unused}
         self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
         self._trained = {name for group in self._groups for name in group}
-        self._module = module
+        self._module, self._randomness = module, randomness
 
     def train(
         self, states: State, batches: ManyBatches, after_step: Callable[[], None] | None = None
@@ -100,7 +102,7 @@ class BatchedTraining:
         losses = torch.zeros(len(order), device=first.device)
         optimizer = StackedOptimizer(self._optimizer, self._groups, stacked)
         fused = self._clip_norm is None and _plain_sgd(self._optimizer)
-        a_step = BatchedStep(self._module, sorted(self._trained), fused)
+        a_step = BatchedStep(self._module, sorted(self._trained), fused, self._randomness)
         for step in range(lengths[0]):
             active = sum(length > step for length in lengths)
             now = {name: tensor[:active] for name, tensor in stacked.items()}

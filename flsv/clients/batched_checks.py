@@ -88,8 +88,8 @@ def not_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str, sched
         return "gradients are accumulated over batches. Leave accumulate_grad_batches at 1"
     if trainer.gradient_clip_val is not None and trainer.gradient_clip_algorithm == "value":
         return "gradient_clip_algorithm='value' clips within a step. Clip by norm"
-    if trainer.precision not in ("32-true", "64-true"):
-        return f"precision={trainer.precision!r} scales or casts within a step. Use 32-true or 64-true"
+    if trainer.precision not in TOLERANCES:
+        return f"precision={trainer.precision!r} scales or rounds within a step. Use one of {', '.join(TOLERANCES)}"
     stepped = [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]
     if stepped and not schedules:
         return f"{type(stepped[0]).__name__} steps after every batch of a client. Use interval='epoch' (a round)"
@@ -104,8 +104,8 @@ def not_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str, sched
     return None
 
 
-#: Relative to numbers above 1, absolute below.
-TOLERANCE = 1e-5
+#: By precision, relative to numbers above 1 and absolute below: how far models trained at once may be from others.
+TOLERANCES = {"32-true": 1e-5, "64-true": 1e-5, "bf16-mixed": 1e-2}
 #: What torch.func says, and what it means.
 _WORDS = (
     ("random operation", "it draws random numbers, as dropout does"),
@@ -171,9 +171,9 @@ def try_batched(
     with _refusing(module, (Exception,)):
         trained, means = at_once(trainer, training, both, GivenBatches([given, given[:1]]))
     for row, (model, mean) in enumerate(((models[-1], torch.stack(losses).mean()), (models[0], losses[0]))):
-        _compare(module, "the loss", means[row], mean.to(means))
+        _compare(trainer, "the loss", means[row], mean.to(means))
         for name, tensor in trained.items():
-            _compare(module, name, tensor[row], model[name])
+            _compare(trainer, name, tensor[row], model[name])
     return unused
 
 
@@ -229,14 +229,15 @@ def _refusal(module: nn.Module, reason: str) -> ConfigurationError:
     )
 
 
-def _compare(module: nn.Module, name: str, batched: Tensor, ordinary: Tensor) -> None:
-    if torch.allclose(batched, ordinary, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+def _compare(trainer: L.Trainer, name: str, batched: Tensor, ordinary: Tensor) -> None:
+    module, tolerance = trainer.lightning_module, TOLERANCES[trainer.precision]
+    if torch.allclose(batched, ordinary, rtol=tolerance, atol=tolerance, equal_nan=True):
         return
     far = (batched - ordinary).abs().max().item()
     raise _refusal(
         module,
         f"after at most three batches of the cohort's first client, {name!r} differs by {far:.2g} from what the same "
-        f"batches make of it one after the other, where {TOLERANCE} is allowed (an optimizer that divides by a "
+        f"batches make of it one after the other, where {tolerance} is allowed (an optimizer that divides by a "
         "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "
         "before batch normalisation)",
     )

@@ -70,6 +70,8 @@ class BatchedStep:
         trained: names of the parameters to derive by.
         factors: leave the gradients of large linear layers' weights as the two factors of their product, in
             :attr:`factors`.
+        randomness: what becomes of a step that draws random numbers, as dropout does: ``"error"``, or ``"same"``, the
+            same ones for all models, see :func:`torch.vmap`.
 
     Attributes:
         factors: by names of weights, what the last call has left out of their gradients: pairs ``[m, out, B]`` and
@@ -86,15 +88,19 @@ class BatchedStep:
         ([[[1.0, 0.0]], [[1.0, 1.0]]], [1.0, 7.0])
     """
 
-    def __init__(self, module: nn.Module, trained: Collection[str], factors: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, trained: Collection[str], factors: bool = False, randomness: str = "error"
+    ) -> None:
         self._module, self._trained = module, list(trained)
         self._index = step_arguments(module, None, BatchIndex())[1:]
         self._places = dict(_places(module))
         linear = {name for name, layer in module.named_modules() if type(layer) is nn.Linear}
         self._linear = all(name.rpartition(".")[0] in linear for name in self._trained)
         self._split, self.factors = factors, dict[str, list[tuple[Tensor, Tensor]]]()
+        # Products of one's own would not be rounded as autocast rounds a layer's.
+        self._linear &= not any(map(torch.is_autocast_enabled, {p.device.type for p in module.parameters()}))
         of_one: Any = self._of_one if self._linear else grad_and_value(self._of_one, has_aux=True)
-        self._of_many: Any = vmap(of_one, randomness="error")
+        self._of_many: Any = vmap(of_one, randomness=randomness)
 
     def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
         """One batch of each.

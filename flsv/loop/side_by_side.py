@@ -15,6 +15,7 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 import lightning as L
@@ -37,6 +38,7 @@ from flsv.loop.coalition_servers import servers_of
 from flsv.loop.federated_loop import FederatedLoop
 from flsv.parameters import ParameterSpace
 from flsv.sampling import FixedCohort
+from flsv.seeding import seed_global_rngs
 from flsv.server import ContributionMetrics
 from flsv.server.config import FederationConfig
 from flsv.strategy import Strategy
@@ -246,12 +248,12 @@ class CoalitionTraining(L.Callback):
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
         # Sizes and counters that no vector holds are, as in a round, not averaged.
         rest = {name: tensor for name, tensor in module.named_buffers() if name not in set(space.names)}
-        training = BatchedTraining(module, trainer.optimizers[0], clip_norm(trainer))
+        training = BatchedTraining(module, trainer.optimizers[0], clip_norm(trainer), randomness="same")
         servers = servers_of(trainer, data, space, config, masks, self._seed, models)
         for index in range(self._rounds or self.trainer_rounds):
             loader = CohortLoader(
                 data,
-                range(data.num_clients),
+                masks.any(0).nonzero().flatten().tolist(),
                 seed=self._seed,
                 round_index=index,
                 local_epochs=config.local_epochs,
@@ -259,20 +261,27 @@ class CoalitionTraining(L.Callback):
             )
             batches = iter(loader)
             for visit in loader.visits:
-                given = [_on_device(trainer, next(batches)) for _ in range(visit.batches)]
                 rows = masks[:, visit.client].nonzero().flatten()
-                if not len(rows):
-                    continue
+                drawn = (_on_device(trainer, batch) for batch in islice(batches, visit.batches))
+                given = _Shared(self._begun(drawn, index, visit.client), visit.batches, len(rows))
                 states = {name: tensor.expand(len(rows), *tensor.shape).clone() for name, tensor in rest.items()}
                 states |= {name: tensor.clone() for name, tensor in space.unflatten(models[rows]).items()}
                 schedules.enter(visit.client)
-                states, losses = at_once(trainer, training, states, _Shared(given, len(rows)), schedules.after_step)
+                states, losses = at_once(trainer, training, states, given, schedules.after_step)
                 schedules.leave()
                 sent = torch.cat([states[name].flatten(1).to(space.dtype) for name in space.names], 1)
                 servers.receive(visit.client, visit.batches, rows, models, sent, losses)
             models = servers.end_round(models)
             schedules.end_round(index)
         return models
+
+    def _begun(self, batches: Iterator[Any], round_index: int, client: int) -> Iterator[Any]:
+        """Batches as they are needed, from the second on out of the random numbers that the client's steps draw from:
+        so it is where it trains alone."""
+        first = next(batches)
+        seed_global_rngs(self._seed, "train", round_index, client)
+        yield first
+        yield from batches
 
 
 def _why_not(config: FederationConfig, board: ContributionMetrics) -> str | None:
@@ -300,12 +309,12 @@ def _why_not(config: FederationConfig, board: ContributionMetrics) -> str | None
 class _Shared(ManyBatches):
     """The same batches for all of so many models."""
 
-    def __init__(self, given: Sequence[Any], models: int) -> None:
-        self._given, self.lengths = given, [len(given)] * models
+    def __init__(self, batches: Iterator[Any], length: int, models: int) -> None:
+        self._batches, self.lengths = batches, [length] * models
 
     def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
         many = len(clients)
-        given = self._given[step]
+        given = next(self._batches)
         batch = tuple(given) if isinstance(given, list) else given
         yield list(range(many)), tree_map_only(Tensor, lambda t: t.expand(many, *t.shape), batch)
 

@@ -106,6 +106,12 @@ def test_the_same_as_one_after_the_other(tmp_path: Path, name: str) -> None:
     assert expected.unique().numel() > 5  # the coalitions do differ
 
 
+class Noisy(Plain):
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        x, y = batch
+        return (x + 0.1 * torch.randn_like(x), y) if self.trainer.training else batch
+
+
 MODULES: dict[str, Any] = {
     "BatchNorm": {"module": partial(Plain, network(batch_norm=True))},
     "Adam": {"module": partial(Plain, network(batch_norm=False), adam)},
@@ -123,6 +129,9 @@ MODULES: dict[str, Any] = {
             interval="step",
         )
     },
+    "dropout": {"module": partial(Plain, network(batch_norm=False, dropout=0.5))},
+    "augmentation and dropout": {"module": lambda: Noisy(network(batch_norm=False, dropout=0.5))},
+    "mixed precision": {"module": partial(Plain, network(batch_norm=False)), "precision": "bf16-mixed", "rtol": 0.02},
     "few batches": {"module": partial(Plain, network(batch_norm=False)), "limit_train_batches": 2},
 }
 
@@ -130,8 +139,9 @@ MODULES: dict[str, Any] = {
 @pytest.mark.parametrize("name", MODULES)
 def test_modules_and_trainers(tmp_path: Path, name: str) -> None:
     options = dict(MODULES[name])
+    rtol = options.pop("rtol", 2e-4)  # bfloat16 has three digits
     found, expected = both(tmp_path, module=options.pop("module")(), **options)
-    torch.testing.assert_close(found, expected, rtol=2e-4, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=rtol, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["schedule of rounds", "schedule of steps"])
@@ -239,7 +249,6 @@ REFUSED: dict[str, tuple[Any, Any, str]] = {
         r"metrics \['ssv'\] evaluate models in every round",
     ),
     "steps by hand": (dict, ByHand, "steps its optimizers itself"),
-    "dropout": (dict, lambda: Plain(network(batch_norm=False, dropout=0.5)), "random numbers, as dropout does"),
     "hooks between rounds": (dict, Annealed, "comes to another model than the run itself"),
     "a schedule by a value": (
         dict,
