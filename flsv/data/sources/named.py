@@ -8,7 +8,7 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -71,17 +71,10 @@ def _draw(size: int, split: str) -> tuple[Tensor, Tensor]:
 
 
 class _Kind(NamedTuple):
-    name: str
+    cls: str  # of torchvision.datasets
     folder: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
-
-    @property
-    def cls(self) -> Any:
-        """The class in torchvision, which is loaded by who reads its data."""
-        from torchvision import datasets
-
-        return getattr(datasets, self.name)
 
 
 # Mean and standard deviation by channel of the training pixels in 0 .. 1.
@@ -104,12 +97,14 @@ def vision(name: str, root: str, download: bool = False) -> ImageData:
     Raises:
         ConfigurationError: files missing, damaged, or not to be had from the network.
     """
+    from torchvision import datasets
+
     kind = KINDS[name]
     place = Path(root).absolute() / kind.folder
     sets = []
     for train in (True, False):
         try:
-            part = kind.cls(root, train=train, download=download)
+            part = getattr(datasets, kind.cls)(root, train=train, download=download)
         except Exception as error:  # junk ends in whatever comes first: assertions, key and type errors, ends of files
             raise ConfigurationError(_unreadable(name, place, download, error)) from error
         labels = torch.as_tensor(part.targets)

@@ -48,7 +48,7 @@ def test_failed_download_says_so(tmp_path, monkeypatch):
     def offline(self):
         raise OSError("no route to host")
 
-    monkeypatch.setattr(KINDS["mnist"].cls, "download", offline)
+    monkeypatch.setattr(f"torchvision.datasets.{KINDS['mnist'].cls}.download", offline)
     with pytest.raises(ConfigurationError, match=r"download failed \(no route to host\)"):
         vision("mnist", str(tmp_path), download=True)
 
