@@ -2,7 +2,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install check lint format types layers size test slow coverage docs tables lowest conformance wheel-test flower ci
+.PHONY: help install check lint workflows format types layers size test slow coverage docs tables lowest conformance wheel-test release constraints flower ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -11,7 +11,7 @@ install: ## a virtual environment in .venv with all that is needed
 	python3 -m venv .venv
 	.venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,docs]'
 
-check: lint types layers size ## all that needs no test
+check: lint workflows types layers size ## all that needs no test
 
 lint: ## style and format
 	$(PYTHON) -m ruff check .
@@ -20,6 +20,14 @@ lint: ## style and format
 format: ## format, and mend what can be mended
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
+
+# `pipx run zizmor --offline .github` looks for weaknesses in them, too.
+workflows: ## the hosted workflows and other files in .github, and CITATION.cff, against their schemas
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.dependabot .github/dependabot.yml
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/wish.yml
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(PYTHON) -m check_jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
 
 types: ## mypy
 	$(PYTHON) -m mypy
@@ -75,6 +83,15 @@ conformance: ## values and errors against shapiq, pyDVL, dp-accounting and POT, 
 # Not part of ci: installing torch into one more environment takes minutes.
 wheel-test: .venv-release/made ## the wheel, installed elsewhere with hard dependencies alone: fit, report, retrain, value
 	.venv-release/bin/python tools/wheel_test.py $(WHEEL_TEST)
+
+release: .venv-release/made ## all of a release up to the upload, into dist/: RELEASING.md
+	$(PYTHON) tools/release.py $(TAG)
+	rm -rf dist
+	.venv-release/bin/python tools/wheel_test.py --dist dist
+
+constraints: ## constraints.txt: the versions that flsv[dev,docs] has today
+	$(PYTHON) tools/lock_versions.py > constraints.new
+	mv constraints.new constraints.txt
 
 flower: ## the tests of Flower, whose pins are its own, in an environment of their own
 	rm -rf .venv-flower
