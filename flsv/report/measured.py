@@ -193,7 +193,7 @@ def scalars_of(
         # Where all would be too many curves, those at the top and at the bottom now are told whole.
         source = table if len(clients) == len(client_names) else known
         for key in keys:
-            part = source.part(metric, key)
+            part = source.part(metric, key).cells
             for client, value in zip(part["client"].tolist(), part["value"].tolist()):
                 if client in clients:
                     found.add_class(metric, int(key), client, value)

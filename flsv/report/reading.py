@@ -44,7 +44,7 @@ class Run:
     @cached_property
     def num_clients(self) -> int:
         """n."""
-        return len(self.record.get("clients", ())) or 1 + max(self.table.frame["client"].tolist(), default=-1)
+        return len(self.record.get("clients", ())) or 1 + max(self.table.cells["client"].tolist(), default=-1)
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
@@ -65,7 +65,7 @@ class Run:
     @cached_property
     def round_numbers(self) -> tuple[int, ...]:
         """Those of which something is known, ascending."""
-        return tuple(sorted(self.table.frame["round"].unique().tolist()))
+        return tuple(np.unique(self.table.cells["round"]).tolist())
 
     @property
     def ended(self) -> bool | None:
@@ -159,7 +159,7 @@ class Run:
 
     def taken_part(self) -> list[int]:
         """``[n]``: rounds in which each client's update was aggregated."""
-        return np.bincount(self.table.part("weight")["client"], minlength=self.num_clients).tolist()
+        return np.bincount(self.table.part("weight").cells["client"], minlength=self.num_clients).tolist()
 
     def flagged(self) -> dict[int, list[dict[str, str]]]:
         """Client to the rows of its ``clients/<name>/flagged.csv``, of the valuation or in the run's folder."""

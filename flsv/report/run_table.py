@@ -34,7 +34,7 @@ SCHEMA = {
     "low": "float64",
     "high": "float64",
 }
-_KEY = ["metric", "client", "class"]
+_TYPES: Mapping[str, Any] = {name: object if kind == "str" else kind for name, kind in SCHEMA.items()}
 #: In the order of ``flsv.read_run``.
 COLUMNS = ("round", "metric", "client", "client_name", "class", "class_name", "value", "low", "high")
 #: Clients that a file may have where nobody says how many there are, and rounds.
@@ -68,10 +68,11 @@ class Numbers:
 
 
 class RunTable:
-    """Rows with the columns of :data:`SCHEMA`.
+    """Rows with the columns of :data:`SCHEMA`. Every round makes several tables of few rows: their columns are arrays,
+    and a data frame is made where somebody asks for one.
 
     Args:
-        frame: the rows, as :meth:`of_round` and :meth:`read` make them.
+        cells: array by the name of the column, texts as objects, as :meth:`of_round` and :meth:`read` make them.
 
     Example:
         >>> values = [Numbers("sv", [0.5, NAN]), Numbers("weight", [0.75, 0.25])]
@@ -86,13 +87,13 @@ class RunTable:
         b'1,sv,1,,0.125,Lyon,,,\\n'
     """
 
-    def __init__(self, frame: pandas.DataFrame) -> None:
-        self.frame = frame
+    def __init__(self, cells: Mapping[str, np.ndarray]) -> None:
+        self.cells = cells
 
     @classmethod
     def of_round(cls, index: int, numbers: Iterable[Numbers], client_names: Sequence[str]) -> RunTable:
         """The rows of one round: of each metric the overall values, or column by column; none for NaN."""
-        cells: dict[str, list[Any]] = {name: [np.empty(0, kind)] for name, kind in SCHEMA.items()}
+        cells: dict[str, list[Any]] = {name: [np.empty(0, kind)] for name, kind in _TYPES.items()}
         labels = np.array([*client_names], dtype=object)
         for each in numbers:
             columns = each.columns or {"": ""}
@@ -116,7 +117,7 @@ class RunTable:
             }
             for name, cell in row.items():
                 cells[name].append(cell)
-        return cls(pandas.DataFrame({name: np.concatenate(parts) for name, parts in cells.items()}).astype(SCHEMA))
+        return cls({name: np.concatenate(parts) for name, parts in cells.items()})
 
     @classmethod
     def read(cls, path: Path, client_names: Sequence[str] | None = None, rounds: int | None = None) -> RunTable:
@@ -158,31 +159,48 @@ class RunTable:
             seen.add(key)
             rows.append(row)
             latest = index
-        return cls(pandas.DataFrame(rows, columns=list(SCHEMA)).astype(SCHEMA))
+        return cls({name: np.array([row[name] for row in rows], dtype=kind) for name, kind in _TYPES.items()})
+
+    @cached_property
+    def frame(self) -> pandas.DataFrame:
+        """The rows as a data frame."""
+        return pandas.DataFrame(dict(self.cells)).astype(SCHEMA)
+
+    def _rows(self, which: Any) -> RunTable:
+        """Those of an index of NumPy's."""
+        return RunTable({name: cells[which] for name, cells in self.cells.items()})
 
     def changes(self, before: RunTable) -> RunTable:
         """The rows whose value or interval is another than ``before``, of one round each."""
-        places = pandas.MultiIndex.from_frame(self.frame[_KEY])
-        old = before.frame.set_index(_KEY)[["value", "low", "high"]].reindex(places).to_numpy()
-        now = self.frame[["value", "low", "high"]].to_numpy()
-        value, low, high = (now != old).T
-        return RunTable(self.frame[value | (~np.isnan(now[:, 1]) & (low | high))])
+        known = {key: row for row, key in enumerate(before._keys())}
+        # Who was not there before has the last row, in which nothing is known.
+        places = np.array([known.get(key, -1) for key in self._keys()], dtype="int64")
+        old = np.append(before._numbers(), np.full((3, 1), NAN), axis=1)[:, places]
+        now = self._numbers()
+        value, low, high = now != old
+        return self._rows(value | (~np.isnan(now[1]) & (low | high)))
+
+    def _keys(self) -> Iterable[tuple[Any, ...]]:
+        return zip(*(self.cells[name].tolist() for name in ("metric", "client", "class")))
+
+    def _numbers(self) -> np.ndarray:
+        return np.stack([self.cells[name] for name in ("value", "low", "high")])
 
     def before(self, round_index: int) -> RunTable:
         """The rows of the rounds before this one."""
-        return RunTable(self.frame[self.frame["round"] < round_index])
+        return self._rows(self.cells["round"] < round_index)
 
     def named(self, client_names: Sequence[str]) -> RunTable:
         """With these names of the clients where there are none."""
-        labels = np.array([*client_names], dtype=object)[self.frame["client"]]
-        return RunTable(self.frame.assign(client_name=self.frame["client_name"].where(lambda x: x != "", labels)))
+        told, labels = self.cells["client_name"], np.array([*client_names], dtype=object)[self.cells["client"]]
+        return RunTable({**self.cells, "client_name": np.where(told != "", told, labels)})
 
     def __add__(self, other: RunTable) -> RunTable:
-        return RunTable(pandas.concat([self.frame, other.frame], ignore_index=True))
+        return RunTable({name: np.concatenate([cells, other.cells[name]]) for name, cells in self.cells.items()})
 
     def rows(self) -> Iterable[tuple[Any, ...]]:
         """Cells in the order of :data:`SCHEMA`, as Python's own numbers."""
-        return zip(*(self.frame[name].tolist() for name in SCHEMA))
+        return zip(*(cells.tolist() for cells in self.cells.values()))
 
     def csv(self) -> bytes:
         """Lines of ``contributions.csv``, without the header."""
@@ -197,33 +215,36 @@ class RunTable:
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Names, what diagnostics say among them, in the order of the rows."""
-        return tuple(self.frame["metric"].unique())
+        return tuple(dict.fromkeys(self.cells["metric"].tolist()))
 
     def columns(self, metric: str) -> tuple[str, ...]:
         """The keys of a metric's columns, those of classes by number; none where it has one value per client."""
-        found = tuple(column for name, column in self._parts if name == metric and column)
+        found = tuple(column for name, column in self._places if name == metric and column)
         return tuple(sorted(found, key=int)) if all(column.isdigit() for column in found) else found
 
     def last(self, metric: str, clients: int, column: str = "", what: str = "value") -> list[float]:
         """``[n]``: each client's last value, or the low or high end of its interval; NaN where there is none."""
-        found, part = np.full(clients, NAN), self.part(metric, column)
+        found, part = np.full(clients, NAN), self.part(metric, column).cells
         found[part["client"]] = part[what]
         return found.tolist()
 
     def history(self, metric: str, clients: int, column: str, rounds: Sequence[int]) -> list[list[float]]:
         """``[r][n]`` of these rounds. A value, once measured, stays until it is measured again; what belongs to one
         round (weights, accuracies, norms) is NaN in the others."""
-        table = self.part(metric, column).pivot(index="round", columns="client", values="value")
+        table = self.part(metric, column).frame.pivot(index="round", columns="client", values="value")
         table = table.reindex(index=rounds, columns=range(clients))
         return (table if metric in OF_A_ROUND else table.ffill()).to_numpy().tolist()
 
-    def part(self, metric: str, column: str = "") -> pandas.DataFrame:
+    def part(self, metric: str, column: str = "") -> RunTable:
         """The rows of one column of a metric."""
-        return self._parts.get((metric, column), self.frame[:0])
+        return self._rows(np.array(self._places.get((metric, column), []), dtype="int64"))
 
     @cached_property
-    def _parts(self) -> dict[tuple[str, str], pandas.DataFrame]:
-        return dict(iter(self.frame.groupby(["metric", "class"], sort=False)))  # type: ignore[arg-type]
+    def _places(self) -> dict[tuple[str, str], list[int]]:
+        found: dict[tuple[str, str], list[int]] = {}
+        for row, key in enumerate(zip(self.cells["metric"].tolist(), self.cells["class"].tolist())):
+            found.setdefault(key, []).append(row)
+        return found
 
 
 _NEEDED: Mapping[str, Cell] = {"round": whole, "metric": str, "client": whole, "class": str, "value": number}
@@ -286,8 +307,8 @@ class ContributionsFile:
             lost = self.path.is_file() and self.path.read_bytes() not in (b"", _HEADER)
         else:
             # One round that was written and then lost with the process that ran it is run again alike: it is no loss.
-            rounds = table.frame["round"]
-            lost = rounds[rounds >= first_round].nunique() > 1
+            rounds = table.cells["round"]
+            lost = len(np.unique(rounds[rounds >= first_round])) > 1
         if lost:
             self._set_aside()
         kept = table.before(first_round).named(self._client_names)

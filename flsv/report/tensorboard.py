@@ -258,9 +258,10 @@ class TensorBoardRun:
 
     def remember(self, table: RunTable) -> None:
         """Values of the rounds before: pictures go on with the same scale."""
-        for name, values in table.frame.groupby("metric")["value"]:
-            if name in self._scales:
-                self._scales[name].include(values.to_numpy())
+        metrics, values = table.cells["metric"], table.cells["value"]
+        for name, scale in self._scales.items():
+            if (of_it := metrics == name).any():
+                scale.include(values[of_it])
 
     def scalars(self, round_index: int, scalars: RoundScalars) -> None:
         """A round's curves."""

@@ -54,7 +54,7 @@ def print_contributions(
         keys = table.columns(name)
         if 0 < len(keys) <= 10:
             by_column = [table.last(name, count, key) for key in keys]
-            names = [table.part(name, key)["class_name"].iloc[0] for key in keys]
+            names = [table.part(name, key).cells["class_name"][0] for key in keys]
             print_table(console, f"{name} by {kind}", client_names, class_columns([*zip(*by_column)], names), rows, gap)
     for line in lines_of(learned):
         console.print(Text(line))
