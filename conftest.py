@@ -1,7 +1,15 @@
-"""What is not collected where an extra is missing."""
+"""What is not collected where an extra is missing, and in which order files are run at the same time."""
 
+import pytest
 from lightning_utilities.core.imports import RequirementCache
 
 collect_ignore_glob = ["flsv/engines/flower_template/*"]
 if not RequirementCache("flwr"):
     collect_ignore_glob.append("flsv/engines/flower.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In the order of the folders: by their number of tests, files of one long test would come last, when the other
+    workers have nothing left."""
+    if config.pluginmanager.hasplugin("xdist"):
+        config.option.loadscopereorder = False

@@ -1,13 +1,33 @@
 """One thread: small tensors do not gain from more, and the bit-for-bit tests need the same number everywhere. The same
-random numbers in every test, whichever tests have run before it."""
+random numbers in every test, whichever tests have run before it. What every small fit would pay for again is paid for
+once."""
 
+import functools
+import importlib.metadata
+import os
 import random
+import sys
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 torch.set_num_threads(1)
+
+# Tests kill processes and not machines: what was written is there without waiting for the disk.
+os.fsync = lambda number: None
+
+entry_points = importlib.metadata.entry_points
+
+
+@functools.cache
+def entry_points_of(path: tuple[str, ...], **which: Any) -> Any:
+    return entry_points(**which)
+
+
+# Lightning looks through the metadata of all installed packages whenever a trainer is made.
+importlib.metadata.entry_points = lambda **which: entry_points_of(tuple(sys.path), **which)
 
 
 @pytest.fixture(autouse=True)
