@@ -4,19 +4,19 @@
     flsv retrain runs/lightning_logs/version_0 --trainings singles --rounds 10
     torchrun --nproc-per-node 4 -m flsv retrain runs/lightning_logs/version_0
 
-What a metric says during a run is cheap and approximate. This trains the same federation again with some of its
-clients only and shares out what comes of it by Shapley values. Where the module allows it, the models of all
-coalitions are rows of one batched model and train side by side, which takes about as long as a few fits: then all
-coalitions of up to ten clients are trained if that takes eight fits or less, and the values are exact. Where it does
-not, the command says why, trains each client alone, all but one, and all (2 n + 1 trainings, one after the other) and
-fits a game to their utilities. Values, with intervals, are written to retrained.csv in the run's folder and shown by
-flsv report. Beside them stands KernelSHAP of the same trainings, which assumes nothing of the game; where it lies
-outside of an interval, the command says so. Models are judged as the run's metrics judged them, or by --metric
-(``by`` in the file); trainings are kept for each of these. Where that is accuracy and most samples are of one class,
-it is said. A client whose payment is held back (see flsv report --pay) takes part, and has no value until somebody
-has looked at it; then retrain again. Rounds in which a client's update was at fault (not finite, or far larger than
-all others) are taken off its value, by their share of all its rounds. Data that are not the run's are refused. A
-training that is done is kept: start again what was stopped.
+What a metric says during a run is cheap and approximate. This trains the same federation again with some of its clients
+only and shares out what comes of it by Shapley values. Where the module allows it, the models of all coalitions are
+rows of one batched model and train side by side, which takes about as long as a few fits: then all coalitions of up to
+ten clients are trained if that takes eight fits or less, and the values are exact. Where it does not, the command says
+why, trains each client alone, all but one, and all (2 n + 1 trainings, one after the other) and fits a game to their
+utilities. Ranks share the coalitions out. Values, with intervals, are written to retrained.csv in the run's folder and
+shown by flsv report. Beside them stands KernelSHAP of the same trainings, which assumes nothing of the game; where it
+lies outside of an interval, the command says so. Models are judged as the run's metrics judged them, or by --metric
+(``by`` in the file); trainings are kept for each of these. Where that is accuracy and most samples are of one class, it
+is said. A client whose payment is held back (see flsv report --pay) takes part, and has no value until somebody has
+looked at it; then retrain again. Rounds in which a client's update was at fault (not finite, or far larger than all
+others) are taken off its value, by their share of all its rounds. Data that are not the run's are refused. A training
+that is done is kept: start again what was stopped.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class _Plays:
 
     def __init__(self, which: Which | None, ranks: Ranks, told: Any, say: Callable[[str], None]) -> None:
         self._which, self._ranks, self._told, self._say = which, ranks, told, say
-        self._side_by_side, self._first = ranks.size == 1, True
+        self._side_by_side, self._first = True, True
 
     def __call__(
         self, utility: RetrainedUtility, path: Path, settings: Mapping[str, Any], seed: int
@@ -357,7 +357,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     )
     options, rest = parser.parse_known_args(list(args))
 
-    say = printer(quiet)
+    say = printer(quiet or ranks_of_environment().rank > 0)
     alone = ranks_of_environment().rank == 0 and options.run.is_dir()
     with FolderLock(options.run) if alone else nullcontext():
         rows, path = retrain(

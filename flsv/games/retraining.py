@@ -188,6 +188,7 @@ class RetrainedUtility:
 
     Attributes:
         num_players: n.
+        ranks: as given.
         scores: coalition (its members, ascending) to its model's scores, for all that are known.
         seconds: coalition to how long its training took.
         initial: the module's ``state_dict`` that all start from; None before the first training.
@@ -239,7 +240,7 @@ class RetrainedUtility:
             )
         self.trainer, self.module, self.data, self.metric = trainer, copied(module), data, measure
         self.num_players = data.num_clients
-        self._ranks = ranks
+        self.ranks = ranks
         self.initial: dict[str, Any] | None = None
         self.model: Tensor | None = None
         self.scores: dict[Members, Scores | NamedScores] = {}
@@ -261,7 +262,7 @@ class RetrainedUtility:
         return torch.cat([utility_of(self.scores[members], self.metric) for members in coalitions])
 
     def _train_all(self, coalitions: list[Members]) -> None:
-        ranks = self._ranks
+        ranks = self.ranks
         if self.initial is None and ranks.size > 1 and coalitions:
             # What the first training starts from, all others do.
             if ranks.rank == 0:
@@ -281,7 +282,7 @@ class RetrainedUtility:
         names = ((), *coalitions)
         own = {members: self.scores[members] for members in names if members in self.scores}
         seconds = {members: self.seconds[members] for members in coalitions if members in self.seconds}
-        parts = self._ranks.everybody((own, seconds, self.initial if self._ranks.rank == 0 else None), about)
+        parts = self.ranks.everybody((own, seconds, self.initial if self.ranks.rank == 0 else None), about)
         self.initial = parts[0][2]
         for scores, spent, _ in parts:
             self.scores |= scores

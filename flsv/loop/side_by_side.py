@@ -14,9 +14,8 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import lightning as L
 import torch
@@ -37,6 +36,7 @@ from flsv.games.retraining import RetrainedUtility, evaluator_of
 from flsv.loop.coalition_servers import servers_of
 from flsv.loop.federated_loop import FederatedLoop
 from flsv.parameters import ParameterSpace
+from flsv.participants import ALONE, Ranks
 from flsv.sampling import FixedCohort
 from flsv.seeding import seed_global_rngs
 from flsv.server import ContributionMetrics
@@ -53,18 +53,21 @@ BYTES, LEAST = 2**30, 8
 COPIES = 6
 
 
+T = TypeVar("T")
+
+
 class NotSideBySide(ConfigurationError):
     """Coalitions cannot be trained side by side, and why."""
 
 
 class SideBySideUtility:
     """``utility(masks: bool [K, n]) -> float64 [K]``: as :class:`flsv.games.retraining.RetrainedUtility`, all
-    coalitions at once.
+    coalitions at once, or each rank's share of them.
 
     The coalition of all clients is trained in both ways. Where they come to different models, it is refused.
 
     Args:
-        alone: the same game, one coalition after the other; it trains the coalition of all.
+        alone: the same game, one coalition after the other; it trains the coalition of all, and has the ranks.
         seed: of the run.
         compare: whether to train the coalition of all in both ways; otherwise only side by side.
 
@@ -78,12 +81,18 @@ class SideBySideUtility:
         self.num_players = alone.num_players
 
     def __call__(self, masks: Tensor) -> Tensor:
-        with _or_not():
-            trained = self._train(masks)
-            if self._compare:
-                assert self._alone.model is not None
-                check_same(trained.checked, self._alone.model[0])
-            return utility_of(trained.scores, self._alone.metric)
+        parts = self._on_all_ranks(lambda: self._play(masks))
+        found = torch.empty(len(masks), *parts[0].shape[1:], dtype=parts[0].dtype)
+        for rank, part in enumerate(parts):
+            found[rank :: len(parts)] = part[: len(found[rank :: len(parts)])]
+        return found
+
+    def _play(self, masks: Tensor) -> Tensor:
+        trained = self._train(masks)
+        real = self._alone.model
+        if self._compare and real is not None:  # this rank has trained the coalition of all
+            check_same(trained.checked, real[0])
+        return utility_of(trained.scores, self._alone.metric)
 
     def fits(self, masks: Tensor) -> float:
         """How many fits of all clients it takes to train these coalitions ``[K, n]``, by their first round.
@@ -94,12 +103,34 @@ class SideBySideUtility:
         Raises:
             NotSideBySide: see :class:`SideBySideUtility`.
         """
-        with _or_not():
+
+        def fits() -> float:
             trained = self._train(masks, rounds=1)
             rounds = trained.trainer_rounds
             return trained.seconds * rounds / self._alone.seconds[tuple(range(self.num_players))]
 
+        return max(self._on_all_ranks(fits))
+
+    def _on_all_ranks(self, work: Callable[[], T]) -> list[T]:
+        """What every rank's work comes to. What goes wrong at one of them is a reason for all."""
+        found: T | NotSideBySide
+        try:
+            found = work()
+        except Exception as error:  # somebody's training_step on tensors with one more dimension
+            named = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
+            found = NotSideBySide(f"{named}{error}")
+            found.__cause__ = error
+        parts = self._alone.ranks.everybody(found, "coalitions side by side")
+        for part in parts:
+            if isinstance(part, NotSideBySide):
+                raise part
+        return parts
+
     def _train(self, masks: Tensor, rounds: int | None = None) -> CoalitionTraining:
+        """This rank's share of the coalitions; the empty one, where there are fewer than ranks."""
+        ranks = self._alone.ranks
+        own = masks[ranks.rank :: ranks.size]
+        masks = own if len(own) else masks[:1].new_zeros(1, self.num_players)
         alone, everybody = self._alone, range(self.num_players)
         trainer = alone.trainer(FixedCohort(everybody))
         loop = loop_of(trainer)
@@ -109,23 +140,13 @@ class SideBySideUtility:
             alone(torch.ones(1, self.num_players, dtype=torch.bool))
             trainer = alone.trainer(FixedCohort(everybody))
             loop = loop_of(trainer)
-        training = CoalitionTraining(loop, masks, self._seed, alone.initial, self._scores, rounds)
+        training = CoalitionTraining(loop, masks, self._seed, alone.initial, self._scores, rounds, ranks)
         trainer.callbacks = [training if each is loop else each for each in trainer.callbacks]  # type: ignore[attr-defined]
         trainer.fit(copied(alone.module), alone.data)
         return training
 
     def _scores(self, trainer: L.Trainer, space: ParameterSpace, models: Tensor) -> Any:
         return evaluator_of(trainer, space, self._alone.data, self._alone.metric)(models)
-
-
-@contextmanager
-def _or_not() -> Iterator[None]:
-    """Within it, whatever goes wrong is a reason against training side by side: the module trains alone."""
-    try:
-        yield
-    except Exception as error:  # somebody's training_step on tensors with one more dimension
-        named = "" if isinstance(error, ConfigurationError) else f"{type(error).__name__}: "
-        raise NotSideBySide(f"{named}{error}") from error
 
 
 def check_same(models: Tensor, real: Tensor, who: str = "") -> None:
@@ -170,6 +191,7 @@ class CoalitionTraining(L.Callback):
         evaluate: given the trainer, the map between models and vectors and the models ``[K, P]``, gives ``scores``;
             called within the fit.
         rounds: default: the trainer's epochs.
+        ranks: that train other coalitions; all start from what the first one does.
 
     Attributes:
         models: ``[K, P]``, after the last round.
@@ -191,17 +213,19 @@ class CoalitionTraining(L.Callback):
         initial: dict[str, Any] | None = None,
         evaluate: Callable[[L.Trainer, ParameterSpace, Tensor], Any] = lambda trainer, space, models: None,
         rounds: int | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         checked = torch.tensor(CHECKED)[:, None].expand(-1, masks.shape[1])
         self._loop, self._seed, self._initial = loop, seed, initial
         self._masks = torch.cat([checked, masks])
-        self._evaluate, self._rounds = evaluate, rounds
+        self._evaluate, self._rounds, self._ranks = evaluate, rounds, ranks
         self.models, self.checked, self.scores = torch.empty(0), torch.empty(0), None  # type: Tensor, Tensor, Any
         self.seconds, self.trainer_rounds = 0.0, 0
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._initial is not None:
-            pl_module.load_state_dict(self._initial)
+        if self._initial is not None or self._ranks.size > 1:
+            initial = pl_module.state_dict() if self._initial is None else self._initial
+            pl_module.load_state_dict(self._ranks.from_rank(0, initial, "the weights that coalitions start from"))
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         trainer.should_stop, trainer.fit_loop.min_epochs = True, 0

@@ -35,6 +35,7 @@ from flsv.engines.ranks.rendezvous import Rendezvous, meet
 from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility
 from flsv.loop import FederatedLoop
+from flsv.loop.side_by_side import SideBySideUtility
 from flsv.metrics import (
     ClassSpecificShapley,
 )
@@ -292,9 +293,14 @@ def retrain(folder: str) -> None:
 
     data = FederatedDataModule("digits", SizePartitioner([1, 2, 3]))
     utility = RetrainedUtility(make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks)
+    torch.manual_seed(0)  # of the weights, which the first fit makes
     found = exact_shapley(utility, 3)
     print("RESULT", found.values.tolist(), len(utility.scores), len(utility.seconds), flush=True)
     print("TRAINED", len(trained), flush=True)
+    for compare in (True, False):
+        game = RetrainedUtility(make, ClassifierClient("softmax"), data, "negative_loss", ranks=ranks)
+        torch.manual_seed(0)
+        print(f"SIDE{compare:d}", exact_shapley(SideBySideUtility(game, 0, compare), 3).values.tolist(), flush=True)
 
 
 def sleeper(folder: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -200,13 +201,18 @@ def test_torchrun_restarts_by_itself(runs: Path, tmp_path: Path) -> None:
 def test_retrained_coalitions_are_shared_out(tmp_path: Path) -> None:
     outputs = {}
     for size in (1, 3):
-        ended = run_ranks("retrain", [str(tmp_path)], size, tmp_path / str(size), seconds=60)
+        ended = run_ranks("retrain", [str(tmp_path)], size, tmp_path / str(size), seconds=180)
         outputs[size] = [
-            dict(line.split(" ", 1) for line in e.output.splitlines() if line[:4] in ("RESU", "TRAI")) for e in ended
+            dict(line.split(" ", 1) for line in e.output.splitlines() if line[:4] in ("RESU", "TRAI", "SIDE"))
+            for e in ended
         ]
     assert {told["RESULT"] for size in (1, 3) for told in outputs[size]} == {outputs[1][0]["RESULT"]}
     assert outputs[1][0]["TRAINED"] == "7"
     assert sorted(int(told["TRAINED"]) for told in outputs[3]) == [2, 2, 3]
+    expected = json.loads(outputs[1][0]["RESULT"].rsplit(" ", 2)[0])
+    for told in (*outputs[1], *outputs[3]):
+        for together in (told["SIDE1"], told["SIDE0"]):
+            assert json.loads(together) == pytest.approx(expected, rel=1e-4)
 
 
 def test_from_a_command_line(tmp_path: Path) -> None:
