@@ -133,7 +133,7 @@ def test_what_a_checkpoint_says_of_its_federation_depends_on_what_was_dealt_only
     def of(**kwargs: Any) -> Any:
         data = toy_data(**kwargs)
         data.setup("fit")
-        return of_fit(loop()._settings, data)
+        return of_fit(loop()._described, data)
 
     assert of() == of(batch_size=4)
     assert of().samples.keys() == {"server", "0", "1", "2"}

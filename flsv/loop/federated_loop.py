@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -213,8 +213,12 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         self.board = ContributionMetrics({**config.metrics, **spent}, check_names(config.strategies))
         for each in config.filters:
             each.check(personalizer, list(self.board.evaluating))
-        self._settings: dict[str, str] = {}
         self._reset()
+
+    @cached_property
+    def _described(self) -> dict[str, str]:
+        """Of the objects as the first fit finds them: later they may hold what they have learnt."""
+        return settings_of(self.config, self.metrics)
 
     def _reset(self) -> None:
         """As if no round had been run."""
@@ -257,9 +261,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             self._reset()
             self.board.reset()
         self._run = FitRun(trainer, data, self)
-        # Of the objects as the first fit finds them: later they may hold what they have learnt.
-        self._settings = self._settings or settings_of(self.config, self.metrics)
-        self._run.set_up(self._settings)
+        self._run.set_up(self._described)
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._fit.start(pl_module)
