@@ -48,7 +48,8 @@ slow: ## the slow tests
 # Branches and coverage slow tests down, so it is measured on the fast ones, and reported only. One process: see ci.
 coverage: ## lines reached by the fast tests, as a report
 	$(PYTHON) -m pytest -q --cov=flsv --cov-report=term:skip-covered \
-	  tests/functional tests/metrics tests/aggregation tests/server tests/round tests/sampling tests/test_loop.py
+	  tests/functional tests/metrics tests/aggregation tests/server tests/round tests/sampling \
+	  tests/loop/test_federated_loop.py tests/loop/test_lightning_features.py
 
 docs: ## the site, into site/; warnings are errors
 	$(PYTHON) -m mkdocs build --quiet
@@ -66,7 +67,8 @@ tables: ## the tables of README.md
 lowest: .venv-lowest/made ## a small part of the tests with the lowest versions of pyproject.toml, in an environment of its own
 	.venv-lowest/bin/python -m flsv fit --config quickstart --trainer.max_epochs 2 \
 	  --trainer.enable_progress_bar false --trainer.default_root_dir .venv-lowest/runs
-	.venv-lowest/bin/python -m pytest -q tests/test_loop.py tests/functional tests/metrics/test_federated_shapley.py
+	.venv-lowest/bin/python -m pytest -q tests/functional tests/metrics/test_federated_shapley.py \
+	  tests/loop/test_federated_loop.py tests/loop/test_lightning_features.py
 
 conformance: ## values and errors against shapiq, pyDVL, dp-accounting and POT, in an environment of their own
 	rm -rf .venv-conformance

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +10,8 @@ import lightning as L
 import pytest
 import torch
 from by_hand import (
-    LOCAL_EPOCHS,
     PROPORTIONS,
     ROUNDS,
-    SEED,
     assert_kept,
     assert_same,
     cohort,
@@ -24,7 +20,7 @@ from by_hand import (
     unequal_data,
 )
 from lightning.pytorch.callbacks import BaseFinetuning
-from resuming import assert_resumes
+from partly_shared import HEAD, NORM, frozen, loop
 from torch import Tensor, nn
 from toys import CLASSES, FEATURES, Plain, fit, network, toy_data, vector
 
@@ -40,21 +36,12 @@ from flsv.metrics import (
     CommunicationCost,
     ContributionMetric,
     CosineGradientShapley,
-    DomainRelevance,
     PartialFederatedShapley,
 )
-from flsv.personalization import PFedSV
 from flsv.privacy import GaussianPrivacy
-from flsv.sampling import FixedCohort, UniformSampler
-from flsv.uploads import TopK
+from flsv.sampling import FixedCohort
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*tensors stay at their clients.*")
-NORM, HEAD = ["1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"], ["4.weight", "4.bias"]
-
-
-def loop(**kwargs: Any) -> FederatedLoop:
-    options: dict[str, Any] = {"sampler": UniformSampler(3), "local_epochs": LOCAL_EPOCHS, "seed": SEED, **kwargs}
-    return FederatedLoop(**options)
 
 
 def test_all_is_what_it_was(tmp_path: Path) -> None:
@@ -147,15 +134,6 @@ def test_nobody_is_evaluated_with_another_clients_part(tmp_path: Path) -> None:
     assert seen[0].tolist() == module.shift.tolist() == [0.0] * CLASSES
 
 
-# ---- what is trained
-
-
-def frozen(batch_norm: bool = True) -> nn.Module:
-    net = network(batch_norm)
-    net[:2].requires_grad_(False)
-    return net
-
-
 def test_trainable_is_the_same_federation_with_less_traffic(tmp_path: Path) -> None:
     games = {"sv": PartialFederatedShapley(), "cssv": ClassSpecificShapley(), "cost": CommunicationCost()}
 
@@ -229,89 +207,6 @@ def test_what_is_unfrozen_later_is_refused_by_name(tmp_path: Path) -> None:
     module = Plain(optimizer=lambda ps: torch.optim.SGD([p for p in ps if p.requires_grad], lr=0.1))
     with pytest.raises(ConfigurationError, match=r"'net.0.weight' required no gradient when the fit began"):
         fit(loop(share="trainable"), tmp_path, module, callbacks=[Unfreezes()])
-
-
-# ---- with the rest
-
-
-def everything(**changes: Any) -> FederatedLoop:
-    options: dict[str, Any] = {
-        "share": ["!norm"],
-        "metrics": {"cssv": ClassSpecificShapley(), "cos": CosineGradientShapley()},
-        "uploads": [SignFlip(clients=[1]), GaussianPrivacy(clip=1.0, noise_multiplier=0.01), TopK(share=0.5)],
-        "client_optimizer": "keep",
-        "evaluation": ClientEvaluation(every=2, models="trained"),
-    }
-    return loop(**{**options, **changes})
-
-
-def test_resumes(tmp_path: Path) -> None:
-    federated = assert_resumes(everything, tmp_path, data=unequal_data)
-    assert all(f"module.net.{name}" in state for state in federated.state_dict()["clients"].values() for name in NORM)
-
-
-@pytest.mark.slow
-def test_resumes_with_a_personaliser(tmp_path: Path) -> None:
-    data = partial(toy_data, (4, 3, 2), client_val=0.2)
-
-    def make() -> FederatedLoop:
-        return FederatedLoop(
-            share=["!head"], personalizer=PFedSV(k=2), metrics={"relevance": DomainRelevance()}, seed=1
-        )
-
-    assert_resumes(make, tmp_path, data=data)
-
-
-class Saves(L.Callback):
-    """A checkpoint in the middle of a round, while a client is in the module."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_batch_end(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
-        if trainer.current_epoch == 2 and args[-1] == 7:
-            trainer.save_checkpoint(self.path)
-
-
-def test_a_checkpoint_in_the_middle_of_a_round_is_that_rounds_start(tmp_path: Path) -> None:
-    path = tmp_path / "middle.ckpt"
-    whole, again = loop(share=["!norm"]), loop(share=["!norm"])
-    expected = fit(
-        whole, tmp_path / "a", data=unequal_data(), rounds=4, callbacks=[Saves(path)], enable_checkpointing=True
-    )
-    saved = torch.load(path, weights_only=True)["state_dict"]
-    assert torch.equal(saved["net.1.running_mean"], torch.zeros(8))
-    resumed = fit(again, tmp_path / "b", data=unequal_data(), rounds=4, ckpt_path=path, enable_checkpointing=True)
-    assert torch.equal(vector(expected), vector(resumed))
-    assert_kept(again, {c: {n[11:]: v for n, v in s.items()} for c, s in whole.state_dict()["clients"].items()})
-
-
-@pytest.mark.parametrize("share", ["all", ["!head"], ["!net.1.*"]])
-def test_another_share_is_refused_on_resume(tmp_path: Path, share: Any) -> None:
-    path = tmp_path / "saved.ckpt"
-    fit(loop(share=["!norm"]), tmp_path, data=unequal_data(), rounds=1, callbacks=[SavesAtEnd(path)])
-    said = f"federation.share is {share!r} and was ['!norm']"
-    with pytest.raises(ConfigurationError, match=re.escape(said)):
-        fit(loop(share=share), tmp_path, data=unequal_data(), ckpt_path=path)
-
-
-class SavesAtEnd(L.Callback):
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def on_train_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        trainer.save_checkpoint(self.path)
-
-
-def test_other_frozen_layers_are_refused_on_resume(tmp_path: Path) -> None:
-    path = tmp_path / "saved.ckpt"
-    optimizer = lambda ps: torch.optim.SGD(list(ps), lr=0.1)  # noqa: E731
-    saving = [SavesAtEnd(path)]
-    fit(loop(share="trainable"), tmp_path, Plain(frozen(), optimizer), unequal_data(), rounds=1, callbacks=saving)
-    with pytest.raises(
-        ConfigurationError, match=r"another part of the module shared \(shared: 7 tensors .*was 4 tensors"
-    ):
-        fit(loop(share="trainable"), tmp_path, Plain(network(), optimizer), unequal_data(), ckpt_path=path)
 
 
 def test_noise_and_attacks_touch_what_is_shared_only(tmp_path: Path) -> None:

@@ -1,129 +1,19 @@
-"""The data module in a Trainer, around other data modules, from the command line, and asked wrongly."""
+"""The data module in a Trainer, and asked wrongly."""
 
 import itertools
 import os
-import sys
-import types
 
-import lightning as L
 import numpy as np
 import pytest
 import torch
-import yaml
 from data_options import grouped
-from lightning.pytorch.cli import LightningCLI
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from small_sets import Flip, Images, Linear, X, Y, ready, trainer
+from torch.utils.data import TensorDataset
 
 from flsv.data import DirichletPartitioner, FederatedDataModule, GroupPartitioner, IIDPartitioner, Splits, TensorBatches
 from flsv.errors import ConfigurationError
 
 ROOT = os.environ.get("FLSV_DATA_ROOT")
-X = torch.randn(200, 4, generator=torch.Generator().manual_seed(0))
-Y = torch.arange(200) % 5
-
-
-class Linear(L.LightningModule):
-    """A classifier that writes down which samples it was trained, validated and tested on."""
-
-    def __init__(self, inputs: int = 4, classes: int = 5):
-        super().__init__()
-        self.layer = nn.Linear(inputs, classes)
-        self.seen = {"train": [], "val": [], "test": []}
-
-    def _step(self, batch, split):
-        x, y = batch
-        self.seen[split].append(y)
-        return nn.functional.cross_entropy(self.layer(x.flatten(1)), y)
-
-    def training_step(self, batch):
-        return self._step(batch, "train")
-
-    def validation_step(self, batch):
-        self._step(batch, "val")
-
-    def test_step(self, batch):
-        self._step(batch, "test")
-
-    def predict_step(self, batch):
-        return batch[1]
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-class Somebodys(L.LightningDataModule):
-    """A data module as users write them, which counts what is called."""
-
-    def __init__(self, size: int = 120, batch_size: int = 7):
-        super().__init__()
-        self.size = size
-        self.batch_size = batch_size
-        self.calls = []
-
-    def prepare_data(self):
-        self.calls.append("prepare_data")
-
-    def setup(self, stage):
-        self.calls.append(f"setup {stage}")
-        if stage == "fit":
-            self.train = TensorDataset(X[: self.size], Y[: self.size])
-            self.val = TensorDataset(X[120:150], Y[120:150])
-        if stage == "test":
-            self.test = TensorDataset(X[150:], Y[150:])
-
-    def train_dataloader(self):
-        return DataLoader(self.train, batch_size=self.batch_size, shuffle=True)
-
-    def val_dataloader(self):
-        return DataLoader(self.val, batch_size=11)
-
-    def test_dataloader(self):
-        return DataLoader(self.test, batch_size=13)
-
-
-class Flip:
-    def __init__(self, factor: float = -1.0):
-        self.factor = factor
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return x * self.factor
-
-
-class Images(Dataset):
-    """Not a TensorDataset; groups and classes as attributes."""
-
-    classes = ("a", "b", "c", "d", "e")
-
-    def __init__(self, length: int = 60):
-        self.length = length
-        self.groups = [index % 3 for index in range(length)]
-        self.ward = [index // 20 for index in range(length)]
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return X[index], int(Y[index])
-
-
-def trainer(**options):
-    options = {"max_epochs": 2, "num_sanity_val_steps": 0, **options}
-    return L.Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
-
-
-def ready(*args, **kwargs):
-    data = FederatedDataModule(*args, **grouped(kwargs))
-    data.prepare_data()
-    data.setup("fit")
-    return data
 
 
 # Who has what
@@ -286,123 +176,6 @@ def test_no_server_validation():
     assert int(data.num_samples.sum()) == 200
 
 
-# Around another data module
-
-
-def test_a_wrapped_module_is_read_as_it_reads_itself():
-    wrapped, model = Somebodys(), Linear()
-    data = FederatedDataModule(wrapped, IIDPartitioner(4))
-    fit = trainer(max_epochs=1)
-    fit.fit(model, data)
-    assert wrapped.trainer is fit
-    assert {len(y) for y in model.seen["train"]} == {7, 120 % 7}
-    assert torch.equal(torch.cat(model.seen["val"]), Y[120:150])
-    assert [len(y) for y in model.seen["val"]] == [11, 11, 8]
-    assert len(data.server_val_indices) == 0
-    assert isinstance(data.val_dataloader(), TensorBatches)
-    fit.test(model, data, verbose=False)
-    assert [len(y) for y in model.seen["test"]] == [13, 13, 13, 11]
-    assert wrapped.calls == ["prepare_data", "setup fit", "prepare_data", "setup test"]
-
-
-def test_a_batch_size_given_goes_before_the_wrapped_modules():
-    assert ready(Somebodys(), batch_size=5).client_loader(0).batch_size == 5
-
-
-def test_test_and_predict_loaders_of_a_wrapped_module():
-    class Predicting(Somebodys):
-        def predict_dataloader(self):
-            return "its own"
-
-    data = ready(Predicting())
-    data.setup("test")
-    assert data.predict_dataloader() == "its own"
-    data = ready(Somebodys())
-    data.setup("predict")
-    data.setup("test")
-    assert isinstance(data.predict_dataloader(), DataLoader)
-
-
-def test_a_module_made_from_data_sets():
-    module = L.LightningDataModule.from_datasets(TensorDataset(X, Y), batch_size=16)
-    data = ready(module, server_val=0.25)
-    assert len(data.server_val_indices) == 50
-    assert data.client_loader(0).batch_size == 16
-    with pytest.raises(ConfigurationError, match="LightningDataModule has no test data"):
-        data.test_dataloader()
-
-
-def test_batch_hooks_are_delegated_only_where_the_module_has_them():
-    class Hooked(Somebodys):
-        def on_after_batch_transfer(self, batch, dataloader_idx):
-            assert self.trainer is not None
-            self.calls.append("after")
-            x, y = batch
-            return x, torch.zeros_like(y)
-
-    class Model(Linear):
-        def on_before_batch_transfer(self, batch, dataloader_idx):
-            self.before = True
-            return batch
-
-    wrapped, model = Hooked(), Model()
-    trainer(max_epochs=1).fit(model, FederatedDataModule(wrapped))
-    assert "after" in wrapped.calls
-    assert not torch.cat(model.seen["train"]).any()
-    assert model.before
-
-
-def test_teardown_of_a_wrapped_module_makes_the_next_setup_start_anew():
-    class Tidy(Somebodys):
-        def teardown(self, stage):
-            self.calls.append("teardown")
-            self.train = self.val = None
-
-    wrapped, model = Tidy(), Linear()
-    data = FederatedDataModule(wrapped)
-    fit = trainer(max_epochs=1)
-    fit.fit(model, data)
-    indices = data.client_indices(1)
-    assert "teardown" in wrapped.calls
-    fit.test(model, data, verbose=False)
-    assert torch.equal(data.client_indices(1), indices)
-    assert wrapped.calls.count("setup fit") == 2
-
-
-def test_state_of_a_wrapped_module_goes_into_the_checkpoint(tmp_path):
-    class Stateful(Somebodys):
-        loaded = None
-
-        def state_dict(self):
-            return {"cursor": 42}
-
-        def load_state_dict(self, state_dict):
-            self.loaded = state_dict
-
-    fit = trainer(max_epochs=1)
-    fit.fit(Linear(), FederatedDataModule(Stateful()))
-    fit.save_checkpoint(tmp_path / "last.ckpt")
-    wrapped = Stateful()
-    trainer(max_epochs=2).fit(Linear(), FederatedDataModule(wrapped), ckpt_path=tmp_path / "last.ckpt")
-    assert wrapped.loaded == {"cursor": 42}
-    assert FederatedDataModule("digits").state_dict() == {}
-
-
-def test_an_exception_reaches_the_wrapped_module():
-    class Watching(Somebodys):
-        def on_exception(self, exception):
-            self.calls.append(repr(exception))
-
-    class Failing(Linear):
-        def training_step(self, batch):
-            raise ArithmeticError("boom")
-
-    wrapped = Watching()
-    with pytest.raises(ArithmeticError):
-        trainer().fit(Failing(), FederatedDataModule(wrapped))
-    assert wrapped.calls[-1] == "ArithmeticError('boom')"
-
-
 # Asked wrongly
 
 
@@ -451,78 +224,6 @@ def test_clients_and_splits_that_do_not_exist():
 def test_no_test_data():
     with pytest.raises(ConfigurationError, match="TensorDataset has no test data"):
         ready(TensorDataset(X, Y)).test_dataloader()
-
-
-# From the command line
-
-
-@pytest.fixture(autouse=True)
-def _no_arguments(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["flsv"])
-
-
-def parse(tmp_path, data, *arguments):
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": data}))
-    return LightningCLI(
-        Linear,
-        FederatedDataModule,
-        run=False,
-        save_config_callback=None,
-        seed_everything_default=False,
-        trainer_defaults={"accelerator": "cpu", "logger": False},
-        args=["--config", str(tmp_path / "config.yaml"), *arguments],
-    ).datamodule
-
-
-def test_yaml_of_a_named_set(tmp_path):
-    partitioner = {"class_path": "flsv.data.DirichletPartitioner", "init_args": {"num_clients": 4, "alpha": 0.3}}
-    data = parse(tmp_path, {"source": "digits", "partitioner": partitioner, "batch_size": 16}, "--data.splits.seed=3")
-    assert data.source == "digits"
-    assert repr(data.partitioner) == "DirichletPartitioner(num_clients=4, alpha=0.3, min_samples=1, seed=0)"
-    assert (data.batch_size, data.splits.seed) == (16, 3)
-
-
-@pytest.mark.parametrize("name", ["FashionMNIST", "MNIST", "CIFAR10"])
-def test_yaml_names_of_torchvisions_sets_stay_names(tmp_path, name):
-    assert parse(tmp_path, {"source": name}).source == name
-
-
-def test_yaml_of_a_data_module_and_a_transform(tmp_path, monkeypatch):
-    # Class paths are imported, and pytest does not make this file importable.
-    project = types.ModuleType("somebodys_project")
-    monkeypatch.setitem(sys.modules, "somebodys_project", project)
-    for kind in (Somebodys, Flip, Images):
-        monkeypatch.setattr(kind, "__module__", "somebodys_project")
-        setattr(project, kind.__name__, kind)
-    data = parse(
-        tmp_path,
-        {
-            "source": {"class_path": "somebodys_project.Somebodys", "init_args": {"size": 50}},
-            "train_transform": {"class_path": "somebodys_project.Flip", "init_args": {"factor": 3.0}},
-        },
-    )
-    assert data.source.size == 50
-    assert data.train_transform.factor == 3.0
-    assert parse(tmp_path, {"source": "somebodys_project.Somebodys"}).source.size == 120
-    pair = [{"class_path": "somebodys_project.Images", "init_args": {"length": n}} for n in (30, 10)]
-    assert [len(part) for part in parse(tmp_path, {"source": pair}).source] == [30, 10]
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments"),
-    [
-        ("IIDPartitioner", {"num_clients": 3}),
-        ("SizePartitioner", {"proportions": [1, 2, 3]}),
-        ("PathologicalPartitioner", {"num_clients": 3, "classes_per_client": 2}),
-        ("ShardPartitioner", {"num_clients": 3}),
-        ("ProportionPartitioner", {"matrix": [[0.7, 0.5], [0.1, 0.5]], "of": "client", "sizes": [1, 2]}),
-        ("GroupPartitioner", {}),
-        ("GroupPartitioner", {"num_clients": 3}),
-    ],
-)
-def test_yaml_of_every_partitioner(tmp_path, name, arguments):
-    entry = {"class_path": f"flsv.data.{name}", "init_args": arguments}
-    assert type(parse(tmp_path, {"partitioner": entry, "groups": [1, 2, 3]}).partitioner).__name__ == name
 
 
 # Real data

@@ -7,89 +7,26 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+from batched_pairs import SIZES, Plainest, loop, pair
+from lightning.pytorch.callbacks import Callback
 from resume_run import checkpoints
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from torchmetrics import MeanMetric
-from toys import CLASSES, FEATURES, Plain, adam, fit, network, sgd, toy_data, toy_sets, trainer_for, vector
+from toys import CLASSES, FEATURES, Plain, adam, fit, network, toy_data, toy_sets, trainer_for, vector
 
-from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule, Reporting
+from flsv import ClassifierClient, ClientEvaluation, FederatedDataModule
 from flsv.aggregation import ShapFedWA
 from flsv.cli.parser import make_cli
-from flsv.clients.algorithms import FedProx, MoreauSGD
 from flsv.data import IIDPartitioner, SizePartitioner
 from flsv.engines.vmap import VmapCohort, VmapProcess
-from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
 from flsv.sampling import UniformSampler
 from flsv.uploads import TopK
-
-#: Their epochs have 5, 2, 4, 2 and 1 batches of 8, the last ones of 4, 5, 1, 4 and 8 samples.
-SIZES = (31, 11, 21, 10, 7)
-
-
-class Plainest(Plain):
-    """Without BatchNorm."""
-
-    def __init__(self, optimizer: Any = sgd, **kwargs: Any) -> None:
-        super().__init__(network(batch_norm=False), optimizer, **kwargs)
-
-
-def loop(engine: Any, **kwargs: Any) -> FederatedLoop:
-    return FederatedLoop(engine=engine, **{"seed": 3, "reporting": Reporting(table=False), **kwargs})
-
-
-def pair(
-    folder: Path,
-    make: Any = Plainest,
-    data: Any = None,
-    rounds: int = 3,
-    trainer: dict[str, Any] | None = None,
-    engine: Any = "vmap",
-    tolerance: float = 1e-5,
-    **kwargs: Any,
-) -> tuple[FederatedLoop, FederatedLoop]:
-    """The loops of both engines after fits that are asserted to be equal to the tolerance."""
-    loops = []
-    modules = []
-    for kind in ("sequential", engine):
-        made = {name: value() if isinstance(value, partial) else value for name, value in kwargs.items()}
-        loops.append(loop(kind, **made))
-        dealt = toy_data(SIZES) if data is None else data()
-        modules.append(fit(loops[-1], folder / str(len(loops)), make(), dealt, rounds, **(trainer or {})))
-    one, many = loops
-    close = partial(torch.testing.assert_close, rtol=tolerance, atol=tolerance, equal_nan=True)
-    close(vector(modules[1]), vector(modules[0]))
-    assert modules[0].trainer.global_step == modules[1].trainer.global_step
-    for name, value in one.contributions.items():
-        close(many.contributions[name], value, msg=name)
-    close(many.weights, one.weights)
-    assert torch.equal(many.participations, one.participations)
-    assert (many.client_accuracy is None) == (one.client_accuracy is None)
-    if one.client_accuracy is not None:
-        close(many.client_accuracy, one.client_accuracy)
-    assert many.models.keys() == one.models.keys()
-    for client, model in one.models.items():
-        close(many.models[client], model)
-    for mine, theirs in zip(_tensors(many.state_dict()["clients"]), _tensors(one.state_dict()["clients"]), strict=True):
-        close(mine, theirs)
-    mine, theirs = many.trained, one.trained
-    assert mine.keys() == theirs.keys()
-    for client, model in theirs.items():
-        close(mine[client], model)
-    return one, many
-
-
-def _tensors(states: Any) -> list[Tensor]:
-    return [states[client][name] for client in sorted(states) for name in sorted(states[client])]
-
 
 OPTIMIZERS = {
     "sgd": partial(torch.optim.SGD, lr=0.1),
@@ -362,170 +299,6 @@ def test_from_yaml(tmp_path: Path) -> None:
     assert made.engine == "vmap"
     cli = make_cli(["--data.source", "digits"], run=False)
     assert "engine: sequential" in cli.parser.dump(cli.config)
-
-
-# ---- what is refused
-
-
-class Drops(Plainest):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return nn.functional.dropout(super().training_step(batch, batch_idx)[None], 0.5).sum()
-
-
-class Mixes(Plainest):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return float(np.random.rand()) * super().training_step(batch, batch_idx)  # noqa: NPY002
-
-
-class Branches(Plainest):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss if loss > 0.1 else 2 * loss
-
-
-class Reads(Plainest):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss / max(loss.item(), 1.0)
-
-
-class Masks(Plainest):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        x, y = batch
-        return super().training_step((x[y > 0], y[y > 0]), batch_idx)
-
-
-class Counts(Plainest):
-    seen = 0
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.seen += 1
-        return super().training_step(batch, batch_idx)
-
-
-class Collects(Plainest):
-    def __init__(self) -> None:
-        super().__init__()
-        self.outputs: list[Tensor] = []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.outputs.append(loss.detach())
-        return loss
-
-
-class Measures(Plainest):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mean = MeanMetric()
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.mean.update(loss.detach())
-        return loss
-
-
-class Indexes(Plainest):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * (2 if batch_idx == 0 else 1)
-
-
-class Asks(Plainest):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * (1 + self.global_step)
-
-
-class Skips(Plainest):
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        return None
-
-
-class Detours(Plainest):
-    """Not what it is under torch.func: the trial's own work."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss if type(batch_idx) is int else 1.01 * loss
-
-
-class Manual(Plainest):
-    def __init__(self) -> None:
-        super().__init__()
-        self.automatic_optimization = False
-
-
-class Hooked(Plainest):
-    def on_before_optimizer_step(self, optimizer: Any) -> None:
-        pass
-
-
-class Steps(Plainest):
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(*args, **kwargs)
-
-
-class Watches(Callback):
-    def on_after_backward(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        pass
-
-
-def bias_before_norm() -> Plain:
-    net = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
-    return Plain(net, partial(torch.optim.RMSprop, lr=0.1, eps=1e-12))
-
-
-by_step = partial(Plainest, scheduler=partial(torch.optim.lr_scheduler.StepLR, step_size=1), interval="step")
-REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
-    (Drops, {}, {}, "draws random numbers"),
-    (Mixes, {}, {}, "draws random numbers"),
-    (Branches, {}, {}, "reads values off tensors"),
-    (Reads, {}, {}, "reads values off tensors"),
-    (Masks, {}, {}, "shape depends on values"),
-    (Counts, {}, {}, "changes what the module keeps beside parameters and buffers: seen"),
-    (Collects, {}, {}, "changes what the module keeps beside parameters and buffers: outputs"),
-    (Measures, {}, {}, "changes what the module keeps beside parameters and buffers: mean"),
-    (Indexes, {}, {}, "looks at batch_idx"),
-    (Asks, {}, {}, "asks for trainer.global_step"),
-    (Skips, {}, {}, "gives NoneType, and a loss"),
-    (Detours, {}, {}, "differs by .* where 1e-05 is allowed"),
-    (bias_before_norm, {}, {}, "differs by"),
-    (Manual, {}, {}, "steps its optimizers itself"),
-    (partial(Plainest, MoreauSGD), {}, {}, "MoreauSGD is not known to allow"),
-    (partial(Plainest, torch.optim.LBFGS), {}, {}, "LBFGS is not known to allow"),
-    (by_step, {}, {}, "StepLR steps after every batch"),
-    (Hooked, {}, {}, "Hooked defines on_before_optimizer_step"),
-    (Steps, {}, {}, "Steps defines optimizer_step"),
-    (Plainest, {}, {"callbacks": [Watches()]}, "Watches defines on_after_backward"),
-    (Plainest, {"client_optimizer": "keep"}, {}, "gives every client the moments that it left"),
-    (Plainest, {"client_algorithm": FedProx(0.1)}, {}, "client_algorithm=.*changes the gradients"),
-    (Plainest, {}, {"accumulate_grad_batches": 2}, "accumulated over batches"),
-    (Plainest, {}, {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]}, "accumulated over batches"),
-    (Plainest, {}, {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "'value' clips within a step"),
-    (Plainest, {}, {"precision": "bf16-true"}, "precision='bf16-true'"),
-]
-
-
-@pytest.mark.filterwarnings("ignore:.*round 0 is discarded.*")
-@pytest.mark.parametrize(("make", "federation", "trainer", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
-def test_what_cannot_be_is_refused(tmp_path: Path, make: Any, federation: Any, trainer: Any, reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=f'(?s)engine="vmap".*{reason}.*engine="sequential"'):
-        fit(loop("vmap", **federation), tmp_path, make(), toy_data((4, 2, 1)), 1, **trainer)
-
-
-def test_two_optimizers_are_refused(tmp_path: Path) -> None:
-    class Two(Manual):
-        def configure_optimizers(self) -> Any:
-            return [sgd(self.net[0].parameters()), sgd(self.net[4].parameters())]
-
-    with pytest.raises(ConfigurationError, match="automatic_optimization"):
-        fit(loop("vmap"), tmp_path, Two(), toy_data(SIZES), 1)
-
-
-def test_wrong_words_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match='engine=\'vmpa\'.*"sequential" or "vmap"'):
-        FederatedLoop(engine="vmpa")
-    with pytest.raises(ConfigurationError, match="chunk=0"):
-        VmapProcess(*[None] * 8, chunk=0)
 
 
 def test_the_trial_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

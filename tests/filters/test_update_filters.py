@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -20,7 +18,7 @@ from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, GeometricMedian, ShapleyWeighted
 from flsv.attacks import Attack
 from flsv.errors import ConfigurationError
-from flsv.filters import Cohort, CopyFilter, OutlierFilter, UpdateFilter
+from flsv.filters import Cohort, OutlierFilter
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
     ClassSpecificShapley,
@@ -29,7 +27,7 @@ from flsv.metrics import (
     GradientShapley,
     SurrogateFederatedShapley,
 )
-from flsv.report import open_run, pay
+from flsv.report import open_run
 from flsv.round import ClientUpdate
 
 
@@ -280,200 +278,3 @@ def test_nothing_left_to_say_at_the_end() -> None:
 def test_arguments(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError, match="threshold"):
         OutlierFilter(**wrong)
-
-
-class Sybil(Attack):
-    """What its clients send differs by little, in these rounds."""
-
-    def __init__(self, clients: list[int], rounds: range = range(1, 99)) -> None:
-        super().__init__(clients)
-        self.rounds = rounds
-
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
-        if round_index not in self.rounds:
-            return update
-        common = torch.randn(len(update), generator=torch.Generator().manual_seed(round_index))
-        return update.norm() * (common + 0.1 * torch.randn(len(update), generator=generator)) / len(update) ** 0.5
-
-
-def of_copies(folder: Path, loop: FederatedLoop, rounds: int = 5, **kwargs: Any) -> list[str]:
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        fit(loop, folder, data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=rounds, **kwargs)
-    return [str(w.message) for w in caught if "one another's" in str(w.message)]
-
-
-def test_copies_are_named_together_held_together_and_stay_in_the_model(tmp_path: Path) -> None:
-    metrics = {"cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(
-        uploads=[Sybil([3, 1], range(99))],
-        metrics=metrics,
-        filters=[OutlierFilter(), CopyFilter(0.7, gap=None)],
-        seed=1,
-    )
-    said = of_copies(tmp_path / "run", loop)
-    assert said[0].startswith(
-        "clients 1, 3 sent updates that are one another's but for little, in several rounds, up to"
-    )
-    assert "round 2 (similarity 0.9" in said[0]
-    assert "the payment of each of them is held back" in said[0]
-    assert len(said) == 2  # when it was found, and at the end
-    assert loop.participations.tolist() == [5] * 7
-    assert loop.noticed == {"not_finite": {}, "large": {}, "copy": {1: 3, 3: 3}}
-    assert (loop.copies, loop.held) == ([[1, 3]], [1, 3])
-    assert loop.contributions["cgsv"].isfinite().all()
-    assert loop.payable["cgsv"].isnan().tolist() == [False, True, False, True, False, False, False]
-
-    silent = FederatedLoop(uploads=[Sybil([3, 1], range(99))], seed=1)
-    assert of_copies(tmp_path / "silent", silent) == []
-    assert (silent.copies, silent.held) == ([], [])
-    assert torch.equal(loop.state.model(), silent.state.model())
-
-
-@pytest.mark.parametrize("rounds", [1, 2])
-def test_one_coincidence_proves_nothing_and_neither_do_two(tmp_path: Path, rounds: int) -> None:
-    loop = FederatedLoop(
-        uploads=[Sybil([3, 1], range(rounds))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
-    )
-    assert of_copies(tmp_path, loop) == []
-    assert loop.held == []
-
-
-def test_the_folder_says_who_is_held_and_somebody_who_has_looked_says_whom_to_pay(tmp_path: Path) -> None:
-    metrics = {"cgsv": CosineGradientShapley()}
-    loop = FederatedLoop(
-        uploads=[Sybil([3, 1], range(99))],
-        metrics=metrics,
-        filters=[OutlierFilter(), CopyFilter(0.7, gap=None)],
-        seed=1,
-    )
-    of_copies(tmp_path, loop)
-    (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
-    run = open_run(folder)
-    assert (run.copies, run.held) == ([[1, 3]], (1, 3))
-    assert [value != value for value in run.final("cgsv")] == [False, True, False, True, False, False, False]
-    assert run.final("update_norm")[3] == run.final("update_norm")[3]  # what it sent is no pay
-    with pytest.raises(ConfigurationError, match=r"client=0: its payment is not held back\. Held: 1, 3"):
-        pay(folder, [1, 0])
-    assert pay(folder, ["1"]).held == (3,)
-    assert [value != value for value in open_run(folder).final("cgsv")] == [
-        False,
-        False,
-        False,
-        True,
-        False,
-        False,
-        False,
-    ]
-    assert open_run(folder).final("cgsv")[1] == pytest.approx(loop.contributions["cgsv"][1].item(), rel=1e-5)
-    assert pay(folder, [3]).held == ()
-
-
-def test_the_folder_of_a_killed_run_says_who_is_held(tmp_path: Path) -> None:
-    class Killed(L.Callback):
-        def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            if trainer.current_epoch == 3:
-                raise OSError("the power is gone")
-
-    loop = FederatedLoop(
-        uploads=[Sybil([3, 1], range(99))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
-    )
-    with pytest.raises(OSError, match="the power"):
-        of_copies(tmp_path, loop, callbacks=[Killed()])
-    (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
-    run = open_run(folder)
-    assert (run.ended, run.held) == (False, (1, 3))
-
-
-def test_honest_clients_are_no_copies(tmp_path: Path) -> None:
-    loop = FederatedLoop(filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1)
-    assert of_copies(tmp_path, loop) == []
-    assert loop.held == []
-
-
-def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
-    def loop() -> FederatedLoop:
-        return FederatedLoop(
-            uploads=[Sybil([3, 1], range(3))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
-        )
-
-    whole = fit(first := loop(), tmp_path / "whole", data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=6)
-    assert first.held == [1, 3]
-    trainer = trainer_for(loop(), tmp_path / "part", 4)
-    trainer.fit(Plain(), toy_data((4, 3, 4, 3, 4, 3, 4)))
-    trainer.save_checkpoint(tmp_path / "four.ckpt")
-    later = loop()
-    resumed = fit(
-        later, tmp_path / "rest", data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=6, ckpt_path=tmp_path / "four.ckpt"
-    )
-    assert later.held == [1, 3]
-    assert torch.equal(vector(resumed), vector(whole))
-    ours, theirs = (each.state_dict()["filters"]["CopyFilter"]["pairs"] for each in (first, later))
-    assert torch.equal(ours, theirs)
-    assert ours.any()
-
-
-def grams(similar: float, k: int = 6) -> Tensor:
-    """Products of updates of which the first two are alike by so much, and the others by nothing."""
-    gram = torch.eye(k, dtype=torch.float64)
-    gram[0, 1] = gram[1, 0] = similar
-    return gram
-
-
-def sent(gram: Tensor, index: int) -> Cohort:
-    """Updates of these products."""
-    values, vectors = torch.linalg.eigh(gram)
-    rows = vectors * values.clamp_min(0).sqrt()
-    k = len(rows)
-    updates = tuple(ClientUpdate(i, 1, rows[i], num_steps=1) for i in range(k))
-    return Cohort(index, updates, rows, (torch.zeros_like(rows[0]),) * k, torch.ones(k), num_parameters=rows.shape[1])
-
-
-def begun(each: UpdateFilter, n: int = 6) -> Any:
-    known: Any = SimpleNamespace(num_clients=n, client_names=(), strategies={"aggregator": FedAvg()})
-    each.begin(known)
-    return each
-
-
-def compared(rounds: list[Tensor], threshold: float | None = None, gap: float | None = None) -> dict[int, int]:
-    """How often each client is found to send copies."""
-    watch = begun(CopyFilter(threshold, gap))
-    for index, gram in enumerate(rounds):
-        watch.apply(sent(gram, index))
-    return watch.notices.state_dict()["copy"]
-
-
-def test_who_stands_apart_in_the_first_three_rounds_is_a_copy_below_the_threshold() -> None:
-    apart, near = grams(0.65), grams(0.2)
-    assert not compared([apart] * 2, gap=0.45)
-    assert compared([apart] * 3, gap=0.45) == {0: 1, 1: 1}
-    # Once found, it stays found; after the third round nobody is found any more.
-    assert compared([apart] * 3 + [near] * 2, gap=0.45)[1] == 3
-    assert not compared([near] * 3 + [apart] * 6, gap=0.45)
-    assert not compared([grams(1.0), near, near], gap=0.45)  # a single round of a copy
-    assert not compared([apart] * 6, threshold=0.7)
-
-
-def test_who_sends_the_sum_of_two_others_updates_holds_nobody() -> None:
-    updates = torch.randn(3, 6, 4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    updates[:, 2] = updates[:, 0] + updates[:, 1]
-    rounds = [each @ each.T for each in updates]
-    assert not compared(rounds, threshold=0.7, gap=0.45)
-    updates[:, 2] = updates[:, 0]
-    assert compared([each @ each.T for each in updates], threshold=0.7) == {0: 1, 2: 1}
-
-
-def test_an_outlier_stays_out_of_a_round_with_copies() -> None:
-    outliers, copies = begun(OutlierFilter(exclude=True)), begun(CopyFilter(0.7, gap=None))
-    scale = torch.tensor([1.0, 1, 1, 1, 1, 1e6], dtype=torch.float64)
-    for index in range(3):
-        left = copies.apply(outliers.apply(sent(grams(0.99) * scale * scale[:, None], index)))
-        assert ("far larger" in " ".join(left.said)) == (index == 0)
-    assert re.match("clients 0, 1 .* held back", left.said[0])
-    assert left.ids == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("threshold", [0, 1.1, float("nan")])
-def test_a_similarity_out_of_range(threshold: float) -> None:
-    with pytest.raises(ConfigurationError, match="threshold"):
-        CopyFilter(threshold)

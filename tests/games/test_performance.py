@@ -1,27 +1,20 @@
-"""The utility of any task: what a module logs when it validates, compared with Lightning's own validation."""
+"""A performance that a game is played in: torchmetrics, by configuration, by retraining, and what is refused."""
 
 from __future__ import annotations
 
 import copy
-import itertools
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pytest
-import sklearn.metrics
 import torch
 import torchmetrics
+from played import MASKS, federated, never, played, validated
 from task_kinds import (
     VAE,
-    Autoencoder,
-    Careless,
     Data,
     Glue,
-    GraphNet,
-    Hooked,
     Kind,
     LanguageModel,
     Multilabel,
@@ -38,8 +31,6 @@ from flsv import ClientEvaluation, Reporting
 from flsv.cli.parser import make_cli
 from flsv.data import FederatedDataModule, SizePartitioner, Splits
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley import ShapleyEstimate
-from flsv.games import LoggedValues
 from flsv.games.retraining import RetrainedUtility
 from flsv.loop import FederatedLoop
 from flsv.metrics import (
@@ -51,105 +42,6 @@ from flsv.metrics import (
     SurrogateFederatedShapley,
 )
 from flsv.parameters import ParameterSpace
-from flsv.seeding import isolated_rngs
-
-MASKS = torch.tensor(list(itertools.product([False, True], repeat=3)))
-
-
-class Seen(LeaveOneOut):
-    """Plays all coalitions, and keeps the values, the cohort's models and the fit's module as it was."""
-
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.__dict__["found"] = []
-
-    @property
-    def round_fields(self) -> dict[str, Any]:
-        return {**super().round_fields, "generator": lambda round: self.found.append([round]) or round.generator("x")}
-
-    def _estimate(self, utility: Any, players: int, generator: Any) -> ShapleyEstimate:
-        self.found[-1].append(utility(MASKS))
-        return super()._estimate(utility, players, generator)
-
-
-def federated(data: L.LightningDataModule) -> FederatedDataModule:
-    return FederatedDataModule(data, SizePartitioner([3, 1, 2]))
-
-
-def played(
-    folder: Path, module: Kind, data: FederatedDataModule, rounds: int = 1, **measures: Any
-) -> tuple[Tensor, list[Tensor]]:
-    """The utilities ``[8]`` of the last round's coalitions, and their models by hand."""
-    metric = Seen(**measures)
-    fit(
-        FederatedLoop(metrics={"mine": metric}, seed=3, reporting=Reporting(table=False)),
-        folder,
-        module,
-        data,
-        rounds=rounds,
-    )
-    round, values = metric.found[-1]
-    x, models = round.global_vector, round.client_vectors
-    vectors = [models[mask].double().mean(0).float() if mask.any() else x for mask in MASKS]
-    return values, vectors
-
-
-def validated(module: L.LightningModule, vector: Tensor, data: L.LightningDataModule, folder: Path) -> dict[str, float]:
-    """By Lightning: the vector set into a copy, ``trainer.validate``."""
-    own = copy.deepcopy(module)
-    ParameterSpace(own).write(own, vector)
-    trainer = trainer_for(None, folder)
-    trainer.validate(own, data, verbose=False)
-    return {name: float(value) for name, value in trainer.callback_metrics.items()}
-
-
-LOGGED = [
-    (Autoencoder, "val_loss", "min"),
-    (Careless, "val_loss", "min"),
-    (LanguageModel, "val_loss", "min"),
-    (LanguageModel, "val/perplexity", "min"),
-    (Segmentation, "val_iou", "max"),
-    (Regression, "val_loss", "min"),
-    (Regression, "val_worst", "min"),
-    (Regression, "val_best", "min"),
-    (Regression, "val_total", "min"),
-    (Regression, "val_odd", "max"),
-    (OneLogit, "val_f1", "max"),
-    (Glue, "accuracy_all", "max"),
-    (Glue, "loss_all", "min"),
-    (GraphNet, "val_loss", "min"),
-    (SeveralLoaders, "val_loss/dataloader_idx_1", "min"),
-    (SeveralLoaders, "own_0", "min"),
-    (Hooked, "val_loss", "min"),
-    (Hooked, "val_loss_epoch", "min"),
-    (Hooked, "best", "min"),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "name", "mode"), LOGGED, ids=[f"{kind.__name__}-{name}" for kind, name, _ in LOGGED])
-def test_a_logged_value_is_what_lightning_would_log(tmp_path: Path, kind: Any, name: str, mode: Any) -> None:
-    torch.manual_seed(1)
-    module = kind()
-    before = copy.deepcopy(module)  # its Python state is that of the first round's game
-    rounds = 1 if kind is Hooked else 2
-    values, vectors = played(tmp_path, module, federated(kind.data()), rounds, performance=name, mode=mode)
-    sign = -1 if mode == "min" else 1
-    expected = [sign * validated(before, vector, kind.data(), tmp_path)[name] for vector in vectors]
-    assert len(set(expected)) > 1
-    torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64), rtol=2e-6, atol=1e-7)
-    # Where the vector is the same to the bit, the value is, too: nobody, and one client alone.
-    same = [row for row, mask in enumerate(MASKS) if mask.sum() < 2]
-    assert values[same].tolist() == [expected[row] for row in same]
-
-
-def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
-    module, data = SeveralLoaders(), SeveralLoaders.data
-    values, vectors = played(tmp_path, module, federated(data()), performance="val_loss", mode="min")
-    for value, vector in zip(values.tolist(), vectors):
-        logged = validated(module, vector, data(), tmp_path)
-        mean = (11 * logged["val_loss/dataloader_idx_0"] + 5 * logged["val_loss/dataloader_idx_1"]) / 16
-        assert value == pytest.approx(-mean, rel=1e-5)
 
 
 def test_classifiers_are_measured_on_all_loaders_and_without_augmentation(tmp_path: Path) -> None:
@@ -246,67 +138,6 @@ def test_logits_and_probabilities_are_told_apart_once(tmp_path: Path, kind: Any)
         for x, y in [[torch.cat(parts) for parts in zip(*kind.data().val_dataloader())]]
     ]
     assert values.tolist() == pytest.approx(hits)
-
-
-def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) -> None:
-    """A validation that draws; and nothing of the fit is touched by it."""
-    module, data = VAE(), federated(VAE.data())
-    found: dict[str, Any] = {}
-
-    class Probe(L.Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            from flsv._lightning.validation import keep_batches
-
-            class Endless:
-                def __iter__(self) -> Any:
-                    return itertools.repeat(next(iter(data.val_dataloader())))
-
-            assert [len(loader) for loader in keep_batches(trainer, Endless())] == [trainer.limit_val_batches]
-            space = ParameterSpace(pl_module)
-            evaluate = LoggedValues(trainer, space, keep_batches(trainer, data.val_dataloader()), names=["val_loss"])
-            vectors = torch.stack([space.read(pl_module) * scale for scale in (1.0, 0.5, 2.0, 1.0)])
-            before = copy.deepcopy(pl_module.state_dict()), torch.get_rng_state(), dict(trainer.callback_metrics)
-            found["all"] = evaluate(vectors).value("val_loss")
-            found["last"] = evaluate(vectors[2:3]).value("val_loss")
-            found["vectors"] = vectors
-            after = pl_module.state_dict(), torch.get_rng_state(), dict(trainer.callback_metrics)
-            assert all(torch.equal(value, after[0][name]) for name, value in before[0].items())
-            assert torch.equal(before[1], after[1])
-            assert before[2] == after[2]
-            assert pl_module.trainer is trainer
-            assert trainer.training
-
-    loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
-    fit(loop, tmp_path, module, data, rounds=1, callbacks=[Probe()], limit_val_batches=2)
-    assert found["all"][0] == found["all"][3]
-    assert found["all"][2] == found["last"][0]
-    assert len(set(found["all"].tolist())) == 3
-    batches = list(VAE.data().val_dataloader())
-    for vector, value in zip(found["vectors"], found["all"].tolist()):
-        ParameterSpace(module).write(module, vector)
-        with isolated_rngs(0, "utility"), torch.no_grad():
-            losses = [(float(module.loss(batch)), len(batch[0])) for batch in batches]
-        assert value == pytest.approx(sum(loss * size for loss, size in losses) / 11, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_the_fit_is_the_same_with_and_without_a_game(tmp_path: Path) -> None:
-    """Python state, metrics, loggers and what is logged: a game of validations leaves no trace."""
-    from lightning.pytorch.loggers import CSVLogger
-
-    runs = []
-    for metrics in ({}, {"mine": PartialFederatedShapley(performance="val_loss", mode="min")}):
-        torch.manual_seed(1)
-        module = Hooked()
-        logger = CSVLogger(tmp_path / str(len(runs)))
-        seen: list[Any] = []
-        logger.experiment.add_scalar = partial(lambda to, *_: to.append(1), seen)  # type: ignore[attr-defined]
-        loop = FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False))
-        fit(loop, tmp_path, module, federated(Hooked.data()), rounds=2, logger=logger)
-        runs.append((ParameterSpace(module).read(module), module.validations, module.best.compute(), len(seen)))
-    (vector, *others), (same, *also) = runs
-    assert torch.equal(vector, same)
-    assert others == also
 
 
 FAMILY: dict[str, Any] = {
@@ -445,15 +276,6 @@ def test_by_retraining(tmp_path: Path) -> None:
     assert logged[0].item() == -expected
 
 
-def never(kind: Any) -> Any:
-    class Never(kind):
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            raise AssertionError("training had started")
-
-    Never.__name__ = kind.__name__
-    return Never()
-
-
 class TwoNumbers(Regression):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.log("val_step_only", 1.0, on_step=True, on_epoch=False)
@@ -529,108 +351,3 @@ def test_a_mode_turns_a_metric_round(tmp_path: Path) -> None:
     assert (found[0] < 0).all()
     assert torch.equal(found[0], found[1])
     assert torch.equal(found[0], -found[2])
-
-
-class Classes(Kind):
-    """A logit for each of some classes, or one logit of two; labels that no line tells apart."""
-
-    outputs = 2
-
-    @classmethod
-    def data(cls) -> Data:
-        classes = max(2, cls.outputs)
-
-        def item(i: int) -> tuple[Tensor, Tensor]:
-            x = numbers(i, 3)
-            return x, (x[0] > 0).long() if i % 3 else torch.tensor(i // 3 % classes)
-
-        return Data(item, sizes=(60,))
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = torch.nn.Linear(3, self.outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x)
-
-    def loss(self, batch: Any) -> Tensor:
-        logits = self(batch[0])
-        both = torch.cat([torch.zeros_like(logits), logits], 1) if self.outputs == 1 else logits
-        return torch.nn.functional.cross_entropy(both, batch[1])
-
-
-class OneOutput(Classes):
-    outputs = 1
-
-
-class ThreeClasses(Classes):
-    outputs = 3
-
-
-class Certain(Classes):
-    """Probabilities; the most probable class is what counts, and not how sure the model is."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x).softmax(1)
-
-    def loss(self, batch: Any) -> Tensor:
-        return torch.nn.functional.nll_loss(self(batch[0]).log(), batch[1])
-
-
-def by_scikit_learn(name: str, probabilities: np.ndarray, y: np.ndarray) -> float:
-    of = {"auroc": sklearn.metrics.roc_auc_score, "average_precision": sklearn.metrics.average_precision_score}
-    if name == "f1":
-        average = "binary" if probabilities.shape[1] == 2 else "macro"
-        return float(sklearn.metrics.f1_score(y, probabilities.argmax(1), average=average))
-    if probabilities.shape[1] == 2:
-        return float(of[name](y, probabilities[:, 1]))
-    return float(np.mean([of[name](y == c, probabilities[:, c]) for c in np.unique(y)]))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [Classes, OneOutput, ThreeClasses, Certain])
-@pytest.mark.parametrize(
-    ("name", "metric"),
-    [
-        ("auroc", torchmetrics.AUROC(task="binary")),
-        ("average_precision", torchmetrics.AveragePrecision(task="binary")),
-        ("f1", torchmetrics.F1Score(task="binary")),
-    ],
-)
-def test_scores_of_classes_are_scikit_learns(tmp_path: Path, kind: Any, name: str, metric: Any) -> None:
-    torch.manual_seed(1)
-    module = kind()
-    x, y = (torch.cat(parts) for parts in zip(*kind.data().val_dataloader()))
-    for measure in (name,) if kind is ThreeClasses else (name, metric):
-        values, vectors = played(tmp_path, module, federated(kind.data()), performance=measure)
-        expected = []
-        for vector in vectors:
-            own = copy.deepcopy(module).eval()
-            ParameterSpace(own).write(own, vector)
-            with torch.no_grad():
-                found = own(x).double()
-            both = torch.cat([torch.zeros_like(found), found], 1) if kind is OneOutput else found
-            expected.append(by_scikit_learn(name, (both if kind is Certain else both.softmax(1)).numpy(), y.numpy()))
-        assert len(set(expected)) > 1
-        assert values.tolist() == pytest.approx(expected, abs=1e-6)
-
-
-def test_scores_of_classes_by_retraining_and_refused(tmp_path: Path) -> None:
-    def trainer(cohort: Any) -> L.Trainer:
-        return trainer_for(FederatedLoop(sampler=cohort, seed=0, reporting=Reporting(table=False)), tmp_path, 1)
-
-    utility = RetrainedUtility(trainer, Classes(), federated(Classes.data()), "auroc")
-    assert 0 < float(utility(torch.tensor([[True, False, True]]))) < 1
-    refused = [
-        (Regression, "f1", "one integer class per sample"),
-        (Multilabel, "auroc", "one integer class per sample"),
-    ]
-    alone = type("Alone", (Classes,), {"data": staticmethod(lambda: Data(lambda i: (numbers(i, 3), torch.tensor(1))))})
-    refused += [
-        (alone, "auroc", "all of class 1"),
-        (ThreeClasses, torchmetrics.AUROC(task="binary"), "BinaryAUROC does"),
-    ]
-    for kind, measure, said in refused:
-        loop = FederatedLoop(metrics={"mine": PartialFederatedShapley(performance=measure)}, seed=3)
-        with pytest.raises(ConfigurationError, match=said):
-            fit(loop, tmp_path, never(kind), federated(kind.data()))

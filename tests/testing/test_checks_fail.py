@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import faulty_metrics
 import faulty_parts
 import pytest
 
@@ -21,32 +22,32 @@ from flsv.testing.uploads import FilterCase, UploadCase
 
 METRICS: list[tuple[str, Any, dict[str, Any]]] = [
     ("is_one", FedAvg(), {}),
-    ("asks_for_what_there_is", faulty_parts.AsksForColours(), {}),
-    ("one_row_per_client", faulty_parts.OneNumber(), {}),
-    ("never_seen_is_nan", faulty_parts.BeginsWithZero(), {}),
-    ("clients_permuted", faulty_parts.ByPlace(), {}),
-    ("rounds_are_counted", faulty_parts.CountsTwice(), {}),
-    ("inputs_stay", faulty_parts.InPlace(), {}),
-    ("inputs_stay", faulty_parts.Throws(), {}),
-    ("reset_forgets", faulty_parts.Counts(), {}),
-    ("forward_counts_once", faulty_parts.Sums(), {}),
-    ("parts_merge", faulty_parts.Sums(), {}),
-    ("copies_go_on", faulty_parts.Forgets(), {}),
-    ("resumes_to_the_bit", faulty_parts.Counts(), {}),
-    ("processes_agree", faulty_parts.Sums(), {}),
-    ("ranks_agree", faulty_parts.OwnClientsOnly(), {}),
-    ("any_precision", faulty_parts.Single(), {}),
-    ("states_move", faulty_parts.KeepsScale(), {}),
-    ("bad_clients_are_refused", faulty_parts.TakesOneRow(), {}),
-    ("guide_says_the_unit", faulty_parts.NoUnit(), {}),
-    ("settings_are_described", faulty_parts.ForgetsPower(), {}),
-    ("axioms_hold", faulty_parts.Squared(), {"axioms": ["efficiency"]}),
+    ("asks_for_what_there_is", faulty_metrics.AsksForColours(), {}),
+    ("one_row_per_client", faulty_metrics.OneNumber(), {}),
+    ("never_seen_is_nan", faulty_metrics.BeginsWithZero(), {}),
+    ("clients_permuted", faulty_metrics.ByPlace(), {}),
+    ("rounds_are_counted", faulty_metrics.CountsTwice(), {}),
+    ("inputs_stay", faulty_metrics.InPlace(), {}),
+    ("inputs_stay", faulty_metrics.Throws(), {}),
+    ("reset_forgets", faulty_metrics.Counts(), {}),
+    ("forward_counts_once", faulty_metrics.Sums(), {}),
+    ("parts_merge", faulty_metrics.Sums(), {}),
+    ("copies_go_on", faulty_metrics.Forgets(), {}),
+    ("resumes_to_the_bit", faulty_metrics.Counts(), {}),
+    ("processes_agree", faulty_metrics.Sums(), {}),
+    ("ranks_agree", faulty_metrics.OwnClientsOnly(), {}),
+    ("any_precision", faulty_metrics.Single(), {}),
+    ("states_move", faulty_metrics.KeepsScale(), {}),
+    ("bad_clients_are_refused", faulty_metrics.TakesOneRow(), {}),
+    ("guide_says_the_unit", faulty_metrics.NoUnit(), {}),
+    ("settings_are_described", faulty_metrics.ForgetsPower(), {}),
+    ("axioms_hold", faulty_metrics.Squared(), {"axioms": ["efficiency"]}),
     ("axioms_hold", LeaveOneOut(), {"axioms": ["efficiency"]}),
-    ("appears_in_a_fit", faulty_parts.LargeClientsOnly(), {}),
-    ("resumes_in_a_fit", faulty_parts.Counts(), {}),
+    ("appears_in_a_fit", faulty_metrics.LargeClientsOnly(), {}),
+    ("resumes_in_a_fit", faulty_metrics.Counts(), {}),
 ]
 AGGREGATORS: list[tuple[str, Any, dict[str, Any]]] = [
-    ("is_one", faulty_parts.Norm(), {}),
+    ("is_one", faulty_metrics.Norm(), {}),
     ("pickles", faulty_parts.Nameless(), {}),
     ("repr_is_code", faulty_parts.OwnWords(), {}),
     ("settings_are_described", faulty_parts.ForgetsTemperature(), {}),
@@ -137,17 +138,17 @@ def test_every_check_is_here() -> None:
         assert {(kind, check.__name__) for check in once if check in kind.checks} <= with_faults
 
 
-@parametrize_with_checks([faulty_parts.Norm(), checks_of(faulty_parts.Numbers(), range(12))])
+@parametrize_with_checks([faulty_metrics.Norm(), checks_of(faulty_parts.Numbers(), range(12))])
 def test_without_the_fault_they_pass(check: PartCheck) -> None:
     check()
 
 
 def test_a_failure_that_is_expected() -> None:
-    check_metric(faulty_parts.NoUnit(), expected_failures={"guide_says_the_unit": "it has none"})
+    check_metric(faulty_metrics.NoUnit(), expected_failures={"guide_says_the_unit": "it has none"})
     with pytest.raises(AssertionError, match="passes guide_says_the_unit: take it out of expected_failures"):
-        check_metric(faulty_parts.Norm(), expected_failures={"guide_says_the_unit": "it has none"})
+        check_metric(faulty_metrics.Norm(), expected_failures={"guide_says_the_unit": "it has none"})
     with pytest.raises(ConfigurationError, match=r"expected_failures=\['guide'\]: Norm has the checks \['is_one', "):
-        check_metric(faulty_parts.Norm(), expected_failures={"guide": "it has none"})
+        check_metric(faulty_metrics.Norm(), expected_failures={"guide": "it has none"})
 
 
 def test_what_cannot_be_checked() -> None:
@@ -156,7 +157,7 @@ def test_what_cannot_be_checked() -> None:
     with pytest.raises(ConfigurationError, match=r"axioms=\['fairness'\]: there are \['efficiency', "):
         check_metric(LeaveOneOut(), axioms=["fairness"])
     with pytest.raises(AssertionError, match="plays no game: its update names no utility"):
-        check_metric(faulty_parts.Norm(), axioms=["efficiency"])
+        check_metric(faulty_metrics.Norm(), axioms=["efficiency"])
 
 
 def test_names_for_pytest() -> None:

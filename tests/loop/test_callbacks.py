@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import csv
 import importlib.util
 import warnings
 from collections.abc import Callable
@@ -31,14 +30,13 @@ from lightning.pytorch.callbacks import (
     TQDMProgressBar,
 )
 from lightning.pytorch.loggers import CSVLogger
+from logging_module import Logs, logged
 from torch import Tensor, nn
 from toys import CLASSES, FEATURES, Plain, fit, sgd, toy_data, trainer_for, vector
 
-from flsv import ClientEvaluation, Reporting
-from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley, CommunicationCost, LeaveOneOut
-from flsv.sampling import ClientSampler, UniformSampler
+from flsv.metrics import ClassSpecificShapley
+from flsv.sampling import UniformSampler
 from flsv.seeding import generator_for
 
 SEED = 5
@@ -46,28 +44,6 @@ SEED = 5
 
 def in_order(first: bool, callback: Callback, loop: FederatedLoop) -> list[Callback]:
     return [callback, loop] if first else [loop, callback]
-
-
-def logged(folder: Path) -> list[dict[str, str]]:
-    (path,) = folder.rglob("metrics.csv")
-    with path.open() as file:
-        return list(csv.DictReader(file))
-
-
-# ---- the round as the x-axis, the step as the step
-
-
-class Logs(Plain):
-    """Logs per batch and per epoch, and its own ``step`` where it is told to."""
-
-    own_step = False
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        self.log("train_loss", loss, on_step=True, on_epoch=True)
-        if self.own_step:
-            self.log("step", 100.0 + self.trainer.current_epoch, on_step=False, on_epoch=True)
-        return loss
 
 
 def test_the_round_is_the_x_axis_and_no_value_is_named_step(tmp_path: Path) -> None:
@@ -129,142 +105,6 @@ def test_checkpoints_of_weights_only_hold_the_global_model_too(tmp_path: Path) -
         saved = Plain()
         saved.load_state_dict(torch.load(tmp_path / "w" / f"step={step}.ckpt", weights_only=True)["state_dict"])
         assert torch.equal(vector(saved), seen[step // 13])
-
-
-# ---- what can be monitored
-
-
-def monitored(**kwargs: Any) -> FederatedLoop:
-    metrics = {
-        "cssv": ClassSpecificShapley(),
-        "loo": LeaveOneOut(performance="negative_loss"),
-        "cost": CommunicationCost(),
-    }
-    return FederatedLoop(metrics=metrics, seed=1, evaluation=ClientEvaluation(every=1), **kwargs)  # type: ignore[arg-type]
-
-
-class Record(Callback):
-    def __init__(self) -> None:
-        self.seen: list[dict[str, float]] = []
-
-    def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        names = ("cssv/", "loo/", "cost/", "weight/", "client_accuracy/")
-        self.seen.append({n: v.item() for n, v in trainer.callback_metrics.items() if n.startswith(names)})
-
-
-def test_what_the_loggers_have_can_be_monitored(tmp_path: Path) -> None:
-    loop, record = monitored(reporting=Reporting(per_class=False)), Record()
-    data = toy_data(server_val=0.3)
-    fit(loop, tmp_path, data=data, callbacks=[record], logger=CSVLogger(tmp_path))
-    rows = logged(tmp_path)
-    for round_index, seen in enumerate(record.seen):
-        there = {k: float(v) for row in rows if row["step"] == str(round_index) for k, v in row.items() if v}
-        for name in [
-            "weight/client_0",
-            "client_accuracy/mean",
-            "client_accuracy/client_2",
-            "cost/bytes_down",
-        ]:
-            assert seen[name] == pytest.approx(there[name])
-        for name in ("cssv", "loo", "cost"):
-            for client in range(3):
-                assert seen[f"{name}/client_{client}"] == pytest.approx(there[f"{name}/client_{client}"])
-    expected = loop.metrics["cssv"].per_client(loop.contributions["cssv"])  # type: ignore[operator]
-    assert [record.seen[-1][f"cssv/client_{i}"] for i in range(3)] == pytest.approx(expected.tolist())
-
-
-class Cohorts(ClientSampler):
-    """Those that are given, round by round."""
-
-    def __init__(self, cohorts: list[list[int]]) -> None:
-        self.cohorts = cohorts
-
-    def sample(self, num_clients: int, contributions: Any, generator: Any, round_index: int = 0) -> Tensor:
-        return torch.tensor(self.cohorts[round_index])
-
-    def inclusion_probabilities(self, num_clients: int, contributions: Any, round_index: int = 0) -> Tensor:
-        return torch.ones(num_clients)
-
-
-def test_a_value_stays_and_a_weight_is_its_rounds(tmp_path: Path) -> None:
-    """And what is known of absent clients is known after a resume, too."""
-    cohorts = [[0, 1], [1, 2], [1, 2], [0, 2]]
-
-    def run(record: Record, rounds: int, **kwargs: Any) -> None:
-        loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, sampler=Cohorts(cohorts), seed=1)
-        fit(loop, tmp_path, rounds=rounds, **kwargs)
-
-    whole, half, rest = Record(), Record(), Record()
-    run(whole, 4, callbacks=[whole])
-    for seen, cohort, known in zip(whole.seen, cohorts, ([0, 1], [0, 1, 2], [0, 1, 2], [0, 1, 2])):
-        assert {name for name in seen if name.startswith("weight/")} == {f"weight/client_{i}" for i in cohort}
-        assert {n for n in seen if n.startswith("cssv/")} == {f"cssv/client_{i}" for i in known}
-    saving = ModelCheckpoint(tmp_path / "c", "last")
-    run(half, 2, callbacks=[half, saving], enable_checkpointing=True)
-    run(rest, 4, callbacks=[rest], ckpt_path=tmp_path / "c/last.ckpt")
-    assert [*half.seen, *rest.seen] == whole.seen
-
-
-@pytest.mark.parametrize("validation", [True, False])
-@pytest.mark.parametrize(
-    "name", ["cssv/client_1", "weight/client_0", "client_accuracy/mean", "client_accuracy/client_2"]
-)
-def test_early_stopping_and_checkpoints_by_contribution(tmp_path: Path, name: str, validation: bool) -> None:
-    record = Record()
-    best = ModelCheckpoint(tmp_path / "best", "{epoch}", monitor=name, mode="max")
-    stop = EarlyStopping(name, mode="max", min_delta=5.0, patience=2)
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=1, evaluation=ClientEvaluation(every=1))
-    fit(
-        loop,
-        tmp_path,
-        rounds=8,
-        callbacks=[stop, best, record],
-        enable_checkpointing=True,
-        limit_val_batches=1.0 if validation else 0,
-    )
-    assert loop.round_index == 3  # 1 + patience
-    values = [seen[name] for seen in record.seen]
-    assert best.best_model_score.item() == pytest.approx(max(values))
-    assert Path(best.best_model_path).stem == f"epoch={values.index(max(values))}"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("callback", "match"),
-    [
-        (EarlyStopping("cvss/client_0"), r"there is no metric 'cvss'. Defined: \['cssv'\]"),
-        (EarlyStopping("contribution/cvss/client_0"), r"there is no metric 'cvss'. Defined: \['cssv'\]"),
-        (EarlyStopping("contribution/cssv/client_0"), "goes by the metric's name: monitor 'cssv/client_0'"),
-        (ModelCheckpoint(monitor="cssv/client_3"), r"ModelCheckpoint\(.*: the clients are 0 to 2"),
-        (EarlyStopping("weight/client_7"), "the clients are 0 to 2"),
-        (
-            ModelCheckpoint(monitor="client_accuracy/mean"),
-            r"Set FederatedLoop\(evaluation=ClientEvaluation\(every=1\)\)",
-        ),
-        (
-            ModelCheckpoint(monitor="client_accuracy/min"),
-            r"Set FederatedLoop\(evaluation=ClientEvaluation\(every=1\)\)",
-        ),
-    ],
-)
-def test_a_name_that_there_will_not_be_is_refused_before_training(tmp_path: Path, callback: Any, match: str) -> None:
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()})
-    with pytest.raises(ConfigurationError, match=match):
-        fit(loop, tmp_path, callbacks=[callback], enable_checkpointing=True)
-
-
-def test_an_accuracy_that_comes_late(tmp_path: Path) -> None:
-    loop = FederatedLoop(evaluation=ClientEvaluation(every=2), seed=1)
-    with pytest.raises(ConfigurationError, match=r"first known after 2 rounds"):
-        fit(loop, tmp_path, callbacks=[EarlyStopping("client_accuracy/mean", mode="max")])
-    fit(loop, tmp_path, callbacks=[EarlyStopping("client_accuracy/mean", mode="max", strict=False)])
-    assert loop.round_index == 3
-
-
-def test_early_stopping_by_the_training_loss(tmp_path: Path) -> None:
-    loop = FederatedLoop(seed=1)
-    fit(loop, tmp_path, Logs(), rounds=6, callbacks=[EarlyStopping("train_loss", min_delta=9.0, patience=1)])
-    assert loop.round_index == 2
 
 
 # ---- stopping
@@ -423,6 +263,8 @@ OBSERVERS: dict[str, Callable[[], Callback]] = {
     "TQDMProgressBar": TQDMProgressBar,
     "LambdaCallback": lambda: LambdaCallback(on_train_batch_end=lambda *args: None),
 }
+
+
 if importlib.util.find_spec("psutil"):
     OBSERVERS["DeviceStatsMonitor"] = DeviceStatsMonitor
 

@@ -11,13 +11,13 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import Callback, EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import Callback
+from small_loops import KeepUpdates, shapfed
 from torch import Tensor, nn
-from toys import CLASSES, Plain, adam, fit, flat, network, sgd, toy_data, trainer_for, vector
+from toys import Plain, adam, fit, network, sgd, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, ShapFedWA
-from flsv.attacks import Attack, FreeRider
 from flsv.clients.algorithms import FedProx
 from flsv.data import FederatedDataModule
 from flsv.functional import class_specific_shapley, participant_weights
@@ -176,14 +176,6 @@ def test_server_lr_moves_parameters_part_of_the_way_and_buffers_all_of_it(tmp_pa
     torch.testing.assert_close(half[1].running_var, full[1].running_var)
 
 
-# ---- determinism
-
-
-def shapfed(**kwargs: Any) -> FederatedLoop:
-    kwargs.setdefault("seed", 1)
-    return FederatedLoop(ShapFedWA("cssv"), {"cssv": ClassSpecificShapley()}, **kwargs)
-
-
 def test_same_seed_same_bits_other_seed_other_model(tmp_path: Path) -> None:
     first, second, other = (shapfed(seed=s, sampler=UniformSampler(2)) for s in (1, 1, 2))
     a, b, c = (fit(loop, tmp_path, Plain(network(dropout=0.5))) for loop in (first, second, other))
@@ -197,18 +189,6 @@ def test_seed_everything_is_the_default_seed(tmp_path: Path, monkeypatch: pytest
     L.seed_everything(17)
     implicit = vector(fit(FederatedLoop(), tmp_path))
     torch.testing.assert_close(implicit, vector(fit(FederatedLoop(seed=17), tmp_path)), rtol=0, atol=0)
-
-
-class KeepUpdates(FedAvg):
-    """Remembers the rounds it aggregated."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rounds: list[dict[int, Tensor]] = []
-
-    def weights(self, round: Any, contributions: Any) -> Tensor:
-        self.rounds.append(dict(zip(round.client_ids.tolist(), round.client_vectors.clone())))
-        return super().weights(round, contributions)
 
 
 def test_a_client_does_not_depend_on_who_else_is_in_the_cohort(tmp_path: Path) -> None:
@@ -339,212 +319,6 @@ def test_kept_optimizers_remember_reset_ones_do_not(tmp_path: Path) -> None:
         policy: fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, rounds=1) for policy in ("reset", "keep")
     }
     assert torch.equal(vector(once["reset"]), vector(once["keep"]))
-
-
-class RecordRates(Callback):
-    def __init__(self) -> None:
-        self.rates: dict[tuple[int, int], list[float]] = {}
-
-    def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, batch_idx: int) -> None:
-        loop = next(c for c in trainer.callbacks if isinstance(c, FederatedLoop))
-        assert loop.current_client is not None
-        self.rates.setdefault((loop.round_index, loop.current_client), []).append(
-            trainer.optimizers[0].param_groups[0]["lr"]
-        )
-
-
-@pytest.mark.parametrize("policy", ["reset", "keep"])
-def test_an_epoch_scheduler_steps_once_a_round(tmp_path: Path, policy: str) -> None:
-    record = RecordRates()
-    module = Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.5), interval="epoch")
-    fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, module, callbacks=[record])
-    for (r, _), rates in record.rates.items():
-        assert rates == pytest.approx([0.1 * 0.5**r] * len(rates))
-
-
-@pytest.mark.parametrize("policy", ["reset", "keep"])
-def test_a_step_scheduler_belongs_to_the_client(tmp_path: Path, policy: str) -> None:
-    record = RecordRates()
-    module = Plain(scheduler=lambda o: torch.optim.lr_scheduler.ExponentialLR(o, 0.9), interval="step")
-    fit(FederatedLoop(client_optimizer=policy, seed=1), tmp_path, module, callbacks=[record])
-    for client in range(3):
-        own = [rate for r in range(3) for rate in record.rates[r, client]]
-        assert own == pytest.approx([0.1 * 0.9**i for i in range(len(own))])
-
-
-def test_plateau_scheduler_watches_the_global_model(tmp_path: Path) -> None:
-    class Plateau(Plain):
-        def configure_optimizers(self) -> Any:
-            optimizer = sgd(self.parameters())
-            scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
-                optimizer, factor=0.1, patience=0, mode="max", threshold=1
-            )
-            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "val_acc"}}
-
-    module = Plateau()
-    fit(FederatedLoop(seed=1), tmp_path, module, rounds=3)
-    assert module.trainer.optimizers[0].param_groups[0]["lr"] == pytest.approx(0.1 * 0.1**2)
-
-
-# ---- Lightning's own features
-
-
-def test_validation_checkpoints_and_early_stopping_see_the_global_model(tmp_path: Path) -> None:
-    seen: list[Tensor] = []
-
-    class Watch(Callback):
-        def on_validation_start(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-            seen.append(vector(module))
-
-    keep = KeepUpdates()
-    checkpoint = ModelCheckpoint(tmp_path / "c", monitor="val_acc", mode="max", save_top_k=-1, filename="{epoch}")
-    stop = EarlyStopping("val_acc", mode="max", min_delta=2.0, patience=2)
-    loop = FederatedLoop(keep, seed=1)
-    module = fit(loop, tmp_path, rounds=10, enable_checkpointing=True, callbacks=[Watch(), checkpoint, stop])
-    assert loop.round_index == 3  # 1 + patience
-    data = toy_data()
-    data.setup("fit")
-    weights = data.num_samples.double() / data.num_samples.sum()
-    for r, global_model in enumerate(seen):
-        stacked = torch.stack([keep.rounds[r][i] for i in range(3)]).double()
-        torch.testing.assert_close(global_model, weights @ stacked, rtol=1e-5, atol=1e-6)
-        saved = torch.load(tmp_path / "c" / f"epoch={r}.ckpt", weights_only=False)["state_dict"]
-        assert torch.equal(flat(saved, [name for name, _ in module.named_parameters()]), global_model)
-    assert torch.equal(vector(module), seen[-1])
-
-
-def test_limits_hold_per_client_and_local_epoch(tmp_path: Path) -> None:
-    counts: list[int] = []
-
-    class Count(Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-            counts.append(trainer.num_training_batches)
-
-    data = toy_data()
-    data.setup("fit")
-    batches = [len(data.client_loader(i, generator=torch.Generator())) for i in range(3)]
-    for limit, expected in ((2, sum(min(2, n) for n in batches)), (0.5, sum(max(1, int(n / 2)) for n in batches))):
-        fit(FederatedLoop(seed=1, local_epochs=2), tmp_path, rounds=1, limit_train_batches=limit, callbacks=[Count()])
-        assert counts.pop() == 2 * expected
-
-
-def test_fast_dev_run_is_one_round_of_one_batch_per_client(tmp_path: Path) -> None:
-    loop = shapfed(evaluation=ClientEvaluation(every=1))
-    trainer = L.Trainer(
-        fast_dev_run=True, default_root_dir=tmp_path, callbacks=[loop], accelerator="cpu", enable_progress_bar=False
-    )
-    trainer.fit(Plain(), toy_data())
-    assert loop.round_index == 1
-    assert trainer.num_training_batches == 3
-    assert loop.contributions["cssv"].isfinite().all()
-    assert not list(tmp_path.rglob("*.csv"))
-
-
-def test_the_trainer_is_given_back_as_it_was(tmp_path: Path) -> None:
-    loop = FederatedLoop(seed=1)
-    trainer = trainer_for(loop, tmp_path, rounds=1, limit_train_batches=0.5, accumulate_grad_batches=2)
-    data, module = toy_data(), Plain()
-    trainer.fit(module, data)
-    assert trainer.limit_train_batches == 0.5
-    assert trainer.reload_dataloaders_every_n_epochs == 0
-    assert data.round_loader is None
-    assert "optimizer_zero_grad" not in module.__dict__
-    assert "_accumulated_batches_reached" not in trainer.fit_loop.epoch_loop.__dict__
-    (result,) = trainer.validate(module, data, verbose=False)
-    assert 0 <= result["val_acc"] <= 1
-    assert "test_acc" in trainer.test(module, data, verbose=False)[0]
-
-
-def test_sanity_check_and_a_second_fit(tmp_path: Path) -> None:
-    loop = FederatedLoop(seed=1)
-    first = vector(fit(loop, tmp_path, num_sanity_val_steps=2))
-    again = vector(fit(loop, tmp_path))
-    assert torch.equal(first, again)  # a new trainer starts anew
-
-
-def test_mixed_precision(tmp_path: Path) -> None:
-    exact = vector(fit(FederatedLoop(seed=1), tmp_path))
-    loop = shapfed(evaluation=ClientEvaluation(every=1))
-    mixed = fit(loop, tmp_path, precision="bf16-mixed")
-    assert loop.contributions["cssv"].isfinite().all()
-    assert next(mixed.parameters()).dtype == torch.float32
-    assert not torch.equal(vector(mixed), exact)
-
-
-def test_it_learns(tmp_path: Path) -> None:
-    loop = shapfed()
-    module = fit(loop, tmp_path, rounds=8)
-    trainer = trainer_for(None, tmp_path)
-    assert trainer.test(module, toy_data(), verbose=False)[0]["test_acc"] > 0.85
-    assert loop.contributions["cssv"].shape == (3, CLASSES)
-
-
-# ---- clients that fail
-
-
-class Diverges(Plain):
-    """Some clients' gradients are NaN from some round on."""
-
-    def __init__(self, clients: set[int], since: int) -> None:
-        super().__init__()
-        self.bad, self.since = clients, since
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loop = next(c for c in self.trainer.callbacks if isinstance(c, FederatedLoop))
-        broken = loop.round_index >= self.since and loop.current_client in self.bad
-        return super().training_step(batch, batch_idx) * (float("nan") if broken else 1.0)
-
-
-def test_a_client_with_nan_is_left_out_named_and_the_run_goes_on(tmp_path: Path) -> None:
-    loop = shapfed(personalizer=Standalone(), client_optimizer="keep")
-    with pytest.warns(UserWarning, match="client 1 returned a model with NaN or infinite entries in round 1"):
-        module = fit(loop, tmp_path, Diverges({1}, since=1))
-    assert vector(module).isfinite().all()
-    assert loop.weights[[0, 2]].isfinite().all()
-    assert loop.weights[1].isnan()
-    assert loop.received()[1].isfinite().all()
-    assert loop.contributions["cssv"].isfinite().all()  # client 1 keeps the row of round 0
-
-
-def test_if_all_clients_fail_the_run_stops_with_the_reason(tmp_path: Path) -> None:
-    with (
-        pytest.warns(UserWarning, match="3 of 3 clients returned"),
-        pytest.raises(RuntimeError, match=r"round 1: every client of the cohort returned a model with NaN"),
-    ):
-        fit(FederatedLoop(seed=1), tmp_path, Diverges({0, 1, 2}, since=1))
-
-
-# ---- malicious clients
-
-
-class Double(Attack):
-    """Sends twice its update."""
-
-    def attack(self, update: Tensor, round_index: int, generator: torch.Generator) -> Tensor:
-        return 2 * update
-
-
-def test_an_attack_acts_on_the_update_that_leaves_the_client(tmp_path: Path) -> None:
-    honest, attacked = KeepUpdates(), KeepUpdates()
-    net = network()
-    fit(FederatedLoop(honest, seed=1), tmp_path, Plain(copy.deepcopy(net)), rounds=1)
-    loop = FederatedLoop(attacked, uploads=[Double(clients=[2])], seed=1)
-    fit(loop, tmp_path, Plain(copy.deepcopy(net)), rounds=1)
-    start, cut = loop.space.read(Plain(copy.deepcopy(net))), loop.space.num_parameters
-    for client in (0, 1):
-        assert torch.equal(attacked.rounds[0][client], honest.rounds[0][client])
-    expected = start + 2 * (honest.rounds[0][2] - start)
-    torch.testing.assert_close(attacked.rounds[0][2][:cut], expected[:cut])
-    torch.testing.assert_close(attacked.rounds[0][2][cut:], honest.rounds[0][2][cut:])  # buffers are left alone
-
-
-def test_a_free_rider_that_returns_the_global_model_contributes_nothing(tmp_path: Path) -> None:
-    loop = FederatedLoop(
-        metrics={"cssv": ClassSpecificShapley()}, uploads=[FreeRider(clients=[0], mode="zero")], seed=1
-    )
-    fit(loop, tmp_path)
-    assert loop.contributions["cssv"][0].abs().max() == 0
-    assert (loop.contributions["cssv"][1:].mean(1) > 0.3).all()
 
 
 # ---- memory

@@ -1,0 +1,58 @@
+"""Configurations as a command line runs them, builds them and deals out their data."""
+
+import functools
+import sys
+
+import lightning as L
+import pytest
+from dealt import CONFIGS, SCENARIOS
+
+from flsv import FederatedDataModule, FederatedLoop
+from flsv.cli import main
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """The command line in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["flsv"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
+
+    def command(*configs, arguments=()):
+        options = [option for config in configs for option in ("--config", str(config))]
+        assert main(["fit", *options, "--trainer.enable_progress_bar", "false", *arguments]) == 0
+
+    return command
+
+
+@pytest.fixture
+def load(monkeypatch, run):
+    """What a command line builds, without training: model, data and federation."""
+
+    def command(*configs, arguments=()):
+        built = {}
+
+        @functools.wraps(L.Trainer.fit)  # the command line reads fit's signature
+        def fit(self, model, datamodule, **_):
+            built.update(model=model, data=datamodule)
+            built["loop"] = next(each for each in self.callbacks if isinstance(each, FederatedLoop))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(L.Trainer, "fit", fit)
+            run(*configs, arguments=arguments)
+        assert isinstance(built["data"], FederatedDataModule)
+        return built["model"], built["data"], built["loop"]
+
+    return command
+
+
+@pytest.fixture
+def deal(load):
+    """The data of a scenario, dealt out: by default on the quick start's digits."""
+
+    def command(scenario, base="quickstart", arguments=()):
+        _, data, _ = load(CONFIGS / f"{base}.yaml", SCENARIOS / f"{scenario}.yaml", arguments=arguments)
+        data.setup("fit")
+        return data
+
+    return command

@@ -1,0 +1,58 @@
+"""The configuration files: each one loads, each scenario deals out what it says, and the quick start runs."""
+
+import pytest
+import torch
+from dealt import CONFIGS, SCENARIOS, named
+
+from flsv import ClassifierClient
+
+
+# configs/value.yaml is for another subcommand: see test_value.py.
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [config for config in named(CONFIGS) if config.id != "value"])
+def test_every_configuration_can_be_built(load, config):
+    model, _, _ = load(config)
+    assert isinstance(model, ClassifierClient)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("base", ["quickstart", "fashion_mnist"])
+@pytest.mark.parametrize("scenario", named(SCENARIOS))
+def test_every_scenario_composes_with_a_base(load, base, scenario):
+    model, data, loop = load(CONFIGS / f"{base}.yaml", scenario)
+    # What the scenario does not speak of stays the base's.
+    assert model.hparams["network"] == {"quickstart": "mlp", "fashion_mnist": "lenet5"}[base]
+    assert [name for name in loop.metrics if name != "epsilon"] == ["cssv"]
+    if "source:" not in scenario.read_text():
+        assert data.source == {"quickstart": "digits", "fashion_mnist": "fashion_mnist"}[base]
+
+
+@pytest.mark.slow
+def test_the_quick_start_runs(run, tmp_path, capsys):
+    run(CONFIGS / "quickstart.yaml", arguments=["--trainer.max_epochs", "2"])
+    table = capsys.readouterr().out
+    assert "Contributions" in table
+    assert "own accuracy" in table
+    written = {path.name for path in (tmp_path / "runs").rglob("*.*")}
+    assert {"config.yaml", "contributions.csv"} <= written
+    assert any(name.endswith(".ckpt") for name in written)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", ["shapleyfl_closed_set", "shapleyfl_open_set", "guo_noisy", "shapfed_imbalanced"])
+def test_scenarios_run_on_the_quick_start(run, scenario):
+    quick = ["--trainer.max_epochs", "1", "--trainer.limit_train_batches", "1", "--federation.reporting.table", "false"]
+    run(CONFIGS / "quickstart.yaml", SCENARIOS / f"{scenario}.yaml", arguments=quick)
+
+
+def test_what_is_shared_may_be_a_function(load, tmp_path):
+    (tmp_path / "share.yaml").write_text("federation: {share: {class_path: toys.OfShape, init_args: {dimensions: 2}}}")
+    _, _, loop = load(CONFIGS / "quickstart.yaml", tmp_path / "share.yaml")
+    assert loop.share.dimensions == 2
+    assert loop.share("weight", torch.zeros(3, 3))
+
+
+def test_scaffold_takes_the_momentum_out_and_nothing_else(load):
+    model, _, _ = load(CONFIGS / "fashion_mnist.yaml", CONFIGS / "scaffold.yaml")
+    (group,) = model._make_optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups
+    assert (group["lr"], group["momentum"]) == (0.05, 0)

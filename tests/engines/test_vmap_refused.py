@@ -1,0 +1,182 @@
+"""What the batched engine cannot train is refused with the reason."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from batched_pairs import SIZES, Plainest, by_step, loop
+from lightning.pytorch.callbacks import Callback, GradientAccumulationScheduler
+from torch import Tensor, nn
+from torchmetrics import MeanMetric
+from toys import CLASSES, FEATURES, Plain, fit, sgd, toy_data
+
+from flsv.clients.algorithms import FedProx, MoreauSGD
+from flsv.engines.vmap import VmapProcess
+from flsv.errors import ConfigurationError
+from flsv.loop import FederatedLoop
+
+
+class Drops(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.dropout(super().training_step(batch, batch_idx)[None], 0.5).sum()
+
+
+class Mixes(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return float(np.random.rand()) * super().training_step(batch, batch_idx)  # noqa: NPY002
+
+
+class Branches(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss if loss > 0.1 else 2 * loss
+
+
+class Reads(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss / max(loss.item(), 1.0)
+
+
+class Masks(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        x, y = batch
+        return super().training_step((x[y > 0], y[y > 0]), batch_idx)
+
+
+class Counts(Plainest):
+    seen = 0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.seen += 1
+        return super().training_step(batch, batch_idx)
+
+
+class Collects(Plainest):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Tensor] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.outputs.append(loss.detach())
+        return loss
+
+
+class Measures(Plainest):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.mean.update(loss.detach())
+        return loss
+
+
+class Indexes(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (2 if batch_idx == 0 else 1)
+
+
+class Asks(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) * (1 + self.global_step)
+
+
+class Skips(Plainest):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None
+
+
+class Detours(Plainest):
+    """Not what it is under torch.func: the trial's own work."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        return loss if type(batch_idx) is int else 1.01 * loss
+
+
+class Manual(Plainest):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Hooked(Plainest):
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        pass
+
+
+class Steps(Plainest):
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+
+
+class Watches(Callback):
+    def on_after_backward(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        pass
+
+
+def bias_before_norm() -> Plain:
+    net = nn.Sequential(nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, CLASSES))
+    return Plain(net, partial(torch.optim.RMSprop, lr=0.1, eps=1e-12))
+
+
+REFUSED: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
+    (Drops, {}, {}, "draws random numbers"),
+    (Mixes, {}, {}, "draws random numbers"),
+    (Branches, {}, {}, "reads values off tensors"),
+    (Reads, {}, {}, "reads values off tensors"),
+    (Masks, {}, {}, "shape depends on values"),
+    (Counts, {}, {}, "changes what the module keeps beside parameters and buffers: seen"),
+    (Collects, {}, {}, "changes what the module keeps beside parameters and buffers: outputs"),
+    (Measures, {}, {}, "changes what the module keeps beside parameters and buffers: mean"),
+    (Indexes, {}, {}, "looks at batch_idx"),
+    (Asks, {}, {}, "asks for trainer.global_step"),
+    (Skips, {}, {}, "gives NoneType, and a loss"),
+    (Detours, {}, {}, "differs by .* where 1e-05 is allowed"),
+    (bias_before_norm, {}, {}, "differs by"),
+    (Manual, {}, {}, "steps its optimizers itself"),
+    (partial(Plainest, MoreauSGD), {}, {}, "MoreauSGD is not known to allow"),
+    (partial(Plainest, torch.optim.LBFGS), {}, {}, "LBFGS is not known to allow"),
+    (by_step, {}, {}, "StepLR steps after every batch"),
+    (Hooked, {}, {}, "Hooked defines on_before_optimizer_step"),
+    (Steps, {}, {}, "Steps defines optimizer_step"),
+    (Plainest, {}, {"callbacks": [Watches()]}, "Watches defines on_after_backward"),
+    (Plainest, {"client_optimizer": "keep"}, {}, "gives every client the moments that it left"),
+    (Plainest, {"client_algorithm": FedProx(0.1)}, {}, "client_algorithm=.*changes the gradients"),
+    (Plainest, {}, {"accumulate_grad_batches": 2}, "accumulated over batches"),
+    (Plainest, {}, {"callbacks": [GradientAccumulationScheduler({0: 1, 1: 2})]}, "accumulated over batches"),
+    (Plainest, {}, {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, "'value' clips within a step"),
+    (Plainest, {}, {"precision": "bf16-true"}, "precision='bf16-true'"),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*round 0 is discarded.*")
+@pytest.mark.parametrize(("make", "federation", "trainer", "reason"), REFUSED, ids=[reason for *_, reason in REFUSED])
+def test_what_cannot_be_is_refused(tmp_path: Path, make: Any, federation: Any, trainer: Any, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=f'(?s)engine="vmap".*{reason}.*engine="sequential"'):
+        fit(loop("vmap", **federation), tmp_path, make(), toy_data((4, 2, 1)), 1, **trainer)
+
+
+def test_two_optimizers_are_refused(tmp_path: Path) -> None:
+    class Two(Manual):
+        def configure_optimizers(self) -> Any:
+            return [sgd(self.net[0].parameters()), sgd(self.net[4].parameters())]
+
+    with pytest.raises(ConfigurationError, match="automatic_optimization"):
+        fit(loop("vmap"), tmp_path, Two(), toy_data(SIZES), 1)
+
+
+def test_wrong_words_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match='engine=\'vmpa\'.*"sequential" or "vmap"'):
+        FederatedLoop(engine="vmpa")
+    with pytest.raises(ConfigurationError, match="chunk=0"):
+        VmapProcess(*[None] * 8, chunk=0)

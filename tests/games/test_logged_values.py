@@ -1,0 +1,146 @@
+"""The utility of any task: what a module logs when it validates, compared with Lightning's own validation."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from played import MASKS, federated, played, validated
+from task_kinds import (
+    VAE,
+    Autoencoder,
+    Careless,
+    Glue,
+    GraphNet,
+    Hooked,
+    LanguageModel,
+    OneLogit,
+    Regression,
+    Segmentation,
+    SeveralLoaders,
+)
+from toys import fit
+
+from flsv import Reporting
+from flsv.games import LoggedValues
+from flsv.loop import FederatedLoop
+from flsv.metrics import (
+    PartialFederatedShapley,
+)
+from flsv.parameters import ParameterSpace
+from flsv.seeding import isolated_rngs
+
+LOGGED = [
+    (Autoencoder, "val_loss", "min"),
+    (Careless, "val_loss", "min"),
+    (LanguageModel, "val_loss", "min"),
+    (LanguageModel, "val/perplexity", "min"),
+    (Segmentation, "val_iou", "max"),
+    (Regression, "val_loss", "min"),
+    (Regression, "val_worst", "min"),
+    (Regression, "val_best", "min"),
+    (Regression, "val_total", "min"),
+    (Regression, "val_odd", "max"),
+    (OneLogit, "val_f1", "max"),
+    (Glue, "accuracy_all", "max"),
+    (Glue, "loss_all", "min"),
+    (GraphNet, "val_loss", "min"),
+    (SeveralLoaders, "val_loss/dataloader_idx_1", "min"),
+    (SeveralLoaders, "own_0", "min"),
+    (Hooked, "val_loss", "min"),
+    (Hooked, "val_loss_epoch", "min"),
+    (Hooked, "best", "min"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name", "mode"), LOGGED, ids=[f"{kind.__name__}-{name}" for kind, name, _ in LOGGED])
+def test_a_logged_value_is_what_lightning_would_log(tmp_path: Path, kind: Any, name: str, mode: Any) -> None:
+    torch.manual_seed(1)
+    module = kind()
+    before = copy.deepcopy(module)  # its Python state is that of the first round's game
+    rounds = 1 if kind is Hooked else 2
+    values, vectors = played(tmp_path, module, federated(kind.data()), rounds, performance=name, mode=mode)
+    sign = -1 if mode == "min" else 1
+    expected = [sign * validated(before, vector, kind.data(), tmp_path)[name] for vector in vectors]
+    assert len(set(expected)) > 1
+    torch.testing.assert_close(values, torch.tensor(expected, dtype=torch.float64), rtol=2e-6, atol=1e-7)
+    # Where the vector is the same to the bit, the value is, too: nobody, and one client alone.
+    same = [row for row, mask in enumerate(MASKS) if mask.sum() < 2]
+    assert values[same].tolist() == [expected[row] for row in same]
+
+
+def test_several_loaders_are_averaged_by_size(tmp_path: Path) -> None:
+    module, data = SeveralLoaders(), SeveralLoaders.data
+    values, vectors = played(tmp_path, module, federated(data()), performance="val_loss", mode="min")
+    for value, vector in zip(values.tolist(), vectors):
+        logged = validated(module, vector, data(), tmp_path)
+        mean = (11 * logged["val_loss/dataloader_idx_0"] + 5 * logged["val_loss/dataloader_idx_1"]) / 16
+        assert value == pytest.approx(-mean, rel=1e-5)
+
+
+def test_the_same_vector_has_the_same_value_wherever_it_comes(tmp_path: Path) -> None:
+    """A validation that draws; and nothing of the fit is touched by it."""
+    module, data = VAE(), federated(VAE.data())
+    found: dict[str, Any] = {}
+
+    class Probe(L.Callback):
+        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+            from flsv._lightning.validation import keep_batches
+
+            class Endless:
+                def __iter__(self) -> Any:
+                    return itertools.repeat(next(iter(data.val_dataloader())))
+
+            assert [len(loader) for loader in keep_batches(trainer, Endless())] == [trainer.limit_val_batches]
+            space = ParameterSpace(pl_module)
+            evaluate = LoggedValues(trainer, space, keep_batches(trainer, data.val_dataloader()), names=["val_loss"])
+            vectors = torch.stack([space.read(pl_module) * scale for scale in (1.0, 0.5, 2.0, 1.0)])
+            before = copy.deepcopy(pl_module.state_dict()), torch.get_rng_state(), dict(trainer.callback_metrics)
+            found["all"] = evaluate(vectors).value("val_loss")
+            found["last"] = evaluate(vectors[2:3]).value("val_loss")
+            found["vectors"] = vectors
+            after = pl_module.state_dict(), torch.get_rng_state(), dict(trainer.callback_metrics)
+            assert all(torch.equal(value, after[0][name]) for name, value in before[0].items())
+            assert torch.equal(before[1], after[1])
+            assert before[2] == after[2]
+            assert pl_module.trainer is trainer
+            assert trainer.training
+
+    loop = FederatedLoop(seed=3, reporting=Reporting(table=False))
+    fit(loop, tmp_path, module, data, rounds=1, callbacks=[Probe()], limit_val_batches=2)
+    assert found["all"][0] == found["all"][3]
+    assert found["all"][2] == found["last"][0]
+    assert len(set(found["all"].tolist())) == 3
+    batches = list(VAE.data().val_dataloader())
+    for vector, value in zip(found["vectors"], found["all"].tolist()):
+        ParameterSpace(module).write(module, vector)
+        with isolated_rngs(0, "utility"), torch.no_grad():
+            losses = [(float(module.loss(batch)), len(batch[0])) for batch in batches]
+        assert value == pytest.approx(sum(loss * size for loss, size in losses) / 11, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_the_fit_is_the_same_with_and_without_a_game(tmp_path: Path) -> None:
+    """Python state, metrics, loggers and what is logged: a game of validations leaves no trace."""
+    from lightning.pytorch.loggers import CSVLogger
+
+    runs = []
+    for metrics in ({}, {"mine": PartialFederatedShapley(performance="val_loss", mode="min")}):
+        torch.manual_seed(1)
+        module = Hooked()
+        logger = CSVLogger(tmp_path / str(len(runs)))
+        seen: list[Any] = []
+        logger.experiment.add_scalar = partial(lambda to, *_: to.append(1), seen)  # type: ignore[attr-defined]
+        loop = FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False))
+        fit(loop, tmp_path, module, federated(Hooked.data()), rounds=2, logger=logger)
+        runs.append((ParameterSpace(module).read(module), module.validations, module.best.compute(), len(seen)))
+    (vector, *others), (same, *also) = runs
+    assert torch.equal(vector, same)
+    assert others == also
