@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 @lru_cache(maxsize=4096)
@@ -74,6 +75,18 @@ def restore_global_rngs(states: tuple[Any, ...]) -> None:
     torch.set_rng_state(cpu)
     if cuda is not None:
         torch.cuda.set_rng_state_all(cuda)
+
+
+def torch_rngs(device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """The states of torch's generators, of the CPU and of this device, for :func:`restore_torch_rngs`."""
+    return torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def restore_torch_rngs(states: tuple[Tensor, Tensor | None], device: torch.device) -> None:
+    """Put them where :func:`torch_rngs` found them."""
+    torch.set_rng_state(states[0])
+    if states[1] is not None:
+        torch.cuda.set_rng_state(states[1], device)
 
 
 @contextmanager

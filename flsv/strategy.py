@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from flsv.parameters import ParameterSpace
 from flsv.participants import LocalData
-from flsv.round import FederationState, Round
+from flsv.round import FederationState, Round, TrainedCoalitions
 
 Contributions = Mapping[str, Tensor]
 """The metrics' current values by name: ``[n]`` or ``[n, M]`` over all clients. Clients never seen are NaN, or the
@@ -152,3 +152,8 @@ class Strategy(Component):
 
     def end_round(self, round: Round) -> None:
         """At the server, after aggregation and personalisation: take what the next round needs from this one."""
+
+    def coalition_models(self, round: Round) -> TrainedCoalitions | None:
+        """At the server, after :meth:`end_round`: the models of coalitions of clients, where this strategy has them
+        trained beside the global one."""
+        return None

@@ -40,6 +40,10 @@ class BatchedTraining:
         unused: names of parameters without a gradient: they stay as they are.
         randomness: of steps, see :class:`flsv.clients.batched_step.BatchedStep`.
 
+    Attributes:
+        groups: names of the parameters that are trained, by the optimizer's groups.
+        trained: the same in one set.
+
     Raises:
         ConfigurationError: an optimizer whose steps are not known to work entry by entry.
 
@@ -74,8 +78,8 @@ class BatchedTraining:
         self._optimizer, self._clip_norm = optimizer, clip_norm
         names = {parameter: name for name, parameter in module.named_parameters()}
         trained = {p for p in names if p.requires_grad and names[p] not in unused}
-        self._groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
-        self._trained = {name for group in self._groups for name in group}
+        self.groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
+        self.trained = {name for group in self.groups for name in group}
         self._module, self._randomness = module, randomness
 
     def train(
@@ -100,15 +104,15 @@ class BatchedTraining:
         rows = None if order == sorted(order) else torch.tensor(order, device=first.device)
         stacked = states if rows is None else {name: tensor.index_select(0, rows) for name, tensor in states.items()}
         losses = torch.zeros(len(order), device=first.device)
-        optimizer = StackedOptimizer(self._optimizer, self._groups, stacked)
-        fused = self._clip_norm is None and _plain_sgd(self._optimizer)
-        a_step = BatchedStep(self._module, sorted(self._trained), fused, self._randomness)
+        optimizer = StackedOptimizer(self._optimizer, self.groups, stacked)
+        fused = self._clip_norm is None and plain_sgd(self._optimizer)
+        a_step = BatchedStep(self._module, sorted(self.trained), fused, self._randomness)
         for step in range(lengths[0]):
             active = sum(length > step for length in lengths)
             now = {name: tensor[:active] for name, tensor in stacked.items()}
             gradients, factors = self._gradients(a_step, now, batches.at(order[:active], step), losses[:active])
             if self._clip_norm is not None:
-                _clip(gradients, self._clip_norm)
+                clip(gradients, self._clip_norm)
             optimizer.step(active, gradients, factors)
             if after_step is not None:
                 after_step()
@@ -132,12 +136,12 @@ class BatchedTraining:
             index = torch.tensor(places, device=losses.device)
             part = {name: tensor.index_select(0, index) for name, tensor in now.items()}
             found, loss = a_step(part, batch)
-            _put_together(found, a_step.factors)
+            put_together(found, a_step.factors)
             losses.index_add_(0, index, loss.to(losses))
-            gradients = gradients or {name: torch.empty_like(now[name]) for name in self._trained}
+            gradients = gradients or {name: torch.empty_like(now[name]) for name in self.trained}
             for name, gradient in found.items():
                 gradients[name][index] = gradient
-            for name in now.keys() - self._trained:
+            for name in now.keys() - self.trained:
                 now[name][index] = part[name]
         return gradients, {}
 
@@ -196,21 +200,21 @@ class StackedOptimizer:
         self._views, self._active = views, active
 
 
-def _plain_sgd(optimizer: Optimizer) -> bool:
+def plain_sgd(optimizer: Optimizer) -> bool:
     """Whether a step is ``w -= lr * gradient`` and nothing else."""
     others = ("momentum", "weight_decay", "dampening", "nesterov", "maximize", "differentiable")
     groups = optimizer.param_groups
     return type(optimizer) is torch.optim.SGD and not any(group.get(key) for group in groups for key in others)
 
 
-def _put_together(gradients: State, factors: Factors) -> None:
+def put_together(gradients: State, factors: Factors) -> None:
     """Adds the products to the gradients."""
     for name, pairs in factors.items():
         product = sum((left.bmm(right) for left, right in pairs[1:]), pairs[0][0].bmm(pairs[0][1]))
         gradients[name] = gradients[name] + product if name in gradients else product
 
 
-def _clip(gradients: State, norm: float) -> None:
+def clip(gradients: State, norm: float) -> None:
     """As ``torch.nn.utils.clip_grad_norm_`` does it, for every model."""
     squares = torch.stack([g.flatten(1).norm(dim=1) if g.ndim > 1 else g.abs() for g in gradients.values()])
     factors = (norm / (squares.norm(dim=0) + 1e-6)).clamp(max=1.0)

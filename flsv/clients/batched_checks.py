@@ -189,9 +189,26 @@ def at_once(
     Raises:
         ConfigurationError: a batch is another than those that were tried; with the reason.
     """
+    with batched_steps(trainer):
+        return training.train(states, batches, after_step)
+
+
+@contextmanager
+def batched_steps(trainer: L.Trainer) -> Iterator[None]:
+    """Within it many models take steps in the fit of one: in its precision, with its trainer out of reach. What
+    torch.func cannot do is a refusal."""
     module = trainer.lightning_module
     with _refusing(module), pure_step(module), trainer.precision_plugin.train_step_context():
-        return training.train(states, batches, after_step)
+        yield
+
+
+@contextmanager
+def purely(module: nn.Module) -> Iterator[None]:
+    """Within it, whatever is raised is a refusal, and so is it to draw, or to change what the module keeps."""
+    kept, drawn = dict(_kept(module)), _random_state()
+    with _refusing(module, (Exception,)):
+        yield
+    _check_pure(module, kept, drawn)
 
 
 @contextmanager
@@ -222,11 +239,19 @@ def _check_pure(module: nn.Module, kept: dict[str, tuple[Any, Any]], drawn: tupl
         raise _refusal(module, f"it changes what the module keeps beside parameters and buffers: {names}")
 
 
-def _refusal(module: nn.Module, reason: str) -> ConfigurationError:
-    return ConfigurationError(
+class NotBatched(ConfigurationError):
+    """A module whose steps cannot be batched; ``reason`` says why."""
+
+    reason = ""
+
+
+def _refusal(module: nn.Module, reason: str) -> NotBatched:
+    error = NotBatched(
         f'engine="vmap" trains many clients as one batched model, and training_step of {type(module).__name__} does '
         f'not allow it: {reason}. Use engine="sequential", or change that.'
     )
+    error.reason = reason
+    return error
 
 
 def _compare(trainer: L.Trainer, name: str, batched: Tensor, ordinary: Tensor) -> None:

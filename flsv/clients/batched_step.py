@@ -72,6 +72,8 @@ class BatchedStep:
             :attr:`factors`.
         randomness: what becomes of a step that draws random numbers, as dropout does: ``"error"``, or ``"same"``, the
             same ones for all models, see :func:`torch.vmap`.
+        shared: all models are given one and the same batch ``[B, ...]``, which is not stacked: what depends on it alone
+            is computed once.
 
     Attributes:
         factors: by names of weights, what the last call has left out of their gradients: pairs ``[m, out, B]`` and
@@ -89,7 +91,12 @@ class BatchedStep:
     """
 
     def __init__(
-        self, module: nn.Module, trained: Collection[str], factors: bool = False, randomness: str = "error"
+        self,
+        module: nn.Module,
+        trained: Collection[str],
+        factors: bool = False,
+        randomness: str = "error",
+        shared: bool = False,
     ) -> None:
         self._module, self._trained = module, list(trained)
         self._index = step_arguments(module, None, BatchIndex())[1:]
@@ -100,19 +107,22 @@ class BatchedStep:
         # Products of one's own would not be rounded as autocast rounds a layer's.
         self._linear &= not any(map(torch.is_autocast_enabled, {p.device.type for p in module.parameters()}))
         of_one: Any = self._of_one if self._linear else grad_and_value(self._of_one, has_aux=True)
-        self._of_many: Any = vmap(of_one, randomness=randomness)
+        self._of_many: Any = vmap(of_one, (0, 0, None if shared else 0), randomness=randomness)
+        self._beside: State = {}
 
-    def __call__(self, states: State, batch: Any) -> tuple[State, Tensor]:
+    def __call__(self, states: State, batch: Any, beside: State | None = None) -> tuple[State, Tensor]:
         """One batch of each.
 
         Args:
             states: parameters and buffers by name, ``[m, ...]``; the module's own stand for what is not among them.
                 Buffers are updated in place.
-            batch: ``[m, B, ...]`` in all its tensors.
+            batch: ``[m, B, ...]`` in all its tensors; ``[B, ...]`` where it is shared.
+            beside: tensors by name that all models have in common, instead of the module's own.
 
         Returns:
             Gradients by name ``[m, ...]``, and losses ``[m]``.
         """
+        self._beside = beside or {}
         rest = {name: tensor for name, tensor in states.items() if name not in self._trained}
         trained = [states[name] for name in self._trained]
         if self._linear:
@@ -124,7 +134,7 @@ class BatchedStep:
                     losses, after = self._of_many(trained, rest, batch)
                 except _Nested:  # a penalty on gradients: they have to exist
                     self._split, self.factors = False, {}
-                    return self(states, batch)
+                    return self(states, batch, beside)
                 self._deriving = True
                 found = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
                 self._deriving = False
@@ -144,7 +154,9 @@ class BatchedStep:
 
     def _of_one(self, trained: list[Tensor], rest: State, batch: Any) -> tuple[Tensor, State]:
         # What is written in place within a transformation must be of it.
-        given = dict(zip(self._trained, trained)) | {name: tensor.clone() for name, tensor in rest.items()}
+        given = (
+            dict(zip(self._trained, trained)) | {name: tensor.clone() for name, tensor in rest.items()} | self._beside
+        )
         with (
             self._holding(given),
             _WeightFirst(dict(zip(self._trained, trained)), self._keeps()) if self._linear else nullcontext(),

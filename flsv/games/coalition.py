@@ -12,7 +12,7 @@ et al., "A Fair Contribution Measurement Method for Federated Learning", Sensors
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
@@ -189,7 +189,7 @@ class CoalitionGames:
         self._gradients: dict[bool, tuple[Tensor, Tensor]] = {}
         self._products: dict[str, Any] = {}
         self._tables: dict[Hashable, CoalitionTable] = {}
-        self._before = 0
+        self._before = self._models = 0
 
     @property
     def round(self) -> Round:
@@ -202,22 +202,22 @@ class CoalitionGames:
     def evaluations(self) -> int:
         """Distinct models evaluated in the current round, counted for each evaluator that was asked for them."""
         assert self.round is not None  # it raises without one
-        return sum(table.evaluations for table in self._tables.values())
+        return sum(table.evaluations for table in self._tables.values()) + self._models
 
     @property
     def total_evaluations(self) -> int:
         """:attr:`evaluations` of all rounds of this fit so far, the current one included."""
-        return self._before + sum(table.evaluations for table in self._tables.values())
+        return self._before + sum(table.evaluations for table in self._tables.values()) + self._models
 
     def begin(self, round: Round) -> None:
         """Begin a round, and forget the evaluations of the one before."""
         self._before = self.total_evaluations
-        self._round, self._tables, self._products = round, {}, {}
+        self._round, self._tables, self._products, self._models = round, {}, {}, 0
 
     def end(self) -> None:
         """Forget the round, and let go of its vectors."""
         self._before = self.total_evaluations
-        self._round, self._tables, self._products, self._gradients = None, {}, {}, {}
+        self._round, self._tables, self._products, self._gradients, self._models = None, {}, {}, {}, 0
 
     def evaluator_of(self, metric: str | ModelScore) -> Any:
         """What evaluates models by this."""
@@ -253,6 +253,15 @@ class CoalitionGames:
         table = CoalitionTable(round, self.evaluator_of(metric))
         self._tables[object()] = table
         return table
+
+    def utility_of_models(
+        self, build: Callable[[int, Tensor], None], count: int, metric: str | ModelScore = "accuracy"
+    ) -> Tensor:
+        """float64 ``[K]`` or ``[K, M]``: of models that are there, ``build(i, out)`` writes the i-th into ``out [P]``.
+        They count, too."""
+        table = CoalitionTable(self.round, self.evaluator_of(metric), self._ranks)
+        self._models += count
+        return utility_of(table.evaluate(build, count), metric)
 
     def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
         """float64 ``[P']``: the validation loss's gradient at a model ``[P]``, over its leading P' entries, the

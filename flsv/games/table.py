@@ -149,7 +149,7 @@ class CoalitionTable:
         new = {key: position for position, key in reversed(list(enumerate(keys))) if key not in self._rows}
         order = sorted(new.values())
         if order:
-            found = self._evaluate(models.builder(masks[order]), len(order))
+            found = self.evaluate(models.builder(masks[order]), len(order))
             self._scores = found if self._scores is None else type(found).cat([self._scores, found])  # type: ignore[list-item]
             # Only now: after an error the coalitions can be asked for again.
             for position in order:
@@ -157,7 +157,8 @@ class CoalitionTable:
         assert self._scores is not None
         return self._scores[torch.tensor([self._rows[key] for key in keys])]
 
-    def _evaluate(self, build: Build, count: int) -> Scores | NamedScores:
+    def evaluate(self, build: Build, count: int) -> Scores | NamedScores:
+        """The scores of so many models, shared out among the ranks; nothing is remembered."""
         rank, size = self._ranks.rank, self._ranks.size
         if size == 1 or count < size:
             return self.evaluator.evaluate(_counted(build, count), count)

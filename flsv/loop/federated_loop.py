@@ -21,7 +21,7 @@ from torchmetrics import Metric
 from flsv._lightning.round_boundary import install
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.arguments import ReadOnlyArguments, old_names_told
-from flsv.clients.algorithms import ClientAlgorithm
+from flsv.clients.algorithms import ClientAlgorithm, shadow_training
 from flsv.engines.one_process import OneProcess
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
 from flsv.loop.findings import Findings, table
@@ -197,7 +197,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             metrics=dict(metrics or {}),
             personalizer=personalizer,
             sampler=sampler or FullParticipation(),
-            client_algorithm=client_algorithm,
+            client_algorithm=shadow_training(metrics or {}, client_algorithm),
             uploads=tuple(uploads or ()),
             filters=with_guard([OutlierFilter()] if filters is None else filters),
             local_epochs=local_epochs,

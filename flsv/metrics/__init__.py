@@ -2,6 +2,7 @@
 
 - Who pulls where the federation goes (agreement): ClassSpecificShapley, CosineGradientShapley.
 - What is lost without a client (coalitions): CoalitionValue and its presets, :mod:`flsv.metrics.coalitions`.
+- What retraining without clients would come to, trained with the run (coalitions): ShadowShapley.
 - Who lowers the validation loss (gradients): GradientShapley, InRunShapley, GradientAgreement, GradientAgreementGame.
 - Whose data are like those that the model is for (data): WassersteinContribution, CalibratedOTGradient.
 - Who is of use to the others (peers): ContributionEstimation, EverybodyElse, DomainRelevance.
@@ -28,6 +29,7 @@ from flsv.metrics.fairness import CollaborativeFairness, MeanTestAccuracy
 from flsv.metrics.gradient_agreement import GradientAgreement, GradientAgreementGame
 from flsv.metrics.gradients import GradientShapley, InRunShapley
 from flsv.metrics.peers import ContributionEstimation, EverybodyElse
+from flsv.metrics.shadow import ShadowShapley
 
 __all__ = [
     "CalibratedOTGradient",
@@ -52,6 +54,7 @@ __all__ = [
     "OneRoundShapley",
     "PartialFederatedShapley",
     "PrivacyLoss",
+    "ShadowShapley",
     "SurrogateFederatedShapley",
     "WassersteinContribution",
 ]

@@ -1,5 +1,6 @@
 """One communication round: what crosses between clients and server, and what the server knows of it."""
 
+from flsv.round.games import TrainedCoalitions
 from flsv.round.matrix import ClientMatrix
 from flsv.round.round import (
     HEAD_FIELDS,
@@ -26,6 +27,7 @@ __all__ = [
     "Round",
     "Stage",
     "Start",
+    "TrainedCoalitions",
     "after",
     "asked_starts",
     "stage_of",

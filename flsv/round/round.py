@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from flsv.errors import ConfigurationError
 from flsv.functional.agreement import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData, run_protocol
+from flsv.round.games import Games, TrainedCoalitions
 from flsv.round.matrix import BLOCK_BYTES, ClientMatrix
 from flsv.seeding import generator_for
 
@@ -63,23 +64,6 @@ def derived(cls: type) -> set[str]:
     return {name for name, value in vars(cls).items() if isinstance(value, cached_property)}
 
 
-class Games(Protocol):
-    """A round's coalition games, see :class:`flsv.games.CoalitionGames`."""
-
-    evaluator: Any
-    server_lr: float
-
-    def evaluator_of(self, metric: Any) -> Any: ...
-
-    def utility(self, metric: Any = "accuracy", weighting: Any = "uniform") -> Any: ...
-
-    def table_of(self, round: Any, metric: Any) -> Any: ...
-
-    def gradient_products(self, order: int = 1) -> Any: ...
-
-    def slopes(self, balanced: bool = False) -> Tensor: ...
-
-
 Start = Tensor | Client
 """Where a client started from: a vector ``[P]``, or a client to be asked for it."""
 
@@ -120,6 +104,8 @@ class Round:
         unmeasured: ids of clients of the cohort whose updates are far too large: they are aggregated, and not measured.
         peer_values: ``[k, n]``, what every client of the cohort found every client's model to be worth to it, NaN for
             those it did not look at; None where clients do not judge each other.
+        trained: the models of coalitions that are trained beside the global one; None before the exchange, and where
+            there are none.
     """
 
     round_index: int
@@ -141,6 +127,7 @@ class Round:
     server_vector: Tensor | None = None
     aggregation_weights: Tensor | None = None
     peer_values: Tensor | None = None
+    trained: TrainedCoalitions | None = None
     left_out: Sequence[int] = ()
     unmeasured: Sequence[int] = ()
 
@@ -300,6 +287,15 @@ class Round:
 
     @cached_property
     @after("exchange")
+    def coalitions(self) -> Tensor:
+        """bool ``[K, n]``: the coalitions whose models are trained beside the global one, nobody and everybody among
+        them."""
+        if self.trained is None:
+            raise RuntimeError("no coalitions are trained in this round: flsv.metrics.ShadowShapley has them trained.")
+        return self.trained.masks
+
+    @cached_property
+    @after("exchange")
     def uploaded(self) -> Tensor:
         """int64 ``[k]``: numbers (entries of tensors) that every client has sent in this round."""
         return self._channel.numbers(self.client_ids.tolist(), "up").to(self.client_ids.device)
@@ -335,6 +331,10 @@ class Round:
         if self.channel is None:
             raise RuntimeError("this round has no channel: what crosses is counted within a fit.")
         return self.channel
+
+    def with_coalitions(self, trained: TrainedCoalitions) -> Round:
+        """This round after the exchange. What has been derived so far is kept."""
+        return self._with(trained=trained)
 
     def _with(self, **changes: Any) -> Round:
         later = replace(self, **changes)
@@ -385,7 +385,7 @@ _PER_CLIENT = (
     "aggregation_weights",
     "peer_values",
 )
-_INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports", "left_out", "unmeasured"}
+_INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports", "left_out", "unmeasured", "trained"}
 #: What a metric's ``update`` may name.
 VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - _INTERNAL)
 HEAD_FIELDS = {name for name in _DERIVED if "_head" in name}

@@ -137,8 +137,7 @@ class RoundServer:
         cohort = self._filtered(cohort)
         updates = cohort.updates
         reports = {
-            name: torch.stack([update.reports[name] for update in updates]).to(model.device)
-            for name in updates[0].reports
+            name: _stacked([update.reports[name] for update in updates]).to(model.device) for name in updates[0].reports
         }
         return Round(
             round_index=state.round_index,
@@ -243,7 +242,20 @@ class RoundServer:
         self.board.update(round.measured(), "personalization")
         for strategy in self.strategies:
             strategy.end_round(round)
+            trained = strategy.coalition_models(round)
+            round = round if trained is None else round.with_coalitions(trained)
         self.board.update(round.measured(), "exchange")
         if self.games is not None:
             self.games.end()
         return round
+
+
+def _stacked(reports: Sequence[Tensor]) -> Tensor:
+    """``[k, ...]``; shorter ones are filled up with NaN."""
+    longest = max((len(report) for report in reports if report.ndim), default=0)
+    if all(len(report) == longest for report in reports if report.ndim):
+        return torch.stack(list(reports))
+    filled = reports[0].new_full((len(reports), longest, *reports[0].shape[1:]), float("nan"))
+    for row, report in zip(filled, reports):
+        row[: len(report)] = report
+    return filled

@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from flsv.functional.shapley import few_coalitions
 from flsv.games import CoalitionGames, ModelEvaluator
 from flsv.parameters import ParameterSpace
 from flsv.participants import ALONE, Channel, Client, LocalData, Owners, Ranks, Split
-from flsv.round import Round
+from flsv.round import Round, TrainedCoalitions
 from flsv.seeding import generator_for
 from flsv.strategy import Federation
 
@@ -131,8 +132,20 @@ class Rounds:
         )
         weights = samples / samples.sum()
         round = round.aggregated(round.combine(weights), weights)
-        round = round.personalized(seen[list(who)])
+        round = round.personalized(seen[list(who)]).with_coalitions(self._coalitions(numbers, start, vectors))
         return replace(round, reports={name: make(round) for name, make in self._given.items()})
+
+    def _coalitions(self, numbers: Sequence[int], start: Tensor, vectors: Tensor) -> TrainedCoalitions:
+        """Each alone, every two and all, as if they had been trained: the mean of who is there."""
+        masks = few_coalitions(NUM_CLIENTS, "pairs")
+        places = torch.tensor(self._order).argsort()  # of the same clients, whatever they are called
+        masks = masks[:, places]
+
+        def build(index: int, out: Tensor) -> None:
+            there = masks[index, numbers].to(vectors.device)
+            out.copy_(vectors[there].mean(0) if there.any() else start)
+
+        return TrainedCoalitions(masks, build)
 
 
 def federation(rounds: Rounds, num_clients: int = NUM_CLIENTS) -> Federation:

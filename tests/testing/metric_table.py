@@ -27,6 +27,7 @@ from flsv.metrics import (
     OneRoundShapley,
     PartialFederatedShapley,
     PrivacyLoss,
+    ShadowShapley,
     SurrogateFederatedShapley,
     WassersteinContribution,
 )
@@ -78,6 +79,8 @@ METRICS = [
     checks_of(OneRoundShapley(2, coalition_weights="fixed")),
     checks_of(PartialFederatedShapley(momentum=0.5), axioms=AXIOMS),
     checks_of(PrivacyLoss(GaussianPrivacy(clip=1.0, noise_multiplier=2.0))),
+    checks_of(ShadowShapley(), axioms=("efficiency", "symmetry")),
+    checks_of(ShadowShapley(part="head", performance="negative_loss")),
     checks_of(SurrogateFederatedShapley(), axioms=("symmetry",)),
     checks_of(WassersteinContribution(features="pixels", support=1, iterations=1)),
 ]

@@ -192,6 +192,17 @@ class ClientAlgorithm(Strategy):
 
     uses: ClassVar[str | None] = None
 
+    def check_fit(self, trainer: Any, config: Any) -> None:
+        """At the server, before the first round of a fit, whose trainer has its optimizers set up.
+
+        Args:
+            trainer: the fit's.
+            config: a :class:`flsv.server.config.FederationConfig`, what the federation is put together from.
+
+        Raises:
+            ConfigurationError: what it cannot work with.
+        """
+
     def begin_client(self, context: ClientContext) -> None:
         """A client is about to train."""
 

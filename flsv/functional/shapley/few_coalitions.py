@@ -32,7 +32,7 @@ coalitions assumes nothing of the kind, and where the two are further apart than
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ from flsv.functional.shapley.game import (
 )
 from flsv.functional.shapley.surrogate import Kernel, gaussian, gram, kernel_shapley, membership
 
-Which = Literal["singles", "leave-one-out", "both", "all"]
+Which = Literal["singles", "pairs", "leave-one-out", "both", "all"]
 
 #: What games are made of.
 PARTS: tuple[Kernel, ...] = (membership, gaussian(0.3))
@@ -63,8 +63,9 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
 
     Args:
         num_players: n.
-        which: ``"singles"``: each player alone, n + 2 in all. ``"leave-one-out"``: everybody but one, likewise.
-            ``"both"``: 2 n + 2. ``"all"``: all 2^n.
+        which: ``"singles"``: each player alone, n + 2 in all. ``"pairs"``: each alone, and every two.
+            ``"leave-one-out"``: everybody but one, n + 2 again. ``"both"``: each alone and everybody but one, 2 n + 2.
+            ``"all"``: all 2^n.
 
     Raises:
         ConfigurationError: something else, or all of more than 22 players.
@@ -72,15 +73,18 @@ def few_coalitions(num_players: int, which: Which = "both") -> Tensor:
     Example:
         >>> few_coalitions(3, "singles").int().tolist()
         [[0, 0, 0], [1, 1, 1], [1, 0, 0], [0, 1, 0], [0, 0, 1]]
-        >>> len(few_coalitions(3)), len(few_coalitions(3, "all"))
-        (8, 8)
+        >>> [len(few_coalitions(5, which)) for which in ("singles", "pairs", "both", "all")]
+        [7, 17, 12, 32]
     """
     check_num_players(num_players)
-    if which not in ("singles", "leave-one-out", "both", "all"):
-        raise ConfigurationError(f"which={which!r}: expected singles, leave-one-out, both or all.")
+    if which not in get_args(Which):
+        raise ConfigurationError(f"which={which!r}: expected {', '.join(get_args(Which))}.")
     ends = torch.arange(2)[:, None].expand(2, num_players).bool()
     one = torch.eye(num_players, dtype=torch.bool)
     parts = {"singles": [one], "leave-one-out": [~one], "both": [one, ~one]}
+    if which == "pairs":
+        first, second = torch.triu_indices(num_players, num_players, 1)
+        parts["pairs"] = [one, one[first] | one[second]]
     if which == "all":
         check_enumerable("few_coalitions", num_players, None, 'Ask for "both".')
         parts["all"] = [all_coalitions(num_players)]

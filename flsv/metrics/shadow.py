@@ -1,0 +1,220 @@
+"""ShadowShapley: values of retraining every coalition, while the run trains.
+
+The models of the coalitions are trained by :class:`flsv.clients.algorithms.ShadowTraining`, which explains how; here
+they are evaluated and their game is shared out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from flsv.errors import ConfigurationError
+from flsv.functional.shapley import few_coalitions, few_coalitions_shapley
+from flsv.functional.shapley.few_coalitions import Which
+from flsv.functional.shapley.game import t_quantile
+from flsv.games.performance import Mode, performance_of
+from flsv.metrics.base import ContributionMetric, Guide, latest
+from flsv.metrics.intervals import LEVEL
+from flsv.round import Round
+
+Coalitions = Which | Sequence[Sequence[int]]
+Part = Literal["all", "head"] | Sequence[str]
+
+
+def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
+    """Bool ``[K, n]``: nobody, everybody, and the coalitions that are asked for.
+
+    Args:
+        coalitions: a name of :func:`flsv.functional.few_coalitions`, or the members of each.
+        num_clients: n.
+
+    Raises:
+        ConfigurationError: an unknown name, a client that there is not.
+
+    Example:
+        >>> coalition_masks([[0], [2, 0]], 3).int().tolist()
+        [[0, 0, 0], [1, 1, 1], [1, 0, 0], [1, 0, 1]]
+    """
+    if isinstance(coalitions, str):
+        return few_coalitions(num_clients, coalitions)
+    masks = [[False] * num_clients, [True] * num_clients]
+    for members in coalitions:
+        strange = [member for member in members if member not in range(num_clients)]
+        if strange:
+            raise ConfigurationError(
+                f"ShadowShapley(coalitions=...): {list(members)} names clients {strange}, and the federation has 0 to "
+                f"{num_clients - 1}."
+            )
+        mask = [client in members for client in range(num_clients)]
+        if mask not in masks:
+            masks.append(mask)
+    return torch.tensor(masks)
+
+
+class ShadowShapley(ContributionMetric):
+    """Shapley values of the game in which every coalition of clients is a federation of its own, in every round.
+
+    While the federation trains, each client also trains the models of the coalitions that it is in, on its own batches
+    (:class:`flsv.clients.algorithms.ShadowTraining`, which the loop adds by itself). After a round U(S) is the
+    performance of the model that coalition S has come to, on the server's validation set. With ``coalitions="all"``
+    the values are exact; with fewer they are those of :func:`flsv.functional.few_coalitions_shapley`. They are the
+    values of ``flsv retrain`` with this seed, after so many rounds: a model holds all rounds before it, so that nothing
+    is summed up. With a sampler, a coalition trains with those of its members who are drawn; where none is, its model
+    stays.
+
+    For n clients ``"pairs"`` trains n models at each of them, ``"singles"`` one, ``"all"`` 2^(n - 1) - 1. A plain
+    module trains them as one batched model: for an MLP that costs little, for a convolution on a CPU as much as so many
+    trainings.
+
+    What crosses grows by these models, both ways; it is counted. The server sees what each client makes of the models
+    of its coalitions, which says more of its data than its update alone.
+
+    As input to ``update``: ``client_ids [k]``, ``coalitions`` bool ``[K, n]``, nobody and everybody among them, and
+    their ``utility(masks: bool [K, n]) -> [K]`` (or ``[K, M]``). ``compute`` gives the last round's values
+    ``[num_clients]``, in the performance's unit, or ``[num_clients, num_classes]``; a client never seen is NaN.
+
+    Args:
+        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
+        num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
+        coalitions: ``"singles"`` (each alone), ``"pairs"`` (and every two), ``"leave-one-out"``, ``"both"`` (each alone
+            and everybody but one), ``"all"``, or a list of lists of members. Nobody and everybody are always known.
+        part: ``"all"``; ``"head"``, the classifier head alone, on the federation's own features, which is a game of its
+            own and costs little; or patterns of names (``fnmatch``), such as ``["layer4.*", "fc.*"]``.
+        performance: what a model is measured by, see :mod:`flsv.games.performance`.
+        per_class: values per class, with the number of classes taken from the data.
+        mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
+        one_by_one: train the coalitions' models one after the other, for modules that cannot be batched. A model costs
+            a training.
+        kwargs: see ``torchmetrics.Metric``.
+
+    Raises:
+        ConfigurationError: an unknown name, a part with ``one_by_one``, values per class of another performance than
+            accuracy; in a loop, before training, whatever the coalitions cannot be trained with.
+
+    Example:
+        >>> metric = ShadowShapley(num_clients=3, coalitions="all")
+        >>> masks = coalition_masks("all", 3)
+        >>> metric.update(torch.arange(3), masks, lambda masks: masks.double() @ torch.tensor([1.0, 2.0, 4.0]).double())
+        >>> metric.compute()
+        tensor([1., 2., 4.])
+    """
+
+    values: Tensor
+    stderr: Tensor
+    seen: Tensor
+    evaluations: Tensor
+
+    def __init__(
+        self,
+        num_clients: int | None = None,
+        num_classes: int | None = None,
+        coalitions: Coalitions = "pairs",
+        part: Part = "all",
+        performance: str | Metric = "accuracy",
+        per_class: bool = False,
+        mode: Mode | None = None,
+        one_by_one: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        known = get_args(Which)
+        if isinstance(coalitions, str) and coalitions not in known:
+            raise ConfigurationError(
+                f"ShadowShapley(coalitions={coalitions!r}): expected one of {', '.join(map(repr, known))}, or a list "
+                "of lists of members."
+            )
+        if isinstance(part, str) and part not in ("all", "head"):
+            raise ConfigurationError(
+                f'ShadowShapley(part={part!r}): expected "all", "head" or a list of patterns of names.'
+            )
+        if one_by_one and part != "all":
+            raise ConfigurationError(
+                f"ShadowShapley(part={part!r}, one_by_one=True): a part is trained at once for all coalitions. Leave "
+                "one of the two out."
+            )
+        self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
+        self.part = part if isinstance(part, str) else list(part)
+        self.one_by_one = one_by_one
+        self.per_class = per_class or num_classes is not None
+        self.performance = performance_of(self, performance, mode)
+        if self.per_class and self.performance != "accuracy":
+            raise ConfigurationError(
+                f"ShadowShapley(performance={performance!r}): values per class are those of the classes' accuracies. "
+                "Leave performance out, or num_classes and per_class."
+            )
+        super().__init__(num_clients, num_classes, **kwargs)
+
+    @property
+    def measured_by(self) -> Any:
+        """What the models are measured by, see :meth:`flsv.Round.play`."""
+        return "per_class_accuracy" if self.per_class else self.performance
+
+    @property
+    def round_fields(self) -> dict[str, Any]:
+        """Where a ``FederatedLoop`` finds the arguments of ``update``."""
+        return {"utility": self._game}
+
+    def _game(self, round: Round) -> Callable[[Tensor], Tensor]:
+        if round.trained is None or round.games is None:
+            raise RuntimeError("no coalitions are trained in this round: ShadowShapley needs a FederatedLoop.")
+        return partial(round.trained.play, round.games, self.measured_by)
+
+    def guide(self) -> Guide:
+        of = self.performance if isinstance(self.performance, str) else getattr(self.performance, "of", "performance")
+        said = of if isinstance(of, str) else type(of).__name__
+        units = {"accuracy": "gain in accuracy", "negative_loss": "fall of the validation loss (nats)"}
+        return Guide(
+            unit="gain in a class's accuracy"
+            if self.per_class
+            else units.get(said, f"gain in {said.replace('_', ' ')}"),
+            sign="positive: federations do better with the client; negative: worse; 0: no difference.",
+            needs="the server's validation set, and clients that train the models of their coalitions.",
+            cost="training and a validation of every coalition's model.",
+        )
+
+    def init_states(self, num_clients: int, num_classes: int | None) -> None:
+        width = num_classes if self.per_class and num_classes is not None else 1
+        for name in ("values", "stderr"):
+            self.add_state(name, torch.full((num_clients, width), float("nan")), dist_reduce_fx=latest)
+        self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
+
+    def update(self, client_ids: Tensor, coalitions: Tensor, utility: Callable[[Tensor], Tensor]) -> None:
+        """Share out the game of the coalitions as they are after a round."""
+        if coalitions.ndim != 2 or coalitions.shape[1] != self.num_clients:
+            raise ValueError(f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}.")
+        masks = coalitions.cpu()
+        estimate = few_coalitions_shapley(masks, utility(masks))
+        self.seen = self.seen.clone()
+        self.seen[client_ids] += 1
+        self.values = estimate.values.to(self.values).reshape(self.values.shape)
+        self.stderr = estimate.stderr.to(self.stderr).reshape(self.stderr.shape)
+        self.evaluations = self.evaluations + len(masks)
+
+    def compute(self) -> Tensor:
+        """``[num_clients]`` or ``[num_clients, num_classes]``, NaN for clients never seen."""
+        value = self.values.masked_fill((self.seen == 0)[:, None], float("nan"))
+        return value if self.per_class else value.squeeze(-1)
+
+    def diagnostics(self) -> dict[str, Tensor]:
+        """The models evaluated in all rounds, and each client's standard error where it is a single number."""
+        told = {"evaluations": self.evaluations.clone()}
+        return told if self.per_class else {**told, "stderr": self.stderr.squeeze(-1)}
+
+    def intervals(self, level: float = LEVEL, value: Tensor | None = None) -> tuple[Tensor, Tensor] | None:
+        """Low and high ends ``[num_clients]`` of what few coalitions leave open, if the game is of the kind that
+        :func:`flsv.functional.few_coalitions_shapley` fits. Not in it: another seed's values; and of all coalitions
+        nothing is left open, so that there is None.
+        """
+        if not 0 < level < 1:
+            raise ValueError(f"level={level}: expected a number between 0 and 1, such as 0.9.")
+        if self.per_class or not bool((self.stderr > 0).any()):
+            return None
+        value = self.compute() if value is None else value
+        half = t_quantile(level).to(value) * self.stderr.squeeze(-1).to(value)
+        return value - half, value + half
