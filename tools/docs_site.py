@@ -277,11 +277,13 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 def words() -> dict[str, int]:
     """How many words the pages have: guides, results, logs, the reference.
 
-    Guides are the README and all pages that are neither results nor logs nor tables to look things up in.
+    Guides are the README and all pages that are neither results nor logs nor there to look things up in, as tables and
+    the records of decisions are.
     """
     found = {"guides": len((ROOT / "README.md").read_text().split()), "results": 0, "lab": 0, "reference": 0}
     for path in (ROOT / "docs").rglob("*.md"):
         room = "results" if path.name in MEASURED else path.parent.name
+        room = "reference" if room == "decisions" else room
         found[room if room in found else "guides"] += len(path.read_text().split())
     return found
 

@@ -63,6 +63,18 @@ def test_guides_are_short() -> None:
     assert found["guides"] <= 15_000, found
 
 
+def test_a_decision_is_short_and_has_its_three_parts() -> None:
+    """They are looked up one by one, so they do not count as guides; that is no room to write at length in."""
+    pages = sorted((ROOT / "docs" / "explanation" / "decisions").glob("*.md"))
+    assert [int(page.name[:2]) for page in pages] == [*range(1, len(pages) + 1)]
+    assert len(pages) >= 10
+    for page in pages:
+        text = page.read_text()
+        assert re.findall(r"^\*\*(\w+)\.\*\*", text, flags=re.MULTILINE) == ["Context", "Decision", "Consequences"]
+        assert text.startswith(f"# {int(page.name[:2])}. ")
+        assert len(text.split()) <= 150, page.name
+
+
 def test_the_reference_has_everything_that_is_exported() -> None:
     pages = docs_site.generated_pages()
     for package in docs_site.PACKAGES:
