@@ -12,9 +12,12 @@ import math
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from flsv.errors import ConfigurationError
+
+# What a decorator gives has the type of what it was given, or a user's type checker would take every argument.
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 #: Class to its earlier arguments to what each is now; ``{0}`` is the value.
 RENAMED: Mapping[str, Mapping[str, str]] = {
@@ -74,7 +77,7 @@ def new_name(owner: str, name: str, value: Any = ...) -> str | None:
     return f"{owner}({name}={shown}): {name} is now {now.format(shown)}."
 
 
-def old_names_told(constructor: Callable[..., None]) -> Callable[..., None]:
+def old_names_told(constructor: _Function) -> _Function:
     """A class's ``__init__`` that says of an argument in :data:`RENAMED` what it is now. Its signature is the same.
 
     Raises:
@@ -98,7 +101,7 @@ def old_names_told(constructor: Callable[..., None]) -> Callable[..., None]:
                 raise ConfigurationError(now)
         constructor(self, *args, **kwargs)
 
-    return told
+    return cast(_Function, told)
 
 
 def attribute_of(part: Any, name: str, default: Any = None) -> Any:

@@ -64,7 +64,7 @@ def check_lattice(federation: Federation, seed: int) -> None:
 
 def _loop(federation: Federation, seed: int, **options: Any) -> FederatedLoop:
     return FederatedLoop(
-        uploads=federation.attackers(),
+        uploads=[*federation.attackers()],
         local_epochs=federation.local_epochs,
         seed=seed,
         reporting=Reporting(table=False, figures=0, files=False),

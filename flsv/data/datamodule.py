@@ -13,7 +13,6 @@ import lightning as L
 import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from flsv._lightning.patches import check_package, keep_apart
 from flsv.arguments import check_kind, old_names_told
@@ -23,7 +22,7 @@ from flsv.data.federated_data import FederatedData, deal, without_flagged
 from flsv.data.federation_view import BATCH_HOOKS, DeviceCache, FederationView
 from flsv.data.loaders import Loader, check_size
 from flsv.data.partition.base import GroupPartitioner, IIDPartitioner, Partitioner
-from flsv.data.sources.base import Files, Given
+from flsv.data.sources.base import Files, Given, Whole
 from flsv.data.sources.columns import Columns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
@@ -111,9 +110,7 @@ class FederatedDataModule(FederationView):
     @old_names_told
     def __init__(
         self,
-        # A data module before str, so that YAML may give it as a bare class path; Dataset after str, or the names of
-        # torchvision's sets would be taken for its classes.
-        source: L.LightningDataModule | str | Dataset | Sequence[Dataset] = "digits",
+        source: Whole = "digits",
         partitioner: Partitioner | None = None,
         batch_size: int | None = None,
         *,

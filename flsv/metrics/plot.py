@@ -10,7 +10,7 @@ import functools
 import io
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from flsv.charts import draw_bars, draw_heatmap, draw_legend, draw_lines, draw_s
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+_Plot = TypeVar("_Plot", bound=Callable[..., Any])
 
 
 def plot_contributions(
@@ -154,7 +157,7 @@ def picture_of(figure: Any) -> bytes | None:
     return buffer.getvalue()
 
 
-def shows(plot: Callable[..., Any]) -> Callable[..., Any]:
+def shows(plot: _Plot) -> _Plot:
     """Makes what a ``plot`` method gives visible in notebooks: the pair, and the figure alone."""
 
     @functools.wraps(plot)
@@ -167,4 +170,4 @@ def shows(plot: Callable[..., Any]) -> Callable[..., Any]:
             figure._repr_png_ = partial(picture_of, figure)
         return Shown(drawn)
 
-    return with_picture
+    return cast(_Plot, with_picture)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import lightning as L
 import numpy as np
 import torch
 from torch import Tensor
@@ -17,6 +18,13 @@ from flsv.data.sources.columns import Columns
 from flsv.data.sources.table import Table
 from flsv.data.splits import FederatedSplits
 from flsv.errors import ConfigurationError
+
+if TYPE_CHECKING:  # arrays, a DataFrame, a path, what a package of somebody else's reads
+    Whole: TypeAlias = Any
+else:
+    # What the command line can make. A data module before str, so that YAML may give it as a bare class path; Dataset
+    # after str, or the names of torchvision's sets would be taken for its classes.
+    Whole = L.LightningDataModule | str | Dataset | Sequence[Dataset]
 
 
 @dataclass(frozen=True)

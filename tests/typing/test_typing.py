@@ -1,0 +1,78 @@
+"""A user's project is right under `mypy --strict`, and runs; and what is wrong in it is seen."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from flsv.testing import check_aggregator, check_metric, check_source
+
+PROJECT = Path(__file__).parent / "user_project.py"
+ROOT = Path(__file__).parents[2]
+
+
+def mypy(file: Path, cache: Path) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("mypy", reason="flsv[dev] is not installed")
+    command = ["--strict", "--config-file", os.devnull, "--follow-imports", "silent", "--cache-dir", cache, file]
+    return subprocess.run(
+        [sys.executable, "-m", "mypy", *map(str, command)],
+        env=os.environ | {"MYPYPATH": str(ROOT)}, cwd=file.parent, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_users_project_is_typed(tmp_path: Path) -> None:
+    found = mypy(PROJECT, tmp_path / "cache")
+    assert found.returncode == 0, found.stdout
+    # Types are there to say no: were flsv untyped to them, this would pass as well.
+    text = PROJECT.read_text()
+    wrong = {
+        'FederatedDataModule(data, partitioner=IIDPartitioner(num_clients=3, seed=1))':
+        'FederatedDataModule(data, partitioner=IIDPartitioner(num_clients="three"))',
+        'metrics={"norm": UpdateNorm()}': 'metrics={"norm": 3}',
+        'Reporting(table=False)': 'Reporting(tables=False)',
+        "round.client_ids": "round.client_numbers",
+        'metrics=["CosineGradientShapley"]': "metrics=[1]",
+    }  # fmt: skip
+    for old, new in wrong.items():
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "wrong_project.py").write_text(text)
+    found = mypy(tmp_path / "wrong_project.py", tmp_path / "cache")
+    for kind in ("arg-type", "dict-item", "call-arg", "attr-defined", "list-item"):
+        assert f"[{kind}]" in found.stdout, found.stdout
+
+
+def test_the_project_runs(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("user_project", PROJECT)
+    assert spec is not None
+    assert spec.loader is not None
+    project = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(project)
+    x, y = torch.randn(60, 1, 4, 4), torch.arange(60) % 3
+    values = project.federation(TensorDataset(x, y), tmp_path)
+    assert (values > 0).all()
+    assert len(values) == 3
+    assert project.of_arrays(x, y).partitioner.num_clients == 2
+    net = torch.nn.Linear(2, 2, bias=False)
+    moved = [{"weight": net.weight.detach() + step} for step in (0.1, -0.1)]
+    assert len(project.of_a_round(net, moved, (torch.ones(4, 2), torch.tensor([0, 1, 0, 1])))) == 2
+
+
+def test_its_parts_pass_the_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a module that can be imported by name, as a user's can."""
+    monkeypatch.syspath_prepend(str(PROJECT.parent))
+    import user_project  # type: ignore[import-not-found]
+
+    check_metric(user_project.UpdateNorm())
+    check_aggregator(user_project.ShortestFirst("norm"))
+    file = tmp_path / "visits.points"
+    file.write_text("".join(f"{i / 40},{-i / 40},{i % 2}\n" for i in range(40)))
+    check_source(user_project.Points(), file)
