@@ -192,6 +192,10 @@ class Client:
         self._count(question, (args, kwargs), answer)
         return answer  # type: ignore[return-value]
 
+    def map(self, conversation: Callable[[Client], T], clients: Sequence[Client]) -> Iterable[T]:
+        """How conversations with it and with others of its federation are had; see :func:`run_protocol`."""
+        return map(conversation, clients)
+
     def take_back(self) -> None:
         """Undo what the last question changed in the client's state, because its answer is discarded.
 
@@ -216,18 +220,19 @@ def _name(question: Callable[..., Any]) -> str:
 def run_protocol(
     clients: Sequence[Client],
     conversation: Callable[[Client], T],
-    map: Callable[[Callable[[Client], T], Sequence[Client]], Iterable[T]] = map,
+    map: Callable[[Callable[[Client], T], Sequence[Client]], Iterable[T]] | None = None,
 ) -> list[T]:
     """``[conversation(client) for client in clients]``: what the server finds out of clients, one by one.
 
     With clients in several processes, each of these has the conversations with its own clients and tells the others
-    what has come of them, so that they cost as much time as the longest share.
+    what has come of them, so that they cost as much time as the longest share. Clients at sites of their own are asked
+    at the same time.
 
     Args:
         clients: all of one federation.
         conversation: asks the client that it is given, and no other; it changes nothing at the server, and its result
             can be pickled.
-        map: how the conversations are had; a thread pool's will do.
+        map: how the conversations are had; a thread pool's will do. Default: the clients' own.
 
     Example:
         >>> import torch
@@ -236,12 +241,22 @@ def run_protocol(
         >>> run_protocol(clients, lambda client: client.ask(lambda local: int(local.class_counts.sum())))
         [7, 9]
     """
-    owners = clients[0]._owners if clients else None
-    if owners is None or owners.conversing:
-        return list(map(conversation, clients))
-    mine = [client for client in clients if owners.has(client.id)]
-    channel = clients[0]._channel
+    if not clients:
+        return []
+    map, owners, channel = map or clients[0].map, clients[0]._owners, clients[0]._channel
     before = 0 if channel is None else len(channel.messages)
+    place = {client.id: i for i, client in enumerate(clients)}
+
+    def counted(messages: Iterable[Message]) -> list[Message]:
+        """In the order of the clients, however their conversations went on beside each other."""
+        return sorted(messages, key=lambda message: place[message.client])
+
+    if owners is None or owners.conversing:
+        had = list(map(conversation, clients))
+        if channel is not None:
+            channel.messages[before:] = counted(channel.messages[before:])
+        return had
+    mine = [client for client in clients if owners.has(client.id)]
     owners.conversing = True
     try:
         found = dict(zip([client.id for client in mine], map(conversation, mine)))
@@ -254,6 +269,5 @@ def run_protocol(
         results |= part
         messages += crossed
     if channel is not None:
-        place = {client.id: i for i, client in enumerate(clients)}
-        channel.messages[before:] = sorted(messages, key=lambda message: place[message.client])
+        channel.messages[before:] = counted(messages)
     return [results[client.id] for client in clients]

@@ -16,6 +16,7 @@ from torch import Tensor
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash
 from flsv.data.groups import client_called
+from flsv.engines.remote.conversations import Conversations
 from flsv.engines.remote.messages import (
     BadReply,
     OtherData,
@@ -175,6 +176,7 @@ class Remote:
     def __init__(self, directory: Directory, state: FederationState, rounds: int, steps_per_sample: int) -> None:
         self.directory, self._state, self._rounds = directory, state, rounds
         self._steps_per_sample = steps_per_sample
+        self.conversations = Conversations(directory.exchange)
         self._trained: dict[int, str] = {}
         self._answered: dict[int, tuple[dict[int, str], str | None]] = {}
         self.discard()
@@ -255,7 +257,7 @@ class Remote:
         packet = Packet("ask", told, {key: tensor.cpu() for key, tensor in tensors.items()})
         self._answered.pop(site, None)
         try:
-            reply = check_done(self.directory.exchange({site: packet})[site])
+            reply = check_done(self.conversations.exchange(site, packet))
         except BadReply as why:
             raise NoAnswer(self._told(site, f"did not answer {name}", why)) from why
         try:
@@ -341,6 +343,9 @@ class RemoteClient(Client):
         answer = self._remote.ask(self.id, self._round_index(), question, args, kwargs)
         self._count(question, (args, kwargs), answer)
         return answer
+
+    def map(self, conversation: Callable[[Client], T], clients: Sequence[Client]) -> list[T]:
+        return self._remote.conversations.map(conversation, clients)
 
     def take_back(self) -> None:
         self._remote.take_back(self.id)
