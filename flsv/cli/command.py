@@ -76,6 +76,19 @@ def positive(text: str) -> int:
     return number
 
 
+def existing(text: str) -> Path:
+    """A folder or file that is there, for ``add_argument(type=...)``.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not.
+    """
+    if not Path(text).exists():
+        raise argparse.ArgumentTypeError(
+            f"there is no folder {text}. Name a run's, such as runs/lightning_logs/version_0"
+        )
+    return Path(text)
+
+
 def printer(quiet: bool) -> Callable[[str], None]:
     """``print``, at once; nothing when quiet."""
     return (lambda text: None) if quiet else partial(print, flush=True)

@@ -32,6 +32,7 @@ OWN = {
     "retrain": "what each client is worth by training without it, after the fact",
     "bench": "which contribution metric to trust: all of them against retrained Shapley values",
     "report": "a run's results as a page to hand out, for all or for one client",
+    "pay": "a budget, shared out by what each partner has contributed",
     "stress": "what a client gains that cheats the contribution metrics",
     "init": "a project to start from",
     "new": "a metric, aggregator, client algorithm or source of one's own, as a package to start from",

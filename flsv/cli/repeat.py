@@ -8,36 +8,30 @@ One run's contributions swing with its seed, and with the aggregator. This runs 
 clients with the same data, and writes repeat.csv: of every metric and client the mean over the runs, their standard
 deviation, and an interval of the mean. Averaging over runs that differ at random is FedRandom's idea (arXiv
 2602.05693); with several aggregators they are taken in turn, one a run. A client whose payment is held back in any of
-the runs (flsv report RUN --pay ends that, run by run) is not averaged, and gets no share. A run that is done is kept:
+the runs (flsv pay RUN --release ends that, run by run) is not averaged, and gets no share. A run that is done is kept:
 start again what was stopped.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import statistics
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from flsv._lightning.durable import replacing
-from flsv.benchmark.scores import half_width
 from flsv.cli.command import NO_BARS, command_parser, printer, shown, write_rows
 from flsv.cli.parser import make_cli
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import LEVEL
-from flsv.report import Run, open_run
-from flsv.report.folder import CONTRIBUTIONS, FolderLock
+from flsv.report import Run
+from flsv.report.folder import FolderLock
+from flsv.report.repeated import ASKED, HEADER, SUMMARY, done_run, summary
 from flsv.report.terminal import make_console, print_table
 from flsv.server.identity import Identity
 
-HEADER = ("metric", "client", "client_name", "runs", "mean", "std", "low", "high", "share")
-SUMMARY = "repeat.csv"
-#: The identity of a folder's runs.
-ASKED = "repeat.json"
 QUIET = (*NO_BARS, "--federation.reporting.table=false")
 
 
@@ -80,7 +74,7 @@ def repeat(
         seed = first_seed + index
         aggregator = aggregators[index % len(aggregators)] if aggregators else None
         name = f"seed_{seed}" if aggregator is None else f"seed_{seed}_{index % len(aggregators)}"
-        run = _done(out / name)
+        run = done_run(out / name)
         if run is None:
             say(f"Run {index + 1} of {runs}: seed {seed}" + (f", {aggregator}" if aggregator else ""))
             run = _fit(arguments, seed, aggregator, out / name)
@@ -98,43 +92,14 @@ def repeat(
     return rows, path
 
 
-def summary(runs: Sequence[Run], level: float = LEVEL) -> list[dict[str, Any]]:
-    """A row per metric and client, by the names in :data:`HEADER`; what is not known is NaN. Who is held in one run
-    is in all: the clients are the same, with the same data."""
-    rows: list[dict[str, Any]] = []
-    held = {client for run in runs for client in run.held}
-    for metric in runs[0].metrics:
-        finals = [run.final(metric) for run in runs]
-        known = [[v for v in values if v == v and i not in held] for i, values in enumerate(zip(*finals))]
-        means = [statistics.fmean(values) if values else math.nan for values in known]
-        total = sum(max(mean, 0.0) for mean in means if mean == mean)
-        for client, (values, mean) in enumerate(zip(known, means)):
-            count = len(values)
-            spread = statistics.stdev(values) if count > 1 else math.nan
-            half = half_width(spread, count, level) if count else math.nan
-            share = max(mean, 0.0) / total if total > 0 else math.nan
-            cells = (metric, client, runs[0].client_names[client], count)
-            rows.append(dict(zip(HEADER, (*cells, mean, spread, mean - half, mean + half, share))))
-    return rows
-
-
 def _fit(arguments: Sequence[str], seed: int, aggregator: str | None, folder: Path) -> Run:
     own = [f"--trainer.default_root_dir={folder}", f"--seed_everything={seed}", f"--federation.seed={seed}", *QUIET]
     own += [] if aggregator is None else [f"--federation.aggregator={aggregator}"]
     make_cli(["fit", *arguments, *own], quiet=True)
-    run = _done(folder)
+    run = done_run(folder)
     if run is None:
         raise ConfigurationError(f"the run in {folder} was stopped before its last round. Start the same again.")
     return run
-
-
-def _done(folder: Path) -> Run | None:
-    """The run below a folder that has come to its end."""
-    for path in sorted(folder.rglob(CONTRIBUTIONS)) if folder.is_dir() else []:
-        run = open_run(path)
-        if run.ended:
-            return run
-    return None
 
 
 def _identity(arguments: Sequence[str], aggregators: Sequence[str], seed: int) -> Identity:

@@ -13,7 +13,7 @@ utilities. Ranks share the coalitions out. Values, with intervals, are written t
 shown by flsv report. Beside them stands KernelSHAP of the same trainings, which assumes nothing of the game; where it
 lies outside of an interval, the command says so. Models are judged as the run's metrics judged them, or by --metric
 (``by`` in the file); trainings are kept for each of these. Where that is accuracy and most samples are of one class, it
-is said. A client whose payment is held back (see flsv report --pay) takes part, and has no value until somebody has
+is said. A client whose payment is held back (see flsv pay --release) takes part, and has no value until somebody has
 looked at it; then retrain again. Rounds in which a client's update was at fault (not finite, or far larger than all
 others) are taken off its value, by their share of all its rounds. Data that are not the run's are refused. A training
 that is done is kept: start again what was stopped.
@@ -46,7 +46,8 @@ from flsv.functional.shapley.regression import kernel_shap
 from flsv.games.retraining import KeptUtility, RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.participants import Ranks
-from flsv.report.blocks import NONE, retrained_caveats
+from flsv.report.blocks import NONE
+from flsv.report.facts import retrained_caveats
 from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED, FolderLock
 from flsv.report.reading import open_run
 from flsv.report.record import read_record
@@ -299,7 +300,9 @@ def _performance_of(loop: FederatedLoop) -> tuple[str, str | None]:
     }
     found |= loop.board.performances
     told = ["balanced_accuracy" if by == "per_class_accuracy" else by for by in found.values()]
-    named = dict.fromkeys((by, None) if isinstance(by, str) else (by.of, by.mode) for by in told)
+    named = dict.fromkeys(
+        (by, None) if isinstance(by, str) else (by.called, None) if by.called else (by.of, by.mode) for by in told
+    )
     if len(named) > 1 or not all(isinstance(of, str) for of, _ in named):
         raise ConfigurationError(
             f"the run's metrics value by {', '.join(str(of) for of, _ in named)}: say which one by --metric."

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 from copy import copy
+from pathlib import Path
 from typing import Any, Literal
 
 import lightning as L
@@ -16,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from flsv._lightning.evaluation import free_memory
+from flsv._lightning.evaluation import each_loader, free_memory
 from flsv.arguments import ReadOnlyArguments
 from flsv.data.contents import content_hashes, loader_hash
 from flsv.data.corruption import Corruption
@@ -25,6 +26,7 @@ from flsv.data.loaders import Loader, TensorBatches, make_loader
 from flsv.data.partition.base import Partitioner
 from flsv.data.sources.base import Files, Given
 from flsv.data.sources.source import source_name
+from flsv.data.sources.table import find_place
 from flsv.data.splits import Splits
 from flsv.errors import ConfigurationError, listed
 from flsv.seeding import generator_for
@@ -217,6 +219,33 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
                 if held != tuple(map(str, range(len(held)))):
                     facts[name] = listed(held, _LISTED)
         return facts
+
+    def validation(self) -> dict[str, str | int] | None:
+        """What the server validates with: ``of`` which file or data, and how many ``rows``; None where it has none.
+
+        Example:
+            >>> from flsv.data import FederatedDataModule
+            >>> data = FederatedDataModule("digits")
+            >>> data.setup("fit")
+            >>> data.validation()
+            {'of': '10 % of what the partners hold', 'rows': 144}
+        """
+        dealt = self._data
+        if dealt.val is None:
+            return None
+        if dealt.val_data is None:
+            rows = sum(len(getattr(each, "dataset", ())) for each in each_loader(dealt.val))
+            return {"of": f"the validation loader of {self._source_name}", "rows": rows}
+        samples, held = dealt.val_data
+        if held is not None:
+            return {"of": f"{100 * self.splits.server_val:g} % of what the partners hold", "rows": len(held)}
+        given = self._given.val
+        of = f"{self._source_name}, its validation part" if given is None else source_name(given)
+        if given is None and isinstance(self.source, str) and (place := find_place(self.source, self.files.root)):
+            # A folder with one file in it, or that file.
+            files = [path for each in sorted(place.glob("val*")) for path in (sorted(each.glob("*")) or [each])]
+            of = str(Path(self.source, files[0].relative_to(place))) if len(files) == 1 else of
+        return {"of": of, "rows": len(samples)}  # type: ignore[arg-type]
 
     @property
     def seed(self) -> int:

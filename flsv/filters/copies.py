@@ -94,7 +94,7 @@ class CopyFilter(UpdateFilter):
                 said.append(
                     f"{self.notices.said(COPY, members)}, up to round {cohort.round_index} (similarity {most:.2f}): "
                     "they are aggregated and measured all the same, and the payment of each of them is held back until "
-                    "somebody has looked at it (flsv report --pay)."
+                    "somebody has looked at it (flsv pay --release)."
                 )
         return cohort.say(*said)
 

@@ -56,6 +56,7 @@ class ModelScore:
     Args:
         of: the name, or the metric.
         mode: whether less (``"min"``) or more is better.
+        called: the name by which the metric was asked for, such as ``"auroc"``; empty: it was given itself.
 
     Example:
         >>> ModelScore("val_loss", "min")
@@ -64,6 +65,15 @@ class ModelScore:
 
     of: str | Metric
     mode: Mode
+    called: str = ""
+
+    def __repr__(self) -> str:
+        return repr(self.called) if self.called else f"ModelScore(of={self.of!r}, mode={self.mode!r})"
+
+    @property
+    def title(self) -> str:
+        """What people call it."""
+        return self.called or (self.of if isinstance(self.of, str) else type(self.of).__name__)
 
     @property
     def name(self) -> str:
@@ -137,7 +147,7 @@ validation_step say also mode="min" or mode="max". Without one, expected one of 
             )
         return performance
     if mode is None and performance in CLASS_SCORES:
-        return ModelScore(CLASS_SCORES[performance](), "max")
+        return ModelScore(CLASS_SCORES[performance](), "max", performance)
     if mode is None:
         raise ConfigurationError(
             f"{who}({argument}={performance!r}): for a value that the module logs in validation_step say also "

@@ -160,7 +160,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     #: members of each, ascending. Which of them copies which, if any does, nobody can tell from updates.
     copies: list[list[int]]
     #: Whose payment is held back until somebody has looked at it, ascending: all members of all ``copies``. Who is to
-    #: be paid after all is named with ``flsv report RUN --pay``; what the metrics say of them is in ``contributions``.
+    #: be paid after all is named with ``flsv pay RUN --release``; what the metrics say of them is in ``contributions``.
     held: list[int]
     #: Metric to what each client may be paid by, ``[n]``: one number per client, as the report has it, NaN for those
     #: who were never measured and for the ``held``, 0 for who was ``named`` in all of its rounds.

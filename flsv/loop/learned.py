@@ -64,7 +64,7 @@ def verdicts(
             scores[key] = fit.server.games.evaluator_of(measure)(model[None])
         value = scores[key].value(measure if other is None else other.name)
         apart = told_apart(scores[key], measure) if measure in TESTED else None
-        found[name] = Verdict(measure if other is None else _called(other), _finite(value), apart)
+        found[name] = Verdict(measure if other is None else other.title, _finite(value), apart)
         if other is not None and _ranks(other):
             ranked.append(name)
     if any(verdict.apart is not None for verdict in found.values()):
@@ -106,13 +106,9 @@ def _answers(
         return f"{type(trainer.lightning_module).__name__}.forward(x) ends in {type(error).__name__}: {error}"
 
 
-def _called(performance: ModelScore) -> str:
-    return performance.of if isinstance(performance.of, str) else type(performance.of).__name__
-
-
 def _ranks(performance: ModelScore) -> bool:
     """Whether it is a measure of how samples are ranked."""
-    return not isinstance(performance.of, str) and _called(performance).endswith(("AUROC", "AveragePrecision"))
+    return type(performance.of).__name__.endswith(("AUROC", "AveragePrecision"))
 
 
 def _finite(values: Tensor) -> float | None:

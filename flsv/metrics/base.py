@@ -19,8 +19,9 @@ from torchmetrics import Metric
 from flsv.arguments import ReadOnlyArguments, check_number
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import WithIntervals
-from flsv.metrics.plot import plot_contributions, shows
+from flsv.metrics.plot import plot_contributions
 from flsv.participants import Client
+from flsv.plots import shows
 from flsv.round import ClientMatrix, Round
 
 
@@ -225,6 +226,19 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
         """One number per client ``[num_clients]`` from what ``compute`` gave: by default the mean over classes."""
         return value.mean(-1) if value.ndim == 2 else value
 
+    def __repr__(self) -> str:
+        """The class and the arguments that are not its defaults."""
+        parameters = inspect.signature(type(self)).parameters
+        held = {name: getattr(self, name) for name in parameters if hasattr(self, name) and name not in _OF_THE_DATA}
+        unsaid = getattr(self, "unsaid", {})
+        said = [
+            f"{name}={value!r}"
+            for name, value in held.items()
+            if not isinstance(value, Tensor)
+            and unsaid.get(name, parameters[name].default) != (None if value == {} else value)
+        ]
+        return f"{type(self).__name__}({', '.join(said)})"
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "plot" in vars(cls):
@@ -339,6 +353,10 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
         for name, value in given.items():
             if value is not None and value.shape[:1] != client_ids.shape:
                 raise ValueError(f"expected {name} [k={len(client_ids)}], got {list(value.shape)}.")
+
+
+#: What the federation tells a metric.
+_OF_THE_DATA = ("num_clients", "num_classes")
 
 
 def _settings(metric: Metric) -> dict[str, Any]:

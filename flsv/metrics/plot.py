@@ -1,16 +1,13 @@
 """Pictures of contributions: heatmaps of per-class values, bars of one vector, lines over rounds of several.
 
-Our figures belong to nobody: pyplot does not know them, so that a thousand rounds leave nothing open. A notebook shows
-what pyplot knows, and what can turn itself into a picture: so our pairs of figure and axis can.
+Our figures belong to nobody: pyplot does not know them, so that a thousand rounds leave nothing open. Notebooks show
+them by :func:`flsv.plots.shows`.
 """
 
 from __future__ import annotations
 
-import functools
-import io
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,9 +16,6 @@ from flsv.charts import draw_bars, draw_heatmap, draw_legend, draw_lines, draw_s
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-_Plot = TypeVar("_Plot", bound=Callable[..., Any])
 
 
 def plot_contributions(
@@ -133,41 +127,3 @@ def _over_rounds(
 def _titles(count: int, names: Sequence[str] | None, kind: str) -> list[str]:
     texts = [str(names[column]) if names else str(column) for column in range(count)]
     return [label_text(f"{kind} {text}".strip() if text.isdigit() else text) for text in texts]
-
-
-class Shown(tuple[Any, ...]):
-    """``(figure, axis)``, which a notebook shows as the picture."""
-
-    def _repr_png_(self) -> bytes | None:
-        return picture_of(self[0])
-
-
-def picture_of(figure: Any) -> bytes | None:
-    """The picture as PNG; None for one of pyplot's, which the notebook shows itself.
-
-    Example:
-        >>> from matplotlib.figure import Figure
-        >>> picture_of(Figure())[:4]
-        b'\\x89PNG'
-    """
-    if figure.canvas.manager is not None:
-        return None
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
-
-
-def shows(plot: _Plot) -> _Plot:
-    """Makes what a ``plot`` method gives visible in notebooks: the pair, and the figure alone."""
-
-    @functools.wraps(plot)
-    def with_picture(*args: Any, **kwargs: Any) -> Any:
-        drawn = plot(*args, **kwargs)
-        if not isinstance(drawn, tuple) or isinstance(drawn, Shown):
-            return drawn
-        figure = drawn[0]
-        if hasattr(figure, "savefig") and not hasattr(figure, "_repr_png_"):
-            figure._repr_png_ = partial(picture_of, figure)
-        return Shown(drawn)
-
-    return cast(_Plot, with_picture)

@@ -1,6 +1,7 @@
-"""Reading a run after the fact: as tables, and as a page to hand out."""
+"""Reading a run after the fact: as tables, as a page to hand out, and as a payment."""
 
-from flsv.report.page import pay, write_report
+from flsv.report.page import release, write_report
+from flsv.report.payment import Payment, Terms, pay
 from flsv.report.reading import Run, open_run, read_run
 
-__all__ = ["Run", "open_run", "pay", "read_run", "write_report"]
+__all__ = ["Payment", "Run", "Terms", "open_run", "pay", "read_run", "release", "write_report"]

@@ -4,52 +4,48 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flsv.report.blocks import (
-    AT_CHANCE,
-    NONE,
+from flsv.report.blocks import NONE, Bars, Block, Bullets, Code, Page, Section, Table, Text, number, numbers, percent
+from flsv.report.facts import (
     NOT_KNOWN,
     ONE_RUN,
-    Bars,
-    Block,
-    Bullets,
-    Code,
-    Page,
-    Section,
-    Table,
-    Text,
     algorithm,
-    at_chance,
     by_column,
     caveats_of,
     client_label,
     ends_of,
     guides,
     logged,
-    number,
-    numbers,
     order_of,
     over_rounds,
-    percent,
     retrained_caveats,
     share,
     state_of,
     values_of,
 )
 from flsv.report.folder import CONTRIBUTIONS
+from flsv.report.front import front_page
+from flsv.report.payment import SHARES_ONLY, Terms
 from flsv.report.reading import NAN, Run
 
 #: Classes up to which their samples are counted client by client.
 COUNTED = 20
 
 
-def page_for_all(run: Run) -> Page:
-    """The report of all clients: who took part, what each contributed, and how to repeat the run."""
-    sections = [
-        Section("In short", _in_short(run)),
+def page_for_all(run: Run, terms: Terms = SHARES_ONLY, repeats: Sequence[Run] = ()) -> Page:
+    """The report of all clients: what share each has, and in the appendix who took part, what was measured, how, and
+    how to repeat the run.
+
+    Args:
+        run: of which.
+        terms: on which a budget is shared out.
+        repeats: runs of the same federation with other seeds.
+    """
+    appendix = [
         Section("Who took part", _who(run)),
+        Section("What was measured", _measured(run)),
         *_contributions(run),
         *_over_rounds(run),
         *_per_class(run),
@@ -61,60 +57,36 @@ def page_for_all(run: Run) -> Page:
         Section("Settings", _settings(run)),
         Section("To replay the run", _replay(run)),
     ]
-    return Page("Contributions of a federation", subtitle(run), sections)
+    return Page("Who contributed what", subtitle(run), front_page(run, terms, repeats), appendix)
 
 
 def subtitle(run: Run) -> str:
     """The run in a line."""
     started = str(run.record.get("started", ""))[:10]
-    return ", ".join(
-        filter(None, [algorithm(run), f"{run.num_clients} clients", state_of(run), started and f"begun {started}"])
-    )
+    return ", ".join(filter(None, [f"{run.num_clients} partners", state_of(run), started and f"begun {started}"]))
 
 
-def _in_short(run: Run) -> list[Block]:
-    items = [f"{run.num_clients} clients trained a model together with {algorithm(run)} in {state_of(run)}."]
-    if run.ended is False:
-        items.append("The run has not come to its end: it was killed, or is still running. This is how far it was.")
-    items += _paid_in(run)
-    for metric in run.metrics[:1]:
-        order = [client for client in order_of(run) if run.final(metric)[client] == run.final(metric)[client]]
-        if len(order) > 1:
-            first, last, values = order[0], order[-1], run.final(metric)
-            items.append(
-                f"By {metric}, {client_label(run, first)} has the highest value ({number(values[first])}) and "
-                f"{client_label(run, last)} the lowest ({number(values[last])})."
-            )
-        missing = run.num_clients - len({*order, *run.held})
-        if missing:
-            items.append(
-                f"{missing} clients were never drawn or could not be measured: they have no value, which is not 0."
-            )
+def _measured(run: Run) -> list[Block]:
+    """What the games share out, and what else is known of the model."""
+    items = [f"The algorithm: {algorithm(run)}."]
+    rows = [
+        [metric or NONE, told["by"], *(NONE if told[x] is None else number(told[x]) for x in ("start", "end", "sum"))]
+        for metric, told in run.record.get("paid_in", {}).items()
+    ]
+    head = ["metric", "shares out the model's", "at the start", "at the end", "sum of the values"]
     without = [name for name in run.record.get("metrics", ()) if name not in run.metrics]
     if without:
         items.append(
             f"Nobody has a value by {', '.join(without)}: its rounds have not come yet (OneRoundShapley plays after as "
             "many as it was told to collect), or it could not be measured."
         )
+    if "not_known" in run.record:
+        items.append(f"{NOT_KNOWN}: {run.record['not_known']}.")
     if run.named:
-        names = ", ".join(f"{client_label(run, who)} ({n} of {of} rounds)" for who, (n, of) in run.named.items())
         items.append(
-            f"Sent an update that was not finite, or far larger than all others: {names}. Those rounds count nothing "
-            "for them: what they sent was not measured, and flsv retrain takes the rounds' share off their values."
+            "What was not finite, or far too large, was not measured, and flsv retrain takes the rounds' share off the "
+            "values of those who sent it."
         )
-    for group in run.copies:
-        names = ", ".join(client_label(run, client) for client in group)
-        held = ", ".join(client_label(run, client) for client in group if client in run.held)
-        state = (
-            f"The payment is held back of: {held}" if held else "Somebody has looked at it, and all of them are paid"
-        )
-        items.append(
-            f"These sent one another's updates but for little, as one client under several names does, or one who "
-            f"wants to bring another into disrepute: {names}. Which of them copies which, updates do not tell. {state}."
-            " Who is to be paid is named with flsv report --pay."
-        )
-    if not run.metrics:
-        items.append("No contribution was measured: the run had no metric.")
     if run.record.get("logged"):
         said = ", ".join(f"{name} {value}" for name, value in logged(run))
         items.append(f"The model has logged last: {said}.")
@@ -122,22 +94,7 @@ def _in_short(run: Run) -> list[Block]:
         items.append(
             "The folder has no run.json (written by an earlier version): names, settings and hashes are missing."
         )
-    return [Bullets(items)]
-
-
-def _paid_in(run: Run) -> list[str]:
-    """What the games share out, and whether that is anything."""
-    items = []
-    for metric, told in run.record.get("paid_in", {}).items():
-        start, end, whole = (NONE if told[x] is None else number(told[x]) for x in ("start", "end", "sum"))
-        item = f"What {metric} shares out is the model's" if metric else "On the server's validation set the model has"
-        item += f" {told['by']}: {start} when the run began, {end} at its end."
-        items.append(item + (f" The values sum to {whole}." if metric else ""))
-    for by in at_chance(run.record):
-        items.append(AT_CHANCE.format(by))
-    if "not_known" in run.record:
-        items.append(f"{NOT_KNOWN}: {run.record['not_known']}.")
-    return items
+    return [Bullets(items), *([Table(head, rows)] if rows else [])]
 
 
 def _who(run: Run) -> list[Block]:
@@ -151,21 +108,19 @@ def _who(run: Run) -> list[Block]:
         if samples:
             row += [str(samples[client]), percent(share(samples[client], total))]
         rows.append([*row, str(taken[client]), percent(share(taken[client], run.rounds))])
-    blocks: list[Block] = [*_left_out(run, order), Table(head, rows)]
+    blocks: list[Block] = [Table(head, rows)]
+    if len(order) < run.num_clients:
+        half = len(order) // 2
+        by = f"by {run.metrics[0]}" if run.metrics else "by number"
+        blocks.insert(
+            0,
+            Text(f"The first {half} and the last {half} of {run.num_clients} clients, {by}; {CONTRIBUTIONS} has all."),
+        )
     counts, classes = run.record.get("class_counts"), run.record.get("classes")
     if counts and classes and len(classes) <= COUNTED:
-        blocks.append(Text("Training samples of each class:"))
         rows = [[client_label(run, client), *map(str, counts[client])] for client in order]
-        blocks.append(Table(["client", *classes], rows))
+        blocks.append(Table(["client", *classes], rows, caption="Training samples of each class"))
     return blocks
-
-
-def _left_out(run: Run, order: list[int]) -> list[Block]:
-    if len(order) == run.num_clients:
-        return []
-    by = f"by {run.metrics[0]}" if run.metrics else "by number"
-    half = len(order) // 2
-    return [Text(f"The first {half} and the last {half} of {run.num_clients} clients, {by}; {CONTRIBUTIONS} has all.")]
 
 
 def _contributions(run: Run) -> list[Section]:
@@ -173,22 +128,29 @@ def _contributions(run: Run) -> list[Section]:
         return []
     order = ends_of(order_of(run))
     names = [client_label(run, client) for client in order]
-    blocks: list[Block] = [*_left_out(run, order)]
+    blocks: list[Block] = []
     found = [values_of(run, metric) for metric in run.metrics]
     columns = {values.name: values.shown(order) for values in found}
     for title, key in (("last weight", "weight"), ("own accuracy", "accuracy")):
         last = run.final(key)
         if any(value == value for value in last):
             columns[title] = numbers([last[client] for client in order])
+    kinds: dict[str, list[str]] = {}
     for values in found:
         about = str(run.about(values.name).get("about", ""))
-        interval = f" In brackets, and as whiskers: {values.kind}." if values.kind else ""
-        blocks.append(Text(f"{values.name}: {about}{interval}" if about else f"{values.name}.{interval}"))
+        if values.kind:
+            kinds.setdefault(values.kind, []).append(values.name)
         low = None if values.low is None else [values.low[client] for client in order]
         high = None if values.high is None else [values.high[client] for client in order]
-        blocks.append(Bars(names, [values.values[client] for client in order], low, high))
-    blocks.append(Table(["client", *columns], [list(row) for row in zip(names, *columns.values())]))
-    return [Section("What each contributed", blocks)]
+        caption = f"{values.name}: {about}" if about else values.name
+        blocks.append(Bars(names, [values.values[client] for client in order], low, high, caption))
+    notes = [Text(f"In brackets, and as whiskers, of {', '.join(of)}: {kind}.") for kind, of in kinds.items()]
+    return [
+        Section(
+            "What each contributed",
+            [Table(["client", *columns], [list(row) for row in zip(names, *columns.values())]), *notes, *blocks],
+        )
+    ]
 
 
 def _over_rounds(run: Run) -> list[Section]:
@@ -201,14 +163,14 @@ def _over_rounds(run: Run) -> list[Section]:
         "accuracy": "Accuracy of the clients' own models",
     }
     blocks = over_rounds(run, order, [client_label(run, client) for client in order], titles)
-    return [Section("Over the rounds", [*_left_out(run, order), *blocks])] if blocks else []
+    return [Section("Over the rounds", blocks)] if blocks else []
 
 
 def _per_class(run: Run) -> list[Section]:
     order = ends_of(order_of(run))
     names = [client_label(run, client) for client in order]
     blocks = [block for metric in run.metrics for block in by_column(run, metric, order, names)]
-    return [Section("Class by class", [*_left_out(run, order), *blocks])] if blocks else []
+    return [Section("Class by class", blocks)] if blocks else []
 
 
 def _gains(run: Run) -> list[Section]:

@@ -12,17 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flsv.report.blocks import (
+from flsv.report.blocks import NONE, Block, Bullets, Page, Section, Table, Text, number, or_none, percent
+from flsv.report.facts import (
     AT_CHANCE,
-    NONE,
     NOT_KNOWN,
     ONE_RUN,
-    Block,
-    Bullets,
-    Page,
-    Section,
-    Table,
-    Text,
     algorithm,
     at_chance,
     by_column,
@@ -31,10 +25,7 @@ from flsv.report.blocks import (
     guides,
     logged,
     mean,
-    number,
-    or_none,
     over_rounds,
-    percent,
     share,
     state_of,
     values_of,

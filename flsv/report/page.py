@@ -1,28 +1,19 @@
-"""A run's page as a file: HTML without scripts, legible on paper, phones and dark screens, and Markdown.
-
-Its charts are inline SVG that takes its ink from the page: legible on light and dark alike. Matplotlib draws them, as
-it does in TensorBoard. What it adds to a file of its own is left out: dates and versions, which would differ
-from run to run, styles, which would hold for the whole page, and references by address.
-"""
+"""A run's page as a file: HTML without scripts, legible on paper, phones and dark screens, and Markdown."""
 
 from __future__ import annotations
 
-import io
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
-from xml.etree import ElementTree
 
-import matplotlib
-import numpy as np
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from flsv._lightning.durable import replacing
-from flsv.charts import ENDS, MOST_COLOURS, draw_bars, draw_lines, drawing, shortened
+from flsv.charts import shortened
 from flsv.errors import ConfigurationError
+from flsv.report import drawing
 from flsv.report.blocks import (
     Bars,
     Block,
@@ -31,8 +22,11 @@ from flsv.report.blocks import (
     Heat,
     Lines,
     Page,
+    Section,
+    Steps,
     Table,
     Text,
+    Warning,
     markdown_table,
     number,
     numbers,
@@ -40,91 +34,10 @@ from flsv.report.blocks import (
 )
 from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
+from flsv.report.payment import Terms, terms_of
 from flsv.report.reading import Run, open_run
 from flsv.report.record import write_record
-
-#: What is drawn in black or a dark grey has the page's colours.
-_INK = {"#000000": "var(--ink)", "#333333": "var(--ink)", "#808080": "var(--dim)"}
-_SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
-_WIDTH, _LEFT, _RIGHT = 7.5, 0.09, 0.985
-
-
-def bars(block: Bars) -> str:
-    """A bar per name, with its interval; "" where nothing can be drawn."""
-    values = np.array(block.values, dtype=float)
-    errors = None
-    if block.low is not None and block.high is not None:
-        ends = np.array([values - block.low, np.array(block.high) - values])
-        errors = np.where(np.isfinite(ends), ends.clip(min=0), np.nan)
-    said = [
-        f"{name} {number(value) if value == value else 'no value'}" for name, value in zip(block.names, block.values)
-    ]
-
-    def draw(axis: Any) -> None:
-        draw_bars(axis, values, block.names, errors=errors)
-        axis.set_xlabel("")
-
-    longest = min(24, max(map(len, block.names), default=0))
-    return _svg(f"bars of {len(values)} values", said, draw, 2.6, 0.25 + 0.06 * longest)
-
-
-def lines(block: Lines) -> str:
-    """A line per name over the rounds, the names below; "" where nothing can be drawn."""
-    values = np.array(block.values, dtype=float)
-    if not np.isfinite(values).any():
-        return ""
-    said = []
-    for name, line in zip(block.names, values.T):
-        known = line[np.isfinite(line)]
-        said.append(f"{name} from {number(known[0])} to {number(known[-1])}" if len(known) else f"{name} no value")
-
-    def draw(axis: Any) -> None:
-        draw_lines(axis, np.where(np.isfinite(values), values, np.nan), block.names, rounds=block.numbers)
-        handles, labels = axis.get_legend_handles_labels()
-        axis.figure.legend(handles, labels, loc="lower center", ncols=3, frameon=False, fontsize=9)
-
-    names = len(block.names) if len(block.names) <= MOST_COLOURS else 2 * ENDS
-    title = f"lines of {len(block.names)} over {len(block.numbers)} rounds"
-    return _svg(title, said, draw, 2.6, 0.6 + 0.19 * math.ceil(names / 3))
-
-
-def _svg(title: str, said: Sequence[str], draw: Callable[[Any], None], height: float, below: float) -> str:
-    """What ``draw`` draws, with a title and, for those who do not see it, what it shows."""
-    buffer, description = io.StringIO(), ", ".join(" ".join(text.split()) for text in said)
-    # The same chart has the same bytes, whenever it is drawn; names are text that can be found and read out.
-    with drawing(title), matplotlib.rc_context({"svg.hashsalt": description, "svg.fonttype": "none"}):
-        figure = Figure(figsize=(_WIDTH, height + below))
-        draw(figure.add_axes((_LEFT, below / (height + below), _RIGHT - _LEFT, 0.96 - below / (height + below))))
-        figure.savefig(buffer, format="svg", transparent=True)
-        return _inline(buffer.getvalue(), title, description)
-    return ""
-
-
-def _inline(text: str, title: str, description: str) -> str:
-    """A file of Matplotlib's as an element of a page."""
-    root = ElementTree.fromstring(text)
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if child.tag.rpartition("}")[2] in ("metadata", "style", "clipPath"):
-                parent.remove(child)
-    linked = {element.get(_LINK, "")[1:] for element in root.iter()}
-    for element in root.iter():
-        element.tag = element.tag.removeprefix(_SVG)
-        element.attrib.pop("clip-path", None)
-        if element.get("id") not in linked:
-            element.attrib.pop("id", None)
-        if (link := element.attrib.pop(_LINK, None)) is not None:
-            element.set("xlink:href", link)
-        for black, ink in _INK.items():
-            element.set("style", element.get("style", "").replace(black, ink))
-        if not element.get("style"):
-            del element.attrib["style"]
-    for place, (tag, said) in enumerate((("title", title), ("desc", description))):
-        told = ElementTree.Element(tag)
-        told.text = said
-        root.insert(place, told)
-    root.attrib = {"class": "chart", "role": "img", "viewBox": root.attrib["viewBox"]}
-    return " ".join(ElementTree.tostring(root, encoding="unicode").split())
+from flsv.report.repeated import repeated_runs
 
 
 def write_report(
@@ -132,6 +45,8 @@ def write_report(
     client: int | str | None = None,
     out: str | Path | None = None,
     valuation: str | Path | None = None,
+    terms: Terms | None = None,
+    repeated: str | Path | None = None,
 ) -> list[Path]:
     """Write a run's report: of all clients, or the page that one of them may see.
 
@@ -141,6 +56,9 @@ def write_report(
         out: the file, ``.html`` or ``.md``; None: both, ``report.html`` and ``report.md`` in the run's folder, or
             ``clients/<name>/report.html`` and ``.md``.
         valuation: folder of ``flsv value`` on the same data, whose findings are added.
+        terms: on which a budget is shared out; None: those of :func:`flsv.report.pay`, else none, and shares only.
+        repeated: folder of ``flsv repeat`` on the same data, whose means are set beside the run's values; None: that of
+            :func:`flsv.report.pay`, else the one that the run is in, if it is in one.
 
     Returns:
         The files.
@@ -149,8 +67,11 @@ def write_report(
         ConfigurationError: no run there, no such client, another ending.
     """
     run = open_run(path, valuation)
+    kept, kept_repeats = terms_of(run)
+    folder_of_repeats = Path(repeated) if repeated is not None else kept_repeats
+    repeats = repeated_runs(run, folder_of_repeats)
     who = None if client is None else find_client(run, client)
-    page = page_for_all(run) if who is None else page_for_one(run, who)
+    page = page_for_all(run, terms or kept, repeats) if who is None else page_for_one(run, who)
     if out is None:
         folder = run.folder if who is None else run.folder / "clients" / run.folders[who]
         files = [folder / f"report{ending}" for ending in WRITERS]
@@ -165,7 +86,7 @@ def write_report(
     return files
 
 
-def pay(path: str | Path, clients: Sequence[int | str]) -> Run:
+def release(path: str | Path, clients: Sequence[int | str]) -> Run:
     """Record that clients whose payment was held back are to be paid, for all who read the run's record.
 
     Args:
@@ -216,9 +137,11 @@ def to_html(page: Page) -> str:
     return _templates.get_template("report.html").render(page=page, numbered=NUMBERED)
 
 
-def _chart(block: Bars | Lines) -> Markup:
-    # Made of escaped texts and numbers, by charts.py.
-    return Markup(bars(block) if isinstance(block, Bars) else lines(block))
+def _chart(block: Bars | Steps | Lines) -> Markup:
+    # Made of escaped texts and numbers.
+    if isinstance(block, Bars):
+        return Markup(drawing.bars(block))
+    return Markup(drawing.steps(block) if isinstance(block, Steps) else drawing.lines(block))
 
 
 def _shade(value: float, block: Heat) -> str:
@@ -228,6 +151,49 @@ def _shade(value: float, block: Heat) -> str:
     # Half transparent at most: the ink stays legible, on light and on dark.
     strength = 0.05 + 0.45 * min(1.0, abs(value) / block.bound)
     return f"background: rgba({_POSITIVE if value >= 0 else _NEGATIVE}, {strength:.2f})"
+
+
+#: Columns of a table beside its first one; those of a wider one stand in further tables below it.
+WIDEST = 7
+#: Columns of a heatmap without numbers beside its first one, likewise.
+WIDEST_NARROW = 20
+
+
+def pieces(block: Table | Heat) -> list[Table] | list[Heat]:
+    """A table as tables that fit on a page, the names in each."""
+    if isinstance(block, Table):
+        return [
+            replace(
+                block,
+                head=[block.head[0], *block.head[1:][part]],
+                rows=[[row[0], *row[1:][part]] for row in block.rows],
+                caption=block.caption if not part.start else "",
+            )
+            for part in _parts(len(block.head) - 1, WIDEST)
+        ]
+    widest = WIDEST if len(block.columns) <= NUMBERED else WIDEST_NARROW
+    return [
+        replace(
+            block,
+            columns=block.columns[part],
+            values=[row[part] for row in block.values],
+            caption=block.caption if not part.start else "",
+            scale=block.bound,
+        )
+        for part in _parts(len(block.columns), widest)
+    ]
+
+
+def _parts(count: int, most: int) -> list[slice]:
+    """So many columns in as few parts as there can be, of about one size."""
+    parts = max(1, math.ceil(count / most))
+    size = math.ceil(count / parts)
+    return [slice(start, start + size) for start in range(0, max(count, 1), size or 1)]
+
+
+def _table_class(block: Table) -> str:
+    """One without a head has no names that a card would need."""
+    return " ".join(["texts"] * block.texts + ["cards"] * (any(block.head) and len(block.head) > 2))
 
 
 _templates = Environment(
@@ -240,6 +206,8 @@ _templates = Environment(
 )
 _templates.filters |= {
     "kind": lambda block: type(block).__name__,
+    "pieces": pieces,
+    "table_class": _table_class,
     "chart": _chart,
     "shade": _shade,
     "short": shortened,
@@ -253,24 +221,44 @@ SHOWN = 6
 
 def to_markdown(page: Page) -> str:
     """The whole file."""
-    parts = [f"# {plain(page.title)}", plain(page.subtitle)]
-    for section in page.sections:
-        parts.append(f"## {plain(section.title)}")
-        parts += [text for block in section.blocks if (text := _block(block))]
+    parts = [f"# {plain(page.title)}", plain(page.subtitle), *_sections(page.sections)]
+    if page.appendix:
+        parts += ["# Appendix", *_sections(page.appendix)]
     return "\n\n".join(parts) + "\n"
+
+
+def _sections(sections: Sequence[Section]) -> list[str]:
+    parts = []
+    for section in sections:
+        parts += [f"## {plain(section.title)}"] if section.title else []
+        parts += [text for block in section.blocks if (text := _block(block))]
+    return parts
 
 
 def _block(block: Block) -> str:
     if isinstance(block, Text):
         return plain(block.text)
+    if isinstance(block, Warning):
+        return f"> **{plain(block.text)}**"
     if isinstance(block, Bullets):
         return "\n".join(f"- {plain(item)}" for item in block.items)
     if isinstance(block, Code):
         return f"```\n{block.text}\n```"
-    if isinstance(block, Table):
-        return _table(block.head, block.rows, block.texts)
     if isinstance(block, Bars):
         return ""  # a table with the numbers stands beside it
+    return _with_caption(block.caption, _cells_of(block))
+
+
+def _with_caption(caption: str, text: str) -> str:
+    return f"{plain(caption)}:\n\n{text}" if caption else text
+
+
+def _cells_of(block: Table | Steps | Heat | Lines) -> str:
+    if isinstance(block, Table):
+        return _table(block.head, block.rows, block.texts)
+    if isinstance(block, Steps):
+        names, cells = ["start", *block.names, "end"], numbers([block.start, *block.values, block.end])
+        return _table(["", block.unit or "value"], [list(row) for row in zip(names, cells)])
     if isinstance(block, Heat):
         rows = [[name, *(number(value, 2) for value in row)] for name, row in zip(block.names, block.values)]
         return _table([block.corner, *block.columns], rows)

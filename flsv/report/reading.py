@@ -127,7 +127,7 @@ class Run:
     @cached_property
     def held(self) -> tuple[int, ...]:
         """Whose payment is held back: the members of :attr:`copies`, but for those of whom somebody has said that they
-        are to be paid, see :func:`flsv.report.pay`."""
+        are to be paid, see :func:`flsv.report.release`."""
         return tuple(sorted({client for group in self.copies for client in group} - {*self.record.get("paid", ())}))
 
     @cached_property

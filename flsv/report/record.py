@@ -73,6 +73,7 @@ def record_of(
         "classes": None if data.no_classes is not None else _class_names(data),
         "samples": data.num_samples.tolist(),
         "class_counts": None if counts is None or data.no_classes is not None else counts.tolist(),
+        "validation": data.validation(),
         "metrics": {name: _described(metric) for name, metric in metrics.items()},
         "settings": dict(settings),
         "hashes": dict(identity["samples"]),
@@ -217,6 +218,8 @@ def _entries(clients: int, classes: int | None) -> dict[str, tuple[Is, str]]:
         "hashes": (hashes, 'hashes by client, and by "server"'),
         "copies": (_list(_list(client)), f"groups of clients, 0 to {clients - 1}"),
         "named": (rounds_of, "two numbers of rounds by client, the first not above the second"),
+        "payment": (_payment, "the terms of a payment"),
+        "validation": (_or_none(_validation), "of what the validation set is, and its rows"),
         "paid": (_list(client), f"clients, 0 to {clients - 1}"),
         "paid_in": (_map(_paid_in), "performances by metric"),
         "not_known": (_text, "why it is not known whether the model has learned"),
@@ -244,6 +247,22 @@ def _paid_in(value: Any) -> bool:
         and isinstance(value["told_apart"], bool | None)
         and all(_or_none(_number)(value[name]) for name in numbers)
     )
+
+
+def _payment(value: Any) -> bool:
+    kinds: dict[str, Is] = {
+        "budget": lambda given: _number(given) and given > 0,
+        "rule": lambda given: given in ("zero", "shift", "softmax", "refuse"),
+        "by": _or_none(_text),
+        "unit": lambda given: _number(given) and given > 0,
+        "currency": _text,
+        "repeated": _or_none(_text),
+    }
+    return isinstance(value, dict) and value.keys() == kinds.keys() and all(kinds[key](value[key]) for key in kinds)
+
+
+def _validation(value: Any) -> bool:
+    return isinstance(value, dict) and _text(value.get("of")) and _whole(value.get("rows"))
 
 
 def _folder(value: Any) -> bool:

@@ -237,7 +237,8 @@ def test_who_is_held_takes_part_and_has_no_value_until_somebody_has_looked(
     assert [float(row["share"]) for row in found] == [0, 1, 0]
     trained = (held / "retrained_accuracy_3.jsonl").read_text()
     assert [json.loads(line)["members"] for line in trained.splitlines()[1:4]] == [[], [0, 1, 2], [0]]
-    assert main(["report", str(held), "--pay", "0"]) == 0
+    assert main(["pay", str(held), "--release", "0"]) == 0
+    assert main(["report", str(held)]) == 0
     assert "held back of: client 2." in (held / "report.md").read_text()
     assert main(retraining) == 0
     assert (held / "retrained_accuracy_3.jsonl").read_text() == trained  # nobody was trained again

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
-from flsv.metrics.plot import Shown, picture_of
+from flsv.plots import Shown, picture_of
 
 PNG = b"\x89PNG"
 

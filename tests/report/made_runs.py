@@ -73,3 +73,36 @@ def make_run(
         said |= {"ended": "2026-01-02T04:04:05+00:00", "rounds_done": rounds, "logged": {"val_accuracy": 0.875}}
     (folder / "run.json").write_text(json.dumps(said))
     return folder
+
+
+def make_game(
+    folder: Path,
+    values: dict[str, list[float]],
+    start: float = 0.25,
+    by: str = "accuracy",
+    rounds: int = 3,
+    **told: Any,
+) -> Path:
+    """A run whose metrics share out a performance that was ``start``, with these last values; ``told`` goes into
+    ``run.json``."""
+    clients = len(next(iter(values.values())))
+    make_run(folder, clients=clients, stderr=False)
+    lines = ["round,metric,client,class,value"]
+    for r in range(rounds):
+        for name, row in values.items():
+            lines += [f"{r},{name},{i},,{value * (r + 1) / rounds!r}" for i, value in enumerate(row) if value == value]
+        lines += [f"{r},weight,{i},,{1 / clients}" for i in range(clients)]
+    (folder / "contributions.csv").write_text("\n".join(lines) + "\n")
+    record = json.loads((folder / "run.json").read_text())
+    known = {name: [value for value in row if value == value] for name, row in values.items()}
+    kind = {"class": "CumulativeShapley", "about": f"Of {by}.", "guide": {"unit": "nats", "cost": "2^k"}}
+    record |= {
+        "metrics": {name: {**kind, "per_class": False, "columns": None, "higher_is_better": True} for name in values},
+        "paid_in": {
+            name: {"by": by, "start": start, "end": start + sum(row), "sum": sum(row), "told_apart": True}
+            for name, row in known.items()
+        },
+        **told,
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+    return folder

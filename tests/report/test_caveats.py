@@ -7,7 +7,7 @@ import torch
 
 import flsv.metrics
 from flsv.metrics import ContributionMetric
-from flsv.report.blocks import CAVEATS, NO_ERROR, caveats
+from flsv.report.facts import CAVEATS, NO_ERROR, caveats
 
 KINDS = [
     name

@@ -15,7 +15,8 @@ from made_runs import NAMES, made_value, make_run
 from flsv.cli import main
 from flsv.errors import ConfigurationError
 from flsv.report import open_run, write_report
-from flsv.report.blocks import NONE, number, values_of
+from flsv.report.blocks import NONE, number
+from flsv.report.facts import values_of
 
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
 
@@ -78,7 +79,7 @@ def test_everybody_is_in_the_report_of_all(tmp_path: Path) -> None:
             "more is better",
         ):
             assert part in text, part
-    assert html.count("<svg") == 3  # bars, and two histories
+    assert html.count("<svg") == 4  # shares, bars, and two histories
 
 
 def test_the_interval_is_that_of_the_standard_errors_or_the_metrics_own(tmp_path: Path) -> None:
@@ -117,7 +118,7 @@ def test_the_file_needs_nothing_else_and_names_do_no_harm(tmp_path: Path) -> Non
 def test_charts_say_what_they_show_and_are_the_same_to_the_byte(tmp_path: Path) -> None:
     html, _ = texts(make_run(tmp_path))
     charts = re.findall(r"<svg.*?</svg>", html)
-    assert len(charts) == 3
+    assert len(charts) == 4
     for chart in charts:
         assert re.match(
             r'<svg class="chart" role="img" viewBox="[\d. ]+">\s*<title>[^<]+</title><desc>[^<]+</desc>', chart
@@ -270,7 +271,8 @@ def test_who_is_held_has_no_value_on_any_page_until_somebody_has_looked(tmp_path
     _, own = texts(folder, client="Graz")
     assert "Your payment is held back" in own
     assert "Lyon" not in own
-    assert main(["report", str(folder), "--pay", "Lyon"]) == 0
+    assert main(["pay", str(folder), "--release", "Lyon"]) == 0
+    assert main(["report", str(folder)]) == 0
     assert "The payment is held back of: Graz." in (folder / "report.md").read_text()
     assert open_run(folder).final("cssv")[1] == before[1]
     _, own = texts(folder, client="Lyon")
