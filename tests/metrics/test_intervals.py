@@ -24,7 +24,7 @@ from flsv.metrics import (
     PartialFederatedShapley,
 )
 from flsv.report import open_run
-from flsv.report.blocks import values_of
+from flsv.report.facts import values_of
 from flsv.sampling import UniformSampler
 
 WITH = [name for name, case in CASES.items() if getattr(case.part, "over_rounds", None) is not None]
