@@ -16,7 +16,7 @@ from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import FedAvg, ShapFedWA
 from flsv.clients.algorithms import SCAFFOLD
 from flsv.data import OneClient
-from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, agreement
+from flsv.engines.remote import Directory, RemoteData, RemoteFederation, Site, SitePolicy, agreement
 from flsv.metrics import ClassSpecificShapley
 from flsv.personalization import ShapFedPersonalizer
 from flsv.privacy import GaussianPrivacy
@@ -47,11 +47,13 @@ def one_process(tmp: Path, make: Make, make_module: Any = module, rounds: int = 
     return loop
 
 
-def site(tmp: Path, client: int, make: Make, make_module: Any = module, **data: Any) -> Site:
+def site(
+    tmp: Path, client: int, make: Make, make_module: Any = module, policy: SitePolicy | None = None, **data: Any
+) -> Site:
     own: Any = partial(SiteData, client)
     if data:
         own = partial(_as_federated, client, data)
-    return Site(NAMES[client], make_module, own, make, tmp / "sites", upload_seed=SEED)
+    return Site(NAMES[client], make_module, own, make, tmp / "sites", upload_seed=SEED, policy=policy)
 
 
 def _as_federated(client: int, options: dict[str, Any]) -> FederatedDataModule:

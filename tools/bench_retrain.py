@@ -2,10 +2,10 @@
 
     python tools/bench_retrain.py [--clients 5 6 8] [--networks mlp lenet batch_norm] [--seeds 2]
 
-FedAvg on scikit-learn's digits (8x8; for LeNet in 28x28), 15 rounds of batches of 16, SGD. Processor time of this
-process, one thread: a plain fit of all clients without metrics, and all 2^n coalitions of so many seeds, trained side
-by side as ``flsv retrain`` does it. The first seed's coalition of all is trained in both ways and compared, which is
-in the time.
+FedAvg on scikit-learn's digits (8x8; for LeNet in 28x28; for fastText 64 words of 1 to 17), 15 rounds of batches of 16,
+SGD. Processor time of this process, one thread: a plain fit of all clients without metrics, and all 2^n coalitions of
+so many seeds, trained side by side as ``flsv retrain`` does it. The first seed's coalition of all is trained in both
+ways and compared, which is in the time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from flsv.data import Loader, SizePartitioner, Splits
 from flsv.functional import exact_shapley
 from flsv.games.retraining import RetrainedUtility
 from flsv.loop.side_by_side import SideBySideUtility
+from flsv.models import FastText
 from flsv.sampling import FixedCohort
 
 ROUNDS, BATCH, SPLITS = 15, 16, Splits(server_val=0.2, seed=0)
@@ -47,7 +48,19 @@ def lenet() -> nn.Module:
     return nn.Sequential(nn.Upsample(28), *first, *last)
 
 
-NETWORKS = {"mlp": mlp, "batch_norm": batch_norm, "lenet": lenet}
+class Words(nn.Module):
+    """A pixel's place and shade as a hashed word."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        shades = (16 * images.flatten(1)).long()
+        return shades + 17 * torch.arange(64, device=images.device) + 1
+
+
+def fast_text() -> nn.Module:
+    return nn.Sequential(Words(), FastText(10, (64,), buckets=64 * 17, width=16))
+
+
+NETWORKS = {"mlp": mlp, "batch_norm": batch_norm, "fast_text": fast_text, "lenet": lenet}
 
 
 def digits() -> TensorDataset:

@@ -22,7 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, agreement
+from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, SitePolicy, agreement
 from flsv.engines.remote.federation import PLENTY, rehearse, told_status
 from flsv.engines.remote.messages import failure_packet
 from flsv.engines.remote.site import Settings
@@ -136,7 +136,8 @@ def client_app(
 
     A SuperNode is started with ``--node-config 'site="Boston" folder="/data/boston"'``: ``site`` is its name in the
     federation, ``folder`` where it keeps what it needs between rounds (default: ``flsv-sites`` in its working folder);
-    whatever else is there is for ``make_datamodule``.
+    ``policy`` the path of a file in which its owner says what is allowed (:class:`flsv.engines.remote.SitePolicy`),
+    which no app can set; whatever else is there is for ``make_datamodule``.
 
     Args:
         make_module: makes the LightningModule, the same as the server's.
@@ -169,7 +170,9 @@ def client_app(
         if name not in sites:
             folder = Path(str(node_config.get("folder", "flsv-sites")))
             data = make_datamodule(node_config)
-            sites[name] = Site(name, make_module, lambda: data, make_loop, folder, trainer, questions)
+            policy = SitePolicy.read(Path(str(node_config["policy"]))) if "policy" in node_config else None
+            made = Site(name, make_module, lambda: data, make_loop, folder, trainer, questions, policy=policy)
+            sites[name] = made
         return sites[name]
 
     def reply(message: Message, context: Context) -> Message:

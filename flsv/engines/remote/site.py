@@ -19,6 +19,7 @@ from flsv.clients.client_manager import ClientManager
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import Packet, failure_packet, pack, read_instruction, unpack, update_packet
+from flsv.engines.remote.policy import Refused, SitePolicy
 from flsv.engines.remote.transport import agreement
 from flsv.engines.remote.visit import (
     Kept,
@@ -46,6 +47,8 @@ QUESTIONS = (
     "flsv.sampling.power_of_choice:local_loss",
     "flsv.metrics.peers:leave_self_out",
 )
+#: In the site's folder: what its updates have told so far, where a policy bounds it.
+LEDGER = "privacy.json"
 _VISIT = ("start", "trained", "sent")
 _QUIET = {
     "logger": False,
@@ -78,6 +81,7 @@ class Site:
         questions: functions that the server may ask for beside flsv's own, as ``"package.module:function"``.
         upload_seed: what uploads draw from, such as the noise of a private update. Default: a secret of this site's
             own, so that the server cannot take the noise off again.
+        policy: what the site's owner allows. None: whatever the app asks for.
 
     Raises:
         ConfigurationError: the data are those of several clients.
@@ -93,7 +97,9 @@ class Site:
         trainer: Mapping[str, Any] | None = None,
         questions: Sequence[str] = (),
         upload_seed: int | None = None,
+        policy: SitePolicy | None = None,
     ) -> None:
+        self._policy = policy or SitePolicy()
         self.name, self._make_module, self._folder = name, module, folder
         self._trainer_options, self._questions = dict(trainer or {}), {*QUESTIONS, *questions}
         self._settings, made = settings(), data()
@@ -111,9 +117,10 @@ class Site:
 
     def answer(self, packet: Packet) -> Packet:
         """Reply to a message of the server. Errors are reported by kind and place only, because their text may quote
-        samples; this site's log has them in full."""
+        samples; this site's log has them in full. What the site's policy forbids is said in words."""
         replies = {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}
         try:
+            self._policy.check(packet.plain)
             number = self._number(packet)
             if number is not None:
                 self._data.deal_from(number)
@@ -122,6 +129,9 @@ class Site:
             return Packet("busy", {"round": str(error)})
         except OutOfTime:
             return Packet("late", {"seconds": packet.plain["seconds"]})
+        except Refused as error:
+            _log.warning("site %r refused %r: %s", self.name, packet.kind, error)
+            return Packet("failed", {"error": f"site {self.name!r}: {error}"})
         except Exception as error:
             _log.exception("site %r could not answer %r", self.name, packet.kind)
             return failure_packet(error)
@@ -132,6 +142,7 @@ class Site:
         return packet.plain.get("client", sites.index(self.name) if self.name in sites else None)
 
     def _hello(self, packet: Packet) -> Packet:
+        self._policy.check_uploads(self._settings.config.uploads)
         module, data = self._make_module(), self._data
         sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}  # type: ignore[arg-type]
         said = {"name": self.name, "key": site_key(self._secret), "sizes": sizes, **agreement(module, self._settings)}
@@ -151,6 +162,7 @@ class Site:
                 self._limit,
                 plain.get("seconds"),
             )
+            self._policy.spend(self._settings.config.uploads, self._folder / self.name / LEDGER)
             trainer = self._trainer(instruction.round_index, plain["rounds"], visit)
             trainer.fit(self._make_module(), visit.loader())
             if visit.update is None:
@@ -177,6 +189,7 @@ class Site:
 
     def _ask(self, packet: Packet) -> Packet:
         plain = packet.plain
+        self._policy.check_question(plain["question"])
         if plain["question"] not in self._questions:
             raise PermissionError(f"site {self.name!r} does not answer {plain['question']!r}.")
         module_name, _, function = plain["question"].partition(":")

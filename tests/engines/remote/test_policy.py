@@ -1,0 +1,130 @@
+"""What a site's owner forbids does not happen, whatever the server and its app ask for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from remote_federation import Remotely, shapfed, site, with_splits
+from remote_sites import NAMES
+
+from flsv import FederatedLoop
+from flsv.aggregation import FedAvg
+from flsv.engines.remote import Packet, SitePolicy
+from flsv.engines.remote.policy import Refused
+from flsv.engines.remote.site import LEDGER
+from flsv.errors import ConfigurationError
+from flsv.metrics import EverybodyElse
+from flsv.privacy import GaussianPrivacy, gaussian_epsilon
+
+PRIVATE = {"uploads": [GaussianPrivacy(clip=1.0, noise_multiplier=2.0)], "aggregator": FedAvg(), "metrics": None}
+
+
+def private() -> FederatedLoop:
+    return shapfed(**PRIVATE)
+
+
+def with_policy(tmp_path: Path, make: Any, policy: SitePolicy, **data: Any) -> Remotely:
+    """Boston has a policy, the others have none."""
+    remote = with_splits(tmp_path, make) if data else Remotely(tmp_path / "b", make)
+    remote.transport.sites[100] = site(tmp_path / "b", 0, make, policy=policy, **data)
+    return remote
+
+
+def test_a_file_says_what_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text('questions = ["flsv.metrics.peers:leave_self_out"]\nleast_sites = 3\nmax_epsilon = 8.0\n')
+    policy = SitePolicy.read(path)
+    assert policy == SitePolicy(["flsv.metrics.peers:leave_self_out"], 3, 8.0)
+    policy.check_question("flsv.metrics.peers:leave_self_out")
+    with pytest.raises(Refused, match="does not let it answer 'os:system'"):
+        policy.check_question("os:system")
+
+
+@pytest.mark.parametrize(
+    ("text", "match"),
+    [
+        ("least_site = 3", r"has \['least_site'\]. There are \['questions', 'least_sites', 'max_epsilon', 'delta'\]"),
+        ("least_sites = 0", "least_sites=0.*at least 1"),
+        ("max_epsilon = -1", "max_epsilon=-1"),
+        ("delta = 1", "delta=1"),
+        ('questions = "all"', "expected a list of names"),
+        ("questions = [3]", "expected a list of names"),
+        ("questions = [", "cannot be read"),
+    ],
+)
+def test_a_file_that_says_something_else(tmp_path: Path, text: str, match: str) -> None:
+    (tmp_path / "site.toml").write_text(text)
+    with pytest.raises(ConfigurationError, match=match):
+        SitePolicy.read(tmp_path / "site.toml")
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        SitePolicy.read(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("told", [{"sites": NAMES[:2]}, {"clients": 2}, {}, {"clients": "many"}])
+def test_a_federation_that_is_too_small(tmp_path: Path, told: dict[str, Any]) -> None:
+    reply = site(tmp_path, 0, shapfed, policy=SitePolicy(least_sites=3)).answer(Packet("hello", told))
+    assert reply.kind == "failed"
+    assert reply.plain["error"].startswith("site 'Boston': its policy wants 3 sites or more, and there are")
+    assert not reply.tensors
+
+
+@pytest.mark.parametrize("bound", [{"max_epsilon": 8.0}, {"least_sites": 4}])
+def test_a_server_that_asks_for_more_is_told_why_before_the_first_round(tmp_path: Path, bound: Any) -> None:
+    remote = with_policy(tmp_path, shapfed, SitePolicy(**bound))
+    with (
+        pytest.warns(UserWarning, match="site 'Boston': its policy wants"),
+        pytest.raises(RuntimeError, match=r"\['Boston'\] have not come"),
+    ):
+        remote.fit()
+
+
+def test_a_question_that_is_not_allowed_is_not_answered(tmp_path: Path) -> None:
+    def make() -> FederatedLoop:
+        return shapfed(aggregator=FedAvg(), metrics={"else": EverybodyElse(performance="negative_loss")})
+
+    data = {"client_val": 0.3, "client_test": 0.2}
+    remote = with_policy(tmp_path, make, SitePolicy(questions=[]), **data)
+    replies = []
+
+    def kept(address: int, packet: Packet, reply: Packet) -> Packet:
+        replies.append((address, packet.kind, reply.kind))
+        return reply
+
+    remote.transport.spoil = kept
+    with pytest.warns(UserWarning, match="'Boston'.*its policy does not let it answer 'flsv.metrics.peers:leave"):
+        remote.fit(rounds=1)
+    assert {reply for address, asked, reply in replies if asked == "ask" and address == 100} == {"failed"}
+    assert {reply for address, asked, reply in replies if asked == "ask" and address != 100} == {"answer"}
+
+
+def test_what_updates_tell_is_bounded_over_all_runs(tmp_path: Path) -> None:
+    """Two rounds are within the bound, three are not, be it in one run or in the next one."""
+    two, three = (gaussian_epsilon(2.0, rounds) for rounds in (2, 3))
+    policy = SitePolicy(max_epsilon=(two + three) / 2)
+    remote = with_policy(tmp_path, private, policy)
+    with pytest.warns(UserWarning, match=r"'Boston'.*left out of round 2.*with one more update after 2 it would be"):
+        loop = remote.fit(rounds=3)
+    assert loop.participations.tolist() == [2, 3, 3]
+    kept = json.loads((tmp_path / "b" / "sites" / "Boston" / LEDGER).read_text())
+    assert kept["updates"] == 2
+    assert kept["epsilon"] == pytest.approx(two)
+    again = with_policy(tmp_path, private, policy)
+    with pytest.warns(UserWarning, match="'Boston'.*left out of round 0"):
+        assert again.fit(rounds=1).participations.tolist() == [0, 1, 1]
+
+
+def test_updates_of_different_noise_add_up(tmp_path: Path) -> None:
+    policy, ledger = SitePolicy(max_epsilon=100.0), tmp_path / LEDGER
+    for multiplier in (1.0, 2.0, 2.0):
+        policy.spend([GaussianPrivacy(1.0, multiplier)], ledger)
+    kept = json.loads(ledger.read_text())
+    assert kept["epsilon"] == pytest.approx(gaussian_epsilon(1.5**-0.5, 1))
+    with pytest.raises(Refused, match="without noise"):
+        policy.spend([GaussianPrivacy(1.0, 0.0)], ledger)
+    ledger.write_text('{"updates": 3')
+    with pytest.raises(ConfigurationError, match="Put it back from a backup"):
+        policy.spend([GaussianPrivacy(1.0, 1.0)], ledger)
+    assert ledger.read_text() == '{"updates": 3'
