@@ -57,6 +57,13 @@ def test_the_table_of_algorithms_has_every_configuration() -> None:
         assert all(paper in table for paper in each.papers)
 
 
+@pytest.mark.parametrize("page", ["reliability.md", "reference/threat_model.md"])
+def test_pages_of_promises_name_tests_that_there_are(page: str) -> None:
+    named = re.findall(r"`(tests/[^`:]+)", (ROOT / "docs" / page).read_text())
+    assert len(named) > 10
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
 def test_guides_are_short() -> None:
     found = docs_site.words()
     assert len((ROOT / "README.md").read_text().split()) < 700

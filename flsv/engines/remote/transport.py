@@ -24,7 +24,13 @@ Reply = Packet | str
 
 
 class Transport(Protocol):
-    """Carries packets to sites and their replies back."""
+    """Carries packets to sites and their replies back.
+
+    Flower's is :class:`flsv.engines.flower.GridTransport`. There is none for NVIDIA FLARE; it would be small: an
+    executor that calls :meth:`flsv.engines.remote.Site.answer` for a task, a controller that fits a ``FederatedLoop``
+    with the engine :class:`flsv.engines.remote.RemoteFederation`, and a transport whose ``exchange`` broadcasts tasks
+    and waits for the replies. A packet fits into a ``Shareable``.
+    """
 
     def present(self) -> Sequence[Address]:
         """Addresses of the sites that can be reached now."""
