@@ -240,7 +240,8 @@ def report(results: dict[Job, dict[Any, Any]], setting: Setting, image: object =
             "",
             f"**Filter, then train** (table 3): {size} images, a sixth of them the server's, the rest dealt to five "
             f"clients; FedAvg with LeNet5, {setting.filter_rounds} rounds (after: as many as give the same number of "
-            "steps). Noise has a standard deviation of 3.",
+            "steps). Noise has a standard deviation of 3. In brackets the paper's: 500 noisy samples of CIFAR-10, of "
+            "which it removes 494, and 1,000 of Fashion-MNIST, of which it removes 580.",
             "",
         ]
         header = ["data", "bad", "removed", "of them bad", "accuracy before, %", "after, %", "without bad samples, %"]

@@ -301,8 +301,9 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
             f'"{OURS_RAW}" minus those of the paper\'s two, by pairs; above 0: better.\n\n{report_undivided(results)}'
         )
         parts.append(
-            "## Accuracy\n\nOf DivergenceWeighted minus FedAvg, in points, by pairs; bold: the interval excludes 0.\n\n"
-            + report_gains(results)
+            "## Accuracy\n\nOf DivergenceWeighted minus FedAvg, in points, by pairs; bold: the interval excludes 0. In "
+            "brackets the paper's: its accuracy less that of the best other row of its tables 4 to 11, which have no "
+            "FedAvg.\n\n" + report_gains(results)
         )
     if any(column.startswith("claim") for column in columns):
         parts.append(

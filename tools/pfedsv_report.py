@@ -46,7 +46,7 @@ def comparison(results: Results, partition: str) -> list[str]:
     shown = {c: {f"{n} ({ROWS[n][1]})": rows[n] for n in ORDER if n in rows} for c, rows in deployed.items()}
     others = [name for name in ORDER if name not in OURS]
     ours = [name for name in OURS if any(name in rows for rows in deployed.values())]
-    parts = ["Each method's own model, test accuracy, %:", means(shown, names)]
+    parts = ["Each method's own model, test accuracy, %, in brackets the paper's:", means(shown, names)]
     if ours:
         parts += ["Minus the best other method, 95 % paired interval:", against_best(deployed, ours, others)]
     for row in ours:
@@ -71,6 +71,29 @@ def comparison(results: Results, partition: str) -> list[str]:
     ]
     cpu = gather(runs, lambda r: r["cpu"])
     parts += ["CPU seconds of a run:", means(cpu, [n for n in ORDER if n != "FedAvg+FT"], 1, bold=False)]
+    return parts
+
+
+# ---- equation 6
+
+
+def self_weights(results: Results) -> list[str]:
+    """What a client's own model is given for its distance to itself."""
+    runs = {key: result for key, result in results.items() if key[1].startswith("self weight")}
+    if not runs:
+        return []
+    rows = list(dict.fromkeys(row for row, _, _ in runs))
+    by_models = {
+        (row, models, seed): {"accuracy": statistics.mean(result[models])}
+        for (row, _, seed), result in runs.items()
+        for models in ("received", "trained")
+    }
+    table = gather(by_models, lambda r: r["accuracy"])
+    parts = ["## Equation 6: the distance of a model to itself"]
+    parts += ["What stands for the distance of a model to itself; in brackets the paper's:", means(table, rows)]
+    for row in rows:
+        if row.startswith("pFedSV"):
+            parts.append(against(table, row, ["Separate", "FedFomo", "FedAMP"]))
     return parts
 
 
@@ -130,7 +153,11 @@ def figure_4(results: Results) -> list[str]:
 
 def relevance(results: Results) -> list[str]:
     """Figures 3 and 7."""
-    own = {key: result for key, result in results.items() if not key[1].startswith("figure") and "sigma" not in key[0]}
+    own = {
+        key: result
+        for key, result in results.items()
+        if not key[1].startswith(("figure", "self")) and "sigma" not in key[0]
+    }
     judged = {key: result for key, result in own.items() if "auroc" in result}
     apart = {key: r for key, r in own.items() if key[0] == "FedAvg" and "distance_auroc" in r}
     parts = []
@@ -197,7 +224,8 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
         if found := comparison(results, partition):
             parts += [f"## Table {number}: {partition}", *found]
     parts += (
-        privacy(results, rounds=20)
+        self_weights(results)
+        + privacy(results, rounds=20)
         + figure_2(results)
         + figure_4(results)
         + relevance(results)

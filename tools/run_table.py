@@ -39,6 +39,7 @@ from typing import Any
 
 import table_presets
 import yaml
+from paper_numbers import with_paper
 from table_cells import Results
 from table_presets import Preset
 from table_runs import Cell
@@ -88,7 +89,7 @@ def preset_of(path: Path, images: Path | None = None) -> Preset:
     def report(results: Results, cells: Sequence[Cell]) -> str:
         if images is not None and "images" in table:
             named(table["images"])(results, images)
-        return named(table["report"])(results, cells)
+        return with_paper(named(table["report"])(results, cells), path.stem)
 
     short = table.get("short", {})
     return Preset(

@@ -153,6 +153,12 @@ def comparisons(results: Results) -> list[str]:
     mean = numbers(results, lambda run, _: float(torch.tensor(run["received"]).mean()))
     trained = numbers(results, lambda run, _: float(torch.tensor(run["trained"]).mean()))
     fair = numbers(results, lambda run, alone: fairness(run, alone, "trained"))
+    alone = numbers(results, lambda _, alone: float(torch.tensor(alone["trained"]).mean()))
+    everybody = {
+        column: {"Individual": next(iter(alone[column].values())), **by_row}
+        for column, by_row in trained.items()
+        if by_row
+    }
     rows = [row for row in ROWS if row != "Individual"]
     if not whole:
         return []
@@ -162,8 +168,11 @@ def comparisons(results: Results) -> list[str]:
         "Against FedAvg with equal weights, the paper's:\n\n" + against_best(whole, OURS, ["FedAvg"]),
         "## The clients' models\n\nMean of the models that the clients receive, against the best other row:\n\n"
         + against_best(mean, OURS, OTHERS),
-        "Mean of the models that they trained last:\n\n" + against_best(trained, OURS, OTHERS),
-        "Collaborative fairness of the models that they trained last:\n\n" + means(fair, rows, 2),
+        "Mean over the clients of the models that they trained last, %, in brackets the paper's tables 1 and 2:\n\n"
+        + means(everybody, ["Individual", *rows]),
+        "Against the best other row:\n\n" + against_best(trained, OURS, OTHERS),
+        "Collaborative fairness of the models that they trained last, in brackets the paper's:\n\n"
+        + means(fair, rows, 2),
         "Against the best other row:\n\n" + against_best(fair, OURS, OTHERS),
     ]
 

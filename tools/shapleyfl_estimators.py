@@ -58,7 +58,10 @@ SAMPLED = ("MC", "TMC", "DMC, algorithm 3")
 TABLES = {
     "errors": (tuple(ESTIMATORS), "At equal numbers of distinct coalitions, against exact values"),
     "sampled": (SAMPLED, "At equal numbers of samples, as the paper counts, against exact values"),
-    "referenced": (SAMPLED, f"The same, against {REFERENCE:,} permutations, the paper's reference"),
+    "referenced": (
+        SAMPLED,
+        f"The same, against {REFERENCE:,} permutations, the paper's reference, in brackets the paper's errors",
+    ),
 }
 
 

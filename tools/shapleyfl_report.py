@@ -67,7 +67,8 @@ def report(results: Results, cells: Sequence[Cell]) -> str:
         parts += ["Accuracy, %:", means(begins(accuracy, "clinics"), list(CLINICS), 2)]
     if table := begins(accuracy, "beta"):
         rows = [f"beta {beta}" for beta in BETAS]
-        parts += ["## Table 2: beta", means(table, rows), "Minus the best other beta:"]
+        parts += ["## Table 2: beta", "Test accuracy by beta, %, in brackets the paper's:", means(table, rows)]
+        parts += ["Minus the best other beta:"]
         lines = [against_best(table, [row]).splitlines() for row in rows]
         parts += ["\n".join([*lines[0][:2], *(line[2] for line in lines)])]
     parts += shapleyfl_estimators.report(results)

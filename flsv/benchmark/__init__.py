@@ -3,6 +3,7 @@
 from flsv.benchmark.built_in import Duplicates
 from flsv.benchmark.federation import Federation, federation, names
 from flsv.benchmark.lattice import train_coalitions
+from flsv.benchmark.scores import share_error
 from flsv.benchmark.truth import ExactTruth, SampledTruth, Truth, make_truth, truth_table
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "federation",
     "make_truth",
     "names",
+    "share_error",
     "train_coalitions",
     "truth_table",
 ]
