@@ -1,0 +1,80 @@
+"""Federated rounds as one would write them from the papers: batches in, vectors of parameters out.
+
+Of flsv it takes the clients' batches and cohorts, and nothing else. Three of five clients take part in a round; they
+take 10, 4, 8, 4 and 2 steps.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from by_hand import PROPORTIONS, ROUNDS, batches, cohort, unequal_data
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+LR, MOMENTUM = 0.1, 0.9
+Batches = list[tuple[Tensor, Tensor]]
+
+
+@dataclass
+class PlainRound:
+    """A round after its clients have sent: the model ``x [P]``, and by client its row ``[P]`` and samples."""
+
+    number: int
+    x: Tensor
+    rows: dict[int, Tensor]
+    samples: dict[int, int]
+    class_counts: Tensor
+    #: What a rule keeps from round to round.
+    memory: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def clients(self) -> list[int]:
+        return list(self.rows)
+
+    @property
+    def updates(self) -> Tensor:
+        return torch.stack([row - self.x for row in self.rows.values()])
+
+    def moved(self, weights: Any) -> Tensor:
+        """x + sum_i w_i d_i."""
+        return self.x + torch.as_tensor(weights, dtype=self.x.dtype) @ self.updates
+
+
+Train = Callable[[nn.Module, Batches], None]
+Send = Callable[[PlainRound], None]
+Rule = Callable[[PlainRound], Tensor]
+
+
+def sgd(net: nn.Module, epochs: Batches) -> None:
+    """Local training: SGD with momentum, which begins anew at every visit."""
+    optimizer = torch.optim.SGD(net.parameters(), LR, MOMENTUM)
+    for x, y in epochs:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+
+def replay(net: nn.Module, rule: Rule, train: Train = sgd, send: Send | None = None) -> Tensor:
+    """The global model's parameters after all rounds. ``send`` changes the rows of a round on their way."""
+    data, server, memory = unequal_data(), copy.deepcopy(net), dict[str, Any]()
+    for r in range(ROUNDS):
+        x = parameters_to_vector(server.parameters()).detach()
+        rows = {}
+        for i in cohort(r):
+            client = copy.deepcopy(server)
+            train(client, list(batches(data, r, i)))
+            rows[i] = parameters_to_vector(client.parameters()).detach()
+        samples = {i: int(data.num_samples[i]) for i in rows}
+        made = PlainRound(r, x, rows, samples, data.class_counts, memory)
+        if send is not None:
+            send(made)
+        vector_to_parameters(rule(made), server.parameters())
+    return parameters_to_vector(server.parameters()).detach()
+
+
+CLIENTS = len(PROPORTIONS)
