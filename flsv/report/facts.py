@@ -207,11 +207,13 @@ def state_of(run: Run) -> str:
 
 
 def guides(run: Run) -> list[Block]:
-    """How to read the metrics: unit, sign, what they need and what they cost; what several have in common once."""
+    """How to read the metrics: what each is, unit, sign, what they need and cost; what several have in common once."""
     of: dict[tuple[str, str], list[str]] = {}
     for metric in run.metrics:
-        for head, text in run.about(metric).get("guide", {}).items():
-            of.setdefault((head, str(text)), []).append(metric)
+        told = run.about(metric)
+        for head, text in {"what it is": told.get("about"), **told.get("guide", {})}.items():
+            if text:
+                of.setdefault((head, str(text)), []).append(metric)
     heads = list(dict.fromkeys(head for head, _ in of))
     rows = [[head, ", ".join(of[key]), key[1]] for head in heads for key in of if key[0] == head]
     return [Table(["", "metric", ""], rows, texts=True)] if rows else []
