@@ -95,13 +95,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             ``ClientEvaluation(every=5)``. Default: never.
         reporting: what the run shows and writes, see :class:`flsv.report.folder.Reporting`.
         seed: what every random choice of the federation derives from. Default: ``seed_everything``'s, else random.
-        engine: how clients run. ``"sequential"``: in this process, one after the other. ``"vmap"``: in this process,
-            many small ones at once, for plain modules, equal to rounding: :class:`flsv.engines.vmap.VmapProcess`. In
-            Python, also what makes another engine, such as :class:`flsv.engines.remote.RemoteFederation`.
+        engine: how clients run in this process. ``"sequential"``: one after the other; ``"vmap"``: many small ones at
+            once, see :class:`flsv.engines.vmap.VmapProcess`; in Python, also what makes another engine.
 
     Attributes:
-        config: the arguments, in one frozen object; each is an attribute of the loop, too, by its name. They are read
-            only: :meth:`replace` gives a loop of others.
+        config: the arguments in one frozen object, each also an attribute: :meth:`replace` gives a loop of others.
         state: what stands between two rounds; the properties below read it.
 
     Raises:
