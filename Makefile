@@ -45,7 +45,7 @@ test: ## the tests and doctests but the slow ones
 slow: ## the slow tests
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m slow
 
-# Branches and coverage slow tests down, so it is measured on the fast ones, and reported only. One process: see ci.
+# Branches and coverage slow tests down, so it is measured on the fast ones, and reported only: not part of ci.
 coverage: ## lines reached by the fast tests, as a report
 	$(PYTHON) -m pytest -q --cov=flsv --cov-report=term:skip-covered \
 	  tests/functional tests/metrics tests/aggregation tests/server tests/round tests/sampling \
@@ -103,4 +103,4 @@ flower: ## the tests of Flower, whose pins are its own, in an environment of the
 
 # Flower's tests mostly wait for each other, so the rest is run beside them.
 ci: check docs test ## all of it
-	$(MAKE) --jobs=2 --output-sync=target flower slow lowest coverage
+	$(MAKE) --jobs=2 --output-sync=target flower slow lowest
