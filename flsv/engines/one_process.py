@@ -203,6 +203,8 @@ class OneProcess:
         )
         for part in (*self._strategies.values(), *self.server.filters):
             (part.resume if resumed else part.begin)(known)
+        if (algorithm := self._strategies.get("client_algorithm")) is not None:
+            algorithm.check_fit(self._trainer, self._config)
         self._know_chances()
         # A checkpoint holds the one that was drawn; clients are asked when everything is ready.
         if not state.cohort and not self._strategies["sampler"].asks:
@@ -216,8 +218,6 @@ class OneProcess:
             buffers: those that no vector holds, of a checkpoint.
         """
         trainer, board, config = self._trainer, self.server.board, self._config
-        if (algorithm := self._strategies.get("client_algorithm")) is not None:
-            algorithm.check_fit(trainer, config)
         measures, val = board.performances, self._data.val_dataloader()
         games = [name for name, measure in measures.items() if not isinstance(measure, ModelScore)]
         every = config.evaluation.every if self.clients_here else 0

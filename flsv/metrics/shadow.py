@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley import few_coalitions, few_coalitions_shapley
 from flsv.functional.shapley.few_coalitions import Which
@@ -91,6 +92,8 @@ class ShadowShapley(ContributionMetric):
         mode: whether less (``"min"``) or more (``"max"``) of a logged value is better.
         one_by_one: train the coalitions' models one after the other, for modules that cannot be batched. A model costs
             a training.
+        every: value the clients after so many rounds, and after the last; in between they keep their values. Training
+            goes on in every round.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -120,6 +123,7 @@ class ShadowShapley(ContributionMetric):
         per_class: bool = False,
         mode: Mode | None = None,
         one_by_one: bool = False,
+        every: int = 1,
         **kwargs: Any,
     ) -> None:
         known = get_args(Which)
@@ -139,7 +143,9 @@ class ShadowShapley(ContributionMetric):
             )
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.part = part if isinstance(part, str) else list(part)
-        self.one_by_one = one_by_one
+        check_number(self, "every", every, least=1, whole=True)
+        self.one_by_one, self.every = one_by_one, every
+        self._last: int | None = None
         self.per_class = per_class or num_classes is not None
         self.performance = performance_of(self, performance, mode)
         if self.per_class and self.performance != "accuracy":
@@ -158,6 +164,9 @@ class ShadowShapley(ContributionMetric):
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``."""
         return {"utility": self._game}
+
+    def check_rounds(self, rounds: int) -> None:
+        self._last = rounds - 1
 
     def _game(self, round: Round) -> Callable[[Tensor], Tensor]:
         if round.trained is None or round.games is None:
@@ -184,14 +193,18 @@ class ShadowShapley(ContributionMetric):
         self.add_state("seen", torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
         self.add_state("evaluations", torch.tensor(0), dist_reduce_fx="sum")
 
-    def update(self, client_ids: Tensor, coalitions: Tensor, utility: Callable[[Tensor], Tensor]) -> None:
+    def update(
+        self, client_ids: Tensor, coalitions: Tensor, utility: Callable[[Tensor], Tensor], round_index: int = 0
+    ) -> None:
         """Share out the game of the coalitions as they are after a round."""
         if coalitions.ndim != 2 or coalitions.shape[1] != self.num_clients:
             raise ValueError(f"expected coalitions bool [K, {self.num_clients}], got {list(coalitions.shape)}.")
         masks = coalitions.cpu()
-        estimate = few_coalitions_shapley(masks, utility(masks))
         self.seen = self.seen.clone()
         self.seen[client_ids] += 1
+        if (round_index + 1) % self.every and round_index != self._last:
+            return
+        estimate = few_coalitions_shapley(masks, utility(masks))
         self.values = estimate.values.to(self.values).reshape(self.values.shape)
         self.stderr = estimate.stderr.to(self.stderr).reshape(self.stderr.shape)
         self.evaluations = self.evaluations + len(masks)

@@ -38,6 +38,7 @@ from flsv.metrics import (
     LowerBoundShapley,
     OneRoundShapley,
     PartialFederatedShapley,
+    ShadowShapley,
     SurrogateFederatedShapley,
 )
 from flsv.participants import run_protocol
@@ -228,6 +229,18 @@ def adam_with_steps() -> Case:
     return loop, module, five(batch_size=4), {**options, "monitor": "loss_epoch", "logger": True}
 
 
+def shadows() -> Case:
+    metrics = {"shadow": ShadowShapley(coalitions="all", performance="negative_loss"), "cost": CommunicationCost()}
+    module = Plain(network(dropout=0.3), scheduler=step_schedule)
+    loop = FederatedLoop(metrics=metrics, sampler=UniformSampler(4), local_epochs=2, seed=3)
+    return loop, module, five(), {"rounds": 4, "gradient_clip_val": 1.0}
+
+
+def shadows_of_heads() -> Case:
+    loop = FederatedLoop(metrics={"shadow": ShadowShapley(part="head")}, seed=3)
+    return loop, Plain(network(dropout=0.3), adam), five(), {}
+
+
 def batch_norm() -> Case:
     module = Plain(network(dropout=0.3), scheduler=step_schedule)
     return FederatedLoop(sampler=UniformSampler(4), seed=3), module, five(), {"monitor": "val_acc"}
@@ -337,6 +350,8 @@ CASES: dict[str, Callable[[], Case]] = {
         own_models_of_the_worst_served,
         meta_learnt,
         in_run,
+        shadows,
+        shadows_of_heads,
         kept_momentum,
         adam_with_steps,
         batch_norm,

@@ -523,3 +523,12 @@ def test_a_layer_between_two_of_the_part_sees_the_coalitions_own(tmp_path: Path)
         for name, parameter in copied.named_parameters():
             if name in gradients:
                 torch.testing.assert_close(gradients[name][row], parameter.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_values_every_so_many_rounds_and_at_the_end(tmp_path: Path) -> None:
+    whole, some = loop(ShadowShapley(coalitions="all")), loop(ShadowShapley(coalitions="all", every=2))
+    for each in (whole, some):
+        fit(each, tmp_path, Plain(network(batch_norm=False)), data(), rounds=3)
+    assert torch.equal(whole.contributions["shadow"], some.contributions["shadow"])
+    assert int(some.metrics["shadow"].evaluations) == 2 * 8
+    assert int(whole.metrics["shadow"].evaluations) == 3 * 8

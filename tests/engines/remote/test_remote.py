@@ -21,9 +21,9 @@ from remote_federation import (
     site,
     with_splits,
 )
-from remote_sites import NAMES, SiteData, groups, module, whole
+from remote_sites import NAMES, SEED, SiteData, groups, module, whole
 
-from flsv import ClientEvaluation, FederatedLoop
+from flsv import ClientEvaluation, FederatedLoop, Reporting
 from flsv.aggregation import DivergenceWeighted, FedAvg, FedCE
 from flsv.attacks import FalseReports
 from flsv.clients.algorithms import Ditto, PerFedAvg
@@ -36,6 +36,7 @@ from flsv.metrics import (
     DecayedShapley,
     DomainRelevance,
     EverybodyElse,
+    ShadowShapley,
     WassersteinContribution,
 )
 from flsv.personalization import FedFomo, PFedSV, ShapFedPersonalizer
@@ -54,6 +55,19 @@ def test_games_on_the_servers_own_data(tmp_path: Path) -> None:
     make = partial(shapfed, metrics={"cssv": ClassSpecificShapley(), "ssv": DecayedShapley()})
     remote = Remotely(tmp_path / "b", make).fit(own=ServerData())
     assert_same(remote, one_process(tmp_path / "a", make))
+
+
+@pytest.mark.parametrize("options", [{"coalitions": "all"}, {"part": "head"}, {"one_by_one": True}])
+@pytest.mark.filterwarnings("ignore:.*one after the other")
+def test_sites_train_the_models_of_their_coalitions(tmp_path: Path, options: dict[str, Any]) -> None:
+    def make() -> FederatedLoop:
+        metrics = {"shadow": ShadowShapley(performance="negative_loss", **options)}
+        return FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False))
+
+    remote = Remotely(tmp_path / "b", make).fit(own=ServerData())
+    local = one_process(tmp_path / "a", make)
+    assert_same(remote, local)
+    assert remote.channel.bytes(range(3), "up").tolist() == local.channel.bytes(range(3), "up").tolist()
 
 
 @pytest.mark.parametrize("personalizer", [partial(PFedSV, "relevance", k=2), partial(FedFomo, num_downloads=2)])
