@@ -59,7 +59,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(importlib.import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
-    if not name.startswith("_"):
+    # Modules are in lower case, and looking for one that is not there is slow: jsonargparse asks for all classes here.
+    if not name.startswith("_") and name.islower():
         # `import flsv` is enough for flsv.metrics.ClassSpecificShapley.
         try:
             return importlib.import_module(f"{__name__}.{name}")

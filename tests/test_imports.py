@@ -24,8 +24,8 @@ DISTRIBUTIONS = {
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }
-#: Flower needs it, and its certificates are made with it.
-WITH_FLOWER = {"cryptography"}
+#: Flower needs the one, and its certificates are made with it; the other is a notebook's, and asked for there only.
+BROUGHT_ALONG = {"cryptography", "IPython"}
 
 
 def imported() -> dict[str, list[str]]:
@@ -57,9 +57,8 @@ def declared() -> set[str]:
     return {name.lower() for each in lists for name in re.findall(r'"([A-Za-z][\w.-]*)', each)}
 
 
-@pytest.mark.slow
 def test_what_is_imported_is_declared() -> None:
-    mine = {distribution(name): files for name, files in imported().items() if name not in WITH_FLOWER}
+    mine = {distribution(name): files for name, files in imported().items() if name not in BROUGHT_ALONG}
     assert mine.keys() - declared() == set(), {name: mine[name][0] for name in mine.keys() - declared()}
 
 

@@ -98,6 +98,7 @@ def pytorch_tabular() -> Kind:
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
     name, folder = sys.argv[1:]
+    assert pl is L.pytorch
     kind = {"own": own, "neuralforecast": neuralforecast, "pytorch_tabular": pytorch_tabular}[name]()
     assert isinstance(kind.module(), L.LightningModule)
     both(kind, Path(folder)).check()

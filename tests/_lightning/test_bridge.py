@@ -6,6 +6,7 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import lightning as L
 import pytest
@@ -37,17 +38,6 @@ except ModuleNotFoundError as error:
 else:
     raise AssertionError
 """
-LATE = """
-import types, sys
-sys.modules["pytorch_lightning"] = types.ModuleType("pytorch_lightning")
-import flsv
-try:
-    flsv.bridge_pytorch_lightning()
-except flsv.ConfigurationError as error:
-    assert "pytorch_lightning is imported already" in str(error), error
-else:
-    raise AssertionError
-"""
 
 
 def run(*arguments: str) -> str:
@@ -56,9 +46,21 @@ def run(*arguments: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("script", [NAMES, LATE], ids=["names", "too late"])
-def test_one_module_under_two_names(script: str) -> None:
-    run("-c", script)
+@pytest.mark.slow
+def test_one_module_under_two_names() -> None:
+    run("-c", NAMES)
+
+
+@pytest.fixture
+def not_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another test may have put the bridge there."""
+    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if not isinstance(f, bridge._Alias)])
+
+
+def test_too_late(not_yet: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", ModuleType("pytorch_lightning"))
+    with pytest.raises(ConfigurationError, match="pytorch_lightning is imported already"):
+        bridge_pytorch_lightning()
 
 
 @pytest.mark.parametrize("name", ["own", "neuralforecast", "pytorch_tabular"])
@@ -68,10 +70,9 @@ def test_a_federation_is_the_loop_by_hand(name: str, tmp_path: Path) -> None:
     assert "equal to the loop by hand" in run(str(SCRIPT), name, str(tmp_path))
 
 
-def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_refused(not_yet: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bridge, "version", lambda name: "1.9.5")
-    monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if not isinstance(f, bridge._Alias)])
-    monkeypatch.setattr(bridge, "COPIES", {})  # another test may have imported it
+    monkeypatch.setattr(bridge, "COPIES", {})
     with pytest.raises(ConfigurationError, match=rf"in version 1.9.5 and lightning in {L.__version__}"):
         bridge_pytorch_lightning()
     assert not any(isinstance(finder, bridge._Alias) for finder in sys.meta_path)

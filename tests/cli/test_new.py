@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
 import subprocess
 import sys
@@ -36,12 +38,29 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_their_tests_pass_as_they_are_written(packages: Path) -> None:
     done = run(packages, "-m", "pytest", "-p", "no:cacheprovider", *MODULES.values())
     assert done.returncode == 0, done.stdout[-3000:]
     assert {name for name in MODULES.values() if f"test_{name}.py ." in done.stdout} == {*MODULES.values()}
 
 
+@pytest.mark.parametrize(("kind", "name"), NAMES.items())
+def test_its_test_passes_in_this_process(kind: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(new(kind, name, tmp_path)))
+    written = importlib.import_module(f"test_{MODULES[kind]}")
+    tests = [test for name, test in vars(written).items() if name.startswith("test_")]
+    assert len(tests) == (1 if kind == "source" else 2)
+    for test in tests:
+        marks = getattr(test, "pytestmark", [])
+        for check in marks[0].args[1] if marks else [None]:
+            given = {"check": check, "tmp_path": tmp_path}
+            test(**{name: given[name] for name in inspect.signature(test).parameters})
+    for module in (MODULES[kind], f"test_{MODULES[kind]}"):
+        del sys.modules[module]
+
+
+@pytest.mark.slow
 def test_all_of_them_in_one_run(packages: Path) -> None:
     """From the folder of the source, whose example it reads; what the others are called is installed."""
     files = [str(packages / module / f"{module}.yaml") for module in MODULES.values()]

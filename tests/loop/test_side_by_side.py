@@ -55,7 +55,7 @@ def alone(
 
     def trainer(cohort: FixedCohort) -> L.Trainer:
         loop = FederatedLoop(**make(), sampler=cohort, seed=5, reporting=Reporting(table=False))
-        return trainer_for(loop, folder, limit_val_batches=0, **options)
+        return trainer_for(loop, folder, rounds=2, limit_val_batches=0, **options)
 
     data = toy_data((4, 3, 3), server_val=0.3) if data is None else data
     return RetrainedUtility(trainer, module or Plain(network(batch_norm=False)), data, metric, mode=mode)
@@ -99,7 +99,11 @@ def both(folder: Path, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.T
         return SideBySideUtility(alone(folder, *args, **kwargs), 5)(MASKS), expected
 
 
-@pytest.mark.parametrize("name", FEDERATIONS)
+#: One of each way in which coalitions could come to something else.
+FAST = ("FedAvg", "two epochs", "ShapFed-WA", "FedAdam", "CGSV", "privacy", "error feedback", "excluded")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in FEDERATIONS])
 def test_the_same_as_one_after_the_other(tmp_path: Path, name: str) -> None:
     found, expected = both(tmp_path, FEDERATIONS[name])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

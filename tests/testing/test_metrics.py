@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import pytest
+from dealt_checks import dealt
 from metric_table import CASES, METRICS
 
 from flsv import metrics
 from flsv.benchmark.registry import SampleCount, TrainingLoss
-from flsv.testing import PartCheck, parametrize_with_checks
+from flsv.testing import PartCheck, checks_of
 from flsv.testing.checks import refused
 from flsv.testing.metric_case import EVERY, HALF, MetricCase
 
-OF_THE_BENCHMARK = [SampleCount(), TrainingLoss()]
+OF_THE_BENCHMARK = [checks_of(SampleCount()), checks_of(TrainingLoss())]
+#: That train federations; the first and the last look at the same one.
+IN_FITS = ("appears_in_a_fit", "vmap_is_equal", "remote_is_equal", "resumes_in_a_fit")
 
 
-@parametrize_with_checks([*METRICS, *OF_THE_BENCHMARK])
+@dealt([[*METRICS, *OF_THE_BENCHMARK]], IN_FITS)
 def test_metrics(check: PartCheck) -> None:
     check()
 

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from dealt_checks import dealt
 
 from flsv import aggregation, attacks, filters, personalization, sampling, uploads
 from flsv.aggregation import (
@@ -40,11 +41,21 @@ from flsv.attacks import (
     SignFlip,
 )
 from flsv.clients import algorithms
-from flsv.clients.algorithms import SCAFFOLD, Ditto, FedDyn, FedDynServer, FedProx, FedRep, InRunValues, PerFedAvg
+from flsv.clients.algorithms import (
+    SCAFFOLD,
+    Ditto,
+    FedDyn,
+    FedDynServer,
+    FedProx,
+    FedRep,
+    InRunValues,
+    PerFedAvg,
+    ShadowTraining,
+)
 from flsv.filters import CopyFilter, MultiKrum, NormCap, OutlierFilter, SampleCap
 from flsv.functional import shapley
 from flsv.functional.shapley import ESTIMATORS
-from flsv.metrics import ContributionEstimation, CosineGradientShapley, DomainRelevance, InRunShapley
+from flsv.metrics import ContributionEstimation, CosineGradientShapley, DomainRelevance, InRunShapley, ShadowShapley
 from flsv.models.mixture import MixtureClient
 from flsv.personalization import (
     IFCA,
@@ -69,7 +80,7 @@ from flsv.sampling import (
     SystematicShapleySampler,
     UniformSampler,
 )
-from flsv.testing import AXIOMS, PartCheck, checks_of, parametrize_with_checks
+from flsv.testing import AXIOMS, PartCheck, checks_of
 from flsv.uploads import Quantized, TopK
 
 Checks = list[PartCheck]
@@ -127,6 +138,7 @@ ALGORITHMS: Sequence[Checks] = [
     checks_of(InRunValues(), metrics={"in_run": InRunShapley()}),
     checks_of(PerFedAvg(hessian="free")),
     checks_of(SCAFFOLD()),
+    checks_of(ShadowTraining(), metrics={"shadow": ShadowShapley()}),
 ]
 UPLOADS: Sequence[Checks] = [
     checks_of(ALittleIsEnough(clients=[0, 2])),
@@ -164,11 +176,22 @@ BASES = {
     "Aggregator", "Attack", "ClientAlgorithm", "ClientContext", "ClientSampler", "Cohort", "Collusion", "Compression",
     "MoreauSGD",
     "Personalized", "Personalizer", "Upload", "UploadContext", "UpdateFilter", "check_order",
-    "sanitize_report", "upload", "with_guard",
+    "sanitize_report", "shadow_training", "upload", "with_guard",
 }  # fmt: skip
 
 
-@parametrize_with_checks([*AGGREGATORS, *PERSONALIZERS, *SAMPLERS, *ALGORITHMS, *UPLOADS, *FILTERS, *ESTIMATES])
+#: That train federations.
+IN_FITS = (
+    "remote_is_equal",
+    "clients_permuted_in_a_fit",
+    "vmap_is_equal",
+    "state_is_saved",
+    "sides_are_apart",
+    "weights_are_given",
+)
+
+
+@dealt([AGGREGATORS, PERSONALIZERS, SAMPLERS, ALGORITHMS, UPLOADS, FILTERS, ESTIMATES], IN_FITS)
 def test_parts(check: PartCheck) -> None:
     check()
 

@@ -80,6 +80,7 @@ def test_its_values_are_shown_wherever_values_are(
         assert "norm" in page.read_text()
 
 
+@pytest.mark.slow
 def test_the_page_of_the_checks_runs_with_pytest(tmp_path: Path) -> None:
     for each in snippets.blocks((HOWTO / "check_parts.md").read_text()):
         if each.title is not None:

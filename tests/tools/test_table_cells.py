@@ -158,6 +158,7 @@ def test_a_file_that_changes_is_another_version(tmp_path: Path, monkeypatch: pyt
     assert table_cells.version(cell) != before
 
 
+@pytest.mark.slow
 def test_a_kept_cell_of_another_experiment_is_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command, the files and flsv's sources are the same; the code of the user's own class is not."""
     monkeypatch.syspath_prepend(str(tmp_path))
