@@ -31,6 +31,7 @@ OWN = {
     "value": "what clients and their samples are worth, before anything is trained",
     "retrain": "what each client is worth by training without it, after the fact",
     "bench": "which contribution metric to trust: all of them against retrained Shapley values",
+    "board": "runs in a browser on this machine, while they train",
     "report": "a run's results as a page to hand out, for all or for one client",
     "pay": "a budget, shared out by what each partner has contributed",
     "stress": "what a client gains that cheats the contribution metrics",
