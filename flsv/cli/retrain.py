@@ -342,7 +342,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument(
         "--trainings",
         choices=get_args(Which),
-        help="each client alone (n + 1 trainings), all but one (n + 1), both (2 n + 1), or all coalitions; default: "
+        help="each client alone (n + 1 trainings), every two, too (n (n + 1) / 2 + 1), all but one (n + 1), both "
+        "(2 n + 1), or all coalitions; default: "
         f"all of up to {MOST} clients that can be trained side by side, else both",
     )
     parser.add_argument(
