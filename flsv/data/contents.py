@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 
+from flsv._lightning.evaluation import each_loader
 from flsv.data.groups import client_called
 from flsv.data.loaders import TensorBatches, tensors_of
 from flsv.data.splits import FederatedSplits
@@ -77,6 +78,19 @@ def loader_hash(loaders: Any) -> str:
             continue
         parts += content_hashes(dataset, {"": indices}).values()
     return " ".join(parts)
+
+
+def loader_rows(loaders: Any) -> int | None:
+    """How many samples a loader, or several, read; None where one of them does not say."""
+    rows = 0
+    for loader in each_loader(loaders):
+        if isinstance(loader, TensorBatches):
+            rows += len(loader.indices)
+        elif hasattr(held := getattr(loader, "dataset", None), "__len__"):
+            rows += len(held)  # type: ignore[arg-type]
+        else:
+            return None
+    return rows
 
 
 class _Digest:

@@ -17,9 +17,9 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from flsv._lightning.evaluation import each_loader, free_memory
+from flsv._lightning.evaluation import free_memory
 from flsv.arguments import ReadOnlyArguments
-from flsv.data.contents import content_hashes, loader_hash
+from flsv.data.contents import content_hashes, loader_hash, loader_rows
 from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData, how_batches_are_made
 from flsv.data.loaders import Loader, TensorBatches, make_loader
@@ -220,8 +220,10 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
                     facts[name] = listed(held, _LISTED)
         return facts
 
-    def validation(self) -> dict[str, str | int] | None:
+    def validation(self) -> dict[str, Any] | None:
         """What the server validates with: ``of`` which file or data, and how many ``rows``; None where it has none.
+
+        Where a loader does not know its length, ``rows`` is None.
 
         Example:
             >>> from flsv.data import FederatedDataModule
@@ -234,8 +236,7 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         if dealt.val is None:
             return None
         if dealt.val_data is None:
-            rows = sum(len(getattr(each, "dataset", ())) for each in each_loader(dealt.val))
-            return {"of": f"the validation loader of {self._source_name}", "rows": rows}
+            return {"of": f"the validation loader of {self._source_name}", "rows": loader_rows(dealt.val)}
         samples, held = dealt.val_data
         if held is not None:
             return {"of": f"{100 * self.splits.server_val:g} % of what the partners hold", "rows": len(held)}

@@ -264,7 +264,8 @@ def _rests_on(run: Run, basis: Basis) -> list[Block]:
     items = []
     held = run.record.get("validation")
     if held:
-        items.append(f"The model was judged on {held['rows']:,} cases of {held['of']}.")
+        cases = "" if held["rows"] is None else f"{held['rows']:,} cases of "
+        items.append(f"The model was judged on {cases}{held['of']}.")
     told = run.record.get("logged", {})
     said = [
         text.format(percent(told[name]) if "accuracy" in name else number(told[name]))

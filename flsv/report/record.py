@@ -262,7 +262,7 @@ def _payment(value: Any) -> bool:
 
 
 def _validation(value: Any) -> bool:
-    return isinstance(value, dict) and _text(value.get("of")) and _whole(value.get("rows"))
+    return isinstance(value, dict) and _text(value.get("of")) and _or_none(_whole)(value.get("rows"))
 
 
 def _folder(value: Any) -> bool:

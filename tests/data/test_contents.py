@@ -17,7 +17,7 @@ from torchvision.transforms import ToTensor
 
 from flsv.data import FederatedDataModule, SizePartitioner
 from flsv.data import contents as module
-from flsv.data.contents import content_hashes, loader_hash
+from flsv.data.contents import content_hashes, loader_hash, loader_rows
 
 HOLDERS = {"a": torch.tensor([0, 2, 4]), "b": torch.tensor([1, 3, 5])}
 
@@ -154,6 +154,17 @@ def test_a_loaders_samples() -> None:
     data.tensors[0][0] += 1
     assert loader_hash([DataLoader(data), DataLoader(tensors())]) != before
     assert loader_hash([]) == loader_hash(iter([])) == ""
+
+
+def test_rows_of_loaders() -> None:
+    class Endless(torch.utils.data.IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter(range(3))
+
+    rows = len(tensors())
+    assert loader_rows(DataLoader(tensors())) == rows
+    assert loader_rows([DataLoader(tensors(), batch_size=4), DataLoader(tensors())]) == 2 * rows
+    assert loader_rows([DataLoader(tensors()), DataLoader(Endless())]) is None
 
 
 def test_whose_samples_they_are() -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from flsv.data import FederatedDataModule
-from flsv.data.contents import loader_hash
+from flsv.data.contents import loader_hash, loader_rows
 from flsv.data.groups import client_called
 from flsv.engines.remote.conversations import Conversations
 from flsv.engines.remote.messages import (
@@ -131,6 +131,13 @@ class RemoteData(FederatedDataModule):
     @property
     def server_val_indices(self) -> Tensor:
         return torch.arange(0)
+
+    def validation(self) -> dict[str, Any] | None:
+        """Of the server's own data."""
+        if isinstance(self._own, FederatedDataModule):
+            return self._own.validation()
+        loaders = self.val_dataloader()
+        return {"of": "the server's own data", "rows": loader_rows(loaders)} if loaders else None
 
     def describe(self) -> dict[str, str | int | float]:
         return {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ def test_games_on_the_servers_own_data(tmp_path: Path) -> None:
     make = partial(shapfed, metrics={"cssv": ClassSpecificShapley(), "ssv": DecayedShapley()})
     remote = Remotely(tmp_path / "b", make).fit(own=ServerData())
     assert_same(remote, one_process(tmp_path / "a", make))
+    (record,) = (tmp_path / "b").rglob("run.json")
+    assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 144}
 
 
 @pytest.mark.parametrize("options", [{"coalitions": "all"}, {"part": "head"}, {"one_by_one": True}])

@@ -83,6 +83,7 @@ def test_what_goes_wrong_at_sites_is_in_the_record(tmp_path: Path, caplog: pytes
     server.go_on(1)
     record = json.loads((tmp_path / "server" / "run.json").read_text())
     assert record["incidents"] == []
+    assert record["validation"] is None
     runs = {name: tmp_path / "sites" / name / "runs" / record["run"] for name in NAMES}
     shutil.rmtree(runs["Boston"])
     visits = Server(tmp_path / "server", partial(scaffold, 7), tmp_path)
