@@ -54,7 +54,9 @@ class Deployment:
         """
         node = ("flower-supernode", "--superlink", f"127.0.0.1:{self._port}", "--root-certificates", "keys/ca.pem")
         key = ("--auth-supernode-private-key", f"keys/{site}")
-        config = ("--node-config", f'site="{site}" folder="{self.folder}/sites"')
+        policy = self.folder / "site.toml"
+        policy.write_text("questions = []\nleast_sites = 3\n")
+        config = ("--node-config", f'site="{site}" folder="{self.folder}/sites" policy="{policy}"')
         command = (*node, *key, "--port", str(self._ports[site]), *config)
         again = ("sh", "-c", 'until "$@"; do sleep 2; done', "sh") if until_accepted else ()
         self._start(site, *again, *command)
