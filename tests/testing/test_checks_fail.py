@@ -63,6 +63,7 @@ PERSONALIZERS: list[tuple[str, Any, dict[str, Any]]] = [
 SAMPLERS: list[tuple[str, Any, dict[str, Any]]] = [
     ("draws_clients", faulty_parts.Descending(3), {}),
     ("probabilities_are_true", faulty_parts.Certain(3), {}),
+    ("probabilities_are_true", faulty_parts.Overstated(3), {}),
     ("small_federations_are_refused", faulty_parts.Unchecked([0, 3]), {}),
 ]
 ALGORITHMS: list[tuple[str, Any, dict[str, Any]]] = [

@@ -50,6 +50,19 @@ def test_potentials_are_pots_however_slowly_turns_converge(blur: float) -> None:
     np.testing.assert_allclose(g - g.mean(), expected, atol=1e-4 * expected.std())
 
 
+def test_labels_count_where_both_sides_have_them() -> None:
+    (x, y), (x2, y2) = labelled(0, m=12), labelled(1, m=9)
+    plain = debiased_potential(x, x2, blur=0.5)
+    assert torch.equal(debiased_potential(x, x2, y=y, blur=0.5), plain)
+    assert torch.equal(debiased_potential(x, x2, y2=y2, blur=0.5), plain)
+    cost = label_augmented_cost(x, y, x2, y2)
+    eps = 0.5 * float(cost.mean())
+    expected = entropic_potentials(cost, eps, 0.7)[0] - self_potential(label_augmented_cost(x, y, x, y), eps, 0.7)
+    found = debiased_potential(x, x2, y=y, y2=y2, blur=0.5, scaling=0.7)
+    torch.testing.assert_close(found, expected)
+    assert (found - plain).abs().max() > 0.1 * plain.abs().max()
+
+
 @pytest.mark.parametrize("blur", [0.1, 0.01, 0.001])
 def test_a_sets_potential_towards_itself_is_the_symmetric_one(blur: float) -> None:
     x, y = labelled(0, m=40)
