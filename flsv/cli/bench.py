@@ -37,7 +37,8 @@ from flsv.benchmark.scores import Key, Results
 from flsv.benchmark.summary import Known, Summary, costs, summarise
 from flsv.benchmark.truth import SEEDS, settings
 from flsv.charts import drawing
-from flsv.cli.command import command_parser, positive, printer
+from flsv.cli.command import printer
+from flsv.cli.parsers import bench_parser
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.participants import Ranks
@@ -55,7 +56,7 @@ FILES = (("benchmark", "md"), ("benchmark", "png"), ("costs", "csv"))
 def main(args: Sequence[str], quiet: bool = False) -> int:
     """The command line, without ``bench`` itself; 1 where a metric or a federation's fit has failed, or a metric has no
     value in any federation."""
-    options = _parser().parse_args(list(args))
+    options = bench_parser().parse_args(list(args))
     if options.list:
         _list()
         return 0
@@ -70,7 +71,7 @@ def main(args: Sequence[str], quiet: bool = False) -> int:
             asked = [each for each in asked if not each.circles]
         if options.truth:
             for each in asked[ranks.rank :: ranks.size]:
-                trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + options.truth_seeds))
+                trained = make_truth(each, options.out, range(SEEDS[0], SEEDS[0] + (options.truth_seeds or len(SEEDS))))
                 say(f"{each.name}: {trained} coalitions trained, in {options.out / each.name}.csv")
             return 0
         return _bench(asked, options, ranks, say, quiet)
@@ -113,7 +114,7 @@ def _truths(
         fault = ranks.from_rank(0, None, "the truth") if ranks.rank else None  # what is not there, the first rank makes
         if fault is None:
             try:
-                known[each.name] = (each, _truth(each, options.out, options.truth_seeds, ranks.rank))
+                known[each.name] = (each, _truth(each, options.out, options.truth_seeds or len(SEEDS), ranks.rank))
             except ConfigurationError:
                 raise
             except Exception as error:
@@ -166,59 +167,6 @@ def _report(
     if not quiet:
         _show(summaries, known)
     return [page, picture, kept]
-
-
-def benchmark_parser(
-    name: str, description: str | None, metrics: str, federations: str, out: Path, listed: str
-) -> argparse.ArgumentParser:
-    """The options that ``bench`` and ``stress`` have in common.
-
-    Args:
-        name: of the command.
-        description: its module's docstring.
-        metrics: which are tried by default, in words.
-        federations: likewise.
-        out: where values and tables go by default.
-        listed: what ``--list`` says.
-    """
-    parser = command_parser(name, description)
-    parser.add_argument(
-        "--metric",
-        action="append",
-        help="a name of `flsv bench --list`, or the path of a class, perhaps with arguments: "
-        f"'my_package.MyMetric(momentum=0.5)'; give several. Default: {metrics}",
-    )
-    parser.add_argument(
-        "--federations",
-        nargs="+",
-        help=f"names of `flsv bench --list`, tuning, held_out, or YAML files. Default: {federations}",
-    )
-    parser.add_argument("--out", type=Path, default=out, help="folder of values, tables and pictures")
-    parser.add_argument("--root", help="folder of the data. Default: $FLSV_DATA_ROOT")
-    parser.add_argument("--list", action="store_true", help=f"say which {listed} there are")
-    return parser
-
-
-def _parser() -> argparse.ArgumentParser:
-    listed = "metrics and federations"
-    parser = benchmark_parser("flsv bench", __doc__, "all of --list", "all", Path("runs/benchmark"), listed)
-    parser.add_argument("--seeds", type=positive, default=None, help="runs of every federation. Default: 3")
-    parser.add_argument(
-        "--quick",
-        action="store_true",
-        help="two runs of every federation, no other aggregators, none of many clients, unless you say so",
-    )
-    parser.add_argument(
-        "--conditions",
-        nargs="*",
-        choices=list(CONDITIONS),
-        metavar="CONDITION",
-        default=None,
-        help=f"what else than the run as it is, once each: {', '.join(CONDITIONS)}; nothing: only that. Default: all",
-    )
-    parser.add_argument("--truth", action="store_true", help="train the coalitions, and write their utilities to --out")
-    parser.add_argument("--truth-seeds", type=positive, default=len(SEEDS), help="trainings of every coalition")
-    return parser
 
 
 def _truth(each: Federation, out: Path, seeds: int, rank: int) -> Truth:

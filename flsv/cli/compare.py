@@ -24,10 +24,11 @@ import torch
 from torch import Tensor
 
 from flsv.charts import client_labels
-from flsv.cli.command import NO_BARS, command_parser, printer, shown
+from flsv.cli.command import NO_BARS, printer, shown
 from flsv.cli.configs import find_config
 from flsv.cli.own_models import MEASURES, Models, Outcome, OwnModels, Tests
 from flsv.cli.parser import FederatedCLI, loop_of, make_cli
+from flsv.cli.parsers import compare_parser
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.data.contents import loader_hash
@@ -293,25 +294,7 @@ def _title(measure: str, models: Models, tests: Tests) -> str:
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``compare`` itself."""
-    further = "Further arguments are those of flsv fit and override the files: --trainer.max_epochs 5"
-    parser = command_parser("flsv compare", __doc__, further)
-    parser.add_argument("--config", action="append", required=True, help="an algorithm; give several")
-    parser.add_argument("--base", action="append", default=[], help="comes before every algorithm; may be given twice")
-    parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the tables and the runs")
-    parser.add_argument(
-        "--models",
-        choices=("received", "trained"),
-        default="received",
-        help="the clients' models that are shown: those received after the last round, or those they trained in it",
-    )
-    parser.add_argument(
-        "--tests",
-        choices=("shared", "own"),
-        default="shared",
-        help="what they are tested on: the test set that no client has, or each client's own test split, as suits "
-        "personalised models",
-    )
-    options, rest = parser.parse_known_args(list(args))
+    options, rest = compare_parser().parse_known_args(list(args))
     if quiet:
         rest += NO_BARS
     with FolderLock(options.out):

@@ -101,13 +101,19 @@ def _run(given: list[str]) -> int:
     elif first in ("-h", "--help"):
         _parser().print_help()
     elif first in OWN:
+        from flsv.cli.parsers import check_arguments
+
+        check_arguments(first, given[1:])  # before anything is imported that takes seconds
         if first in ("compare", "value", *MANY_FITS):
             _quieten(quiet or first in MANY_FITS)  # dozens of fits
         main: Any = importlib.import_module(f"flsv.cli.{first}").main
         return int(main(given[1:], quiet) or 0)
     elif first in OF_LIGHTNING:
-        _quieten(quiet)
         from flsv.cli.command import NO_BARS
+        from flsv.cli.names import check_options
+
+        check_options(given[1:])  # before anything is imported that takes seconds
+        _quieten(quiet)
         from flsv.cli.parser import make_cli
 
         if quiet:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
-import inspect
 import pkgutil
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,6 +20,7 @@ from flsv._lightning.patches import old_class_named
 from flsv.arguments import new_name
 from flsv.cli.command import TextHelp
 from flsv.cli.configs import find_config
+from flsv.cli.names import OWNERS, UNKNOWN, suggestion
 from flsv.errors import ConfigurationError
 
 #: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.
@@ -127,7 +127,7 @@ class _OneLine(ArgumentParser):
     """Says in one line what is wrong, where jsonargparse prints all options first."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **{"formatter_class": OptionHelp, **options})
+        super().__init__(*arguments, **{"formatter_class": OptionHelp, "allow_abbrev": False, **options})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         if not self.exit_on_error:
@@ -184,40 +184,6 @@ _ROOMS = (
     *("flsv.attacks", "flsv.privacy", "flsv.uploads", "flsv.filters", "flsv.sampling", "flsv.clients.algorithms"),
     *("flsv.personalization", "flsv.aggregation", "flsv.metrics", "flsv"),
 )
-_OWNERS = {"federation": "FederatedLoop", "data": "FederatedDataModule"}
-UNKNOWN = (
-    r"(?:[Uu]nrecognized arguments|ambiguous option): (--[\w.-]+)",
-    r"does not accept (?:option|nested key) '([\w.-]+)'",
-    r"[Oo]ption '([\w.-]+)' is not accepted",
-    r"[Kk]ey '([\w.-]+)' is not expected",
-    r"invalid choice: '([\w.-]+)'",
-)
-
-
-def suggestion(message: str, names: Sequence[str]) -> str | None:
-    """The name nearest to the unknown one that a message is about; None where none is near.
-
-    Example:
-        >>> suggestion("unrecognized arguments: --federation.locl_epochs 1", ["federation.local_epochs", "data.source"])
-        '--federation.local_epochs'
-    """
-    found = [match.group(1) for pattern in UNKNOWN if (match := re.search(pattern, message))]
-    if not found:
-        return None
-    given = found[0].lstrip("-")
-    of_class = [name for path in re.findall(r"class_path '([\w.]+)'", message) for name in _arguments(path)]
-    section, _, last = given.rpartition(".")
-    # Within the section first: what all its options begin with makes any two of them alike.
-    beside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == section]
-    for word, known, start, cutoff in (
-        (last, of_class or beside, f"{section}." if section else "", 0.6),
-        (given, names, "", 0.8),
-    ):
-        near = difflib.get_close_matches(word, known, 1, cutoff)
-        if near:
-            dashes = "--" if found[0].startswith("--") or "." in given else ""
-            return f"{dashes}{start}{near[0]}"
-    return None
 
 
 def present_name(message: str) -> str | None:
@@ -231,7 +197,7 @@ def present_name(message: str) -> str | None:
     if group := re.search(r"[Gg]roup '([\w.-]+)' does not accept", message):
         found = [f"{group[1]}.{name}" for name in found]
     section, _, name = (found[0] if found else "").lstrip("-").partition(".")
-    return new_name(_OWNERS.get(section, ""), name)
+    return new_name(OWNERS.get(section, ""), name)
 
 
 def class_suggestion(message: str) -> str | None:
@@ -264,11 +230,3 @@ def class_suggestion(message: str) -> str | None:
 
 def _public(module: str) -> Sequence[str]:
     return getattr(importlib.import_module(module), "__all__", ())
-
-
-def _arguments(class_path: str) -> Iterator[str]:
-    module, _, name = class_path.rpartition(".")
-    try:
-        yield from inspect.signature(getattr(importlib.import_module(module), name)).parameters
-    except (ImportError, AttributeError, TypeError, ValueError):
-        return

@@ -54,7 +54,7 @@ PARTS: dict[str, type] = {
 
 
 class WritePredictions(BasePredictionWriter):
-    """``predictions.csv`` in the run's folder: a row per sample, in the order of the data.
+    """``predictions.csv`` in the folder of the run whose checkpoint predicts: a row per sample, in the order of the data.
 
     Of classes: ``index``, ``prediction`` (the likeliest class) and a column per class, what ``predict_step`` gave for
     it; the names are the data module's. Of numbers: ``index`` and ``prediction``, or ``output_0`` and so on. Anything
@@ -63,11 +63,13 @@ class WritePredictions(BasePredictionWriter):
 
     Attributes:
         said: where the file is, and what is in it; after the prediction.
+        folder: where it is to be; None: the trainer's.
     """
 
     def __init__(self) -> None:
         super().__init__(write_interval="epoch")
         self.said = "nothing was predicted"
+        self.folder: Path | None = None
 
     def write_on_epoch_end(
         self,
@@ -84,7 +86,7 @@ class WritePredictions(BasePredictionWriter):
         if not several and not trainer.is_global_zero:
             return
         suffix = f"_{trainer.global_rank}" if several else ""
-        folder = run_folder(trainer)
+        folder = self.folder or run_folder(trainer)
         folder.mkdir(parents=True, exist_ok=True)
         table = _table(batches)
         if table is None:
@@ -246,6 +248,18 @@ class FederatedCLI(LightningCLI):
             warnings.warn(f"flsv {self.subcommand} without --ckpt_path: the network is as it was built.", stacklevel=2)
         elif config.ckpt_path is not None:
             check_there(config.ckpt_path)
+        if self.subcommand != "fit":
+            self._leave_no_run(config)
+
+    def _leave_no_run(self, config: Any) -> None:
+        """What is evaluated belongs to the run whose checkpoint it is: there is no new one beside it."""
+        # Of a run that goes on in another folder Lightning says so; here nothing is saved.
+        warnings.filterwarnings("ignore", message="The dirpath has changed")
+        if config.ckpt_path is not None and self.subcommand == "predict" and hasattr(self, "written"):
+            path = Path(config.ckpt_path)
+            self.written.folder = path.parents[1] if path.parent.name == "checkpoints" else None
+        if config.trainer.logger in (None, True):  # nobody has asked for one
+            self.trainer.loggers = []
 
     before_validate = before_test = before_predict = before_fit
 

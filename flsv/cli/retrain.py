@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import lightning as L
 import torch
@@ -37,8 +37,9 @@ from torch import Tensor
 
 from flsv import FederatedLoop
 from flsv._lightning.evaluation import all_on_device
-from flsv.cli.command import NO_BARS, command_parser, positive, printer, shown, write_rows
+from flsv.cli.command import NO_BARS, printer, shown, write_rows
 from flsv.cli.parser import FederatedCLI, loop_of, make_cli
+from flsv.cli.parsers import retrain_parser
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley
@@ -336,30 +337,7 @@ def _rows(names: Sequence[str], values: Tensor, stderr: Tensor, additive: Tensor
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``retrain`` itself."""
-    further = "Further arguments are those of flsv fit and override the run's configuration."
-    parser = command_parser("flsv retrain", __doc__, further)
-    parser.add_argument("run", metavar="RUN", type=Path, help="the run's folder")
-    parser.add_argument(
-        "--trainings",
-        choices=get_args(Which),
-        help="each client alone (n + 1 trainings), every two, too (n (n + 1) / 2 + 1), all but one (n + 1), both "
-        "(2 n + 1), or all coalitions; default: "
-        f"all of up to {MOST} clients that can be trained side by side, else both",
-    )
-    parser.add_argument(
-        "--metric",
-        help="what a model is worth: accuracy, balanced_accuracy, negative_loss, auroc, average_precision, f1, or what "
-        "the module logs; default: what the run's metrics valued by",
-    )
-    parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
-    parser.add_argument("--rounds", type=positive, help="of each training; default: the run's")
-    parser.add_argument(
-        "--hint", metavar="METRIC", help="a metric of the run that joins the fit, where it can be trusted"
-    )
-    parser.add_argument(
-        "--seeds", type=positive, default=1, help="trainings of each coalition; their spread is the noise"
-    )
-    options, rest = parser.parse_known_args(list(args))
+    options, rest = retrain_parser().parse_known_args(list(args))
 
     say = printer(quiet or ranks_of_environment().rank > 0)
     alone = ranks_of_environment().rank == 0 and options.run.is_dir()

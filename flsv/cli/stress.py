@@ -14,20 +14,18 @@ paid does it get by each metric? Values lie in ``--out``, and what is there is n
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from rich.console import Console
 
 from flsv.benchmark.federation import Federation, federations
 from flsv.benchmark.page import Trials, by_gain, most, stress_markdown
 from flsv.benchmark.registry import entry
-from flsv.benchmark.stress import CHEATS, SAFEGUARDS, gain, stress
-from flsv.cli.bench import benchmark_parser, show
-from flsv.cli.command import positive
+from flsv.benchmark.stress import CHEATS, gain, stress
+from flsv.cli.bench import show
+from flsv.cli.parsers import stress_parser
 from flsv.report.folder import FolderLock
 
 METRICS = (
@@ -52,7 +50,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         args: its arguments.
         quiet: files and errors only.
     """
-    options = _parser().parse_args(list(args))
+    options = stress_parser().parse_args(list(args))
     console = Console(quiet=quiet)
     if options.list:
         rows = [[name, each.title] for name, each in CHEATS.items()]
@@ -77,40 +75,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         (options.out / "stress.md").write_text(stress_markdown(trials, list(entries)), encoding="utf-8")
     _show(trials, list(entries), console)
     console.print(f"Written to {options.out}: stress.md, values.csv", highlight=False)
-
-
-def _parser() -> argparse.ArgumentParser:
-    metrics, where, listed = ", ".join(METRICS), ", ".join(FEDERATIONS), "ways to cheat"
-    parser = benchmark_parser("flsv stress", __doc__, metrics, where, Path("runs/stress"), listed)
-    parser.add_argument(
-        "--attacks",
-        nargs="+",
-        choices=list(CHEATS),
-        default=list(CHEATS),
-        metavar="ATTACK",
-        help="names of --list. Default: all",
-    )
-    parser.add_argument(
-        "--safeguard",
-        nargs="+",
-        choices=list(SAFEGUARDS),
-        metavar="SAFEGUARD",
-        default=["copies"],
-        help="beside none: copies (CopyFilter(0.7, gap=0.45): nothing for who is held), claims "
-        "(NormCap(1.25), SampleCap(1.25)), all (these two), uniform (equal weights), both (copies and uniform). "
-        "Default: copies",
-    )
-    parser.add_argument("--seeds", type=positive, default=2, help="runs of every federation")
-    parser.add_argument("--clients", type=positive, default=2, help="clients that cheat in turn, for every seed")
-    parser.add_argument(
-        "--client-val",
-        type=float,
-        default=0.0,
-        metavar="SHARE",
-        help="share of every client's samples that it keeps to judge models by, for metrics that ask it to, such as "
-        "flsv.metrics.EverybodyElse; the federation's results are kept under its name with +val",
-    )
-    return parser
 
 
 def _validating(federation: Federation, share: float) -> Federation:

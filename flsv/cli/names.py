@@ -1,0 +1,164 @@
+"""The names of options, read off the source without importing torch, and a command line checked by them.
+
+Only names are looked at: of an option of ``flsv fit``, and of an argument of its trainer, data or federation. What it
+is given, and everything below it, is the parser's to check.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
+
+from flsv.arguments import new_name
+
+OWNERS = {"federation": "FederatedLoop", "data": "FederatedDataModule"}
+_PACKAGE = Path(__file__).parents[1]
+#: Section to package, file and class whose constructor's arguments are its options.
+_SECTIONS = {
+    "trainer": ("lightning", "pytorch/trainer/trainer.py", "Trainer"),
+    "data": ("flsv", "data/datamodule.py", "FederatedDataModule"),
+    "federation": ("flsv", "loop/federated_loop.py", "FederatedLoop"),
+}
+#: Options of LightningCLI and of its four subcommands.
+_OPTIONS = (
+    *("config", "print_config", "seed_everything", "model", "optimizer", "lr_scheduler", "help", "version"),
+    *("ckpt_path", "weights_only", "verbose", "return_predictions"),
+)
+UNKNOWN = (
+    r"(?:[Uu]nrecognized arguments|ambiguous option): (--[\w.-]+)",
+    r"does not accept (?:option|nested key) '([\w.-]+)'",
+    r"[Oo]ption '([\w.-]+)' is not accepted",
+    r"[Kk]ey '([\w.-]+)' is not expected",
+    r"invalid choice: '([\w.-]+)'",
+)
+
+
+def suggestion(message: str, names: Sequence[str]) -> str | None:
+    """The name nearest to the unknown one that a message is about; None where none is near.
+
+    Example:
+        >>> suggestion("unrecognized arguments: --federation.locl_epochs 1", ["federation.local_epochs", "data.source"])
+        '--federation.local_epochs'
+    """
+    found = [match.group(1) for pattern in UNKNOWN if (match := re.search(pattern, message))]
+    if not found:
+        return None
+    given = found[0].lstrip("-")
+    of_class = [name for path in re.findall(r"class_path '([\w.]+)'", message) for name in _arguments(path)]
+    section, _, last = given.rpartition(".")
+    # Within the section first: what all its options begin with makes any two of them alike.
+    beside = [name.rpartition(".")[2] for name in names if name.rpartition(".")[0] == section]
+    for word, known, start, cutoff in (
+        (last, of_class or beside, f"{section}." if section else "", 0.6),
+        (given, names, "", 0.8),
+    ):
+        near = difflib.get_close_matches(word, known, 1, cutoff)
+        if near:
+            dashes = "--" if found[0].startswith("--") or "." in given else ""
+            return f"{dashes}{start}{near[0]}"
+    return None
+
+
+def _arguments(class_path: str) -> Iterator[str]:
+    module, _, name = class_path.rpartition(".")
+    try:
+        yield from inspect.signature(getattr(importlib.import_module(module), name)).parameters
+    except (ImportError, AttributeError, TypeError, ValueError):
+        return
+
+
+@cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def docstring(module: str) -> str | None:
+    """Of a module of flsv that is not imported, such as ``"cli/retrain.py"``."""
+    return ast.get_docstring(_tree(_PACKAGE / module))
+
+
+def declared(module: str, name: str) -> tuple[str, ...]:
+    """The words that a module of flsv says once: the keys of a dictionary, or what is in a tuple or a ``Literal``.
+
+    Example:
+        >>> declared("functional/shapley/few_coalitions.py", "Which")
+        ('singles', 'pairs', 'leave-one-out', 'both', 'all')
+    """
+    for node in _tree(_PACKAGE / module).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            value = node.value  # type: ignore[attr-defined]
+            words = value.keys if isinstance(value, ast.Dict) else ast.walk(value)
+            return tuple(x.value for x in words if isinstance(x, ast.Constant) and isinstance(x.value, str))
+    raise LookupError(f"{module} has no {name}")
+
+
+@cache
+def arguments_of(section: str) -> frozenset[str]:
+    """Names of the options of ``trainer``, ``data`` or ``federation``; empty where nobody knows them.
+
+    Example:
+        >>> "max_epochs" in arguments_of("trainer"), "local_epochs" in arguments_of("federation")
+        (True, True)
+    """
+    package, file, kind = _SECTIONS[section]
+    spec = importlib.util.find_spec(package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder, file)
+        for node in ast.walk(_tree(path)) if path.is_file() else ():
+            if isinstance(node, ast.ClassDef) and node.name == kind:
+                made = next(x for x in node.body if isinstance(x, ast.FunctionDef) and x.name == "__init__")
+                given = [*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]
+                return frozenset(each.arg for each in given) - {"self"}
+    return frozenset()
+
+
+def check_options(arguments: Iterable[str], own: Iterable[str] = ()) -> None:
+    """Refuse an option that neither a command nor ``flsv fit`` has.
+
+    Args:
+        arguments: of the command line.
+        own: options of the command beside those of ``flsv fit``, with their dashes.
+
+    Raises:
+        SystemExit: 2, as a parser does, when it has said the option, and the nearest that there is.
+
+    Example:
+        >>> check_options(["--trainer.max_epochs", "3", "--model.network=mlp"])
+        >>> unknown_option(["--trainer.max_epoch", "3"])
+        'unrecognized arguments: --trainer.max_epoch 3. Did you mean --trainer.max_epochs?'
+    """
+    said = unknown_option([*arguments], own)
+    if said is not None:
+        print(f"flsv: error: {said}", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def unknown_option(arguments: Sequence[str], own: Iterable[str] = ()) -> str | None:
+    """What is wrong with the first option that there is not, in words; None where there are all."""
+    known = [f"{section}.{name}" for section in _SECTIONS for name in sorted(arguments_of(section))]
+    mine = [each.lstrip("-") for each in own]
+    for word, after in zip(arguments, [*arguments[1:], "--"]):
+        if not word.startswith("--") or word == "--":
+            continue
+        name = word[2:].partition("=")[0]
+        section, _, rest = name.partition(".")
+        argument = rest.partition(".")[0].rstrip("+")
+        names = arguments_of(section) if section in _SECTIONS else frozenset()
+        if section in _SECTIONS and (not argument or not names or argument in names or argument == "help"):
+            continue
+        if section in _OPTIONS or name in mine:
+            continue
+        said = f"unrecognized arguments: {word}" + ("" if after.startswith("--") or "=" in word else f" {after}")
+        near = suggestion(said, [*known, *mine, *_SECTIONS, *_OPTIONS])
+        now = new_name(OWNERS.get(section, ""), argument)
+        return now or f"{said}.{f' Did you mean {near}?' if near else ''}"
+    return None

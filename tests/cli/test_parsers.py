@@ -1,0 +1,101 @@
+"""Arguments are checked before anything is imported that takes seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flsv.benchmark.run import CONDITIONS
+from flsv.benchmark.stress import CHEATS, SAFEGUARDS
+from flsv.cli import main
+from flsv.cli.names import arguments_of, declared, unknown_option
+from flsv.cli.options import OptionParser
+from flsv.data import FederatedDataModule
+from flsv.loop import FederatedLoop
+
+WRONG = [
+    ("fit --trainer.max_epoch 3", "Did you mean --trainer.max_epochs?"),
+    ("fit --federation.norm_cap 3", "norm_cap is now filters=[NormCap(...)]."),
+    ("test --data.sauce digits", "Did you mean --data.source?"),
+    ("retrain . --trainings som", "invalid choice: 'som'"),
+    ("retrain . --trainer.max_epoch 3", "Did you mean --trainer.max_epochs?"),
+    ("retrain . --roundz 3", "Did you mean --rounds?"),
+    ("compare --config a --modls b", "Did you mean --models?"),
+    ("repeat many --config a", "how many runs?"),
+    ("stress --attacks zzz", "invalid choice: 'zzz'"),
+    ("bench --conditions zzz", "invalid choice: 'zzz'"),
+    ("pay . --bugdet 3", "unrecognized arguments: --bugdet"),
+    ("report . --clinet 3", "unrecognized arguments: --clinet"),
+]
+
+
+def test_a_typo_waits_for_nothing() -> None:
+    code = """if True:
+        import sys
+        from flsv.cli import main
+        for line in sys.argv[1:]:
+            try:
+                main(line.split())
+            except SystemExit as exit:
+                assert exit.code == 2
+            else:
+                raise AssertionError(line)
+        slow = {"torch", "lightning", "matplotlib", "pandas", "jsonargparse"} & sys.modules.keys()
+        assert not slow, slow
+    """
+    command = [sys.executable, "-c", code, *(line for line, _ in WRONG)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("line", "said"), WRONG)
+def test_it_is_said_what_is_wrong(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(line.split())
+    assert said in capsys.readouterr().err
+
+
+def test_what_is_read_off_the_source_is_what_there_is() -> None:
+    import inspect
+
+    import lightning as L
+
+    for section, kind in (("trainer", L.Trainer), ("data", FederatedDataModule), ("federation", FederatedLoop)):
+        names = set(inspect.signature(kind.__init__).parameters) - {"self"}
+        assert arguments_of(section) == names, section
+    assert declared("benchmark/stress.py", "CHEATS") == tuple(CHEATS)
+    assert declared("benchmark/stress.py", "SAFEGUARDS") == tuple(SAFEGUARDS)
+    assert declared("benchmark/run.py", "CONDITIONS") == tuple(CONDITIONS)
+    with pytest.raises(LookupError, match="has no NOTHING"):
+        declared("benchmark/run.py", "NOTHING")
+
+
+def test_what_there_is_passes() -> None:
+    given = "--config a -c b --trainer.callbacks+=X --trainer.logger.save_dir runs --model.network mlp --data=x.yaml"
+    given += " --federation.aggregator.help ShapFedWA --federation.uploads+ TopK --seed_everything 3 --print_config"
+    assert unknown_option(given.split()) is None
+    assert unknown_option(["--rounds", "3"], ["--rounds"]) is None
+
+
+def test_no_option_by_its_first_letters() -> None:
+    parser = OptionParser()
+    parser.add_argument("--epochs", type=int)
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--epoch", "3"])
+
+
+@pytest.mark.slow
+def test_an_evaluation_makes_no_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    options = ["--config", "quickstart", "--trainer.default_root_dir", str(tmp_path)]
+    assert main(["fit", *options, "--trainer.max_epochs", "1", "-q"]) == 0
+    before = {path for path in tmp_path.rglob("*") if path.is_dir()}
+    for command in ("test", "validate", "predict"):
+        for checkpoint in ("last", "best"):
+            assert main([command, *options, "--ckpt_path", checkpoint]) == 0
+    said = capfd.readouterr()
+    assert "dirpath has changed" not in said.err + said.out
+    assert {path for path in tmp_path.rglob("*") if path.is_dir()} == before
+    assert (tmp_path / "lightning_logs/version_0/predictions.csv").is_file()
