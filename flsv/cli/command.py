@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import shlex
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flsv.csv_files import save_csv
+from flsv.showing import shown as shown
 
 #: Arguments of ``flsv fit`` for fits that nobody watches.
 NO_BARS = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
@@ -97,17 +97,3 @@ def printer(quiet: bool) -> Callable[[str], None]:
 def write_rows(path: Path, header: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> None:
     """A CSV file of rows by the names in the header, in place of an earlier one as a whole."""
     save_csv(path, [header, *([row[name] for name in header] for row in rows)])
-
-
-def shown(path: Path) -> str:
-    """A path as short as it can be said from here, quoted where a shell needs that.
-
-    Example:
-        >>> shown(Path("runs/my run"))
-        "'runs/my run'"
-    """
-    try:
-        path = path.resolve().relative_to(Path.cwd())
-    except ValueError:
-        path = path.resolve()
-    return shlex.quote(str(path))

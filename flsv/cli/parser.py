@@ -17,7 +17,6 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import BasePredictionWriter
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
@@ -36,7 +35,7 @@ from flsv.filters import UpdateFilter
 from flsv.metrics import ContributionMetric
 from flsv.personalization import Personalizer
 from flsv.plugins import installed
-from flsv.report.folder import leaves_files, run_folder, runs_folder
+from flsv.report.folder import leaves_files, run_folder, runs_folder, where_results_are
 from flsv.sampling import ClientSampler
 from flsv.server.identity import Identity, configured, dealt
 from flsv.uploads import Upload
@@ -54,7 +53,7 @@ PARTS: dict[str, type] = {
 
 
 class WritePredictions(BasePredictionWriter):
-    """``predictions.csv`` in the folder of the run whose checkpoint predicts: a row per sample, in the order of the data.
+    """``predictions.csv`` in the folder of the run whose checkpoint predicts: a row per sample, in the data's order.
 
     Of classes: ``index``, ``prediction`` (the likeliest class) and a column per class, what ``predict_step`` gave for
     it; the names are the data module's. Of numbers: ``index`` and ``prediction``, or ``output_0`` and so on. Anything
@@ -264,9 +263,10 @@ class FederatedCLI(LightningCLI):
     before_validate = before_test = before_predict = before_fit
 
     def after_fit(self) -> None:
-        """A closing line, unless the run left no trace."""
-        if not self.quiet and self.trainer.is_global_zero and leaves_files(self.trainer):
-            say_where(self.trainer)
+        """Where the results are, if the table at the end, which says it, is left out; nothing if there are none."""
+        tables = loop_of(self.trainer).reporting.table
+        if not (self.quiet or tables) and self.trainer.is_global_zero and leaves_files(self.trainer):
+            print("\n".join(where_results_are(self.trainer)))
 
     def after_predict(self) -> None:
         if not self.quiet and self.trainer.is_global_zero and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
@@ -298,12 +298,3 @@ def make_cli(args: list[str] | None = None, run: bool = True, quiet: bool = Fals
 def loop_of(trainer: L.Trainer) -> FederatedLoop:
     """The federated loop among a trainer's callbacks."""
     return next(callback for callback in trainer.callbacks if isinstance(callback, FederatedLoop))  # type: ignore[attr-defined]
-
-
-def say_where(trainer: L.Trainer) -> None:
-    """Print where a fit's files are, as they can be pasted into a shell."""
-    folder = shown(run_folder(trainer))
-    print(f"Results: {folder} (contributions.csv, checkpoints)")
-    if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
-        print(f"Charts:  tensorboard --logdir {shown(runs_folder(trainer))}")
-    print(f"Report:  flsv report {folder}")

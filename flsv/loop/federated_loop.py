@@ -24,7 +24,7 @@ from flsv.arguments import ReadOnlyArguments, old_names_told
 from flsv.clients.algorithms import ClientAlgorithm, shadow_training
 from flsv.engines.one_process import OneProcess
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
-from flsv.loop.findings import Findings, table
+from flsv.loop.findings import Findings, history, html_of, table
 from flsv.loop.run import FitRun
 from flsv.loop.saver import Saver
 from flsv.metrics import ContributionMetric, PrivacyLoss
@@ -128,6 +128,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     reporting: Reporting
     seed: int | None
     engine: str | Callable[..., Any]
+    #: The aggregator, personaliser, sampler and client algorithm, where there is one, by role.
+    strategies: Mapping[str, Strategy]
+    #: The metrics' current values by name.
+    contributions: dict[str, Tensor]
     #: The number of completed rounds, so the index of the current or next one.
     round_index: int
     #: ``[n]`` weights of the last aggregation, NaN outside its cohort.
@@ -154,8 +158,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     #: without those in order. A round in which a client was named counts nothing for it: no metric has measured what it
     #: sent, and ``flsv retrain`` takes the round's share off its value.
     named: dict[int, tuple[int, int]]
-    #: The groups of clients who were found to send one another's updates, as one client under several names does: all
-    #: members of each, ascending. Which of them copies which, if any does, nobody can tell from updates.
+    #: The groups of clients who were found to send one another's updates, as one client under several names does.
     copies: list[list[int]]
     #: Whose payment is held back until somebody has looked at it, ascending: all members of all ``copies``. Who is to
     #: be paid after all is named with ``flsv pay RUN --release``; what the metrics say of them is in ``contributions``.
@@ -165,7 +168,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     payable: dict[str, Tensor]
     _read_only = frozenset(field.name for field in fields(FederationConfig))
     _parts: ClassVar = {
-        "config": _read_only,
+        "config": (*_read_only, "strategies"),
+        "board": ("contributions",),
         "state": ("round_index", "weights", "participations", "client_accuracy", "trained", "models"),
         "_fit": ("clients", "channel", "space"),
         "_found": ("noticed", "named", "copies", "held", "payable"),
@@ -189,8 +193,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         seed: int | None = None,
         engine: str | Callable[..., Any] = "sequential",
     ) -> None:
-        # Copies, whatever becomes of the caller's own lists.
-        self.config = config = FederationConfig(
+        self.config = config = FederationConfig(  # copies, whatever becomes of the caller's own lists
             aggregator=aggregator or FedAvg(),
             metrics=dict(metrics or {}),
             personalizer=personalizer,
@@ -353,11 +356,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return MappingProxyType(self.board.metrics)
 
     @property
-    def contributions(self) -> dict[str, Tensor]:
-        """The metrics' current values by name."""
-        return self.board.contributions
-
-    @property
     def coalitions(self) -> int:
         """Coalitions whose models were evaluated in this fit so far, each once, however many metrics asked for it."""
         games = None if self._run is None or self._run.engine is None else self._run.engine.server.games
@@ -375,15 +373,15 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     def to_frame(self) -> pandas.DataFrame:
         """What is known between two rounds, as a tidy DataFrame with the columns of :func:`flsv.read_run`: the metrics'
-        current values, the last weights (``"weight"``) and accuracies (``"accuracy"``). All rounds are in the run's
-        folder, for :func:`flsv.read_run`.
-        """
+        current values, the last weights and accuracies. Of all rounds: :meth:`history`."""
         return table(self, None if self._run is None else self._run.data.client_names).to_frame()
 
-    @property
-    def strategies(self) -> Mapping[str, Strategy]:
-        """The aggregator, personaliser, sampler and client algorithm, where there is one, by role."""
-        return MappingProxyType(self.config.strategies)
+    def history(self) -> pandas.DataFrame:
+        """All rounds, as :func:`flsv.read_run` reads them from the run's folder; ConfigurationError without one."""
+        return history(self)
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     @property
     def _found(self) -> Findings:

@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from flsv.errors import ConfigurationError
 from flsv.filters import CopyFilter, UpdateFilter
 from flsv.filters.copies import COPY
 from flsv.filters.outliers import LARGE, NOT_FINITE
 from flsv.report.measured import numbers_of, overall
+from flsv.report.reading import read_run
 from flsv.report.run_table import Numbers, RunTable
 from flsv.round import FederationState
 from flsv.server import ContributionMetrics
+from flsv.showing import html_table
 
 if TYPE_CHECKING:
+    import pandas
+
     from flsv.loop.federated_loop import FederatedLoop
 
 
@@ -73,6 +78,34 @@ def without(board: ContributionMetrics, held: list[int]) -> dict[str, Tensor]:
     for value in found.values():
         value[held] = float("nan")
     return found
+
+
+def history(loop: FederatedLoop) -> pandas.DataFrame:
+    """All rounds of a loop's fit, of the file that it writes.
+
+    Raises:
+        ConfigurationError: it has written none.
+    """
+    if loop.saver.csv is None:
+        raise ConfigurationError(
+            "loop.history(): the fit has written no contributions.csv. Give the Trainer a default_root_dir or a "
+            "logger, and leave Reporting(files=True)."
+        )
+    return read_run(loop.saver.csv)
+
+
+def html_of(loop: FederatedLoop) -> str:
+    """A loop in a notebook: its parts, and what each client is worth so far."""
+    metrics = {name: values for name, values in loop.payable.items() if loop.round_index}
+    names = [f"client {i}" for i in range(len(loop.participations))]
+    for metric in loop.metrics.values():
+        names = [*(getattr(metric, "client_names", None) or names)]
+    rows = [
+        [name, int(loop.participations[i]), *(f"{values[i]:.4g}" for values in metrics.values())]
+        for i, name in enumerate(names)
+    ]
+    parts = ", ".join(repr(each) for each in loop.strategies.values())
+    return html_table(f"FederatedLoop({parts}), {loop.round_index} rounds", ["client", "rounds", *metrics], rows)
 
 
 def table(loop: FederatedLoop, client_names: Sequence[str] | None) -> RunTable:

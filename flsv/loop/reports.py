@@ -15,6 +15,7 @@ from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
 from flsv.loop.findings import without
 from flsv.loop.learned import verdicts
+from flsv.report.folder import leaves_files, where_results_are
 from flsv.report.progress import ProgressText
 from flsv.report.record import ended, record_of, write_record
 from flsv.report.reporter import Reporter
@@ -149,7 +150,9 @@ class RunReports:
         known = self._run.data.num_samples, loop.participations, values, loop.weights, loop.client_accuracy
         self.reporter.finish(*known, last_round=max(loop.round_index - 1, 0))
         if loop.reporting.table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
-            self.progress.afterwards(partial(self.reporter.table, learned))
+            logged = ended(trainer, loop.round_index)["logged"]
+            where = where_results_are(trainer) if leaves_files(trainer) and loop.reporting.files else ()
+            self.progress.afterwards(partial(self.reporter.table, learned, logged, where))
 
     def cancel(self) -> None:
         """The fit has failed: there is no table."""

@@ -40,6 +40,13 @@ if TYPE_CHECKING:
 _ENGINES: dict[str, Callable[..., OneProcess]] = {"sequential": OneProcess, "vmap": VmapProcess}
 
 
+#: What Lightning would say in every round, of its own code and of an epoch that is a round.
+_EVERY_ROUND = (
+    r".*isinstance\(treespec, LeafSpec\)",
+    r"The number of training batches \(\d+\) is smaller than the logging",
+)
+
+
 class FitRun:
     """One fit, from its setup on.
 
@@ -74,6 +81,8 @@ class FitRun:
             settings: of the loop, see :func:`flsv.server.identity.settings_of`.
         """
         trainer, loop, data, state = self.trainer, self._loop, self.data, self._loop.state
+        for said in _EVERY_ROUND:
+            warnings.filterwarnings("ignore", message=said)
         loop.saver.identity = of_fit(settings, data)
         loop.board.bind(
             data.num_clients, data.num_classes, data.class_names, data.known_class_counts, data.client_names

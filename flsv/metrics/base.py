@@ -23,6 +23,7 @@ from flsv.metrics.plot import plot_contributions
 from flsv.participants import Client
 from flsv.plots import shows
 from flsv.round import ClientMatrix, Round
+from flsv.showing import html_table
 
 
 @dataclass(frozen=True)
@@ -238,6 +239,14 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
             and unsaid.get(name, parameters[name].default) != (None if value == {} else value)
         ]
         return f"{type(self).__name__}({', '.join(said)})"
+
+    def _repr_html_(self) -> str:
+        """What each client is worth by it so far, for a notebook."""
+        rounds = int(getattr(self, "rounds", 0))
+        values = self.per_client(self.compute()).tolist() if rounds else []
+        names = self.client_names or [f"client {i}" for i in range(len(values) if isinstance(values, list) else 0)]
+        rows = [[name, f"{value:.4g}"] for name, value in zip(names, values if isinstance(values, list) else [])]
+        return html_table(f"{self!r}, {rounds} rounds", ["client", self.guide().unit], rows)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

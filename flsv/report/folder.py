@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from flsv._lightning.durable import check_writable
 from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
+from flsv.showing import shown
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,15 @@ def runs_folder(trainer: L.Trainer) -> Path:
         return Path(trainer.default_root_dir)
     logger = trainer.loggers[0]
     return Path(logger.save_dir or trainer.default_root_dir) / str(logger.name)
+
+
+def where_results_are(trainer: L.Trainer) -> list[str]:
+    """What a fit has left and what can be done with it, a line each, to be pasted into a shell."""
+    folder = shown(run_folder(trainer))
+    lines = [f"Results: {folder} (contributions.csv, checkpoints)"]
+    if any(isinstance(logger, TensorBoardLogger) for logger in trainer.loggers):
+        lines.append(f"Charts:  tensorboard --logdir {shown(runs_folder(trainer))}")
+    return [*lines, f"Report:  flsv report {folder}"]
 
 
 try:

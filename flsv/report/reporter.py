@@ -163,10 +163,20 @@ class Reporter:
         self._columns = {name: "class" if names is None else "column" for name, names in known.items()}
         self.board.finish(self._last, self._columns, last_round)
 
-    def table(self, learned: Mapping[str, Any] | None = None) -> None:
+    def table(
+        self,
+        learned: Mapping[str, Any] | None = None,
+        logged: Mapping[str, float] | None = None,
+        where: Sequence[str] = (),
+    ) -> None:
         """Print what :meth:`finish` was told: what the clients had and what they were worth, per class for up to ten
-        classes; and what of it all the model has, as the run's record says."""
+        classes; what of it all the model has, as the run's record says; what the model has logged last; and where the
+        results are."""
         print_contributions(self._last, self._columns, self._client_names, learned or {})
+        if logged:
+            print(f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in logged.items())}")
+        for line in where:
+            print(line)
 
     def _rows(self, round_index: int, *numbers: Numbers) -> RunTable:
         return RunTable.of_round(round_index, numbers, self._client_names)
