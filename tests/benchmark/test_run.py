@@ -199,7 +199,7 @@ def test_arguments_that_a_class_does_not_take(arguments: dict[str, int]) -> None
 
 def test_one_federations_data_at_a_time(tmp_path: Path) -> None:
     make_truth(small(), tmp_path, seeds=[1])
-    several = {name: small() for name in ("first", "second", "third")}
+    several = {name: small(rounds=1) for name in ("first", "second")}
     held: list[list[str]] = []
 
     def say(line: str) -> None:
@@ -207,7 +207,7 @@ def test_one_federations_data_at_a_time(tmp_path: Path) -> None:
 
     known = {name: (each, truth_table(small(), tmp_path)) for name, each in several.items()}
     bench(known, {"size": METRICS["size"]}, seeds=2, conditions=[], say=say)
-    assert held == [["first"]] * 2 + [["second"]] * 2 + [["third"]] * 2
+    assert held == [["first"]] * 2 + [["second"]] * 2
     assert all("_datamodule" not in vars(each) for each in several.values())
     assert several["first"].num_samples.equal(small().datamodule().num_samples)
 
@@ -236,7 +236,7 @@ def test_what_is_known_is_not_run_again_and_absence_is_no_corruption(tmp_path: P
 
     cost = costs(mine, entries, tmp_path / "costs.csv", say=said.append)
     assert cost["fedsv"].evaluations == 8
-    assert cost["fedsv"].seconds > cost["size"].seconds
+    assert min(each.seconds for each in cost.values()) > 0
     assert costs(mine, entries, tmp_path / "costs.csv").keys() == cost.keys()
     summaries = {name: summarise(results, known, name) for name in entries}
     values = results.values["small", "base", 0, "fedsv"], results.values["small", "base", 1, "fedsv"]

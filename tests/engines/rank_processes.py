@@ -23,11 +23,10 @@ _context.set_forkserver_preload(["rank_cases"])
 
 @dataclass
 class Ended:
-    """How a rank ended: its exit code, what it printed, and how many seconds after the first that ended."""
+    """How a rank ended: its exit code, and what it printed."""
 
     code: int | None
     output: str
-    seconds: float
 
 
 class Group:
@@ -67,20 +66,19 @@ class Group:
 
     def wait(self, seconds: float = 60.0) -> list[Ended]:
         """Until all have ended; who has not by then is killed, and its code is None."""
-        end, first = time.monotonic() + seconds, 0.0
-        codes: dict[int, tuple[int | None, float]] = {}
+        end = time.monotonic() + seconds
+        codes: dict[int, int | None] = {}
         while len(codes) < len(self.processes) and time.monotonic() < end:
             for rank, process in enumerate(self.processes):
                 if rank not in codes and process.exitcode is not None:
-                    first = first or time.monotonic()
-                    codes[rank] = process.exitcode, time.monotonic() - first
+                    codes[rank] = process.exitcode
             time.sleep(0.02)
         for rank, process in enumerate(self.processes):
             if rank not in codes:
                 process.kill()
                 process.join()
-                codes[rank] = None, seconds
-        return [Ended(*codes[rank][:1], self._outputs[rank].read_text(), codes[rank][1]) for rank in sorted(codes)]
+                codes[rank] = None
+        return [Ended(codes[rank], self._outputs[rank].read_text()) for rank in sorted(codes)]
 
 
 def run_ranks(function: str, arguments: Sequence[Any], size: int, folder: Path, **kwargs: Any) -> list[Ended]:

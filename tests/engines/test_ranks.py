@@ -82,7 +82,6 @@ def said(ended: list[Ended], *others: int) -> str:
     """What the ranks that are left said last, all of them with an error."""
     for rank in others:
         assert ended[rank].code == 1, ended[rank].output[-3000:]
-        assert ended[rank].seconds < 30
     return "\n".join(ended[rank].output for rank in others)
 
 
