@@ -144,7 +144,7 @@ class Failing(ClassifierClient):
 """
 
 
-@pytest.mark.parametrize("truth", [True, False])
+@pytest.mark.parametrize("truth", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_federation_that_fails_is_named_and_the_others_are_kept(
     mine: str, truth: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ from compat.kinds import contrastive, generative, hooks, sequences, supervised, 
 from compat.kinds.base import Kind, federated
 from compat.runs import SEED
 from resuming import assert_resumes
+from sifted import slow_except
 
 from flsv import FederatedLoop, Reporting
 from flsv.metrics import PartialFederatedShapley
@@ -28,7 +29,11 @@ KINDS: dict[str, Kind] = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+#: Two optimizers with spectral norm, buffers outside of the state dictionary, a state that is carried on.
+FAST = ("spectral-norm-gan", "moco-non-persistent", "carried-lstm-state")
+
+
+@pytest.mark.parametrize("name", slow_except(FAST, KINDS))
 def test_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
     kind = KINDS[name]
 

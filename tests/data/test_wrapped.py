@@ -190,7 +190,9 @@ def found_by_lightning(tmp_path_factory):
     return Tuner(trainer).scale_batch_size(Net(), datamodule=Validated(), max_trials=2, steps_per_trial=1)
 
 
-@pytest.mark.parametrize("source", [lambda: DATA, Tokenizer], ids=["tensors", "wrapped"])
+@pytest.mark.parametrize(
+    "source", [pytest.param(lambda: DATA, marks=pytest.mark.slow, id="tensors"), pytest.param(Tokenizer, id="wrapped")]
+)
 def test_the_batch_size_finder_without_the_loop(source, tmp_path, found_by_lightning):
     data, module = FederatedDataModule(source(), IIDPartitioner(3)), Net()
     trainer = plain(folder=tmp_path, enable_checkpointing=True)

@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from sifted import slow_except
 from torch import nn
 from toys import CLASSES, FEATURES, Plain, adam, network, toy_data, trainer_for
 
@@ -103,7 +104,7 @@ def both(folder: Path, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.T
 FAST = ("FedAvg", "two epochs", "ShapFed-WA", "FedAdam", "CGSV", "privacy", "error feedback", "excluded")
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in FAST else [pytest.mark.slow]) for n in FEDERATIONS])
+@pytest.mark.parametrize("name", slow_except(FAST, FEDERATIONS))
 def test_the_same_as_one_after_the_other(tmp_path: Path, name: str) -> None:
     found, expected = both(tmp_path, FEDERATIONS[name])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

@@ -17,9 +17,9 @@ needs_data = pytest.mark.skipif(ROOT is None, reason="FLSV_DATA_ROOT is not set:
 @pytest.mark.parametrize(
     ("name", "train", "test", "shape"),
     [
-        ("mnist", 60000, 10000, (1, 28, 28)),
+        pytest.param("mnist", 60000, 10000, (1, 28, 28), marks=pytest.mark.slow),
         ("fashion_mnist", 60000, 10000, (1, 28, 28)),
-        ("cifar10", 50000, 10000, (3, 32, 32)),
+        pytest.param("cifar10", 50000, 10000, (3, 32, 32), marks=pytest.mark.slow),
     ],
 )
 def test_real_images_are_complete_and_normalised(name, train, test, shape):

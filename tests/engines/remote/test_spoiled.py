@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from remote_federation import CASES, Remotely, kept_at, shapfed, with_splits
 from remote_sites import NAMES
+from sifted import slow_except
 
 from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg, FedCE
@@ -37,15 +39,22 @@ ANSWERS: dict[str, tuple[Any, str]] = {
 }
 
 
-@pytest.mark.parametrize("kind", ANSWERS)
-@pytest.mark.parametrize("personalizer", [partial(PFedSV, "relevance", k=2), partial(FedFomo, num_downloads=2)])
-def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: Any, kind: str) -> None:
+PERSONALIZERS = {"PFedSV": partial(PFedSV, "relevance", k=2), "FedFomo": partial(FedFomo, num_downloads=2)}
+
+
+@pytest.mark.parametrize(
+    ("personalizer", "kind"),
+    slow_except(
+        [("PFedSV", "late"), ("FedFomo", "garbage"), ("PFedSV", "another shape")], product(PERSONALIZERS, ANSWERS)
+    ),
+)
+def test_who_does_not_judge_is_as_one_not_drawn(tmp_path: Path, personalizer: str, kind: str) -> None:
     """In its first round, when it has no model of its own to go on from, and in a later one."""
     what, words = ANSWERS[kind]
 
     def make() -> FederatedLoop:
         metrics = {"relevance": DomainRelevance()}
-        return shapfed(aggregator=FedAvg(), metrics=metrics, personalizer=personalizer())
+        return shapfed(aggregator=FedAvg(), metrics=metrics, personalizer=PERSONALIZERS[personalizer]())
 
     def spoil(address: int, packet: Packet, reply: Packet) -> Any:
         hit = packet.kind == "ask" and (address, packet.plain["round"]) in [(101, 0), (102, 1)]
