@@ -1,11 +1,14 @@
 """What shadow coalitions cost, and how near their values come to those of all coalitions.
 
     python tools/bench_shadow.py cost [--repeats 3]
+    python tools/bench_shadow.py deep [--repeats 3]
     python tools/bench_shadow.py values [--set tuning] [--seeds 5] [--only NAME ...]
 
 ``cost``: processor time of a fit on scikit-learn's digits, on one thread, in fits of the same federation without
-metrics; the least of some repetitions. ``values``: federations of ``flsv.benchmark`` are trained with all coalitions
-beside them. From a run's utilities follow the values of all coalitions, which are exact for its seed, and of a few.
+metrics; the least of some repetitions. ``deep``: the same of heads on CIFAR-10 with timm's ResNet-18 and eight clients,
+and what of it is the valuation after the last round. ``values``: federations of ``flsv.benchmark`` are trained with
+all coalitions beside them. From a run's utilities follow the values of all coalitions, which are
+exact for its seed, and of a few.
 They are compared with the exact ones, and both with the benchmark's truth, which is of other seeds. The heads' values
 are those of another run of the same seed. Federations that ``ShadowShapley`` refuses, or of more than ten clients, are
 left out and named.
@@ -29,7 +32,7 @@ from flsv import ClassifierClient, FederatedLoop, Reporting
 from flsv.benchmark import federation, names, truth_table
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.scores import mean, share_error, spearman
-from flsv.data import DirichletPartitioner, FederatedDataModule
+from flsv.data import DirichletPartitioner, FederatedDataModule, IIDPartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.metrics import ShadowShapley
@@ -69,6 +72,43 @@ def cost(repeats: int) -> str:
     for kind, options in KINDS.items():
         taken = [min(seconds(n, options) for _ in range(repeats)) / plain[n] for n in sizes]
         rows.append([f"{kind}, fits", *(f"{each:.2f}" for each in taken)])
+    return grid(rows)
+
+
+class Clocked(ShadowShapley):
+    """How long its evaluations take."""
+
+    def update(
+        self, client_ids: Tensor, coalitions: Tensor, utility: Callable[[Tensor], Tensor], round_index: int = 0
+    ) -> None:
+        start = time.process_time()
+        super().update(client_ids, coalitions, utility, round_index)
+        vars(self)["seconds"] = vars(self).get("seconds", 0.0) + time.process_time() - start
+
+
+def deep(repeats: int, rounds: int = 5, clients: int = 8) -> str:
+    """A row per kind: fits, and fits without the valuation."""
+    options = {"max_samples": 800, "server_val": 0.1, "seed": 0}
+
+    def fit(kind: dict[str, Any] | None) -> tuple[float, float]:
+        data = FederatedDataModule(
+            "cifar10", partitioner=IIDPartitioner(clients, seed=0), batch_size=16, splits=Splits(**options)
+        )
+        module = ClassifierClient("resnet18", optimizer=partial(torch.optim.SGD, lr=0.05))
+        metric = None if kind is None else Clocked(**kind, every=rounds)
+        metrics: dict[str, Any] = {} if metric is None else {"shadow": metric}
+        with tempfile.TemporaryDirectory() as folder:
+            trainer = quiet_trainer(folder, rounds, [FederatedLoop(metrics=metrics, seed=0, reporting=QUIET)])
+            start = time.process_time()
+            trainer.fit(module, data)
+            whole = time.process_time() - start
+        return whole, whole - (0.0 if metric is None else vars(metric)["seconds"])
+
+    plain = min(fit(None)[0] for _ in range(repeats))
+    rows = [["", "fits", "without the valuation"], [f"plain fit, {plain:.1f} s", "1.00", "1.00"]]
+    for name in ("heads, pairs", "heads, all"):
+        found = [fit(KINDS[name]) for _ in range(repeats)]
+        rows.append([name, *(f"{min(each[i] for each in found) / plain:.2f}" for i in range(2))])
     return grid(rows)
 
 
@@ -156,14 +196,17 @@ def values(which: str | None, seeds: int, only: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("cost", "values"))
+    parser.add_argument("what", choices=("cost", "deep", "values"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--set", default="tuning")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--only", nargs="*", default=[])
     given = parser.parse_args()
     be_quiet()
-    print(cost(given.repeats) if given.what == "cost" else values(given.set, given.seeds, given.only))
+    if given.what == "values":
+        print(values(given.set, given.seeds, given.only))
+    else:
+        print({"cost": cost, "deep": deep}[given.what](given.repeats))
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class BatchedTraining:
         unused: Collection[str] = (),
         randomness: str = "error",
     ) -> None:
-        if type(optimizer).__name__ not in ELEMENTWISE or not type(optimizer).__module__.startswith("torch.optim"):
+        if not is_elementwise(optimizer):
             raise ConfigurationError(
                 f'engine="vmap" steps on the parameters of many clients at once, which {type(optimizer).__name__} is '
                 f'not known to allow. Use one of torch\'s {", ".join(ELEMENTWISE)}, or engine="sequential".'
@@ -198,6 +198,11 @@ class StackedOptimizer:
                 for key, value in states.pop(before, {}).items()
             }
         self._views, self._active = views, active
+
+
+def is_elementwise(optimizer: Optimizer) -> bool:
+    """Whether its steps are known to work entry by entry."""
+    return type(optimizer).__name__ in ELEMENTWISE and type(optimizer).__module__.startswith("torch.optim")
 
 
 def plain_sgd(optimizer: Optimizer) -> bool:

@@ -346,6 +346,22 @@ def test_a_row_that_is_not_the_clients_own_model_is_noticed(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
+    ("module", "options", "match"),
+    [
+        (Twice, {}, "on_after_backward"),
+        (Plain, {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}, "Clip by norm"),
+        (Plain, {"accumulate_grad_batches": 2}, "accumulated"),
+    ],
+)
+def test_one_by_one_is_refused_what_it_would_do_otherwise(
+    tmp_path: Path, module: Any, options: dict[str, Any], match: str
+) -> None:
+    federation = loop(ShadowShapley(one_by_one=True))
+    with pytest.raises(ConfigurationError, match=match):
+        fit(federation, tmp_path, module(network(batch_norm=False)), data(), rounds=1, **options)
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         {"coalitions": "some"},

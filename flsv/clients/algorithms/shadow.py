@@ -26,6 +26,7 @@ from torch import Tensor
 from flsv.aggregation import FedAvg
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.clients.algorithms.shadow_rows import Batched, Entries, OneByOne
+from flsv.clients.batched import ELEMENTWISE, is_elementwise
 from flsv.clients.batched_checks import not_batched
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter
@@ -126,9 +127,11 @@ class ShadowTraining(ClientAlgorithm):
         if config.share != "all":
             return f"with share={config.share!r} a part of the model stays at the clients. Share all of it"
         why = not_batched(trainer, None, config.client_optimizer, schedules=True)
-        if self.one_by_one and why is not None:
-            plain = trainer.lightning_module.automatic_optimization and trainer.accumulate_grad_batches == 1
-            why = None if plain and len(trainer.optimizers) == 1 and config.client_optimizer == "reset" else why
+        if self.one_by_one and why is not None and why.startswith("precision"):
+            why = None  # a step of one model is in the trainer's own
+        if why is None and not is_elementwise(trainer.optimizers[0]):
+            name = type(trainer.optimizers[0]).__name__
+            why = f"{name} is not known to step entry by entry. Use one of torch's {', '.join(ELEMENTWISE)}"
         return why
 
     def send(self, client: int, start: Tensor | None, state: FederationState) -> dict[str, Tensor]:
