@@ -5,23 +5,25 @@
     python tools/bench_shadow.py values [--set tuning] [--seeds 5] [--only NAME ...]
 
 ``cost``: processor time of a fit on scikit-learn's digits, on one thread, in fits of the same federation without
-metrics; the least of some repetitions. ``deep``: the same of heads on CIFAR-10 with timm's ResNet-18 and eight clients,
-and what of it is the valuation after the last round. ``values``: federations of ``flsv.benchmark`` are trained with
-all coalitions beside them. From a run's utilities follow the values of all coalitions, which are
-exact for its seed, and of a few.
-They are compared with the exact ones, and both with the benchmark's truth, which is of other seeds. The heads' values
-are those of another run of the same seed. Federations that ``ShadowShapley`` refuses, or of more than ten clients, are
-left out and named.
+metrics; the least of some repetitions, in turns, as other work on a machine makes memory slower for all. ``deep``: the
+same of heads on CIFAR-10 with timm's ResNet-18 and eight clients, and without the valuation after the last round.
+``values``: federations of ``flsv.benchmark`` are trained with all coalitions beside them. From a run's utilities follow
+the values of all coalitions, which are exact for its seed, and of a few. They are compared with the exact ones, and
+both with the benchmark's truth, which is of other seeds. The heads' values are those of another run of the same seed.
+Federations that ``ShadowShapley`` refuses, or of more than ten clients, are left out and named.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
+import os
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -32,7 +34,7 @@ from flsv import ClassifierClient, FederatedLoop, Reporting
 from flsv.benchmark import federation, names, truth_table
 from flsv.benchmark.federation import Federation, quiet
 from flsv.benchmark.scores import mean, share_error, spearman
-from flsv.data import DirichletPartitioner, FederatedDataModule, IIDPartitioner, Splits
+from flsv.data import DirichletPartitioner, FederatedDataModule, Files, IIDPartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.metrics import ShadowShapley
@@ -67,11 +69,14 @@ def cost(repeats: int) -> str:
     """A row per kind of coalitions, a column per number of clients: fits."""
     sizes = (5, 6, 8)
     seconds(5, None)  # imports
-    plain = {n: min(seconds(n, None) for _ in range(repeats)) for n in sizes}
-    rows = [["", *(f"n = {n}" for n in sizes)], ["plain fit, s", *(f"{plain[n]:.2f}" for n in sizes)]]
-    for kind, options in KINDS.items():
-        taken = [min(seconds(n, options) for _ in range(repeats)) / plain[n] for n in sizes]
-        rows.append([f"{kind}, fits", *(f"{each:.2f}" for each in taken)])
+    kinds: dict[str, dict[str, Any] | None] = {"plain fit, s": None} | KINDS
+    taken: dict[str, list[float]] = {kind: [math.inf] * len(sizes) for kind in kinds}
+    for _, (place, n), (kind, options) in product(range(repeats), enumerate(sizes), kinds.items()):
+        taken[kind][place] = min(taken[kind][place], seconds(n, options))
+    plain, *others = taken
+    rows = [["", *(f"n = {n}" for n in sizes)], [plain, *(f"{each:.2f}" for each in taken[plain])]]
+    for kind in others:
+        rows.append([f"{kind}, fits", *(f"{a / b:.2f}" for a, b in zip(taken[kind], taken[plain]))])
     return grid(rows)
 
 
@@ -88,12 +93,11 @@ class Clocked(ShadowShapley):
 
 def deep(repeats: int, rounds: int = 5, clients: int = 8) -> str:
     """A row per kind: fits, and fits without the valuation."""
-    options = {"max_samples": 800, "server_val": 0.1, "seed": 0}
+    few = Splits(max_samples=800, server_val=0.1, seed=0)
 
-    def fit(kind: dict[str, Any] | None) -> tuple[float, float]:
-        data = FederatedDataModule(
-            "cifar10", partitioner=IIDPartitioner(clients, seed=0), batch_size=16, splits=Splits(**options)
-        )
+    def fit(kind: dict[str, Any] | None) -> tuple[float, ...]:
+        partitioner, root = IIDPartitioner(clients, seed=0), os.environ.get("FLSV_DATA_ROOT", "data")
+        data = FederatedDataModule("cifar10", partitioner, batch_size=16, splits=few, files=Files(root=root))
         module = ClassifierClient("resnet18", optimizer=partial(torch.optim.SGD, lr=0.05))
         metric = None if kind is None else Clocked(**kind, every=rounds)
         metrics: dict[str, Any] = {} if metric is None else {"shadow": metric}
@@ -104,11 +108,14 @@ def deep(repeats: int, rounds: int = 5, clients: int = 8) -> str:
             whole = time.process_time() - start
         return whole, whole - (0.0 if metric is None else vars(metric)["seconds"])
 
-    plain = min(fit(None)[0] for _ in range(repeats))
-    rows = [["", "fits", "without the valuation"], [f"plain fit, {plain:.1f} s", "1.00", "1.00"]]
-    for name in ("heads, pairs", "heads, all"):
-        found = [fit(KINDS[name]) for _ in range(repeats)]
-        rows.append([name, *(f"{min(each[i] for each in found) / plain:.2f}" for i in range(2))])
+    kinds: dict[str, dict[str, Any] | None] = {"plain fit": None}
+    kinds |= {kind: KINDS[kind] for kind in ("heads, pairs", "heads, all")}
+    taken: dict[str, tuple[float, ...]] = {}
+    for _, (kind, options) in product(range(repeats), kinds.items()):
+        taken[kind] = tuple(map(min, taken.get(kind, (math.inf, math.inf)), fit(options)))
+    plain = taken["plain fit"][0]
+    rows = [["", "s", "fits", "without the valuation"]]
+    rows += [[kind, f"{a:.1f}", f"{a / plain:.2f}", f"{b / plain:.2f}"] for kind, (a, b) in taken.items()]
     return grid(rows)
 
 
