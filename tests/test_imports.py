@@ -51,9 +51,11 @@ def distribution(name: str) -> str:
 def declared() -> set[str]:
     text = (ROOT.parent / "pyproject.toml").read_text()
     lists = re.findall(
-        r"^(?:dependencies|privacy|flower|lora|parquet|testing|timm) = \[(.*?)\]$", text, flags=re.MULTILINE | re.DOTALL
+        r"^(?:dependencies|privacy|flower|secure|lora|parquet|testing|timm) = \[(.*?)\]$",
+        text,
+        flags=re.MULTILINE | re.DOTALL,
     )
-    assert len(lists) == 7
+    assert len(lists) == 8
     return {name.lower() for each in lists for name in re.findall(r'"([A-Za-z][\w.-]*)', each)}
 
 
