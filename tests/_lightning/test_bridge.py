@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import lightning as L
 import pytest
+from lightning.pytorch.callbacks import early_stopping
 
 from flsv import ConfigurationError, bridge_pytorch_lightning
 from flsv._lightning import bridge
@@ -51,10 +54,32 @@ def test_one_module_under_two_names() -> None:
     run("-c", NAMES)
 
 
+def forget() -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] in bridge.COPIES]:
+        del sys.modules[name]
+
+
 @pytest.fixture
-def not_yet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another test may have put the bridge there."""
+def not_yet(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another test may have put the bridge there, and none finds it."""
     monkeypatch.setattr(sys, "meta_path", [f for f in sys.meta_path if not isinstance(f, bridge._Alias)])
+    forget()
+    yield
+    forget()
+
+
+def test_what_they_import_is_what_lightning_has(not_yet: None) -> None:
+    bridge_pytorch_lightning()
+    bridge_pytorch_lightning()
+    assert len([finder for finder in sys.meta_path if isinstance(finder, bridge._Alias)]) == 1
+    spec = early_stopping.__spec__
+    assert importlib.import_module("pytorch_lightning") is L.pytorch
+    assert importlib.import_module("pytorch_lightning.callbacks.early_stopping") is early_stopping
+    assert early_stopping.__spec__ is spec
+    assert L.pytorch.__spec__.name == "lightning.pytorch"
+    assert importlib.import_module("lightning_fabric") is L.fabric
+    with pytest.raises(ModuleNotFoundError, match=r"pytorch_lightning\.nobody_has_this"):
+        importlib.import_module("pytorch_lightning.nobody_has_this")
 
 
 def test_too_late(not_yet: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +88,7 @@ def test_too_late(not_yet: None, monkeypatch: pytest.MonkeyPatch) -> None:
         bridge_pytorch_lightning()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["own", "neuralforecast", "pytorch_tabular"])
 def test_a_federation_is_the_loop_by_hand(name: str, tmp_path: Path) -> None:
     if name != "own" and importlib.util.find_spec(name) is None:
