@@ -12,7 +12,7 @@ from flsv.benchmark.registry import NEEDS, Entry
 from flsv.benchmark.scores import mean, spearman
 from flsv.benchmark.stress import CHEATS, Gain, Trial, gain
 from flsv.benchmark.summary import GOAL, Cost, Known, Summary
-from flsv.charts import label_text
+from flsv.charts import client_label, label_text
 from flsv.report.blocks import markdown_table
 
 #: Points are in a crowd that are nearer than by this factor of time; names in it this far apart.
@@ -190,18 +190,20 @@ def two(value: float | None) -> str:
     return "" if value is None or value != value else f"{value:.2f}"
 
 
-def stress_markdown(trials: Trials, metrics: Sequence[str]) -> str:
+def stress_markdown(trials: Trials, metrics: Sequence[str], partners: Sequence[str] = ()) -> str:
     """The gains by metric, the most gamed first, without and with each safeguard; what cheating costs, and who notices.
 
     Args:
         trials: of :func:`flsv.benchmark.stress.stress`.
         metrics: names.
+        partners: names of the clients of one federation: what each of them could gain comes first.
     """
     guards = list(dict.fromkeys(guard for _, guard in trials))
     order = by_gain(trials, metrics, guards[0])
-    parts = []
+    parts = ["## What each partner could gain", _of_each(trials, order, partners)] if partners else []
     for guard in guards:
-        named = "Gains without a safeguard" if guard == "none" else f"Gains under the safeguard {guard}"
+        bare = "as the run is" if partners else "without a safeguard"
+        named = f"Gains {bare}" if guard == "none" else f"Gains under the safeguard {guard}"
         parts += [f"## {named}", _gains(trials, order, guard)]
     if "none" in guards and len(guards) > 1:
         others = [guard for guard in guards if guard != "none"]
@@ -255,6 +257,39 @@ def _costs(trials: Trials, metrics: Sequence[str], guards: Sequence[str]) -> str
         utility = f"{np.mean([t.utility for t in honest]):.3f}" if honest else ""
         rows.append([guard, utility, *cells, str(sum(t.warned for t in honest))])
     return markdown_table(head, rows)
+
+
+def _of_each(trials: Trials, metrics: Sequence[str], partners: Sequence[str]) -> str:
+    """Of every client that has cheated the best cheat under each metric, as the run is."""
+    rows = []
+    for client in _cheaters(trials):
+        for metric in metrics:
+            cheat, found = most(_by(trials, client), metric, "none")
+            if found.trials:
+                row = [client_label(client, partners), f"`{metric}`", f"{found.before:.1f}", CHEATS[cheat].title]
+                rows.append([*row, f"{found.after:.1f}", _points(found)])
+    return markdown_table(["partner", "paid by", "honest share, %", "the best cheat", "share, %", "gain"], rows)
+
+
+def best_of_each(trials: Trials, metrics: Sequence[str], partners: Sequence[str]) -> dict[str, str]:
+    """What each client that has cheated could gain at most, in a sentence by its name."""
+    said = {}
+    for client in _cheaters(trials):
+        found = {metric: most(_by(trials, client), metric, "none") for metric in metrics}
+        metric = max(found, key=lambda name: -1e9 if np.isnan(found[name][1].points) else found[name][1].points)
+        cheat, best = found[metric]
+        if best.trials:
+            how = f"{best.before:.1f} % become {best.after:.1f} % by {metric} if it {CHEATS[cheat].title}"
+            said[client_label(client, partners)] = how if best.points > 0 else "nothing is gained by any of these"
+    return said
+
+
+def _cheaters(trials: Trials) -> list[int]:
+    return sorted({trial.client for each in trials.values() for trial in each})
+
+
+def _by(trials: Trials, client: int) -> Trials:
+    return {key: [trial for trial in each if trial.client == client] for key, each in trials.items()}
 
 
 def most(trials: Trials, metric: str, guard: str) -> tuple[str, Gain]:

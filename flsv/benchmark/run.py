@@ -228,7 +228,7 @@ def _fit(
     # Copies: filters keep what they found.
     given = copy.deepcopy({"filters": [], **arguments(condition, federation, best), **options})
     loop = FederatedLoop(
-        metrics=inside,  # type: ignore[arg-type]
+        metrics=inside | given.pop("metrics", {}),  # type: ignore[arg-type] # those that an aggregator reads
         uploads=[*federation.attackers(), *given.pop("uploads", [])],
         local_epochs=federation.local_epochs,
         reporting=Reporting(per_class=False, figures=0, table=False, files=False),

@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -54,9 +55,10 @@ def _dealt(class_path: str, **arguments: Any) -> Callable[[Federation, int], Fed
 
     def applied(federation: Federation, client: int) -> Federation:
         data = copy.deepcopy(dict(federation.data))
-        if data.get("partitioner") is None:
-            raise ConfigurationError(f"{federation.name} has no partitioner that deals samples otherwise.")
-        inner = {"partitioner": data["partitioner"], "client": client, **arguments}
+        dealt = data.get("partitioner") or {
+            "class_path": f"flsv.data.{type(federation.datamodule().partitioner).__name__}"
+        }
+        inner = {"partitioner": dealt, "client": client, **arguments}
         data["partitioner"] = {"class_path": class_path, "init_args": inner}
         return replace(federation, data=data)
 
@@ -203,7 +205,10 @@ def stress(
     safeguards: Sequence[str] = ("none", "copies"),
     *,
     seeds: int = 2,
+    first_seed: int = 0,
     attackers_each: int = 2,
+    who: Sequence[int] = (),
+    options: Mapping[str, Any] = MappingProxyType({}),
     folder: Path | None = None,
     say: Callable[[str], Any] = print,
 ) -> dict[tuple[str, str], list[Trial]]:
@@ -216,7 +221,10 @@ def stress(
         safeguards: names in :data:`flsv.benchmark.stress.SAFEGUARDS`. A guarded run is compared with the honest run
             under the same safeguard.
         seeds: runs of each federation.
+        first_seed: of the first; the others have those after it.
         attackers_each: clients that cheat, one after the other, per seed.
+        who: these clients cheat instead, with every seed.
+        options: arguments of :class:`flsv.FederatedLoop` in every run; a safeguard's take the place of those.
         folder: where values are kept, in ``values.csv``; what is there of the same settings is not run again.
         say: is told of every fit.
 
@@ -234,17 +242,17 @@ def stress(
     trials: dict[tuple[str, str], list[Trial]] = {(cheat, guard): [] for guard in safeguards for cheat in cheats}
     for name, federation in federations.items():
         clients, truth = len(federation.num_samples), _truth(federation)
-        for seed in range(seeds):
+        for seed in range(first_seed, first_seed + seeds):
             for guard in safeguards:
-                options = {**WATCHING, **SAFEGUARDS[guard]}
-                honest = _values(results, federation, HONEST, guard, seed, entries, options, say)
-                for client in attackers(clients, seed, attackers_each):
+                given = {**WATCHING, **options, **SAFEGUARDS[guard]}
+                honest = _values(results, federation, HONEST, guard, seed, entries, given, say)
+                for client in who or attackers(clients, seed, attackers_each):
                     for cheat in cheats:
                         cheated = CHEATS[cheat].apply(federation, client)
                         what = f"{cheat} of {client}"
-                        found = _values(results, cheated, what, guard, seed, entries, options, say)
-                        who = [client, *CHEATS[cheat].together(client, clients)]
-                        trial = _trial(name, seed, who, clients, entries, honest, found)
+                        found = _values(results, cheated, what, guard, seed, entries, given, say)
+                        they = [client, *CHEATS[cheat].together(client, clients)]
+                        trial = _trial(name, seed, they, clients, entries, honest, found)
                         rank = {m: spearman(honest[m], truth) for m in entries if truth is not None and m in honest}
                         trials[cheat, guard].append(replace(trial, rank=rank))
         federation.release()

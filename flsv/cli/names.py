@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from flsv.arguments import new_name
+from flsv.cli.configs import find_config
 
 OWNERS = {"federation": "FederatedLoop", "data": "FederatedDataModule"}
 _PACKAGE = Path(__file__).parents[1]
@@ -26,12 +27,18 @@ _SECTIONS = {
     "trainer": ("lightning", "pytorch/trainer/trainer.py", "Trainer"),
     "data": ("flsv", "data/datamodule.py", "FederatedDataModule"),
     "federation": ("flsv", "loop/federated_loop.py", "FederatedLoop"),
+    "value": ("flsv", "valuation/fedbary.py", "FedBary"),
 }
+#: Those of ``flsv fit``.
+_OF_FIT = ("trainer", "data", "federation")
 #: Options of LightningCLI and of its four subcommands.
 _OPTIONS = (
     *("config", "print_config", "seed_everything", "model", "optimizer", "lr_scheduler", "help", "version"),
     *("ckpt_path", "weights_only", "verbose", "return_predictions"),
 )
+_CONFIGS = ("--config", "--base")
+#: A name or path, and no YAML.
+_PLAIN = re.compile(r"[\w./~-]+")
 UNKNOWN = (
     r"(?:[Uu]nrecognized arguments|ambiguous option): (--[\w.-]+)",
     r"does not accept (?:option|nested key) '([\w.-]+)'",
@@ -103,7 +110,7 @@ def declared(module: str, name: str) -> tuple[str, ...]:
 
 @cache
 def arguments_of(section: str) -> frozenset[str]:
-    """Names of the options of ``trainer``, ``data`` or ``federation``; empty where nobody knows them.
+    """Names of the options of ``trainer``, ``data``, ``federation`` or ``value``; empty where nobody knows them.
 
     Example:
         >>> "max_epochs" in arguments_of("trainer"), "local_epochs" in arguments_of("federation")
@@ -121,30 +128,38 @@ def arguments_of(section: str) -> frozenset[str]:
     return frozenset()
 
 
-def check_options(arguments: Iterable[str], own: Iterable[str] = ()) -> None:
-    """Refuse an option that neither a command nor ``flsv fit`` has.
+def check_options(arguments: Iterable[str], own: Iterable[str] = (), sections: Sequence[str] = _OF_FIT) -> None:
+    """Refuse an option that a command does not have, and a configuration that there is not.
 
     Args:
         arguments: of the command line.
         own: options of the command beside those of ``flsv fit``, with their dashes.
+        sections: of the configuration that it takes options of.
 
     Raises:
         SystemExit: 2, as a parser does, when it has said the option, and the nearest that there is.
+        ConfigurationError: there is no such configuration.
 
     Example:
         >>> check_options(["--trainer.max_epochs", "3", "--model.network=mlp"])
         >>> unknown_option(["--trainer.max_epoch", "3"])
         'unrecognized arguments: --trainer.max_epoch 3. Did you mean --trainer.max_epochs?'
     """
-    said = unknown_option([*arguments], own)
+    given = [*arguments]
+    said = unknown_option(given, own, sections)
     if said is not None:
         print(f"flsv: error: {said}", file=sys.stderr)
         raise SystemExit(2)
+    for word, after in zip(given, [*given[1:], ""]):
+        option, is_one, value = word.partition("=")
+        if option in ("-c", *_CONFIGS) and _PLAIN.fullmatch(value if is_one else after):  # else it is YAML itself
+            find_config(value if is_one else after)
 
 
-def unknown_option(arguments: Sequence[str], own: Iterable[str] = ()) -> str | None:
+def unknown_option(arguments: Sequence[str], own: Iterable[str] = (), sections: Sequence[str] = _OF_FIT) -> str | None:
     """What is wrong with the first option that there is not, in words; None where there are all."""
-    known = [f"{section}.{name}" for section in _SECTIONS for name in sorted(arguments_of(section))]
+    known = [f"{section}.{name}" for section in sections for name in sorted(arguments_of(section))]
+    options = _OPTIONS if sections == _OF_FIT else ("config", "help")
     mine = [each.lstrip("-") for each in own]
     for word, after in zip(arguments, [*arguments[1:], "--"]):
         if not word.startswith("--") or word == "--":
@@ -152,13 +167,13 @@ def unknown_option(arguments: Sequence[str], own: Iterable[str] = ()) -> str | N
         name = word[2:].partition("=")[0]
         section, _, rest = name.partition(".")
         argument = rest.partition(".")[0].rstrip("+")
-        names = arguments_of(section) if section in _SECTIONS else frozenset()
-        if section in _SECTIONS and (not argument or not names or argument in names or argument == "help"):
+        names = arguments_of(section) if section in sections else frozenset()
+        if section in sections and (not argument or not names or argument in names or argument == "help"):
             continue
-        if section in _OPTIONS or name in mine:
+        if section in options or name in mine:
             continue
         said = f"unrecognized arguments: {word}" + ("" if after.startswith("--") or "=" in word else f" {after}")
-        near = suggestion(said, [*known, *mine, *_SECTIONS, *_OPTIONS])
+        near = suggestion(said, [*known, *mine, *sections, *options])
         now = new_name(OWNERS.get(section, ""), argument)
         return now or f"{said}.{f' Did you mean {near}?' if near else ''}"
     return None

@@ -8,6 +8,11 @@ from pathlib import Path
 
 from flsv.cli.command import command_parser, existing, positive
 from flsv.cli.names import check_options, declared, docstring
+from flsv.errors import ConfigurationError
+
+#: Options of ``flsv value`` beside its sections; and sections of a configuration that mean nothing there.
+VALUE = ("--validation", "--pictures", "--out", "--device", "--seed")
+UNUSED = ("seed_everything", "trainer", "model", "federation", "ckpt_path", "optimizer", "lr_scheduler")
 
 
 def check_arguments(command: str, arguments: Sequence[str]) -> None:
@@ -18,10 +23,26 @@ def check_arguments(command: str, arguments: Sequence[str]) -> None:
     """
     if command in FURTHER:
         parser = FURTHER[command]()
-        _, rest = parser.parse_known_args(list(arguments))
-        check_options(rest, [option for action in parser._actions for option in action.option_strings])
+        parser.parse_known_args(list(arguments))
+        check_options(arguments, [option for action in parser._actions for option in action.option_strings])
+    elif command == "value":
+        check_unused(arguments)
+        check_options(arguments, VALUE, ("data", "value"))
     elif command in PARSERS:
         PARSERS[command]().parse_args(list(arguments))
+
+
+def check_unused(arguments: Sequence[str]) -> None:
+    """Raise ConfigurationError where ``flsv value`` is given an option of a fit."""
+    for section in UNUSED:
+        given = [
+            arg for arg in arguments if arg == f"--{section}" or arg.startswith((f"--{section}.", f"--{section}="))
+        ]
+        if given:
+            raise ConfigurationError(
+                f"{given[0]}: flsv value trains nothing. Of a configuration file of flsv fit it looks at data and "
+                "value only; on the command line, give options of these."
+            )
 
 
 def compare_parser() -> ArgumentParser:
@@ -96,7 +117,7 @@ def retrain_parser() -> ArgumentParser:
 
 
 def benchmark_parser(
-    name: str, description: str | None, metrics: str, federations: str, out: Path, listed: str
+    name: str, description: str | None, metrics: str, federations: str, out: Path | None, listed: str, where: str = ""
 ) -> ArgumentParser:
     """The options that ``bench`` and ``stress`` have in common.
 
@@ -105,8 +126,9 @@ def benchmark_parser(
         description: its module's docstring.
         metrics: which are tried by default, in words.
         federations: likewise.
-        out: where values and tables go by default.
+        out: where values and tables go by default; None: that hangs on other options.
         listed: what ``--list`` says.
+        where: in words, where that hangs on other options.
     """
     parser = command_parser(name, description)
     parser.add_argument(
@@ -120,7 +142,9 @@ def benchmark_parser(
         nargs="+",
         help=f"names of `flsv bench --list`, tuning, held_out, or YAML files. Default: {federations}",
     )
-    parser.add_argument("--out", type=Path, default=out, help="folder of values, tables and pictures")
+    parser.add_argument(
+        "--out", type=Path, default=out, help=f"folder of values, tables and pictures. Default: {where or out}"
+    )
     parser.add_argument("--root", help="folder of the data. Default: $FLSV_DATA_ROOT")
     parser.add_argument("--list", action="store_true", help=f"say which {listed} there are")
     return parser
@@ -159,7 +183,18 @@ def stress_parser() -> ArgumentParser:
         *(", ".join(declared("cli/stress.py", name)) for name in ("METRICS", "FEDERATIONS")),
         "ways to cheat",
     )
-    parser = benchmark_parser("flsv stress", docstring("cli/stress.py"), metrics, where, Path("runs/stress"), listed)
+    own = "RUN/stress with a run, else runs/stress"
+    parser = benchmark_parser("flsv stress", docstring("cli/stress.py"), metrics, where, None, listed, own)
+    parser.add_argument(
+        "run",
+        metavar="RUN",
+        nargs="?",
+        type=existing,
+        help="a run's folder: clients cheat in its own federation, under its own metrics and size",
+    )
+    parser.add_argument(
+        "--partner", nargs="+", metavar="CLIENT", help="with a run: names or numbers of those who cheat in turn"
+    )
     parser.add_argument(
         "--attacks",
         nargs="+",

@@ -31,13 +31,12 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
-from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, LearningRateMonitor
 from scipy import stats
 from torch import Tensor
 
-from flsv import FederatedLoop
 from flsv._lightning.evaluation import all_on_device
-from flsv.cli.command import NO_BARS, printer, shown, write_rows
+from flsv.cli.command import printer, shown, write_rows
+from flsv.cli.own_federation import OF_THE_RUN, QUIET, check_data, configuration_of, performance_by
 from flsv.cli.parser import FederatedCLI, loop_of, make_cli
 from flsv.cli.parsers import retrain_parser
 from flsv.engines.ranks import ranks_of_environment
@@ -54,27 +53,11 @@ from flsv.report.reading import open_run
 from flsv.report.record import read_record
 from flsv.report.terminal import make_console, print_table
 from flsv.sampling import FixedCohort
-from flsv.server.identity import Identity
 from flsv.strategy import Strategy
 
 #: The most clients of whom all coalitions are trained unless something else is asked for, and the most fits that it may
 #: take for each seed.
 MOST, MOST_FITS = 10, 8.0
-#: Sections of a saved configuration that say what a federation is.
-SECTIONS = ("seed_everything", "trainer", "model", "data", "federation")
-#: Every training says, saves, validates and draws nothing.
-QUIET = (
-    *NO_BARS,
-    "--trainer.logger=false",
-    "--trainer.enable_checkpointing=false",
-    "--trainer.num_sanity_val_steps=0",
-    "--trainer.limit_val_batches=0",
-    "--federation.reporting.figures=0",
-    "--federation.reporting.table=false",
-    "--federation.evaluation.every=0",
-)
-#: Callbacks that watch a run for its own sake, or end it: a coalition's training has its length.
-_OF_THE_RUN = (Checkpoint, EarlyStopping, LearningRateMonitor)
 HEADER = ("client", "client_name", "by", "value", "low", "high", "share", "kernel_shap", "majority")
 
 
@@ -120,9 +103,7 @@ def retrain(
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
             parts that stay at the clients, or the folder holds trainings of other settings or data.
     """
-    file = run / "config.yaml"
-    if not file.is_file():
-        raise ConfigurationError(f"{run} holds no config.yaml: name the folder of a run of flsv fit.")
+    config = configuration_of(run)
     if seeds < 1:
         raise ConfigurationError(f"seeds={seeds}: expected 1 or more.")
     if mode is not None and metric is None:
@@ -131,7 +112,6 @@ def retrain(
         raise ConfigurationError(
             f"metric={metric!r} is a number per class: say balanced_accuracy, which is their mean."
         )
-    config = {name: value for name, value in yaml.safe_load(file.read_text()).items() if name in SECTIONS}
     record = read_record(run / RECORD)
     ranks = ranks_of_environment()
     with tempfile.TemporaryDirectory() as folder:
@@ -149,7 +129,7 @@ def retrain(
         for seed in range(first, first + seeds):
             cli = make(seed)
             if metric is None:
-                metric, mode = _performance_of(loop_of(cli.trainer))
+                metric, mode = performance_by(loop_of(cli.trainer))
             utility = RetrainedUtility(
                 lambda cohort, seed=seed: _trainer(make(seed), cohort, seed),  # type: ignore[misc]
                 cli.model,
@@ -160,7 +140,7 @@ def retrain(
                 ranks=ranks,
             )
             identity = cli.identity()
-            _check_data(run, record, identity, cli.datamodule.client_names)
+            check_data(run, record, identity, cli.datamodule.client_names)
             settings = {**identity.flat(), "metric": metric, "mode": mode, "seed": seed}
             masks, found = play(utility, run / f"retrained_{metric.replace('/', '-')}_{seed}.jsonl", settings, seed)
             utilities.append(found)
@@ -260,55 +240,13 @@ def _trainer(cli: FederatedCLI, cohort: FixedCohort, seed: int) -> L.Trainer:
     changes: dict[str, Any] = {"sampler": cohort, "seed": seed}
     if not _reads_metrics(loop.strategies):
         changes["metrics"] = None  # nobody looks at what they find
-    others = [c for c in cli.trainer.callbacks if c is not loop and not isinstance(c, _OF_THE_RUN)]  # type: ignore[attr-defined]
+    others = [c for c in cli.trainer.callbacks if c is not loop and not isinstance(c, OF_THE_RUN)]  # type: ignore[attr-defined]
     cli.trainer.callbacks = [*others, loop.replace(**changes)]  # type: ignore[attr-defined]
     return cli.trainer
 
 
 def _reads_metrics(strategies: Mapping[str, Strategy]) -> bool:
     return any(strategy.metric is not None for role, strategy in strategies.items() if role != "sampler")
-
-
-def _check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: Sequence[str]) -> None:
-    """Whether the clients and their samples are those of the run.
-
-    Raises:
-        ConfigurationError: by name, who took no part in the run, who is missing, and whose samples are others.
-    """
-    before = record.get("clients", [])
-    strangers = [name for name in names if name not in before]
-    gone = [name for name in before if name not in names]
-    found = [f"no part in the run was taken by {', '.join(strangers)}"] if strangers else []
-    found += [f"there are no data of {', '.join(gone)}"] if gone else []
-    if not found:
-        found = identity.differences(Identity(identity.settings, record.get("hashes", {})))
-    if found:
-        raise ConfigurationError(
-            f"the data are not those of {run}, as its {RECORD} tells: {'; '.join(found)}. Give it the data that it was "
-            "run on."
-        )
-
-
-def _performance_of(loop: FederatedLoop) -> tuple[str, str | None]:
-    """The one by which the run's metrics valued, and its mode; accuracy where none has any. Of values per class, which
-    are of the classes' accuracies, it is their mean.
-
-    Raises:
-        ConfigurationError: they valued by several, or by an object that the command line cannot name.
-    """
-    found: dict[str, Any] = {
-        name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")
-    }
-    found |= loop.board.performances
-    told = ["balanced_accuracy" if by == "per_class_accuracy" else by for by in found.values()]
-    named = dict.fromkeys(
-        (by, None) if isinstance(by, str) else (by.called, None) if by.called else (by.of, by.mode) for by in told
-    )
-    if len(named) > 1 or not all(isinstance(of, str) for of, _ in named):
-        raise ConfigurationError(
-            f"the run's metrics value by {', '.join(str(of) for of, _ in named)}: say which one by --metric."
-        )
-    return next(iter(named), ("accuracy", None))
 
 
 def _majority(cli: FederatedCLI) -> float:

@@ -27,9 +27,9 @@ from flsv._lightning.durable import check_writable
 from flsv.charts import client_labels, drawing
 from flsv.cli.command import shown
 from flsv.cli.options import CONFIG_HELP, ConfigFile, PlainParser
+from flsv.cli.parsers import UNUSED
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
 from flsv.participants.artifacts import client_folders, write_artifacts
 from flsv.report.tabs import cell, layout, layout_summary, text_table
 from flsv.report.tensorboard import EventFile
@@ -37,9 +37,6 @@ from flsv.report.terminal import chosen, client_columns, make_console, print_tab
 from flsv.seeding import generator_for
 from flsv.valuation import FedBary, Valuation, keep_pictures, participants_of, write_flagged
 from flsv.valuation.showing import draw_contributions, histograms_of
-
-#: Sections of a configuration of flsv fit that have no meaning here.
-UNUSED = ("seed_everything", "trainer", "model", "federation", "ckpt_path", "optimizer", "lr_scheduler")
 
 
 class CountedBar:
@@ -170,12 +167,6 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the protocol's first points")
     for section in UNUSED:
         parser.add_argument(f"--{section}", type=dict | int | str | None, help=SUPPRESS)
-        given = [arg for arg in args if arg == f"--{section}" or arg.startswith((f"--{section}.", f"--{section}="))]
-        if given:
-            raise ConfigurationError(
-                f"{given[0]}: flsv value trains nothing. Of a configuration file of flsv fit it looks at data and "
-                "value only; on the command line, give options of these."
-            )
     # The second name before jsonargparse 4.49.
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
     objects = instantiate(parser.parse_args(list(args)))

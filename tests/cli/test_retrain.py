@@ -15,7 +15,8 @@ import yaml
 
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.cli import main
-from flsv.cli.retrain import _performance_of, _Plays, retrain
+from flsv.cli.own_federation import performance_by
+from flsv.cli.retrain import _Plays, retrain
 from flsv.data import SizePartitioner, Splits
 from flsv.errors import ConfigurationError
 from flsv.functional import exact_shapley
@@ -198,7 +199,7 @@ def test_where_kernel_shap_disagrees_it_is_said(
 
 def test_it_inherits_the_runs_performance() -> None:
     def of(**metrics: Any) -> tuple[str, str | None]:
-        return _performance_of(FederatedLoop(metrics=metrics, reporting=Reporting(table=False)))
+        return performance_by(FederatedLoop(metrics=metrics, reporting=Reporting(table=False)))
 
     loss = CumulativeShapley(performance="negative_loss")
     assert of(cssv=ClassSpecificShapley()) == ("accuracy", None)

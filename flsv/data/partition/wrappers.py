@@ -29,7 +29,7 @@ class _Cheating(Partitioner):
     def __init__(self, partitioner: Partitioner, client: int, seed: int = 0) -> None:
         # No super().__init__: the number of clients is the other's, or not known yet.
         self.partitioner, self.client, self.seed = partitioner, client, seed
-        self.needs_classes = partitioner.needs_classes
+        self.needs_classes, self.keeps_groups = partitioner.needs_classes, partitioner.keeps_groups
         check_number(self, "client", client, least=0, whole=True)
 
     def _honest(self, labels: Tensor, num_classes: int, groups: Tensor | None) -> list[Tensor]:
