@@ -3,7 +3,7 @@ shortened for such a message."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 
@@ -18,6 +18,19 @@ class ConfigurationError(ValueError):
         ...
         flsv.errors.ConfigurationError: num_clients=1: a federation needs at least 2 clients.
     """
+
+
+class ColumnError(ConfigurationError):
+    """A column of a table that cannot be used as it is.
+
+    Args:
+        message: what is wrong with it, whole sentences.
+        remedy: options of :class:`~flsv.data.Columns` with which it can; lists and mappings add to what is there.
+    """
+
+    def __init__(self, message: str, remedy: Mapping[str, Any]) -> None:
+        super().__init__(message)
+        self.remedy = dict(remedy)
 
 
 def listed(values: Iterable[Any], most: int = 5, show: Callable[[Any], str] = str) -> str:

@@ -28,6 +28,7 @@ OF_LIGHTNING = {
 OWN = {
     "compare": "several algorithms on one partition, and what each client gains",
     "repeat": "the same run with other seeds, and what each client is worth on average",
+    "data": "what each client has: samples, classes, columns and gaps, before anything is trained",
     "value": "what clients and their samples are worth, before anything is trained",
     "retrain": "what each client is worth by training without it, after the fact",
     "bench": "which contribution metric to trust: all of them against retrained Shapley values",
@@ -104,7 +105,7 @@ def _run(given: list[str]) -> int:
         from flsv.cli.parsers import check_arguments
 
         check_arguments(first, given[1:])  # before anything is imported that takes seconds
-        if first in ("compare", "value", *MANY_FITS):
+        if first in ("compare", "data", "value", *MANY_FITS):
             _quieten(quiet or first in MANY_FITS)  # dozens of fits
         main: Any = importlib.import_module(f"flsv.cli.{first}").main
         return int(main(given[1:], quiet) or 0)

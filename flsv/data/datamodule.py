@@ -23,7 +23,7 @@ from flsv.data.federation_view import BATCH_HOOKS, DeviceCache, FederationView
 from flsv.data.loaders import Loader, check_size
 from flsv.data.partition.base import GroupPartitioner, IIDPartitioner, Partitioner
 from flsv.data.sources.base import Files, Given, Whole
-from flsv.data.sources.columns import Columns
+from flsv.data.sources.columns import Columns, GivenColumns
 from flsv.data.sources.named import KINDS, known_as, load_image_data
 from flsv.data.sources.source import open_source, source_name
 from flsv.data.splits import Splits
@@ -71,8 +71,8 @@ class FederatedDataModule(FederationView):
             its samples (``"meta.site"``: of a field within one) or of a column that has them; by default the attribute
             ``groups``, if any. For :class:`~flsv.data.GroupPartitioner`, whose clients are called after their groups.
         columns: how the columns of a table but ``labels`` and ``groups`` become inputs, and what of that the clients
-            have to agree on. The rows that tell means, deviations and categories are the clients' training rows, and no
-            others.
+            have to agree on: ``Columns(...)``, or its options as a dictionary. The rows that tell means, deviations and
+            categories are the clients' training rows, and no others.
         splits: what the server and the clients hold out, see :class:`~flsv.data.Splits`.
         corruptions: what is wrong with some clients' training data, in the order in which it happens, such as
             ``[ClosedSetLabelNoise(fraction=0.3)]``; data that are not tensors need ``Loader(preload=True)`` for it. No
@@ -120,7 +120,7 @@ class FederatedDataModule(FederationView):
         # bool first: else the command line would take "false" for a name.
         labels: bool | list[int] | str | None = None,
         groups: str | list[int] | list[str] | None = None,
-        columns: Columns | None = None,
+        columns: GivenColumns = None,
         splits: Splits = _SPLITS,
         corruptions: list[Corruption] | None = None,
         # Not "-> Tensor": jsonargparse would take a class path for that of a Tensor.
@@ -131,6 +131,7 @@ class FederatedDataModule(FederationView):
         super().__init__()
         for name, value, kind in (("splits", splits, Splits), ("files", files, Files), ("loader", loader, Loader)):
             check_kind(self, name, value, kind, f"flsv.data.{kind.__name__}(...); leave it out for its defaults")
+        columns = Columns.of(columns)
         check_kind(self, "columns", columns, (Columns, type(None)), "flsv.data.Columns(...) or None")
         check_kind(
             self, "corruptions", corruptions, (list, tuple, type(None)), "a list of flsv.data.Corruption or None"

@@ -20,7 +20,7 @@ from flsv.data.held_generators import can_be_seeded, held_generators
 from flsv.data.labels import Classes, find_classes
 from flsv.data.loaders import Loader, TensorBatches, make_loader, preload
 from flsv.data.partition.base import Partitioner, partition_counts
-from flsv.data.sources.base import SourceData
+from flsv.data.sources.base import ColumnCard, SourceData
 from flsv.data.splits import FederatedSplits, Splits, split_federation
 from flsv.errors import ConfigurationError, listed
 from flsv.participants import LocalData
@@ -46,6 +46,7 @@ class FederatedData:
         labels: of the training data as the clients have them, int64 ``[N]``; all 0 without classes.
         val_data: what ``val`` reads, and which of its samples, where it is not the source's own loader.
         no_classes: why the samples have no classes; None where they have some.
+        columns: what became of the columns, of a table.
     """
 
     train: Dataset
@@ -60,6 +61,7 @@ class FederatedData:
     labels: Tensor | None = None
     no_classes: str | None = None
     val_data: tuple[Dataset, Tensor | None] | None = None
+    columns: tuple[ColumnCard, ...] = ()
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
@@ -169,7 +171,7 @@ def deal(
     splits = _split(source, classes, partitioner, options, groups)
     if source.fitted is not None:
         fitted = source.fitted(splits)
-        source = replace(source, train=fitted.train, val=fitted.val, test=fitted.test)
+        source = replace(source, train=fitted.train, val=fitted.val, test=fitted.test, columns=fitted.columns)
     splits = leave_out_unknown(splits, classes.labels, corruptions)
 
     train_options = {"batch_size": 32, "drop_last": False} | source.train_options | loader.said()
@@ -213,6 +215,7 @@ def deal(
         labels,
         classes.missing,
         val_data,
+        source.columns,
     )
 
 

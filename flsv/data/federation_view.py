@@ -24,7 +24,7 @@ from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData, how_batches_are_made
 from flsv.data.loaders import Loader, TensorBatches, make_loader
 from flsv.data.partition.base import Partitioner
-from flsv.data.sources.base import Files, Given
+from flsv.data.sources.base import ColumnCard, Files, Given
 from flsv.data.sources.source import source_name
 from flsv.data.sources.table import find_place
 from flsv.data.splits import Splits
@@ -110,6 +110,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, such as ``(1, 28, 28)``."""
         return self._data.input_shape
+
+    @property
+    def column_cards(self) -> tuple[ColumnCard, ...]:
+        """What became of the columns of a table; empty for other data."""
+        return self._data.columns
 
     @property
     def server_val_indices(self) -> Tensor:

@@ -17,11 +17,11 @@ from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torchmetrics import Metric
 
-from flsv.arguments import check_number
+from flsv.arguments import check_number, check_one_of
 from flsv.errors import ConfigurationError
 from flsv.models.factory import build_network
+from flsv.models.imbalance import EpochScores, balanced_weights
 from flsv.models.linear import check_num_classes, check_output
 
 
@@ -58,71 +58,6 @@ def datamodule_of(module: L.LightningModule) -> Any:
         return None
 
 
-class EpochScores(Metric):
-    """Loss, accuracy and balanced accuracy of an epoch, from counts per class.
-
-    - ``loss``: sum of the batches' mean losses, each times its weight, over the sum of weights.
-    - ``accuracy``: share of samples that are classified correctly.
-    - ``balanced_accuracy``: mean over the classes that occur of the share of their samples that are classified
-      correctly. torchmetrics' macro accuracy differs where a class does not occur but is predicted: it counts there
-      as recall 0. This one is scikit-learn's ``balanced_accuracy_score``.
-
-    Its states are sums and not persistent: they never enter a ``state_dict``.
-
-    Args:
-        num_classes: M.
-
-    Example:
-        >>> scores = EpochScores(num_classes=3)
-        >>> logits = torch.tensor([[2.0, 0, 0], [2, 0, 0], [0, 2, 0], [0, 0, 2]])
-        >>> scores.update(logits, torch.tensor([0, 0, 1, 1]), loss=torch.tensor(0.5), weight=4)
-        >>> {name: value.item() for name, value in scores.compute().items()}
-        {'loss': 0.5, 'accuracy': 0.75, 'balanced_accuracy': 0.75}
-    """
-
-    is_differentiable = False
-    higher_is_better = None  # the accuracies: yes; the loss: no
-    full_state_update = False
-
-    correct: Tensor
-    support: Tensor
-    loss: Tensor
-    weight: Tensor
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self.add_state("correct", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("support", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("loss", torch.tensor(0.0), dist_reduce_fx="sum")
-        self.add_state("weight", torch.tensor(0.0), dist_reduce_fx="sum")
-
-    def update(self, logits: Tensor, y: Tensor, loss: Tensor, weight: Tensor | float) -> None:
-        """Count a batch.
-
-        Args:
-            logits: ``[B, M]``.
-            y: classes ``[B]``, integers.
-            loss: mean loss of the batch, a scalar.
-            weight: what that mean was divided by: B, or the sum of the samples' weights.
-        """
-        # bincount and boolean indices would make the host wait for the device.
-        y = y.long()  # cross_entropy takes bytes, too
-        self.support.index_add_(0, y, torch.ones_like(y))
-        self.correct.index_add_(0, y, (logits.argmax(dim=1) == y).long())
-        self.loss += loss * weight
-        self.weight += weight
-
-    def compute(self) -> dict[str, Tensor]:
-        """Scalars ``loss``, ``accuracy`` and ``balanced_accuracy``; NaN before the first batch."""
-        present = self.support > 0
-        return {
-            "loss": self.loss / self.weight,
-            "accuracy": self.correct.sum() / self.support.sum(),
-            "balanced_accuracy": (self.correct[present] / self.support[present]).mean(),
-        }
-
-
 # What stands for a network object in the hyper-parameters, which hold plain types only.
 _OBJECT = "object:"
 
@@ -131,8 +66,9 @@ class ClassifierClient(L.LightningModule):
     """Image (or table) classifier: network, cross-entropy, optimizer, scheduler, accuracy and balanced accuracy.
 
     Batches are ``(x [B, *input_shape], y int64 [B])``. ``training_step`` returns the mean cross-entropy and logs
-    nothing; validation and test log, once an epoch, ``val_loss``, ``val_accuracy`` (share of samples) and
-    ``val_balanced_accuracy`` (mean recall over the classes that occur), or ``test_...``, over all their dataloaders.
+    nothing; validation and test log, once an epoch, ``val_loss``, ``val_accuracy`` (share of samples),
+    ``val_balanced_accuracy`` (mean recall over the classes that occur) and, of two classes, ``val_auroc``, or
+    ``test_...``, over all their dataloaders.
     The loss is the training loss, label smoothing and class weights included. ``predict_step`` returns probabilities
     ``[B, M]`` in single precision or better.
 
@@ -153,7 +89,8 @@ class ClassifierClient(L.LightningModule):
             (``ReduceLROnPlateau``) gets ``val_loss``, or its own ``monitor``.
         scheduler_interval: step the scheduler after every epoch (a round, in a federation) or after every batch.
         label_smoothing: in [0, 1], as in :class:`torch.nn.CrossEntropyLoss`.
-        class_weights: M positive weights of the loss, one a class; None: all 1.
+        class_weights: M positive weights of the loss, one a class; None: all 1. ``"balanced"``: each class's the
+            inverse of its share of all clients' training samples, times 1 / M, as scikit-learn's of this name.
 
     Raises:
         ConfigurationError: at construction or, where the data module decides, before training starts: unknown
@@ -180,14 +117,18 @@ class ClassifierClient(L.LightningModule):
         scheduler: LRSchedulerCallable | None = None,
         scheduler_interval: Literal["epoch", "step"] = "epoch",
         label_smoothing: float = 0.0,
-        class_weights: list[float] | None = None,
+        class_weights: Literal["balanced"] | list[float] | None = None,
     ) -> None:
         super().__init__()
         if isinstance(network, str):
             module, name = None, network
         else:
             module, name = network, f"{_OBJECT}{type(network).__module__}.{type(network).__qualname__}"
-        class_weights = None if class_weights is None else [float(weight) for weight in class_weights]
+        self._balanced = isinstance(class_weights, str)
+        if isinstance(class_weights, str):
+            check_one_of(self, "class_weights", class_weights, ("balanced",))
+        else:
+            class_weights = None if class_weights is None else [float(weight) for weight in class_weights]
         _check_options(name, module, network_args, optimizer, scheduler, label_smoothing)
         self.save_hyperparameters(ignore=["network", "optimizer", "scheduler"])
         if "_instantiator" in self.hparams:
@@ -200,12 +141,12 @@ class ClassifierClient(L.LightningModule):
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self._scheduler_interval = scheduler_interval
         self._label_smoothing = label_smoothing
-        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        weights = torch.tensor(class_weights) if isinstance(class_weights, list) else None
         self.register_buffer("class_weights", weights, persistent=False)
         self.network: nn.Module = _NotBuilt() if module is None else module
         self._num_classes = num_classes
         self._input_shape = None if input_shape is None else tuple(input_shape)
-        if num_classes is not None and (module is not None or input_shape is not None):
+        if num_classes is not None and (module is not None or input_shape is not None) and not self._balanced:
             self._build(num_classes, self._input_shape)
 
     def configure_model(self) -> None:
@@ -220,6 +161,9 @@ class ClassifierClient(L.LightningModule):
         num_classes = _agreed("num_classes", self._num_classes, datamodule)
         input_shape = _agreed("input_shape", self._input_shape, datamodule)
         needs_shape = isinstance(self.network, _NotBuilt)
+        if self._balanced and num_classes is not None:
+            self.class_weights = balanced_weights(datamodule, num_classes)
+            self._add_hyperparameters(class_weights=self.class_weights.tolist())
         if num_classes is None or (needs_shape and input_shape is None):
             missing = "num_classes" if num_classes is None else "input_shape"
             raise ConfigurationError(
@@ -284,11 +228,11 @@ class ClassifierClient(L.LightningModule):
         self.test_scores.reset()
 
     def on_validation_epoch_end(self) -> None:
-        """Log ``val_loss``, ``val_accuracy`` and ``val_balanced_accuracy``."""
+        """Log ``val_loss``, ``val_accuracy``, ``val_balanced_accuracy`` and perhaps ``val_auroc``."""
         self._log_scores("val", self.val_scores)
 
     def on_test_epoch_end(self) -> None:
-        """Log ``test_loss``, ``test_accuracy`` and ``test_balanced_accuracy``."""
+        """Log ``test_loss``, ``test_accuracy``, ``test_balanced_accuracy`` and perhaps ``test_auroc``."""
         self._log_scores("test", self.test_scores)
 
     def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Tensor:

@@ -1,12 +1,15 @@
 import warnings
 
+import lightning as L
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import accuracy_score, balanced_accuracy_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
+from sklearn.utils.class_weight import compute_class_weight
 from torchmetrics.classification import MulticlassAccuracy
 
-from flsv.models.classifier import EpochScores
+from flsv.models.imbalance import EpochScores
 
 
 def _scored(logits, y, batch_size, class_weights=None):
@@ -57,7 +60,7 @@ def test_resetting():
     scores.reset()
     scores.update(torch.eye(2), torch.tensor([0, 1]), torch.tensor(1.0), 2)
     result = {name: value.item() for name, value in scores.compute().items()}
-    assert result == {"loss": 1.0, "accuracy": 1.0, "balanced_accuracy": 1.0}
+    assert result == {"loss": 1.0, "accuracy": 1.0, "balanced_accuracy": 1.0, "auroc": 1.0}
     assert not scores.state_dict()
 
 
@@ -73,3 +76,53 @@ def test_labels_that_are_bytes() -> None:
     scores = EpochScores(3)
     scores.update(logits, y, torch.nn.functional.cross_entropy(logits, y), len(y))
     assert scores.compute()["accuracy"].item() == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("scale", [1, 16])
+def test_auroc_of_two_classes_against_scikit_learn(scale: int) -> None:
+    """Also of logits whose probabilities are 1 in single precision."""
+    generator = torch.Generator().manual_seed(0)
+    y = (torch.rand(300, generator=generator) < 0.05).long()
+    logits = torch.randn(300, 2, generator=generator) + torch.nn.functional.one_hot(y, 2)
+    logits = (logits * 8).round() * scale / 8  # exactly, so that ties stay ties
+    assert (scale == 1) == (logits.diff().sigmoid() < 1).all()
+    assert _scored(logits, y, 32)["auroc"].item() == pytest.approx(roc_auc_score(y, logits.diff()))
+
+
+def test_auroc_needs_both_classes_and_no_more() -> None:
+    assert "auroc" not in _scored(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), 2)
+    assert "auroc" not in _scored(torch.zeros(4, 3), torch.arange(4) % 3, 2)
+    assert _scored(torch.zeros(4, 2), torch.arange(4) % 2, 2)["auroc"] == 0.5
+
+
+def test_balanced_weights_are_scikit_learns() -> None:
+    from flsv import ClassifierClient, FederatedDataModule
+    from flsv.data import SizePartitioner
+
+    y = (torch.arange(300) % 10 == 0).long()
+    data = FederatedDataModule(
+        torch.utils.data.TensorDataset(torch.randn(300, 4), y), SizePartitioner([2, 1]), batch_size=20
+    )
+    client = ClassifierClient("softmax", class_weights="balanced")
+    trainer = L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    trainer.fit(client, data)
+    held = torch.cat([data.client_labels(0), data.client_labels(1)]).numpy()
+    expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=held)
+    np.testing.assert_allclose(client.class_weights, expected, rtol=1e-6)
+    assert client.hparams.class_weights == pytest.approx(expected.tolist())
+    again = ClassifierClient(**{**client.hparams, "network": "softmax"})
+    assert torch.equal(again.class_weights, client.class_weights)
+
+
+def test_balanced_weights_are_refused_where_nobody_knows_the_counts() -> None:
+    from flsv import ClassifierClient
+    from flsv.errors import ConfigurationError
+
+    x, y = torch.randn(20, 4), torch.arange(20) % 2
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=10)
+    client = ClassifierClient("softmax", num_classes=2, input_shape=(4,), class_weights="balanced")
+    trainer = L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False)
+    with pytest.raises(ConfigurationError, match=r"does not say how many samples.*Give 2 numbers"):
+        trainer.fit(client, loader)
+    with pytest.raises(ConfigurationError, match="expected one of balanced"):
+        ClassifierClient(class_weights="equal")

@@ -28,6 +28,21 @@ else:
 
 
 @dataclass(frozen=True)
+class ColumnCard:
+    """What became of a column of a table.
+
+    Args:
+        name: of it, or of one of the columns that dates became.
+        became: such as ``"a number"``, ``"3 categories"``, ``"left out"``.
+        missing: which training samples have no value in it, bool ``[N]``.
+    """
+
+    name: str
+    became: str
+    missing: np.ndarray
+
+
+@dataclass(frozen=True)
 class SourceData:
     """What every source provides.
 
@@ -45,6 +60,7 @@ class SourceData:
         clients: whether these groups are the clients that somebody gave: none may be lost, none dealt anew.
         labelled: whether the targets are the column that ``labels`` names.
         pooled: whether inputs were made with numbers of all training samples, such as their means.
+        columns: what became of the columns, of a table.
         fitted: the same data with inputs that could not be made before it was known who trains on which sample; None
             where the inputs are there.
     """
@@ -62,6 +78,7 @@ class SourceData:
     clients: bool = False
     labelled: bool = False
     pooled: bool = False
+    columns: tuple[ColumnCard, ...] = ()
     fitted: Callable[[FederatedSplits], SourceData] | None = None
 
 

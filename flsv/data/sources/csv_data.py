@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.arguments import check_number
+from flsv.data.sources.base import ColumnCard
 from flsv.data.sources.table import Table, find_file, read_csv
 from flsv.data.sources.values import class_labels, class_names, group_values, with_values
 from flsv.errors import ConfigurationError
@@ -99,6 +100,8 @@ class CSVData(L.LightningDataModule):
         self.group_names: tuple[str, ...] = ()
         self.input_shape: tuple[int, ...] | None = None
         self.num_classes: int | None = None
+        #: What became of the columns, of a table.
+        self.columns_read: tuple[ColumnCard, ...] = ()
 
     @abstractmethod
     def encode(self, train: Table, test: Table | None) -> None:

@@ -88,6 +88,7 @@ def module_source(module: L.LightningDataModule) -> SourceData:
         train_options=_options(loader),
         eval_options={**eval_options, "drop_last": False},
         pooled=getattr(module, "pooled_inputs", False),
+        columns=getattr(module, "columns_read", ()),
     )
 
 

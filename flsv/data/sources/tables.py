@@ -13,8 +13,9 @@ from torch.utils.data import Dataset, TensorDataset
 
 from flsv.data.groups import plain_names
 from flsv.data.sources.base import SourceData
-from flsv.data.sources.columns import Columns, TableEncoder
+from flsv.data.sources.columns import Columns
 from flsv.data.sources.csv_data import CSVData
+from flsv.data.sources.encoder import TableEncoder
 from flsv.data.sources.table import Table
 from flsv.data.sources.values import group_values
 from flsv.data.splits import FederatedSplits
@@ -49,10 +50,7 @@ def tables_source(
     encoder = TableEncoder(columns, label, group, "Columns")
     train = {name: encoder.rows(table) for name, table in tables.items()}
     held = {name: None if table is None else encoder.rows(table) for name, table in held_out.items()}
-    first = next(iter(train))
-    for name, table in {**train, **held}.items():
-        if table is not None:
-            _check_columns(train[first], table, first, name, group)
+    encoder.check({name: table for name, table in {**train, **held}.items() if table is not None})
     groups, names = _groups(train, group, clients)
     rows = list(train.values())
     everything = rows + [table for table in held.values() if table is not None]
@@ -80,7 +78,8 @@ def tables_source(
                     "their own. Say statistics='pooled', or Splits(client_test=...) for the clients' own test rows."
                 )
             of = np.array(names)[groups.numpy()]
-        return as_sets(encoder.features(everything, fit, of), encoder.targets(everything, fit))
+        sets = as_sets(encoder.features(everything, fit, of), encoder.targets(everything, fit))
+        return replace(sets, columns=encoder.cards(rows))
 
     # Who trains on which row is not known yet, and a number's scale with it: nothing looks at a number before.
     targets = encoder.targets(everything)
@@ -93,18 +92,6 @@ def tables_source(
         labelled=True,
         fitted=fitted,
     )
-
-
-def _check_columns(first: Table, table: Table, one: str, other: str, group: str | None) -> None:
-    mine, theirs = set(first.frame) - {group}, set(table.frame) - {group}
-    if mine != theirs:
-        lacks, more = sorted(mine - theirs), sorted(theirs - mine)
-        told = [f"lacks {', '.join(lacks[:5])}"] if lacks else []
-        told += [f"has {', '.join(more[:5])} besides"] if more else []
-        raise ConfigurationError(
-            f"The tables have other columns: {other!r} ({table.path}) {' and '.join(told)}, compared with {one!r} "
-            f"({first.path}). All need the same."
-        )
 
 
 def _groups(tables: Mapping[str, Table], group: str | None, clients: bool) -> tuple[Tensor | None, tuple[str, ...]]:
@@ -199,6 +186,9 @@ class TableData(CSVData):
             None if self.group is None else np.concatenate([group.astype(str) for group in groups if group is not None])
         )
         features = encoder.features(files, fit, of)
+        self.columns_read = tuple(
+            replace(card, missing=card.missing[splits["train"]]) for card in encoder.cards(files[:1])
+        )
         classes = encoder.classes(files[:1])
         targets = encoder.targets(files, fit)
         rest = None if test is None else (features[1], targets[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,14 +13,22 @@ from sklearn.preprocessing import StandardScaler
 from torch import Tensor
 
 from flsv.data.groups import check_spelling, spelled_alike
+from flsv.data.sources.dates import date_remedy
 from flsv.data.sources.table import CATEGORIES, NUMBERS, TRUTH, Table
-from flsv.errors import ConfigurationError
+from flsv.errors import ColumnError, ConfigurationError
 
 #: What single precision holds, nearly.
 LARGEST = 1e38
+#: Types of dates, as :meth:`Table.kind` calls them.
+_DATES = ("date", "datetime", "Timestamp")
 _DAY = re.compile(r"\d{4}-\d\d?-\d\d?([T ].*)?|\d{1,2}[./-]\d{1,2}[./-]\d{4}( .*)?")
+_IDENTIFIER = re.compile(
+    r"(?i)(^|[ _.-])(id|nr|no|number|key|index|pid|uid|uuid|mrn|patient|person|case|record)s?$|[a-z]I[Dd]$"
+)
 #: How many names a line shows.
 _SHOWN = 20
+#: So many different values may still be categories.
+_FEW = 10
 
 
 def natural_order(values: Sequence[str]) -> list[int] | list[str]:
@@ -138,20 +147,43 @@ def numbers_of(tables: Sequence[Table], name: str, missing: np.ndarray, kind: st
         return None
     if wrong.any():
         table, row = _row(tables, int(wrong.argmax()))
-        raise ConfigurationError(
+        raise ColumnError(
             f"{table.path}, {table.places([row])}: {table.text(name)[row]!r} in {name!r} is no finite number, but "
             "others there are. If it stands for a gap, add it to gaps; if the column has categories, name it in "
-            "categorical."
+            "categorical.",
+            _gap_or_category(np.concatenate([table.text(name) for table in tables]), numbers, wrong, name),
         )
     if (large := np.abs(numbers) > LARGEST).any():
         place = int(large.argmax())
         table, row = _row(tables, place)
-        raise ConfigurationError(
+        raise ColumnError(
             f"{table.path}, {table.places([row])}: {numbers[place]:g} in {name!r} is too large: features are numbers "
             f"up to {LARGEST:g} (single precision). If it stands for a gap, add it to gaps; else correct it, or leave "
-            "the column out."
+            "the column out.",
+            {"exclude": [name]},
         )
     return numbers
+
+
+def _gap_or_category(texts: np.ndarray, numbers: np.ndarray, wrong: np.ndarray, name: str) -> dict[str, Any]:
+    """What helps a column of numbers and words: with one word among many numbers, the word is a gap."""
+    words, known = set(texts[wrong]), np.unique(numbers[np.isfinite(numbers)])
+    return {"gaps": [words.pop()]} if len(words) == 1 and len(known) > _FEW else {"categorical": [name]}
+
+
+def identifier_found(tables: Sequence[Table], name: str, numbers: np.ndarray) -> ColumnError | None:
+    """What speaks against numbers that are called as identifiers are, and are whole and no two alike in any table."""
+    if not _IDENTIFIER.search(name):
+        return None
+    for part in np.split(numbers, np.cumsum([len(table) for table in tables])[:-1]):
+        known = part[np.isfinite(part)]
+        if len(known) <= _FEW or len(np.unique(known)) < len(known) or (known != np.round(known)).any():
+            return None
+    return ColumnError(
+        f"{tables[0].path}: {name!r} has another whole number in every row. An identifier is no feature: leave it out "
+        f"(exclude: [{name}]).",
+        {"exclude": [name]},
+    )
 
 
 def _row(tables: Sequence[Table], row: int) -> tuple[Table, int]:
@@ -189,29 +221,33 @@ def declared_kind(tables: Sequence[Table], name: str) -> str | None:
     found = {kind: table for table in tables if (kind := table.kind(name))}
     strange = next((kind for kind in found if kind not in (NUMBERS, CATEGORIES, TRUTH)), None)
     if strange is not None:
-        raise ConfigurationError(
+        raise ColumnError(
             f"{found[strange].path}: {name!r} has values of the type {strange}; expected numbers, words or truth "
-            f"values. {_advice(name)}"
+            f"values. {_advice(name)}",
+            {"dates": {name: "days"}} if strange in _DATES else {"exclude": [name]},
         )
     if len(found) > 1:
         told = " and ".join(f"{kind} in {table.path}" for kind, table in found.items())
-        raise ConfigurationError(f"{name!r} has {told}: make it the same kind in all, or name it in categorical.")
+        message = f"{name!r} has {told}: make it the same kind in all, or name it in categorical."
+        raise ColumnError(message, {"categorical": [name]})
     kind = next(iter(found), None)
     return kind if kind == CATEGORIES or all(table.typed for table in tables) else None
 
 
 def _advice(name: str) -> str:
     return (
-        f"Make numbers of them (of a date, the days since another), or leave the column out (exclude: [{name}]); "
-        f"categorical: [{name}] makes a category of each."
+        f"Say what of a date matters (dates: {{{name}: days}}, parts, or the column of another date to count from), or "
+        f"leave the column out (exclude: [{name}]); categorical: [{name}] makes a category of each value."
     )
 
 
 def check_no_days(table: Table, name: str, values: Iterable[str]) -> None:
-    """Raise ConfigurationError where all values are days: a category of each would say nothing of any other."""
+    """Raise ColumnError where all values are days: a category of each would say nothing of any other."""
+    values = list(values)
     if all(_DAY.fullmatch(value) for value in values):
-        raise ConfigurationError(
-            f"{table.path}: the values of {name!r} are dates; a category for each day is no feature. {_advice(name)}"
+        raise ColumnError(
+            f"{table.path}: the values of {name!r} are dates. {_advice(name)}",
+            date_remedy(name, values),
         )
 
 

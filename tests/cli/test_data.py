@@ -1,0 +1,68 @@
+"""``flsv data``: what each client has, before training."""
+
+import csv
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from flsv.cli import main
+from flsv.cli.data import Cards
+from flsv.data import FederatedDataModule
+
+COLUMNS = {"exclude": ["insurer", "patient", "admitted"], "dates": {"discharged": "admitted"}}
+
+
+@pytest.fixture
+def clinics(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["init", "--clinics", "clinics"]) == 0
+    assert main(["init", "--clinics", "clinics"]) == 2  # nothing is overwritten
+    return tmp_path
+
+
+def test_shares_and_gaps_are_those_of_the_files(clinics, capsys):
+    Path("federation.yaml").write_text(
+        f"data:\n  source: clinics\n  labels: died\n  columns: {COLUMNS}\ntrainer:\n  max_epochs: 3\n"
+    )
+    assert main(["data", "federation.yaml", "--out", "cards"]) == 0
+    said = capsys.readouterr().out
+    frames = {name: pd.read_csv(f"clinics/{name}.csv") for name in ("Boston", "Lyon", "Osaka", "Quito")}
+    for name, frame in frames.items():
+        share = (frame["died"] == "yes").mean()
+        (line,) = (line for line in said.splitlines() if line.split()[:1] == [name])
+        assert float(line.split()[-2]) == pytest.approx(100 * share, abs=0.06)
+    assert "The server validates on clinics/val.csv, 500 samples." in said
+    assert "Rare: yes (" in said
+    assert "creatinine is missing mostly at Osaka" in said
+    rows = {row["column"]: row for row in csv.DictReader(Path("cards/columns.csv").read_text().splitlines())}
+    for column in ("pressure", "creatinine", "age"):
+        for name, frame in frames.items():
+            assert float(rows[column][name]) == pytest.approx(frame[column].isna().mean(), abs=1e-6)
+    assert rows["discharged"]["is read as"] == "days since admitted"
+    assert "| patient | left out |" in Path("cards/Boston.md").read_text()
+    share = 100 * frames["Lyon"]["creatinine"].isna().mean()
+    assert f"| creatinine | a number | {share:.1f} % |" in Path("cards/Lyon.md").read_text()
+
+
+def test_other_data_have_no_columns(clinics, capsys):
+    assert main(["data", "--config", "quickstart", "--config", "shapfed"]) == 0
+    said = capsys.readouterr().out
+    assert "What each client trains on" in said
+    assert "Columns" not in said
+
+
+def test_a_class_that_a_client_lacks(clinics):
+    frames = {name: pd.read_csv(f"clinics/{name}.csv")[["age", "died"]] for name in ("Boston", "Lyon")}
+    frames["Lyon"]["died"] = "no"
+    data = FederatedDataModule(clients=frames, labels="died")
+    data.setup("fit")
+    assert "No yes to train on: Lyon." in Cards(data).notes()
+
+
+def test_what_cannot_be_read_ends_with_a_line_to_paste(clinics, capsys):
+    Path("federation.yaml").write_text("data:\n  source: clinics\n  labels: died\n")
+    assert main(["data", "federation.yaml"]) == 2
+    line = capsys.readouterr().err.splitlines()[-1]
+    Path("federation.yaml").write_text(f"data:\n  source: clinics\n  labels: died\n{line}\n")
+    assert main(["data", "federation.yaml"]) == 0
