@@ -1,7 +1,7 @@
 """Memory of a round, beyond the cohort's models: of the server's side, and of a whole fit.
 
     python tools/bench_memory.py [--cases fedavg cssv ...] [--sizes large many]
-    python tools/bench_memory.py --fit 10 [--rounds 2]
+    python tools/bench_memory.py --fit 10 [--rounds 2] [--mapped]
 
 The server has to hold the models ``[k, P]`` that the clients have sent; what works on them should not hold them twice.
 For k = 50 ResNet-18 (P = 11 M, 2.2 GB) and k = 1,000 MLPs (P = 1 M, 4.0 GB) of random weights, every case is one round
@@ -11,8 +11,10 @@ the server holds one more matrix from the round before, which is not counted; th
 up to 17 GB.
 
 ``--fit k`` is a fit of k clients with 25 million parameters each, a batch each round, with class-specific Shapley
-values: the peak above what was resident before, in models of P, less k. Four of them are the module, its gradients, the
-global model and the next one.
+values: the peak above what was resident before, in models of P. Four of them beside the cohort's k are the module, its
+gradients, the global model and the next one. ``--mapped``: the cohort lies in a file, as it does by itself where it
+would take more than a quarter of the memory. Pages of files, which the system takes back when others need them, do not
+count.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -43,6 +46,7 @@ from flsv.parameters import ParameterSpace
 from flsv.participants import Channel
 from flsv.personalization import Personalizer, ShapFedPersonalizer
 from flsv.round import FederationState, Round
+from flsv.round import matrix as cohort_matrix
 from flsv.server import ContributionMetrics, RoundServer
 
 CLASSES = 10
@@ -180,17 +184,35 @@ def fit(k: int, rounds: int, module: Wide, width: int) -> None:
         trainer.fit(module, data)
 
 
-def measure_fit(k: int, rounds: int) -> None:
-    """Print what a fit takes beyond the cohort's models, in models."""
+def measure_fit(k: int, rounds: int, mapped: bool) -> None:
+    """Print what a fit takes, in models, and its seconds."""
     be_quiet()
     torch.set_num_threads(1)
     fit(k, 1, Wide(16, 1), 16)  # imports and thread pools are no models
-    before = resident()
-    Path("/proc/self/clear_refs").write_text("5")
-    module = Wide()
+    if mapped:
+        vars(cohort_matrix)["LARGE"] = 0.0
+    before, held, done = anonymous(), [0], threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.002):
+            held.append(anonymous() - before)
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    module, clock, wall = Wide(), time.process_time(), time.perf_counter()
     fit(k, rounds, module, 1250)
+    clock, wall = time.process_time() - clock, time.perf_counter() - wall
+    done.set()
+    watching.join()
     size = sum(p.numel() * p.element_size() for p in module.parameters())
-    print(f"a fit of {k} clients, {rounds} rounds: k + {(peak() - before) / size - k:.2f} models")
+    where = "in a file" if mapped else "in memory"
+    print(f"| {k} | {where} | {max(held) / size:.2f} | {clock:.1f} | {wall:.1f} |")
+
+
+def anonymous() -> int:
+    """Bytes of this process's own memory: without pages of files."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("RssAnon"))) * 1024
 
 
 def resident() -> int:
@@ -208,12 +230,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--mapped", action="store_true", help="the cohort of the fit lies in a file")
     parser.add_argument("--fit", type=int, metavar="K", help="a whole fit of K clients instead")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.fit:
-        measure_fit(arguments.fit, arguments.rounds)
+        measure_fit(arguments.fit, arguments.rounds, arguments.mapped)
         return
     if arguments.measure:
         measure(*arguments.measure)

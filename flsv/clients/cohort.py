@@ -20,6 +20,7 @@ from flsv.data.loaders import TensorBatches
 from flsv.functional.divergences import distances
 from flsv.participants import Traffic, at
 from flsv.round import ClientUpdate, Instruction
+from flsv.round.matrix import copied_rows, empty_rows
 from flsv.seeding import isolated_rngs, seed_global_rngs, shuffle_stream
 
 
@@ -148,7 +149,7 @@ class CohortTraining:
             num_samples: ``[n]`` training samples of every client.
         """
         self._visits, self._instructions, self._samples = loader.visits, instructions, num_samples
-        self._matrix = self.local.global_vector.new_empty(len(self._visits), len(self.local.global_vector))
+        self._matrix = empty_rows(len(self._visits), self.local.global_vector, self._trainer.default_root_dir)
         self.updates, self.broken, self._visited, self.active, self._discarded = [], [], 0, True, False
 
     @property
@@ -219,7 +220,7 @@ class CohortTraining:
             sent = attack.sent(ids, self.matrix[:, :cut] - start[:cut], num_clients, round_index)
             if not sent:
                 continue
-            self._matrix = self.matrix.clone()  # a client's own model is the row that it would have sent
+            self._matrix = copied_rows(self.matrix)  # a client's own model is the row that it would have sent
             for row, update in enumerate(self.updates):
                 vector, dense = self._matrix[row], update
                 if update.client_id in sent:
@@ -259,7 +260,7 @@ class CohortTraining:
     def _forget(self) -> None:
         for visit in self._visits:
             self._manager.locals[visit.client].visit(None, None)
-        self._matrix, self.updates = self.local.global_vector.new_empty(0), []
+        self._matrix, self.updates, self._instructions = self.local.global_vector.new_empty(0), [], {}
 
 
 def where(client: int | None, round_index: int, names: Sequence[str] = ()) -> str:

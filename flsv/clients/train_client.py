@@ -265,7 +265,7 @@ class LocalTraining:
         self.last_batch = None
         # Averages of counters mean nothing: the global model goes on with those of the cohort's first client.
         self._write(vector, self.next_buffers or self._before, self._private)
-        self._within = False
+        self.global_vector, self._within = vector, False
 
     def discard(self) -> None:
         """Forget an unfinished round: the module is the global model of its start again."""

@@ -344,6 +344,7 @@ class OneProcess:
         if self.evaluated:
             state.client_accuracy = self._own_accuracy()
         state.chunk = self.manager.chunk
+        self._instructions = {}  # they hold the model of the round before
         training.end_round(round.server_vector)
         return round
 

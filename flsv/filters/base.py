@@ -15,6 +15,7 @@ from flsv.filters.notices import Notices
 from flsv.functional.divergences import distances
 from flsv.personalization import Personalizer
 from flsv.round import ClientMatrix, ClientUpdate
+from flsv.round.matrix import copied_rows
 from flsv.strategy import Component, Federation
 
 
@@ -86,7 +87,7 @@ class Cohort:
             self,
             updates=tuple(update for update, stays in zip(self.updates, which) if stays),
             starts=tuple(start for start, stays in zip(self.starts, which) if stays),
-            matrix=self.matrix[kept.to(self.matrix.device)],
+            matrix=copied_rows(self.matrix, kept.nonzero()[:, 0]),
             num_samples=self.num_samples[kept.to(self.num_samples.device)],
         )
 

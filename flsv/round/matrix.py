@@ -6,7 +6,10 @@ d_i = x_i - (client i's start) walks over the matrix in blocks of columns of a f
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -16,8 +19,60 @@ from flsv.functional.divergences import distances
 #: Bytes of a block, of which some exist at a time. On a CPU blocks stay in its cache: larger ones are memory that the
 #: system hands out anew, up to six times as slow (``tools/bench_memory.py``). On a GPU a block is a launch of a kernel.
 BLOCK_BYTES, CPU_BLOCK_BYTES = 2**24, 2**20
+#: The part of the machine's memory from which on a matrix lies in a file.
+LARGE = 0.25
+#: A container's limit, under Linux.
+GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 #: Entries of one client's update that are worked out at a time, where every client has a start of its own.
 LEAST_PIECE = 2**12
+
+
+def empty_rows(count: int, like: Tensor, folder: str | Path = "") -> Tensor:
+    """``[count, P]``, unwritten, for as many models like ``like [P]``.
+
+    On a CPU under Linux, rows that would take more than a quarter of the machine's memory lie in a mapped file, which
+    has no name and is gone when they are, however the process ends. The system keeps of it in memory what there is
+    room for; numbers are the same to the bit.
+
+    Args:
+        count: of the rows.
+        like: of their length, type and device.
+        folder: of the file, on a disk; one that is not there (or is on another machine): the system's temporary one.
+
+    Raises:
+        OSError: the disk has no room for it.
+
+    Example:
+        >>> empty_rows(3, torch.zeros(2)).shape
+        torch.Size([3, 2])
+    """
+    size = count * like.numel() * like.element_size()
+    if like.device.type != "cpu" or not hasattr(os, "posix_fallocate") or size <= LARGE * memory_bytes():
+        return like.new_empty(count, like.numel())
+    with tempfile.NamedTemporaryFile(dir=folder if os.path.isdir(folder) else None, prefix=".flsv-cohort-") as file:
+        # Of a file with holes a full disk is found out by a signal that kills the process.
+        os.posix_fallocate(file.fileno(), 0, size)
+        return torch.from_file(file.name, shared=True, size=count * like.numel(), dtype=like.dtype).view(count, -1)
+
+
+def copied_rows(matrix: Tensor, rows: Tensor | None = None) -> Tensor:
+    """A copy of these rows (integers) of a matrix, or of all of them; in a file where it lies in one."""
+    rows = torch.arange(len(matrix)) if rows is None else rows
+    place = matrix.untyped_storage().filename if matrix.device.type == "cpu" else None
+    if place is None:
+        return matrix[rows.to(matrix.device)]
+    copy = empty_rows(len(rows), matrix[0], Path(place).parent)
+    for row, which in zip(copy, rows.tolist()):
+        row.copy_(matrix[which])
+    return copy
+
+
+def memory_bytes() -> int:
+    """What this process may use: the machine's memory, or what its control group leaves it of that."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    if GROUP_LIMIT.is_file() and (said := GROUP_LIMIT.read_text().strip()).isdecimal():
+        limits.append(int(said))
+    return min(limits)
 
 
 class ClientMatrix:

@@ -20,7 +20,7 @@ from flsv.functional.agreement import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData, run_protocol
 from flsv.round.games import Games, TrainedCoalitions
-from flsv.round.matrix import BLOCK_BYTES, ClientMatrix
+from flsv.round.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.seeding import generator_for
 
 Stage = Literal["training", "aggregation", "personalization", "exchange"]
@@ -238,7 +238,7 @@ class Round:
         total, cut = weights.sum(), self.space.num_parameters
         result = weights @ self.client_vectors
         # In blocks, or it would be another vector; not the matrix's, which knows where clients started by asking them.
-        width = BLOCK_BYTES // result.element_size()
+        width = (CPU_BLOCK_BYTES if result.device.type == "cpu" else BLOCK_BYTES) // result.element_size()
         for moved, before in zip(result[:cut].split(width), self.global_vector[:cut].split(width)):
             moved += (1 - total) * before
         if cut < self.space.size and total != 1:

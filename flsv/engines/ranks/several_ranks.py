@@ -22,6 +22,7 @@ from flsv.engines.one_process import OneProcess
 from flsv.engines.ranks.strategy import FederatedStrategy, in_a_line, share_weights
 from flsv.participants import ClientStates, Owners, Ranks, at
 from flsv.round import FederationState, Instruction, Round
+from flsv.round.matrix import empty_rows
 from flsv.seeding import global_rngs, restore_global_rngs
 
 #: Bytes from which on a row is a message of its own. 100 messages take some 20 ms.
@@ -132,7 +133,8 @@ class RankTraining(CohortTraining):
             for rank, part in enumerate(parts)
             for row, update in enumerate(part["updates"])
         )
-        matrix = _gathered_rows(ranks, self.matrix, [(rank, row) for _, rank, row in where], about)
+        places, folder = [(rank, row) for _, rank, row in where], self._trainer.default_root_dir
+        matrix = _gathered_rows(ranks, self.matrix, places, about, self.local.global_vector, folder)
         own_rows = self._vectors()
         self.updates = [
             replace(parts[rank]["updates"][row], vector=matrix[i]) for i, (_, rank, row) in enumerate(where)
@@ -152,9 +154,11 @@ class RankTraining(CohortTraining):
                 local.visit(local.start, vector if local.model is row else local.model, vector, local.tell)
 
 
-def _gathered_rows(ranks: Ranks, mine: Tensor, where: Sequence[tuple[int, int]], about: str) -> Tensor:
+def _gathered_rows(
+    ranks: Ranks, mine: Tensor, where: Sequence[tuple[int, int]], about: str, like: Tensor, folder: str
+) -> Tensor:
     """The cohort's matrix ``[k, P]``, of rows by rank and place in that rank's."""
-    matrix = mine.new_empty(len(where), mine.shape[1])
+    matrix = empty_rows(len(where), like, folder)
     owners = [rank for rank, _ in where]
     if mine.shape[1] * mine.element_size() >= LONG:
         for i, (rank, row) in enumerate(where):

@@ -9,6 +9,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -31,6 +32,7 @@ from flsv.engines.remote.transport import Directory
 from flsv.errors import ConfigurationError
 from flsv.participants import LocalData
 from flsv.round import Instruction, Round
+from flsv.round.matrix import empty_rows
 
 #: How often a module without automatic optimization may step for one sample, before its site is not believed.
 STEPS_BY_HAND = 1000
@@ -74,7 +76,10 @@ class RemoteCohort(CohortTraining):
                 "checkpoint."
             )
         if self.updates:
-            self._matrix = torch.stack([update.vector for update in self.updates])
+            self._matrix = empty_rows(len(self.updates), self.local.global_vector, self._trainer.default_root_dir)
+            for place, (row, update) in enumerate(zip(self._matrix, self.updates)):
+                row.copy_(update.vector)
+                self.updates[place] = replace(update, vector=row)  # one in memory
         add(self._trainer, Counted(steps=sum(update.num_steps for update in self.updates)))
         return True
 
