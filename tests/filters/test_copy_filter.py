@@ -22,7 +22,7 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import (
     CosineGradientShapley,
 )
-from flsv.report import open_run, pay
+from flsv.report import open_run, release
 from flsv.round import ClientUpdate
 
 
@@ -98,8 +98,8 @@ def test_the_folder_says_who_is_held_and_somebody_who_has_looked_says_whom_to_pa
     assert [value != value for value in run.final("cgsv")] == [False, True, False, True, False, False, False]
     assert run.final("update_norm")[3] == run.final("update_norm")[3]  # what it sent is no pay
     with pytest.raises(ConfigurationError, match=r"client=0: its payment is not held back\. Held: 1, 3"):
-        pay(folder, [1, 0])
-    assert pay(folder, ["1"]).held == (3,)
+        release(folder, [1, 0])
+    assert release(folder, ["1"]).held == (3,)
     assert [value != value for value in open_run(folder).final("cgsv")] == [
         False,
         False,
@@ -110,7 +110,7 @@ def test_the_folder_says_who_is_held_and_somebody_who_has_looked_says_whom_to_pa
         False,
     ]
     assert open_run(folder).final("cgsv")[1] == pytest.approx(loop.contributions["cgsv"][1].item(), rel=1e-5)
-    assert pay(folder, [3]).held == ()
+    assert release(folder, [3]).held == ()
 
 
 def test_the_folder_of_a_killed_run_says_who_is_held(tmp_path: Path) -> None:
