@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from torchmetrics import Metric
@@ -103,9 +104,9 @@ class FederationConfig:
             )
 
     @property
-    def strategies(self) -> dict[str, Strategy]:
-        """The aggregator, personaliser, sampler and client algorithm, where there is one, by role."""
-        return {role: getattr(self, role) for role in ROLES if getattr(self, role) is not None}
+    def strategies(self) -> Mapping[str, Strategy]:
+        """The aggregator, personaliser, sampler and client algorithm, where there is one, by role; read-only."""
+        return MappingProxyType({role: getattr(self, role) for role in ROLES if getattr(self, role) is not None})
 
     def state_dict(self) -> dict[str, Any]:
         """What strategies and filters need to know in the next round."""

@@ -112,8 +112,8 @@ def told_of(folder: Path) -> tuple[dict[str, Any], str]:
     ("metric", "named", "by"),
     [
         (PartialFederatedShapley(performance="negative_loss"), "sv", "negative_loss"),
-        (PartialFederatedShapley(performance="auroc"), "sv", "AUROC"),
-        (PartialFederatedShapley(performance="average_precision"), "sv", "AveragePrecision"),
+        (PartialFederatedShapley(performance="auroc"), "sv", "auroc"),
+        (PartialFederatedShapley(performance="average_precision"), "sv", "average_precision"),
         (PartialFederatedShapley(performance="f1"), "", "balanced_accuracy"),
         (PartialFederatedShapley(performance="val_acc", mode="max"), "", "balanced_accuracy"),
         (ClassSpecificShapley(), "", "balanced_accuracy"),
@@ -148,7 +148,11 @@ def test_the_warning_the_record_the_table_and_the_report_say_it(
     if "sv" in record["paid_in"]:
         paid = record["paid_in"]["sv"]
         assert paid["sum"] == pytest.approx(float(loop.contributions["sv"].nansum()))
-        assert "What sv shares out" in page
+        assert "shares out the model's" in page
+        (row,) = [
+            line for line in page.partition("shares out the model's")[2].splitlines() if line.startswith("| sv |")
+        ]
+        assert row.endswith(f"| {paid['sum']:.3g} |")
         assert f"the values of sv sum to {paid['sum']:.4g}" in table
 
 

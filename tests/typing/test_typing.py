@@ -36,7 +36,7 @@ def test_a_users_project_is_typed(tmp_path: Path) -> None:
     wrong = {
         'FederatedDataModule(data, partitioner=IIDPartitioner(num_clients=3, seed=1))':
         'FederatedDataModule(data, partitioner=IIDPartitioner(num_clients="three"))',
-        'metrics={"norm": UpdateNorm()}': 'metrics={"norm": 3}',
+        'metrics={"norm": UpdateSize()}': 'metrics={"norm": 3}',
         'Reporting(table=False)': 'Reporting(tables=False)',
         "round.client_ids": "round.client_numbers",
         'metrics=["CosineGradientShapley"]': "metrics=[1]",
@@ -71,7 +71,7 @@ def test_its_parts_pass_the_checks(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.syspath_prepend(str(PROJECT.parent))
     import user_project  # type: ignore[import-not-found]
 
-    check_metric(user_project.UpdateNorm())
+    check_metric(user_project.UpdateSize())
     check_aggregator(user_project.ShortestFirst("norm"))
     file = tmp_path / "visits.points"
     file.write_text("".join(f"{i / 40},{-i / 40},{i % 2}\n" for i in range(40)))

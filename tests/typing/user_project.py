@@ -20,7 +20,7 @@ from flsv.metrics.base import latest
 from flsv.strategy import Contributions
 
 
-class UpdateNorm(ContributionMetric):
+class UpdateSize(ContributionMetric):
     """How far each client moved in its last round."""
 
     per_class = False
@@ -64,7 +64,7 @@ class Points:
 def federation(data: TensorDataset, folder: Path) -> Tensor:
     """Train it for two rounds; the values of the metric."""
     loop = FederatedLoop(
-        aggregator=ShortestFirst("norm", power=0.5), metrics={"norm": UpdateNorm()}, reporting=Reporting(table=False)
+        aggregator=ShortestFirst("norm", power=0.5), metrics={"norm": UpdateSize()}, reporting=Reporting(table=False)
     )
     trainer = L.Trainer(
         max_epochs=2, callbacks=[loop], accelerator="cpu", logger=False, default_root_dir=folder,
