@@ -20,6 +20,7 @@ import yaml
 
 import flsv
 from flsv.cli import main
+from flsv.engines.remote.policy import SitePolicy
 
 _BLOCK = re.compile(r"^( *)```(\w+)(?: +title=\"([^\"]+)\")?\n(.*?)^\1```$", flags=re.DOTALL | re.MULTILINE)
 QUIET = ["--trainer.enable_progress_bar", "false"]
@@ -103,6 +104,9 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
         elif block.language == "bash":
             for command in commands(block.text):
                 (run or run_command)(command)
+        elif block.language == "toml":
+            assert block.title, f"a file without a title:\n{block.text}"
+            SitePolicy.read(Path(block.title))
         else:
             assert block.language in ("python", "text", "csv", "markdown", "mermaid"), block.language
     return len(found)

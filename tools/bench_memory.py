@@ -1,7 +1,7 @@
 """Memory of a round, beyond the cohort's models: of the server's side, and of a whole fit.
 
     python tools/bench_memory.py [--cases fedavg cssv ...] [--sizes large many]
-    python tools/bench_memory.py --fit 10 [--rounds 2] [--mapped]
+    python tools/bench_memory.py --fit 10 [--part FedAvg] [--rounds 2] [--mapped]
 
 The server has to hold the models ``[k, P]`` that the clients have sent; what works on them should not hold them twice.
 For k = 50 ResNet-18 (P = 11 M, 2.2 GB) and k = 1,000 MLPs (P = 1 M, 4.0 GB) of random weights, every case is one round
@@ -10,11 +10,10 @@ resident before, in cohort matrices (0.15 is 1.15 matrices in all), and processo
 the server holds one more matrix from the round before, which is not counted; those of the next round are. Linux; needs
 up to 17 GB.
 
-``--fit k`` is a fit of k clients with 25 million parameters each, a batch each round, with class-specific Shapley
-values: the peak above what was resident before, in models of P. Four of them beside the cohort's k are the module, its
-gradients, the global model and the next one. ``--mapped``: the cohort lies in a file, as it does by itself where it
-would take more than a quarter of the memory. Pages of files, which the system takes back when others need them, do not
-count.
+``--fit k`` is a fit of k clients with 25 million parameters each, a batch each round: the peak above what was resident
+before, in models of P. Four of them beside the cohort's k are the module, its gradients, the global model and the next
+one. ``--mapped``: the cohort lies in a file, as it does by itself where it would take more than a quarter of the
+memory. Pages of files, which the system takes back when others need them, do not count.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,17 @@ from torchvision.models import resnet18
 
 from flsv import FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import CGSV, Aggregator, FedAdam, FedAvg, GeometricMedian
+from flsv.clients.algorithms import SCAFFOLD, InRunValues
 from flsv.data import IIDPartitioner, Splits
 from flsv.games import ModelEvaluator
-from flsv.metrics import ClassSpecificShapley, ContributionMetric, CosineGradientShapley
+from flsv.metrics import (
+    ClassSpecificShapley,
+    CommunicationCost,
+    ContributionMetric,
+    CosineGradientShapley,
+    GradientAgreement,
+    InRunShapley,
+)
 from flsv.models import MLP
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel
@@ -170,11 +178,25 @@ class Wide(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.001)
 
 
-def fit(k: int, rounds: int, module: Wide, width: int) -> None:
+#: What a fit is measured with: FedAvg and nothing else where no more is said.
+PARTS: dict[str, Callable[[], dict[str, Any]]] = {
+    "FedAvg": dict,
+    "FedAdam": lambda: {"aggregator": FedAdam()},
+    "SCAFFOLD": lambda: {"client_algorithm": SCAFFOLD()},
+    "ClassSpecificShapley": lambda: {"metrics": {"it": ClassSpecificShapley()}},
+    "CommunicationCost": lambda: {"metrics": {"it": CommunicationCost()}},
+    "GradientAgreement": lambda: {"metrics": {"it": GradientAgreement()}},
+    "InRunShapley": lambda: {"metrics": {"it": InRunShapley()}, "client_algorithm": InRunValues()},
+    "CosineGradientShapley": lambda: {"metrics": {"it": CosineGradientShapley()}},
+}
+
+
+def fit(k: int, rounds: int, module: Wide, width: int, parts: dict[str, Any]) -> None:
     """A federation of k clients with one batch each."""
-    samples = TensorDataset(torch.randn(8 * k, width), torch.arange(8 * k) % CLASSES)
-    data = FederatedDataModule(samples, partitioner=IIDPartitioner(k), batch_size=8, splits=Splits(server_val=0))
-    loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, reporting=Reporting(table=False))
+    samples = TensorDataset(torch.randn(9 * k, width), torch.arange(9 * k) % CLASSES)
+    splits = Splits(server_val=1 / 9)
+    data = FederatedDataModule(samples, partitioner=IIDPartitioner(k), batch_size=8, splits=splits)
+    loop = FederatedLoop(**parts, reporting=Reporting(table=False))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     with tempfile.TemporaryDirectory() as folder:
         trainer = L.Trainer(
@@ -184,11 +206,11 @@ def fit(k: int, rounds: int, module: Wide, width: int) -> None:
         trainer.fit(module, data)
 
 
-def measure_fit(k: int, rounds: int, mapped: bool) -> None:
+def measure_fit(k: int, rounds: int, part: str, mapped: bool) -> None:
     """Print what a fit takes, in models, and its seconds."""
     be_quiet()
     torch.set_num_threads(1)
-    fit(k, 1, Wide(16, 1), 16)  # imports and thread pools are no models
+    fit(k, 1, Wide(16, 1), 16, PARTS[part]())  # imports and thread pools are no models
     if mapped:
         vars(cohort_matrix)["LARGE"] = 0.0
     before, held, done = anonymous(), [0], threading.Event()
@@ -200,13 +222,13 @@ def measure_fit(k: int, rounds: int, mapped: bool) -> None:
     watching = threading.Thread(target=watch)
     watching.start()
     module, clock, wall = Wide(), time.process_time(), time.perf_counter()
-    fit(k, rounds, module, 1250)
+    fit(k, rounds, module, 1250, PARTS[part]())
     clock, wall = time.process_time() - clock, time.perf_counter() - wall
     done.set()
     watching.join()
     size = sum(p.numel() * p.element_size() for p in module.parameters())
     where = "in a file" if mapped else "in memory"
-    print(f"| {k} | {where} | {max(held) / size:.2f} | {clock:.1f} | {wall:.1f} |")
+    print(f"| {part} | {k} | {where} | {max(held) / size:.2f} | {clock:.1f} | {wall:.1f} |")
 
 
 def anonymous() -> int:
@@ -230,13 +252,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--part", choices=PARTS, default="ClassSpecificShapley", help="what the fit is measured with")
     parser.add_argument("--mapped", action="store_true", help="the cohort of the fit lies in a file")
     parser.add_argument("--fit", type=int, metavar="K", help="a whole fit of K clients instead")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--measure", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.fit:
-        measure_fit(arguments.fit, arguments.rounds, arguments.mapped)
+        measure_fit(arguments.fit, arguments.rounds, arguments.part, arguments.mapped)
         return
     if arguments.measure:
         measure(*arguments.measure)

@@ -34,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         size: Group("run_all", [str(root / str(size)), list(CASES)], size, root / str(size)) for size in (1, 2, 3)
     }
     for size, group in groups.items():
-        ended = group.wait(300)
+        ended = group.wait(900)
         assert [rank.code for rank in ended] == [0] * size, "\n".join(rank.output[-3000:] for rank in ended)
     return root
 
