@@ -269,10 +269,10 @@ def names(which: str | None = None) -> list[str]:
     Raises:
         ConfigurationError: there is no such set.
     """
-    found = [federation(path.stem) for path in sorted(FOLDER.glob("*.yaml"))]
     if which is not None and which not in SETS:
         raise ConfigurationError(f"there is no set {which!r}: expected one of {SETS}.")
-    return [each.name for each in found if which in (None, each.set)]
+    found = [path.stem for path in sorted(FOLDER.glob("*.yaml"))]
+    return found if which is None else [name for name in found if federation(name).set == which]
 
 
 def federations(given: Sequence[str], root: str | None, say: Callable[[str], None]) -> list[Federation]:
