@@ -155,7 +155,7 @@ def test_a_federation_that_fails_is_named_and_the_others_are_kept(
     said, other, out = yaml.safe_load(Path(mine).read_text()), tmp_path / "other.yaml", tmp_path / "out"
     said["model"]["class_path"] = "failing_module.Failing"
     other.write_text(yaml.safe_dump(said))
-    asked = ["bench", "--metric", "size", "--metric", "cgsv", "--seeds", "1", "--conditions", "--truth-seeds", "2"]
+    asked = ["bench", "--metric", "size", "--metric", "cgsv", "--seeds", "1", "--conditions", "--truth-seeds", "1"]
     asked += ["--out", str(out), "--federations", str(other), mine]
 
     def federations() -> set[str]:

@@ -188,6 +188,7 @@ def test_configs_compose_and_validate_test_predict_follow(tmp_path: Path, capfd:
     assert capfd.readouterr().out == ""
 
 
+@pytest.mark.slow
 def test_resuming_from_the_last_checkpoint(tmp_path: Path) -> None:
     every = ("--federation.evaluation.every", "1")
     assert fit(tmp_path / "whole", "--trainer.max_epochs", "3", *every) == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch.utils.data import TensorDataset
 
 from flsv.cli import main
@@ -35,6 +36,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "runs" / "value"
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures stay empty."""
+    monkeypatch.setattr(Figure, "draw", lambda self, renderer: None)
+
+
 def test_it_prints_a_table_and_writes_everything(folder: Path, capsys: Any) -> None:
     assert value() == 0
     out = capsys.readouterr().out
@@ -50,6 +57,7 @@ def test_it_prints_a_table_and_writes_everything(folder: Path, capsys: Any) -> N
     assert not list(folder.rglob("*.ckpt"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_without_validation_data(folder: Path, capsys: Any) -> None:
     assert value(scenario="fedbary_no_validation") == 0
     assert "Valuation against the clients' barycentre" in capsys.readouterr().out
@@ -58,6 +66,7 @@ def test_without_validation_data(folder: Path, capsys: Any) -> None:
     assert max(distances) > 1.2 * max(distances[:4])
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_arguments(folder: Path, capsys: Any) -> None:
     given = ["--validation", "false", "--pictures", "0", "--out", str(folder.parent / "there"), "--value.support", "20"]
     given += ["--value.features", "flsv.features.PCA", "--value.features.components", "5", "--value.workers", "1"]
@@ -69,6 +78,7 @@ def test_arguments(folder: Path, capsys: Any) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_same_seed_gives_the_same_values(folder: Path) -> None:
     tables = []
     for seed in ("0", "0", "1"):
@@ -78,6 +88,7 @@ def test_the_same_seed_gives_the_same_values(folder: Path) -> None:
     assert tables[0] != tables[2]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_samples_that_are_not_finite_have_a_column(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text(
         "from flsv.data import Corruption\n\n\nclass Broken(Corruption):\n"
@@ -98,6 +109,7 @@ def flagged_rows(folder: Path, client: int) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_flagged_samples_are_listed_for_their_client(folder: Path, capsys: Any) -> None:
     assert value("--pictures", "0") == 0
     assert "flagged.csv" in capsys.readouterr().out
@@ -114,6 +126,7 @@ def test_flagged_samples_are_listed_for_their_client(folder: Path, capsys: Any) 
     assert sum(int(row["flagged"]) for row in rows(folder)) > 20
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_index_is_the_data_sets(tmp_path: Path) -> None:
     """Samples that are far from all others are found again at their places in the data set, with their labels."""
     x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))

@@ -8,6 +8,7 @@ from compat.by_hand import coalition_values, validated
 from compat.kinds import contrastive, generative, hooks, sequences, structured, supervised, transfer
 from compat.kinds.base import Kind
 from compat.runs import Pair, both
+from sifted import slow_except
 
 from flsv.metrics import PartialFederatedShapley
 
@@ -22,7 +23,14 @@ KINDS: dict[str, Kind] = {
 }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+#: Another of the same kind is fast.
+SLOW = (
+    "vae", "spectral-norm-gan", "byol-before-zero-grad", "moco", "carried-gru-state", "one-logit", "multilabel",
+    "hydra-template-compiled",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=slow_except([name for name in KINDS if name not in SLOW], KINDS))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     """The same training in a federation that plays a game every round, and by hand."""
     kind = KINDS[request.param]

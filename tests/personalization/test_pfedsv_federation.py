@@ -59,7 +59,7 @@ def digits_net() -> Plain:
     return Plain(nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.ReLU(), nn.Linear(24, 10)))
 
 
-@pytest.mark.parametrize("mode", ["model", "extractor"])
+@pytest.mark.parametrize("mode", [pytest.param("model", marks=pytest.mark.slow), "extractor"])
 def test_relevant_clients_are_found_on_digits(tmp_path: Path, mode: Any) -> None:
     data = pathological(10)
     data.setup("fit")

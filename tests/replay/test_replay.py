@@ -286,7 +286,7 @@ def federation(case: Case) -> FederatedLoop:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("resumed", [False, True], ids=["whole", "resumed"])
+@pytest.mark.parametrize("resumed", [pytest.param(False, marks=pytest.mark.slow), True], ids=["whole", "resumed"])
 @pytest.mark.parametrize("name", CASES)
 def test_as_by_hand(name: str, resumed: bool, tmp_path: Path) -> None:
     case, net = CASES[name], network(batch_norm=False)

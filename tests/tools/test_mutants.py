@@ -88,6 +88,7 @@ def test_what_coverage_counts_by_the_statement_is_looked_for_there() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_mutant_of_the_package_is_another_program() -> None:
     """Of one file of each room: it compiles, and differs from what it was made of."""
     root = TOOLS.parent

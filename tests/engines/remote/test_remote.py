@@ -23,6 +23,7 @@ from remote_federation import (
     with_splits,
 )
 from remote_sites import NAMES, SEED, SiteData, groups, module, whole
+from sifted import slow_except
 
 from flsv import ClientEvaluation, FederatedLoop, Reporting
 from flsv.aggregation import DivergenceWeighted, FedAvg, FedCE
@@ -45,8 +46,10 @@ from flsv.privacy import GaussianPrivacy
 from flsv.sampling import PowerOfChoice
 from flsv.uploads import TopK
 
+FAST = ("cssv", "kept momentum, two of three", "scaffold", "compression with memory")
 
-@pytest.mark.parametrize("case", CASES)
+
+@pytest.mark.parametrize("case", slow_except(FAST, CASES))
 def test_sites_give_what_one_process_gives(tmp_path: Path, case: str) -> None:
     make, options = CASES[case]
     assert_same(Remotely(tmp_path / "b", make, **options).fit(), one_process(tmp_path / "a", make, **options))
@@ -60,7 +63,9 @@ def test_games_on_the_servers_own_data(tmp_path: Path) -> None:
     assert json.loads(record.read_text())["validation"] == {"of": "the server's own data", "rows": 144}
 
 
-@pytest.mark.parametrize("options", [{"coalitions": "all"}, {"part": "head"}, {"one_by_one": True}])
+@pytest.mark.parametrize(
+    "options", slow_except([{"coalitions": "all"}], [{"coalitions": "all"}, {"part": "head"}, {"one_by_one": True}])
+)
 @pytest.mark.filterwarnings("ignore:.*one after the other")
 def test_sites_train_the_models_of_their_coalitions(tmp_path: Path, options: dict[str, Any]) -> None:
     def make() -> FederatedLoop:

@@ -114,7 +114,7 @@ garbled = {kind: case for kind, case in ANSWERS.items() if kind != "another shap
 garbled["another shape"] = (ANSWERS["another shape"][0], "was asked for a number and answered")
 
 
-@pytest.mark.parametrize("kind", garbled)
+@pytest.mark.parametrize("kind", slow_except(["late"], garbled))
 def test_who_does_not_say_what_the_others_are_worth(tmp_path: Path, kind: str) -> None:
     """One site is silent in both metrics' questions of round 0, all of them in round 1."""
     what, words = garbled[kind]
@@ -303,7 +303,7 @@ def test_absence_is_not_a_zero(tmp_path: Path) -> None:
     assert loop.contributions["cssv"].isfinite().all()
 
 
-@pytest.mark.parametrize("said", [None, "high", {"list": [1.0]}])
+@pytest.mark.parametrize("said", slow_except(["high"], [None, "high", {"list": [1.0]}]))
 def test_a_candidate_that_gives_no_loss_is_chosen_last(tmp_path: Path, said: Any) -> None:
     def make() -> FederatedLoop:
         return shapfed(aggregator=FedAvg("uniform"), metrics={}, sampler=PowerOfChoice(2, 3))
