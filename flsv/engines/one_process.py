@@ -56,7 +56,7 @@ def local_training(
 ) -> LocalTraining:
     """How clients train in a trainer's module, whose optimizers are set up; with what a checkpoint holds of these, and
     of the module's buffers."""
-    strategies: dict[str, Any] = config.strategies
+    strategies: Mapping[str, Any] = config.strategies
     local = LocalTraining(
         trainer.lightning_module,
         space,
@@ -111,7 +111,7 @@ class OneProcess:
         module = trainer.lightning_module
         self._trainer, self._data, self._state, self._states = trainer, data, state, states
         self._config, self._steps = config, steps
-        self._strategies: dict[str, Any] = config.strategies
+        self._strategies: Mapping[str, Any] = config.strategies
         self.space, shared = shared_space(module, config)
         kept = [name for name in self.space.private_names if name in shared.kept]
         num_classes = data.num_classes if data.no_classes is None else None

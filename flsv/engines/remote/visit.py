@@ -9,7 +9,7 @@ import secrets
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -220,7 +220,7 @@ class SiteVisit(L.Callback):
     ) -> None:
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._instruction, self._num_clients, self._data = instruction, num_clients, data
-        self._strategies: dict[str, Any] = config.strategies
+        self._strategies: Mapping[str, Any] = config.strategies
         self._config, self._uploads = config, list(config.uploads)
         self.kept, self._limit, self._upload_seed = kept, limit, upload_seed
         self.update: ClientUpdate | None = None
