@@ -79,12 +79,10 @@ def servers_of(
     models: Tensor,
 ) -> CoalitionServers:
     """The servers of coalitions ``[K, n]`` that start from the models ``[K, P]``."""
-    # What an outlier filter leaves out is an attacker's, or not finite, which sums refuse.
-    whole = all(
-        isinstance(each, OutlierFilter) and not each.exclude and (each.threshold is None or not config.uploads)
-        for each in config.filters
-    )
-    if type(config.aggregator) is FedAvg and whole:
+    # Whom an outlier filter leaves out, whatever its threshold, sends what an upload changed, or what is not finite,
+    # which sums refuse.
+    whole = all(isinstance(each, OutlierFilter) and not each.exclude for each in config.filters)
+    if type(config.aggregator) is FedAvg and whole and not config.uploads:
         return Sums(data, space, config, seed, masks, models)
     return Servers(data, space, config, seed, masks, models, trainer)
 

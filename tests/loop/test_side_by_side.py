@@ -111,6 +111,19 @@ def test_the_same_as_one_after_the_other(tmp_path: Path, name: str) -> None:
     assert expected.unique().numel() > 5  # the coalitions do differ
 
 
+@pytest.mark.parametrize("filters", [[], [OutlierFilter()]], ids=["none", "outliers"])
+def test_who_drowns_the_others_is_left_out(tmp_path: Path, filters: list[Any]) -> None:
+    """Whatever the threshold, where an upload may be changed to that."""
+    masks = MASKS[~(MASKS[:, 1] & (MASKS.sum(1) == 1))]
+
+    def make() -> dict[str, Any]:
+        return {"uploads": [Scaling(1e15, clients=[1])], "filters": filters}
+
+    expected = alone(tmp_path, make)(masks)
+    torch.testing.assert_close(SideBySideUtility(alone(tmp_path, make), 5)(masks), expected, rtol=1e-4, atol=1e-5)
+    assert expected.isfinite().all()
+
+
 class Noisy(Plain):
     def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         x, y = batch
