@@ -128,8 +128,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     reporting: Reporting
     seed: int | None
     engine: str | Callable[..., Any]
-    #: The aggregator, personaliser, sampler and client algorithm, where there is one, by role.
-    strategies: Mapping[str, Strategy]
     #: The metrics' current values by name.
     contributions: dict[str, Tensor]
     #: The number of completed rounds, so the index of the current or next one.
@@ -168,7 +166,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     payable: dict[str, Tensor]
     _read_only = frozenset(field.name for field in fields(FederationConfig))
     _parts: ClassVar = {
-        "config": (*_read_only, "strategies"),
+        "config": tuple(_read_only),
         "board": ("contributions",),
         "state": ("round_index", "weights", "participations", "client_accuracy", "trained", "models"),
         "_fit": ("clients", "channel", "space"),
@@ -356,6 +354,11 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         return MappingProxyType(self.board.metrics)
 
     @property
+    def strategies(self) -> Mapping[str, Strategy]:
+        """The aggregator, personaliser, sampler and client algorithm, where there is one, by role."""
+        return MappingProxyType(self.config.strategies)
+
+    @property
     def coalitions(self) -> int:
         """Coalitions whose models were evaluated in this fit so far, each once, however many metrics asked for it."""
         games = None if self._run is None or self._run.engine is None else self._run.engine.server.games
@@ -380,8 +383,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         """All rounds, as :func:`flsv.read_run` reads them from the run's folder; ConfigurationError without one."""
         return history(self)
 
-    def _repr_html_(self) -> str:
-        return html_of(self)
+    _repr_html_ = html_of
 
     @property
     def _found(self) -> Findings:
