@@ -55,3 +55,17 @@ def test_one_command_at_a_time_in_a_folder(name: str, tmp_path: Path, capsys: py
         assert run(name, tmp_path) == 2
     assert f"another run is writing into {tmp_path}: wait for its end" in capsys.readouterr().err
     FolderLock(tmp_path).release()
+
+
+def test_a_second_run_of_one_name_has_its_own_configuration(tmp_path: Path) -> None:
+    """Lightning refuses to write the configuration a second time unless it is told that it may."""
+    logger = [
+        "--trainer.logger=TensorBoardLogger",
+        f"--trainer.logger.save_dir={tmp_path}",
+        "--trainer.logger.version=mine",
+    ]
+    for seed in (1, 2):
+        short = ["--trainer.max_epochs=1", f"--federation.seed={seed}", f"--trainer.default_root_dir={tmp_path}"]
+        assert main(["fit", "--config", "quickstart", *short, *logger]) == 0
+    (config,) = tmp_path.rglob("config.yaml")
+    assert "seed: 2" in config.read_text()
