@@ -131,8 +131,8 @@ class FederatedDataModule(FederationView):
         super().__init__()
         for name, value, kind in (("splits", splits, Splits), ("files", files, Files), ("loader", loader, Loader)):
             check_kind(self, name, value, kind, f"flsv.data.{kind.__name__}(...); leave it out for its defaults")
-        columns = Columns.of(columns)
-        check_kind(self, "columns", columns, (Columns, type(None)), "flsv.data.Columns(...) or None")
+        read: Columns | None = Columns.of(columns)
+        check_kind(self, "columns", read, (Columns, type(None)), "flsv.data.Columns(...) or None")
         check_kind(
             self, "corruptions", corruptions, (list, tuple, type(None)), "a list of flsv.data.Corruption or None"
         )
@@ -142,10 +142,10 @@ class FederatedDataModule(FederationView):
         # A DataFrame may call its columns by numbers.
         labels = str(labels).strip() if isinstance(labels, Integral | str) and not isinstance(labels, bool) else labels
         groups = str(groups) if isinstance(groups, Integral) else groups
-        if columns is not None and not isinstance(labels, str):
+        if read is not None and not isinstance(labels, str):
             raise ConfigurationError("columns says what becomes of a table's columns: say labels, the one to predict.")
         # Not by their names: a wrapped module's own val and test are found here.
-        self._given = Given(source, clients, val, test, files, labels, groups, columns)
+        self._given = Given(source, clients, val, test, files, labels, groups, read)
         if clients is not None:
             _check_clients(self._given, partitioner)
         check_size(self, "batch_size", batch_size)

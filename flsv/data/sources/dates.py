@@ -67,7 +67,7 @@ def _days(table: Table, name: str, form: str | None, gaps: Collection[str]) -> p
     if pd.api.types.is_datetime64_any_dtype(column):
         return column.dt.tz_localize(None).astype("datetime64[us]")
     missing = table.gaps(name, gaps)
-    texts = pd.Series(np.where(missing, None, table.text(name)), dtype=object)
+    texts = pd.Series(table.text(name)).mask(missing, None)
     days = pd.to_datetime(texts, format=form or "ISO8601", errors="coerce", utc=True)
     wrong = np.flatnonzero(days.isna().to_numpy() & ~missing)
     if len(wrong):

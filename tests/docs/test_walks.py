@@ -1,0 +1,187 @@
+"""What four people do who have never seen flsv, from the first command to what they came for, as the pages say it,
+with nothing shortened: a data scientist with CSV files, an engineer with X-rays, a researcher with a metric of her own,
+a teacher with TensorBoard."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import snippets
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from flsv.cli import main
+
+ROOT = Path(__file__).parents[2]
+DATA = os.environ.get("FLSV_DATA_ROOT")
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["flsv"])
+    monkeypatch.setenv("PL_GLOBAL_SEED", "0")  # to be restored: seed_everything sets it
+    return tmp_path
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    return [
+        words
+        for block in snippets.blocks(page.read_text())
+        if block.language == "bash"
+        for words in snippets.commands(block.text)
+    ]
+
+
+def test_a_data_scientist_goes_from_four_csv_files_to_a_signed_report_and_a_payment() -> None:
+    page = ROOT / "docs" / "tutorials" / "hospitals.md"
+    said = re.search(r"(\w+) commands, ten minutes", page.read_text())
+    assert said is not None
+    assert len(commands_of(page)) + 1 == NUMBERS.index(said[1].lower())  # one is shown with what it refuses
+    snippets.run_page(page.read_text())
+
+    run = Path("runs/lightning_logs/version_0")
+    amounts = {
+        row["client_name"]: float(row["amount"])
+        for row in csv.DictReader((run / "payment.csv").read_text().splitlines())
+    }
+    assert sum(amounts.values()) == pytest.approx(10_000, abs=1e-6)
+    assert set(amounts) == {"Boston", "Lyon", "Osaka", "Quito"}
+    report = (run / "report.md").read_text()
+    assert all(f"{amount:,.2f}" in report for amount in amounts.values())
+    assert "500 cases of clinics/val.csv" in report
+    assert sorted(path.name for path in Path("cards").iterdir()) == [
+        *("Boston.md", "Lyon.md", "Osaka.md", "Quito.md", "columns.csv"),
+    ]
+    # The table that the page shows is what its commands print.
+    repeated = {
+        row["client_name"]: float(row["share"])
+        for row in csv.DictReader(Path("runs/repeat/repeat.csv").read_text().splitlines())
+        if row["metric"] == "value"
+    }
+    shown = {
+        name: float(share) / 100
+        for name, share in re.findall(r"^\| (\w+) \| [\d.]+ % \| ([\d.]+) %", page.read_text(), flags=re.MULTILINE)
+    }
+    assert shown == pytest.approx(repeated, abs=0.02)
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="there is no ssh-keygen")
+def test_a_signature_of_a_report_is_broken_by_another_amount(tmp_path: Path) -> None:
+    command = next(words for words in commands_of(ROOT / "docs/tutorials/hospitals.md") if words[0] == "ssh-keygen")
+    Path("report.html").write_text("<p>3,715.14</p>")
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", "key"], check=True)
+    replaced = {"~/.ssh/id_ed25519": "key", command[-1]: "report.html"}
+    subprocess.run([replaced.get(word, word) for word in command], check=True, capture_output=True)
+    public = Path("key.pub").read_text().split()
+    Path("signers").write_text(f"director {public[0]} {public[1]}\n")
+    check = ["ssh-keygen", "-Y", "verify", "-f", "signers", "-I", "director", "-n", "report", "-s", "report.html.sig"]
+    assert subprocess.run(check, input=b"<p>3,715.14</p>", capture_output=True).returncode == 0
+    assert subprocess.run(check, input=b"<p>9,715.14</p>", capture_output=True).returncode != 0
+
+
+XRAYS = """
+import lightning as L
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Lungs(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 32), nn.ReLU(), nn.Linear(32, 2))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        return nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", nn.functional.cross_entropy(self(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class XRays(L.LightningDataModule):
+    def setup(self, stage):
+        found = np.load({path!r})
+        for part in ("train", "val"):
+            x = torch.tensor(found[f"{{part}}_images"][:1000]).float()[:, None] / 128 - 1
+            setattr(self, part, TensorDataset(x, torch.tensor(found[f"{{part}}_labels"][:1000]).flatten().long()))
+
+    def train_dataloader(self):
+        return DataLoader(self.train, batch_size=32, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(self.val, batch_size=256)
+"""
+
+
+@pytest.mark.skipif(
+    DATA is None or not Path(DATA, "pneumoniamnist.npz").is_file(), reason="FLSV_DATA_ROOT has no pneumoniamnist.npz"
+)
+def test_an_engineer_with_x_rays_changes_no_line_of_her_project() -> None:
+    """The tutorial's configuration with her two classes in it, then its commands."""
+    page = ROOT / "docs" / "tutorials" / "lightning.md"
+    Path("xrays.py").write_text(XRAYS.format(path=str(Path(str(DATA), "pneumoniamnist.npz"))))
+    (federation,) = (b for b in snippets.blocks(page.read_text()) if b.title == "federation.yaml")
+    text = federation.text.replace("project.Classifier", "xrays.Lungs").replace("project.Digits", "xrays.XRays")
+    assert text.count("xrays.") == 2
+    Path("federation.yaml").write_text(text)
+    fits = [words for words in commands_of(page) if words[:2] == ["flsv", "fit"]]
+    assert len(fits) == 2
+    for number, words in enumerate(fits):
+        snippets.run_command(words)
+        run = f"runs/lightning_logs/version_{number}"
+        assert main(["report", run]) == 0
+        report = Path(run, "report.md").read_text()
+        assert "5 partners, 10 rounds" in report
+        assert "It cannot be said to have learned" not in report
+
+
+def test_a_researcher_scores_a_metric_of_her_own() -> None:
+    """The page's commands; then the bench on the cheapest federation, with her metric beside a baseline."""
+    page = ROOT / "docs" / "howto" / "own_metric.md"
+    for words in commands_of(page):
+        if words[:2] == ["flsv", "new"]:
+            assert main(words[1:]) == 0
+    passed = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "update_length"],
+        env={**os.environ, "PYTHONPATH": f"{Path('update_length').absolute()}:{ROOT}"},
+        capture_output=True,
+        text=True,
+    )
+    assert passed.returncode == 0, passed.stdout[-2000:]
+
+
+def test_a_teacher_shows_contributions_in_tensorboard() -> None:
+    """The README's first commands; the curves that a class sees are the values in the table."""
+    commands = [words for words in commands_of(ROOT / "README.md") if words[0] in ("flsv", "tensorboard")]
+    fit = next(words for words in commands if words[:2] == ["flsv", "fit"])
+    board = next(words for words in commands if words[0] == "tensorboard")
+    snippets.run_command(fit)
+    run = Path("runs/lightning_logs/version_0")
+    assert run.is_relative_to(board[board.index("--logdir") + 1])
+    rows = [row for row in csv.DictReader((run / "contributions.csv").read_text().splitlines()) if row["class"] == ""]
+    clients = [path for path in (run / "clients").iterdir() if any(path.glob("events.out.tfevents.*"))]
+    assert len(clients) == 5
+    for path in clients:
+        events = EventAccumulator(str(path)).Reload()
+        tag = next(tag for tag in events.Tags()["scalars"] if tag.endswith("cssv"))
+        seen = [event.value for event in events.Scalars(tag)]
+        told = [float(r["value"]) for r in rows if r["metric"] == "cssv" and r["client_name"] == path.name]
+        assert len(told) == 20
+        assert seen == pytest.approx(told, abs=1e-5)
