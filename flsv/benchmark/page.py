@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from flsv.benchmark.registry import NEEDS, Entry
+from flsv.benchmark.registry import Entry
 from flsv.benchmark.scores import mean, spearman
 from flsv.benchmark.stress import CHEATS, Gain, Trial, gain
 from flsv.benchmark.summary import GOAL, Cost, Known, Summary
@@ -77,7 +77,7 @@ def _main(
         row += [two(each.pearson), two(each.error), two(each.seeds), two(each.aggregators)]
         row.append("" if each.intervals is None else two(each.intervals.truth))
         row += ["", ""] if cost is None else [f"{1000 * cost.seconds:.1f}", f"{cost.evaluations:.0f}"]
-        needs = ", ".join(need for need in NEEDS if need in entries[name].needs) or "nothing"
+        needs = ", ".join(entries[name].needed) or "nothing"
         rows.append([*row, str(len(each.spearman)), needs])
     return markdown_table(head, rows)
 

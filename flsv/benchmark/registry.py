@@ -11,7 +11,9 @@ import hashlib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,7 @@ from flsv.functional.divergences import divergence_weights, label_divergence
 from flsv.functional.transport.values import knn_shapley, lava
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import latest
+from flsv.metrics.needs import NEEDS, needs_of
 from flsv.server.identity import described, source_of
 
 #: Principal components in which samples are compared.
@@ -141,19 +144,6 @@ def _pooled(data: FederatedDataModule) -> tuple[Tensor, Tensor, Tensor, Tensor, 
 
 #: From so many clients on, the games of a round are sampled.
 MANY = 11
-#: What a metric may need, in the order in which it is shown.
-NEEDS = {
-    "validation": "the server has validation data",
-    "updates": "the server sees every client's own update",
-    "head": "the updates' classifier head",
-    "classes": "samples have classes",
-    "losses": "clients tell their training loss",
-    "counts": "clients tell their numbers of samples of each class",
-    "answers": "clients answer questions about their samples (FedBary's protocol)",
-    "reports": "clients report what their samples do to the validation loss (InRunValues)",
-    "client validation": "every client has validation samples of its own",
-    "samples": "all samples lie in one place",
-}
 
 
 class WrongArguments(ConfigurationError):
@@ -169,7 +159,8 @@ class Entry:
         made_by: a class or a function from a data module, that is set up, to values ``[n]``; or the path of either.
         arguments: of the class. ``performance``, ``mode``, ``rounds`` and ``loss`` (the name of a loss that the module
             logs; None for classifiers) are the federation's where they are not said here and the class takes them.
-        needs: names in :data:`NEEDS`.
+        needs: names in :data:`flsv.metrics.needs.NEEDS`, of a function; of a class what it needs here beyond what it
+            says itself, see :func:`flsv.metrics.needs.needs_of`.
         client_algorithm: the clients' side of it, a class path; it must not change what they train.
         per_client: evaluations a client a round that its estimator gets as its budget where there are :data:`MANY`
             clients or more; None: what the metric takes itself.
@@ -181,6 +172,17 @@ class Entry:
     needs: tuple[str, ...] = ()
     client_algorithm: str | None = None
     per_client: int | None = None
+
+    @cached_property
+    def needed(self) -> tuple[str, ...]:
+        """All that it needs, by the names in :data:`flsv.metrics.needs.NEEDS`."""
+        made_by = _located(self.made_by) if isinstance(self.made_by, str) else self.made_by
+        own: tuple[str, ...] = ()
+        if isinstance(made_by, type):
+            rounds = {"rounds": 1} if "rounds" in inspect.signature(made_by).parameters else {}
+            with suppress(TypeError, ValueError):  # which the first federation says
+                own = needs_of(made_by(**{**rounds, **self.arguments}))
+        return tuple(need for need in NEEDS if need in {*self.needs, *own})
 
     @property
     def own(self) -> bool:
@@ -204,7 +206,7 @@ class Entry:
             WrongArguments: it takes no such arguments, or is no metric.
             ConfigurationError: it is of no use in this federation.
         """
-        if "classes" in self.needs and not federation.classifies:
+        if "classes" in self.needed and not federation.classifies:
             raise ConfigurationError(f"{self.title}: the samples of {federation.name} have no classes.")
         made_by = _located(self.made_by) if isinstance(self.made_by, str) else self.made_by
         if not isinstance(made_by, type):
@@ -305,5 +307,8 @@ def _known() -> dict[str, Entry]:
     }
 
 
+#: Beside a metric of one's own: who has more samples, who fits better, and what is measured with and without
+#: validation data.
+BASELINES = ("size", "training_loss", "cgsv", "fedsv_samples")
 METRICS = _known()
 """By the name that ``--metric`` takes; see ``metrics.yaml``."""

@@ -31,7 +31,7 @@ from rich.text import Text
 from flsv.benchmark import Federation, Truth, federation, make_truth, names, truth_table
 from flsv.benchmark.federation import SETS, federations
 from flsv.benchmark.page import best_first, markdown, two, write
-from flsv.benchmark.registry import METRICS, Entry, entry
+from flsv.benchmark.registry import BASELINES, METRICS, Entry, entry
 from flsv.benchmark.run import AGGREGATORS, CONDITIONS, FIT, bench, why
 from flsv.benchmark.scores import Key, Results
 from flsv.benchmark.summary import Known, Summary, costs, summarise
@@ -81,6 +81,8 @@ def _bench(
     asked: Sequence[Federation], options: argparse.Namespace, ranks: Ranks, say: Callable[[str], None], quiet: bool
 ) -> int:
     entries = dict(entry(name) for name in options.metric or METRICS)
+    if any(each.own for each in entries.values()):
+        entries |= {name: METRICS[name] for name in BASELINES}
     known, without = _truths(asked, options, ranks, say)
     usual = [each for each in CONDITIONS if each not in AGGREGATORS] if options.quick else list(CONDITIONS)
     chosen = ["base", *(options.conditions if options.conditions is not None else usual)]
@@ -183,7 +185,7 @@ def _truth(each: Federation, out: Path, seeds: int, rank: int) -> Truth:
 
 
 def _list() -> None:
-    metrics = [[name, each.title, ", ".join(each.needs) or "nothing"] for name, each in METRICS.items()]
+    metrics = [[name, each.title, ", ".join(each.needed) or "nothing"] for name, each in METRICS.items()]
     show(Console(), ["metric", "what it is", "needs"], metrics, texts=3)
     found = [federation(name) for name in names()]
     rows = [[f.name, f.title, f.set.replace("_", " "), "there" if f.available else "not there"] for f in found]

@@ -113,6 +113,12 @@ def _run(given: list[str]) -> int:
         from flsv.cli.command import NO_BARS
         from flsv.cli.names import check_options
 
+        if any(word in ("-h", "--help") for word in given[1:]):
+            from flsv.cli.brief_help import brief_help
+
+            print(brief_help(first, OF_LIGHTNING[first]))
+            raise SystemExit(0)
+        given = ["--help" if word == "--help=all" else word for word in given]
         check_options(given[1:])  # before anything is imported that takes seconds
         _quieten(quiet)
         from flsv.cli.parser import make_cli

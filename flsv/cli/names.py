@@ -28,6 +28,7 @@ _SECTIONS = {
     "data": ("flsv", "data/datamodule.py", "FederatedDataModule"),
     "federation": ("flsv", "loop/federated_loop.py", "FederatedLoop"),
     "value": ("flsv", "valuation/fedbary.py", "FedBary"),
+    "model": ("flsv", "models/classifier.py", "ClassifierClient"),
 }
 #: Those of ``flsv fit``.
 _OF_FIT = ("trainer", "data", "federation")
@@ -110,22 +111,51 @@ def declared(module: str, name: str) -> tuple[str, ...]:
 
 @cache
 def arguments_of(section: str) -> frozenset[str]:
-    """Names of the options of ``trainer``, ``data``, ``federation`` or ``value``; empty where nobody knows them.
+    """Names of the options of a section, of ``model`` those of the ready-made one; empty where nobody knows them.
 
     Example:
         >>> "max_epochs" in arguments_of("trainer"), "local_epochs" in arguments_of("federation")
         (True, True)
     """
+    found = _class_of(section)
+    if found is None:
+        return frozenset()
+    made = _constructor(found)
+    given = [*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]
+    return frozenset(each.arg for each in given) - {"self"}
+
+
+def argument_texts(section: str) -> dict[str, str]:
+    """Of each option its text in the class's or its constructor's documentation, in that order.
+
+    Example:
+        >>> argument_texts("federation")["local_epochs"]
+        "passes over a client's data per round."
+    """
+    found = _class_of(section)
+    if found is None:
+        return {}
+    told = "\n".join(ast.get_docstring(each) or "" for each in (found, _constructor(found)))
+    texts: dict[str, str] = {}
+    for part in re.findall(r"^Args:\n((?:(?: {4}.*)?\n|(?: {4}.*)?$)+)", told, re.MULTILINE):
+        for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*|\n(?=\n* {8}))*)", part, re.MULTILINE):
+            texts.setdefault(name, " ".join(text.split()))
+    return {name: text for name, text in texts.items() if name in arguments_of(section)}
+
+
+def _class_of(section: str) -> ast.ClassDef | None:
     package, file, kind = _SECTIONS[section]
     spec = importlib.util.find_spec(package)
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder, file)
         for node in ast.walk(_tree(path)) if path.is_file() else ():
             if isinstance(node, ast.ClassDef) and node.name == kind:
-                made = next(x for x in node.body if isinstance(x, ast.FunctionDef) and x.name == "__init__")
-                given = [*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]
-                return frozenset(each.arg for each in given) - {"self"}
-    return frozenset()
+                return node
+    return None
+
+
+def _constructor(found: ast.ClassDef) -> ast.FunctionDef:
+    return next(each for each in found.body if isinstance(each, ast.FunctionDef) and each.name == "__init__")
 
 
 def check_options(arguments: Iterable[str], own: Iterable[str] = (), sections: Sequence[str] = _OF_FIT) -> None:

@@ -182,7 +182,7 @@ class ClassSpecificShapley(ContributionMetric):
             samples = num_samples.to(self.history)
             values, mean = torch.cat([values, samples[:, None]], dim=1), samples * mean
         self.history = momentum_add(self.history, client_ids, values, self.momentum)
-        self._note(client_ids, mean)
+        self.note_round(client_ids, mean)
 
     def compute(self) -> Tensor:
         """``[num_clients, num_classes]``, NaN for clients never seen."""
@@ -321,7 +321,7 @@ class CosineGradientShapley(ContributionMetric):
         phi = phi.double().clamp_min(self.floor)
         new, old = (1 - self.alpha) * phi.sum(), 0.0 if begins else self.alpha
         share = before.sum().to(phi) * phi / phi.sum()
-        self._note(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
+        self.note_round(client_ids, share, (new / (new + old)).to(self.phi), (old / (new + old)).to(self.phi))
 
     def merge_state(self, incoming_state: dict[str, Any] | Metric) -> None:
         """Take in the rounds of another metric, or of its state; they count as earlier than this one's."""

@@ -19,6 +19,7 @@ from torchmetrics import Metric
 from flsv.arguments import ReadOnlyArguments, check_number
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import WithIntervals
+from flsv.metrics.needs import needs_in_words
 from flsv.metrics.plot import plot_contributions
 from flsv.participants import Client
 from flsv.plots import shows
@@ -256,9 +257,7 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
     def guide(self) -> Guide:
         """How to read the values; a subclass says more."""
         more = "more is better" if self.higher_is_better else "less is better"
-        return Guide(
-            unit="contribution", sign=f"{more}.", needs="see its documentation.", cost="see its documentation."
-        )
+        return Guide(unit="contribution", sign=f"{more}.", needs=needs_in_words(self), cost="see its documentation.")
 
     @shows
     def plot(

@@ -184,7 +184,7 @@ class GradientAgreement(ContributionMetric):
         assert self.num_clients is not None
         ids = torch.cat([client_ids + part * self.num_clients for part in range(len(values))])
         factor = torch.tensor(factors or [1.0] * len(values)).repeat_interleave(len(client_ids))
-        self._note(ids, torch.cat(values), factor.to(self.round_spread))
+        self.note_round(ids, torch.cat(values), factor.to(self.round_spread))
 
     def _squares(self) -> Tensor:
         # The totals that make shares of the parts are taken as known: little beside the spread of a client's own.

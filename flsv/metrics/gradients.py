@@ -87,7 +87,7 @@ class GradientShapley(ContributionMetric):
         self._check_lengths(client_ids, gradient_products=gradient_products, hessian_products=hessian_products)
         values = gradient_shapley(gradient_products, hessian_products)
         self.history = momentum_add(self.history, client_ids, values[:, None], self.momentum)
-        self._note(client_ids, values)
+        self.note_round(client_ids, values)
 
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen."""
@@ -207,7 +207,7 @@ class InRunShapley(ContributionMetric):
         self.total, self.seen = self.total.clone(), self.seen.clone()
         self.total[client_ids] += values.to(self.total)
         self.seen[client_ids] += 1
-        self._note(client_ids, values.sum(1))
+        self.note_round(client_ids, values.sum(1))
 
     def compute(self) -> Tensor:
         """``[num_clients, M + order]``, NaN for clients never seen."""

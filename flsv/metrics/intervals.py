@@ -29,7 +29,29 @@ class WithIntervals(Metric):
     """Base class of metrics whose value is made of the values of single rounds.
 
     A subclass that has intervals says in ``over_rounds`` how rounds come together, and tells each round's own values
-    to ``_note`` in ``update``.
+    to :meth:`note_round` in ``update``. That is all: the state ``round_spread`` is added, saved and merged with the
+    others, and tables, charts, reports and ``flsv bench`` show the intervals.
+
+    Example:
+        >>> from flsv.metrics.base import ContributionMetric
+        >>> class MeanNorm(ContributionMetric):
+        ...     per_class, over_rounds = False, "mean"
+        ...     def init_states(self, num_clients, num_classes):
+        ...         self.add_state("total", torch.zeros(num_clients), dist_reduce_fx="sum")
+        ...         self.add_state("seen", torch.zeros(num_clients), dist_reduce_fx="sum")
+        ...     def update(self, client_ids, client_updates):
+        ...         norms = client_updates.norm(dim=1)
+        ...         self.total[client_ids] += norms
+        ...         self.seen[client_ids] += 1
+        ...         self.note_round(client_ids, norms)
+        ...     def compute(self):
+        ...         return self.total / self.seen  # 0 / 0 is NaN
+        >>> metric = MeanNorm(num_clients=2)
+        >>> for length in (1.0, 2.0, 1.5, 1.7):
+        ...     metric.update(torch.tensor([0, 1]), torch.tensor([[length, 0.0], [0.0, 3.0]]))
+        >>> low, high = metric.intervals()
+        >>> bool(low[0] < metric.compute()[0] < high[0]), float(high[1] - low[1])
+        (True, 0.0)
     """
 
     over_rounds: OverRounds = None
@@ -114,9 +136,17 @@ class WithIntervals(Metric):
         if self.over_rounds is not None:
             self.add_state("round_spread", torch.zeros(num_clients, WIDTH), dist_reduce_fx=spread_merge)
 
-    def _note(
+    def note_round(
         self, client_ids: Tensor, values: Tensor, factor: float | Tensor = 1.0, keep: float | Tensor = 1.0
     ) -> None:
-        """A round's own overall values ``[k]``; see :func:`flsv.functional.over_rounds.spread_add`."""
+        """A round's own overall values ``[k]``, once in every ``update``; nothing without ``over_rounds``.
+
+        Args:
+            client_ids: ``[k]``, whose.
+            values: ``[k]``, what the round alone says of each, over all classes.
+            factor: with which a ``"sum"`` takes them in, ``[k]`` or one for all; the client's own, as by its chance to
+                be drawn.
+            keep: what all earlier factors are multiplied by, where the past counts less.
+        """
         if self.over_rounds is not None:
             self.round_spread = spread_add(self.round_spread, client_ids, values.detach(), factor, keep)

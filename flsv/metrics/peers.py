@@ -206,7 +206,7 @@ class ContributionEstimation(ContributionMetric):
         self.cosines = self.cosines.index_add(0, client_ids, cosines.to(self.cosines))
         self.scores = self.scores.index_add(0, client_ids, scores)
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(client_ids))
-        self._note(client_ids, contribution_estimates(cosines.cpu(), scores.cpu(), self.combine, self.floor))
+        self.note_round(client_ids, contribution_estimates(cosines.cpu(), scores.cpu(), self.combine, self.floor))
 
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen."""
@@ -381,7 +381,7 @@ class EverybodyElse(ContributionMetric):
         client_ids, values = client_ids[known.to(client_ids.device)], values[known]
         self.total = self.total.index_add(0, client_ids, values)
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(client_ids))
-        self._note(client_ids, values)
+        self.note_round(client_ids, values)
 
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen."""

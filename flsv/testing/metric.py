@@ -266,6 +266,36 @@ def guide_says_the_unit(case: MetricCase) -> None:
         expect(all(lines.values()), f"guide() to say unit, sign, needs and cost; got {lines}", "Give all four.")
 
 
+def intervals_are_of_the_rounds(case: MetricCase) -> None:
+    """Where ``over_rounds`` says how rounds come together, ``update`` tells each round's values, and they come to the
+    metric's own."""
+    if not isinstance(case.part, ContributionMetric) or case.part.over_rounds is None:
+        return
+    metric, note, noted = case.new(), type(case.part).note_round, dict[int, list[float]]()
+    plain = True
+
+    def noting(client_ids: Tensor, values: Tensor, factor: Any = 1.0, keep: Any = 1.0) -> None:
+        nonlocal plain
+        plain &= isinstance(factor, float) and factor == keep == 1.0
+        for client, value in zip(client_ids.tolist(), values.tolist()):
+            noted.setdefault(client, []).append(value)
+        note(metric, client_ids, values, factor, keep)
+
+    metric.note_round = noting
+    case.fed(metric=metric)
+    overall, how = metric.per_client(metric.compute()).tolist(), case.part.over_rounds
+    silent = [client for client, value in enumerate(overall) if value == value and client not in noted]
+    advice = "Say self.note_round(client_ids, values) in update, with the cohort's values [k] of this round."
+    expect(not silent, f"over_rounds={how!r} to have the rounds' values; clients {silent} have none", advice)
+    for client, values in noted.items() if plain and how in ("sum", "mean") else ():
+        total = sum(values) / (len(values) if how == "mean" else 1)
+        expect(
+            same(torch.tensor(overall[client]), torch.tensor(total), rtol=1e-3),
+            f"client {client}'s value to be the {how} of its rounds, {total:.6g}; got {overall[client]:.6g}",
+            "Give in over_rounds how compute folds the values that note_round is told.",
+        )
+
+
 def axioms_hold(case: MetricCase) -> None:
     """The axioms that were asked for, on games with known values."""
     if not case.axioms:
@@ -308,6 +338,7 @@ MetricCase.checks = (
     states_move,
     bad_clients_are_refused,
     guide_says_the_unit,
+    intervals_are_of_the_rounds,
     settings_are_described,
     axioms_hold,
     appears_in_a_fit,

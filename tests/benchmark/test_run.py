@@ -56,7 +56,7 @@ def test_all_metrics_of_the_registry_in_one_fit() -> None:
         assert values.shape == (3,), name
         assert values.isfinite().all(), name
     assert len(METRICS) >= 18
-    assert {need for each in METRICS.values() for need in each.needs} <= set(NEEDS)
+    assert {need for each in METRICS.values() for need in each.needed} <= set(NEEDS)
     assert found.evaluations["fedsv"] == 2 * 8
     assert found.values["size"].tolist() == small().datamodule().num_samples.tolist()
 
@@ -143,7 +143,7 @@ def test_clients_keep_samples_back_only_for_those_who_ask_them() -> None:
 @pytest.mark.slow
 def test_the_clients_side_of_a_metric_comes_along() -> None:
     name, mine = entry("flsv.metrics.InRunShapley(order=2)")
-    assert mine.needs == METRICS["in_run_2"].needs
+    assert mine.needed == METRICS["in_run_2"].needed
     entries = {name: mine, "first": METRICS["in_run"], "size": METRICS["size"]}
     found = run(small(), entries, seed=0)
     assert not found.refused

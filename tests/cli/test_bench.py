@@ -130,6 +130,19 @@ def test_errors_of_a_metric_are_told_and_never_kept(
     before = values.read_bytes()
     assert bench(scale=-2) == (0, "")
     assert values.read_bytes() == before
+    rows = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in _main_table(out / "benchmark.md")}
+    assert rows == {  # baselines stand beside it, and what it needs is what it says
+        "`Mine`": "classes",
+        "`size`": "nothing",
+        "`training_loss`": "losses",
+        "`cgsv`": "updates",
+        "`fedsv_samples`": "validation, updates",
+    }
+
+
+def _main_table(page: Path) -> list[str]:
+    lines = page.read_text().partition("## Who is bad")[0].splitlines()
+    return [line for line in lines if line.startswith("| `")]
 
 
 MODULE = """

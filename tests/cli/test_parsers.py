@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from flsv import ClassifierClient
 from flsv.benchmark.run import CONDITIONS
 from flsv.benchmark.stress import CHEATS, SAFEGUARDS
 from flsv.cli import main
+from flsv.cli.brief_help import TRAINER
 from flsv.cli.names import arguments_of, declared, unknown_option
 from flsv.cli.options import OptionParser
 from flsv.data import FederatedDataModule
@@ -54,6 +56,10 @@ def test_a_typo_waits_for_nothing() -> None:
             except SystemExit as exit:
                 status = exit.code
             assert status == 2, line
+        try:
+            main(["fit", "--help"])
+        except SystemExit as exit:
+            assert exit.code == 0
         slow = {"torch", "lightning", "matplotlib", "pandas", "jsonargparse"} & sys.modules.keys()
         assert not slow, slow
     """
@@ -75,6 +81,7 @@ def test_what_is_read_off_the_source_is_what_there_is() -> None:
     import lightning as L
 
     kinds = {"trainer": L.Trainer, "data": FederatedDataModule, "federation": FederatedLoop, "value": FedBary}
+    kinds["model"] = ClassifierClient
     for section, kind in kinds.items():
         names = set(inspect.signature(kind.__init__).parameters) - {"self"}
         assert arguments_of(section) == names, section
@@ -90,6 +97,22 @@ def test_what_there_is_passes() -> None:
     given += " --federation.aggregator.help ShapFedWA --federation.uploads+ TopK --seed_everything 3 --print_config"
     assert unknown_option(given.split()) is None
     assert unknown_option(["--rounds", "3"], ["--rounds"]) is None
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
+def test_the_help_of_a_fit_is_two_screens(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([command, "--help"])
+    assert stopped.value.code == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 100
+    assert max(map(len, lines)) <= 80
+    named = {word for line in lines for word in line.split()[:1] if word.startswith("--")}
+    for section in ("federation", "data", "model"):
+        assert {f"--{section}.{name}" for name in arguments_of(section)} <= named, section
+    assert {f"--trainer.{name}" for name in TRAINER} <= named
+    assert any("--print_config" in line for line in lines)
+    assert not [line for line in lines if line.startswith("  --") and len(line.split()) == 1]  # each is explained
 
 
 def test_no_option_by_its_first_letters() -> None:

@@ -125,6 +125,22 @@ class NoUnit(Norm):
         return Guide(unit="", sign="more is better.", needs="nothing.", cost="nothing.")
 
 
+class OtherFold(Norm):
+    """Keeps the last round's value, and says that it is the rounds' sum."""
+
+    over_rounds = "sum"
+
+    def update(self, client_ids: Tensor, client_updates: Tensor) -> None:
+        super().update(client_ids, client_updates)
+        self.note_round(client_ids, client_updates.norm(dim=1))
+
+
+class Silent(Norm):
+    """Says that its value is a mean of rounds, and not what these are."""
+
+    over_rounds = "mean"
+
+
 class ForgetsPower(Norm):
     def __init__(self, num_clients: int | None = None, power: float = 2.0) -> None:
         super().__init__(num_clients)

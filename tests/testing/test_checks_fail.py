@@ -40,6 +40,8 @@ METRICS: list[tuple[str, Any, dict[str, Any]]] = [
     ("states_move", faulty_metrics.KeepsScale(), {}),
     ("bad_clients_are_refused", faulty_metrics.TakesOneRow(), {}),
     ("guide_says_the_unit", faulty_metrics.NoUnit(), {}),
+    ("intervals_are_of_the_rounds", faulty_metrics.OtherFold(), {}),
+    ("intervals_are_of_the_rounds", faulty_metrics.Silent(), {}),
     ("settings_are_described", faulty_metrics.ForgetsPower(), {}),
     ("axioms_hold", faulty_metrics.Squared(), {"axioms": ["efficiency"]}),
     ("axioms_hold", LeaveOneOut(), {"axioms": ["efficiency"]}),

@@ -242,10 +242,10 @@ class CoalitionValue(ContributionMetric):
         factor = self.fold.factor(round_index)
         if factor == 0:
             self.fold.skip(self)
-            self._note(client_ids[:0], self.round_spread[:0, 0])
+            self.note_round(client_ids[:0], self.round_spread[:0, 0])
             return
         estimate = self._estimate(utility, players, generator)
-        self._note(client_ids, self.fold.update(self, client_ids, estimate, factor).mean(-1), factor)
+        self.note_round(client_ids, self.fold.update(self, client_ids, estimate, factor).mean(-1), factor)
         self.evaluations += estimate.evaluations
 
     def compute(self) -> Tensor:

@@ -1,0 +1,72 @@
+"""What a metric needs, read off what its ``update`` names and what it declares, so that it cannot say anything else."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torchmetrics import Metric
+
+#: By the words that tables have, in the order in which they are shown.
+NEEDS = {
+    "validation": "the server has validation data",
+    "updates": "the server sees every client's own update",
+    "head": "the updates' classifier head",
+    "classes": "samples have classes",
+    "losses": "clients tell their training loss",
+    "counts": "clients tell their numbers of samples of each class",
+    "answers": "clients answer questions about their samples",
+    "reports": "clients report what a client algorithm of theirs has worked out",
+    "client validation": "every client has validation samples of its own",
+    "samples": "all samples lie in one place",
+}
+_UPDATES, _HEADS, _GAMES = ("updates",), ("updates", "head"), ("validation", "updates")
+#: What a name in ``update`` asks for, beyond who took part and how many samples they say that they have.
+OF_A_NAME = {
+    **dict.fromkeys(("client_updates", "client_vectors", "matrix"), _UPDATES),
+    **dict.fromkeys(("client_heads", "client_head_weights", "server_head", "server_head_weights", "head"), _HEADS),
+    **dict.fromkeys(("utility", "play", "games", "gradient_products", "hessian_products", "slopes"), _GAMES),
+    "coalitions": ("validation",),
+    "server_data": ("validation",),
+    "losses": ("losses",),
+    "clients": ("answers",),
+    "peer_values": ("client validation",),
+}
+
+
+def needs_of(metric: Metric) -> tuple[str, ...]:
+    """Names in :data:`NEEDS` of what a metric needs: what its ``update`` names of a :class:`flsv.Round`, and what its
+    class declares.
+
+    Args:
+        metric: of flsv, one's own, or another torchmetrics metric.
+
+    Example:
+        >>> from flsv.metrics import ClassSpecificShapley, CumulativeShapley, EverybodyElse
+        >>> needs_of(ClassSpecificShapley()), needs_of(CumulativeShapley()), needs_of(EverybodyElse())
+        (('updates', 'head', 'classes'), ('validation', 'updates'), ('client validation',))
+    """
+    names = inspect.signature(type(metric).update).parameters
+    found = {need for name in names for need in OF_A_NAME.get(name, ())}
+    if getattr(metric, "evaluates", False):
+        found = (found | {"client validation"}) - {"answers"}  # which is all that it asks clients for
+    declared = {
+        "classes": getattr(metric, "needs_classes", False),
+        "reports": getattr(metric, "reported_by", None),
+        "counts": getattr(metric, "uses_ground_truth", False),
+    }
+    found |= {need for need, has in declared.items() if has}
+    return tuple(need for need in NEEDS if need in found)
+
+
+def needs_in_words(metric: Metric) -> str:
+    """The same in a sentence.
+
+    Example:
+        >>> from flsv.metrics import CosineGradientShapley
+        >>> needs_in_words(CosineGradientShapley())
+        "the server sees every client's own update."
+    """
+    found = [NEEDS[need] for need in needs_of(metric)]
+    return f"{'; '.join(found)}." if found else "nothing but who takes part."
