@@ -86,7 +86,7 @@ conformance: ## values and errors against shapiq, pyDVL, dp-accounting and POT, 
 wheel-test: .venv-release/made ## the wheel, installed elsewhere with hard dependencies alone: fit, report, retrain, value
 	.venv-release/bin/python tools/wheel_test.py $(WHEEL_TEST)
 
-test-map: ## which tests reach which module, into runs/coverage/map.json: some 15 minutes on two cores
+test-map: ## tests/map.txt, which tests reach which module: half an hour on two cores
 	$(PYTHON) tools/test_map.py
 
 runs/coverage/coverage.db:

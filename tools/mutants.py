@@ -4,7 +4,8 @@
 
 A mutant (tools/mutation.py) is drawn from all functions of the package. A process that has imported torch, Lightning
 and the rest, but not flsv, is forked for each; the child imports flsv with this one change and runs the tests that
-reach the changed line, quickest first, until one fails. Answers are kept in runs/mutants/: a stopped run goes on.
+reach the changed line, quickest first, until one fails. What was killed is kept in runs/mutants/: a stopped run goes
+on, and after tests were added only the others are asked again.
 
 Of well-kept tools, mutmut calls functions by way of a trampoline, while flsv, LightningCLI and torchmetrics read their
 signatures and of what module they are; cosmic-ray starts an interpreter for each mutant, and importing torch and
@@ -15,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import importlib
 import importlib.machinery
 import json
 import os
+import platform
 import random
 import resource
 import signal
@@ -50,7 +53,7 @@ PYTEST += ("addopts=--doctest-modules --import-mode=importlib",)
 @dataclass(frozen=True)
 class Answer:
     """What became of a mutant: killed (by a test, or because it did not end), survived, reached by no fast test; or
-    unclear, where its tests do not pass without it."""
+    unclear, where its tests do not pass without it, or do not import it."""
 
     mutant: str
     fate: str
@@ -111,7 +114,7 @@ class FirstFailure:
 
 
 def run_tests(root: Path, tests: Sequence[str], cpu: float, mutant: Mutant | None) -> tuple[str, str]:
-    """In a fork of this process: ("passed" | "failed" | "endless", the test)."""
+    """In a fork of this process: ("passed" | "failed" | "endless" | "unclear", the test)."""
     with tempfile.TemporaryDirectory() as folder:
         note = Path(folder) / "failed"
         child = os.fork()
@@ -120,12 +123,15 @@ def run_tests(root: Path, tests: Sequence[str], cpu: float, mutant: Mutant | Non
             with contextlib.suppress(BaseException):  # this copy of the process must end here, whatever a test does
                 status = _in_child(root, tests, cpu, mutant, note, folder)
             os._exit(status)
-        status = _waited(child, wall=10 * cpu)
+        try:
+            status = _waited(child, wall=10 * cpu)
+        finally:
+            _end_group(child)
         by = note.read_text() if note.exists() else ""
         if status is None:
             return "endless", ""
         if status == 0 and by:
-            raise RuntimeError(f"{mutant}: {by}: the tests were not those of the change.")
+            return "unclear", by
         return ("passed", "") if status == 0 else ("failed", by or f"status {status}")
 
 
@@ -151,7 +157,6 @@ def _waited(child: int, wall: float) -> int | None:
     while time.monotonic() < end:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            _end_group(child)
             code = os.waitstatus_to_exitcode(status)
             return None if code in (71, -signal.SIGXCPU, -signal.SIGKILL) else code
         time.sleep(0.02)
@@ -208,20 +213,23 @@ class Judge:
         return Answer(str(mutant), words[fate], by, len(chosen), len(all_), round(time.monotonic() - started, 1))
 
 
-def report(answers: Sequence[Answer]) -> str:
-    """Counts, and the survivors."""
+def report(answers: Sequence[Answer], seed: int) -> str:
+    """When and where, counts, and who was not seen, in Markdown."""
     count = Counter(answer.fate for answer in answers)
     decided = count["killed"] + count["endless"]
     reached_ = len(answers) - count["no test"]
     lines = [
+        f"Seed {seed}: {datetime.date.today()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"torch {sys.modules['torch'].__version__}.",
         f"{len(answers)} mutants: {count['killed']} killed, {count['endless']} endless, {count['survived']} survived, "
         f"{count['unclear']} unclear, {count['no test']} on lines that no fast test reaches.",
         f"Seen: {decided} of {reached_} reached ({decided / max(reached_, 1):.0%}), {decided} of {len(answers)} in all "
         f"({decided / max(len(answers), 1):.0%}); {sum(a.seconds for a in answers) / max(reached_, 1):.1f} s a mutant.",
+        "",
     ]
     for fate in ("survived", "unclear", "no test"):
-        lines += [f"{fate}: `{answer.mutant}` ({answer.tests} of {answer.of} tests)" for answer in answers if
-                  answer.fate == fate]  # fmt: skip
+        unseen = [answer for answer in answers if answer.fate == fate]
+        lines += [f"- {fate}: `{answer.mutant}` ({answer.tests} of {answer.of} tests)" for answer in unseen]
     return "\n".join(lines)
 
 
@@ -255,14 +263,16 @@ def main() -> None:
         print(f"{place}/{len(drawn)} {answers[-1].fate}: {mutant} {answers[-1].by}", flush=True)
     killers = sorted({answer.by for answer in answers if "::" in answer.by and " " not in answer.by.partition("[")[0]})
     fate, by = run_tests(root, killers, 600, None) if killers else ("passed", "")
-    text = report(answers) + (f"\nNOT TO BE TRUSTED: {by} fails without a change." if fate != "passed" else "")
+    text = report(answers, asked.seed) + (
+        f"\nNOT TO BE TRUSTED: {by} fails without a change." if fate != "passed" else ""
+    )
     (out / f"seed_{asked.seed}.md").write_text(text + "\n")
     print(text)
 
 
 def _known(file: Path) -> dict[str, Answer]:
     found = [Answer(**json.loads(line)) for line in file.read_text().splitlines()]
-    return {answer.mutant: answer for answer in found}
+    return {answer.mutant: answer for answer in found if answer.fate in ("killed", "endless")}
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Which tests reach which module, whatever they are called: `make test-map` runs the fast tests under coverage.
+"""Which tests reach which module, whatever they are called: tests/map.txt, from the fast tests under coverage.
 
-    python tools/test_map.py --of flsv/games/coalition.py    # from what was measured last
+    python tools/test_map.py                                   # all of them: `make test-map`
+    python tools/test_map.py tests/games/test_new_module.py    # these: adds the modules that the map lacks
 
-For each module the smallest set of test files (by greedy cover) that together reach every line within its functions
-that any fast test reaches: those to run after a change of it. The map is made when it is asked for and kept nowhere but
-in runs/coverage/, so none in the repository can be out of date; tools/mutants.py reads what was measured there, too.
+For each module the smallest set of test files (by greedy cover; the module itself stands for its doctests) that
+together reach every line within its functions that any fast test reaches: those to run after a change of it. A module
+that runs in other processes or needs another environment only has the test files that import it. What was measured
+stays in runs/coverage/, which tools/mutants.py reads.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from coverage import CoverageData
@@ -24,22 +26,30 @@ from coverage import CoverageData
 ROOT = Path(__file__).parents[1]
 #: What runs other processes, or pages: they reach much and tell little.
 LEFT_OUT = ("tests/docs", "tests/tools", "tests/device", "tests/cuda", "tests/release", "tests/typing")
+HEAD = "# Module: the test files that reach it. `make test-map` writes it; a new module: tools/test_map.py TEST_FILE."
 #: test -> whether the line was reached in the test itself, or when something was set up for it and others.
 Tests = dict[str, bool]
 
 
-def measure(root: Path, kept: Path) -> None:
-    """Run the fast tests; ``kept`` then has coverage.db and seconds.json."""
+def measure(root: Path, kept: Path, tests: Sequence[str] = ()) -> None:
+    """Run the fast tests, or these; ``kept`` then has coverage.db and seconds.json, in which these are added."""
     kept.mkdir(parents=True, exist_ok=True)
-    for old in kept.glob("coverage.db*"):
+    whole, new = kept / "coverage.db", kept / "new.db"
+    for old in (*kept.glob("new.db*"), *([] if tests else kept.glob("coverage.db*"))):
         old.unlink()
     command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadfile", "-p", "no:cacheprovider"]
     command += ["--cov=flsv", "--cov-context=test", "--cov-report=", f"--junitxml={kept / 'tests.xml'}"]
-    command += ["-o", "junit_family=xunit1", *(f"--ignore={folder}" for folder in LEFT_OUT)]
-    done = subprocess.run(["env", f"COVERAGE_FILE={kept / 'coverage.db'}", *command], cwd=root)
+    command += ["-o", "junit_family=xunit1", *(f"--ignore={folder}" for folder in LEFT_OUT), *tests]
+    done = subprocess.run(["env", f"COVERAGE_FILE={new}", *command], cwd=root)
     if done.returncode not in (0, 1):  # a failing test reaches lines, too
         raise SystemExit(done.returncode)
-    (kept / "seconds.json").write_text(json.dumps(seconds(kept / "tests.xml"), indent=0))
+    data, part = CoverageData(str(whole)), CoverageData(str(new))
+    for each in (data, part):
+        each.read()
+    data.update(part)
+    times = kept / "seconds.json"
+    known = json.loads(times.read_text()) if tests and times.is_file() else {}
+    times.write_text(json.dumps(known | seconds(kept / "tests.xml"), indent=0))
 
 
 def seconds(xml: Path) -> dict[str, float]:
@@ -81,12 +91,13 @@ def lines_within_functions(source: str) -> set[int]:
     }
 
 
-def smallest_cover(lines: Mapping[int, set[str]]) -> list[str]:
-    """Files that together reach all lines; the one that reaches most of what is left comes first.
+def smallest_cover(lines: Mapping[int, set[str]], near: str = "") -> list[str]:
+    """Files that together reach all lines; the one that reaches most of what is left comes first, of equals one that
+    begins like ``near``.
 
     Example:
-        >>> smallest_cover({1: {"a", "b"}, 2: {"b"}, 3: {"b", "c"}, 4: {"c"}})
-        ['b', 'c']
+        >>> smallest_cover({1: {"a", "b"}, 2: {"b"}, 3: {"b", "c"}, 4: {"c", "d"}}, near="d")
+        ['b', 'd']
     """
     left, chosen = dict(lines), []
     while left:
@@ -94,24 +105,29 @@ def smallest_cover(lines: Mapping[int, set[str]]) -> list[str]:
         for files in left.values():
             for file in files:
                 reach[file] += 1
-        best = min(reach, key=lambda file: (-reach[file], file))
+        best = min(reach, key=lambda file: (-reach[file], not file.startswith(near), file))
         chosen.append(best)
         left = {line: files for line, files in left.items() if best not in files}
     return chosen
 
 
-def module_map(root: Path, kept: Path) -> dict[str, list[str]]:
-    """Module -> its test files, for every module that has functions; doctests are not told, they are in the module."""
+def module_map(root: Path, kept: Path, known: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Module -> its test files, for every module that has functions; what is ``known`` stays."""
     data = CoverageData(str(kept / "coverage.db"))
     data.read()
     found = {}
     for path in modules(root):
+        name = path.relative_to(root).as_posix()
+        if name in known:
+            found[name] = known[name]
+            continue
         lines = {
-            line: {test.partition("::")[0] for test in tests if test.startswith("tests/")}
+            line: {file for test in tests if (file := test.partition("::")[0]).startswith("tests/") or file == name}
             for line, tests in reached(data, path).items()
         }
-        cover = smallest_cover({line: files for line, files in lines.items() if files})
-        found[path.relative_to(root).as_posix()] = cover
+        room = "/".join(["tests", *path.relative_to(root).parts[1:-1], ""])
+        cover = smallest_cover({line: files for line, files in lines.items() if files}, room)
+        found[name] = cover or importing(root, name)
     return found
 
 
@@ -121,27 +137,49 @@ def modules(root: Path) -> list[Path]:
     return [path for path in paths if lines_within_functions(path.read_text())]
 
 
+def importing(root: Path, module: str) -> list[str]:
+    """Test files that import it, or a helper beside the tests that does."""
+    files = {path: _imports(path) for path in sorted((root / "tests").rglob("*.py"))}
+    wanted, found = {module.removesuffix(".py").replace("/", ".")}, set[Path]()
+    while new := {path for path, names in files.items() if names & wanted} - found:
+        found |= new
+        wanted |= {path.stem for path in new}
+    return [path.relative_to(root).as_posix() for path in sorted(found) if path.name.startswith("test_")]
+
+
+def _imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def read_map(file: Path) -> dict[str, list[str]]:
+    """Module -> its test files, of tests/map.txt."""
+    lines = [line for line in file.read_text().splitlines() if not line.startswith("#")] if file.is_file() else []
+    return {module: tests.split() for module, _, tests in (line.partition(": ") for line in lines)}
+
+
+def write_map(file: Path, found: Mapping[str, Sequence[str]]) -> None:
+    lines = [f"{module}: {' '.join(tests)}" for module, tests in sorted(found.items())]
+    file.write_text("\n".join([HEAD, *lines]) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--of", action="append", metavar="MODULE", help="do not measure again; the files of this module"
-    )
+    parser.add_argument("tests", nargs="*", help="of these; by default of all")
     parser.add_argument("--root", type=Path, default=ROOT)
     asked = parser.parse_args()
     root = asked.root.absolute()
-    kept = root / "runs" / "coverage"
-    if asked.of is None:
-        measure(root, kept)
-        (kept / "map.json").write_text(json.dumps(module_map(root, kept), indent=1) + "\n")
-        print(f"{kept / 'map.json'} is written.")
-        return
-    if not (kept / "map.json").is_file():
-        raise SystemExit(f"{kept / 'map.json'} is missing: run `make test-map` first, some 15 minutes on two cores.")
-    known = json.loads((kept / "map.json").read_text())
-    for module in asked.of:
-        if module not in known:
-            raise SystemExit(f"{module} was not there when it was measured, or has no functions: run `make test-map`.")
-        print(*known[module], sep="\n")
+    kept, file = root / "runs" / "coverage", root / "tests" / "map.txt"
+    measure(root, kept, asked.tests)
+    known = read_map(file) if asked.tests else {}
+    found = module_map(root, kept, known)
+    write_map(file, found)
+    print(f"{file.relative_to(root)}: {len(found)} modules, {len(found.keys() - known.keys())} of them new")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from pathlib import Path
 import mutation
 import pytest
 from coverage import CoverageData
-from test_map import reached, seconds
+from test_map import reached, read_map, seconds
 
 TOOLS = Path(mutation.__file__).parent
 SOURCE = '''
@@ -124,7 +124,8 @@ def run(tool: str, project: Path, *options: str) -> str:
 @pytest.mark.slow
 def test_the_gaps_of_a_small_package_are_found(project: Path) -> None:
     run("test_map.py", project)
-    assert run("test_map.py", project, "--of", "flsv/numbers.py").split() == ["tests/test_numbers.py"]
+    map_of_it = {"flsv/numbers.py": ["tests/test_numbers.py", "flsv/numbers.py"]}
+    assert read_map(project / "tests/map.txt") == map_of_it
     data = CoverageData(str(project / "runs/coverage/coverage.db"))
     data.read()
     lines = reached(data, project / "flsv/numbers.py")
@@ -152,4 +153,29 @@ def test_the_gaps_of_a_small_package_are_found(project: Path) -> None:
     assert "1 survived" in told
     assert "1 endless" in told
     assert "TRUSTED" not in told
-    assert run("mutants.py", project, "--count", "99") == told  # what is kept is not asked again
+    run("mutants.py", project, "--count", "99")
+    again = [json.loads(line) for line in (project / "runs/mutants/seed_0.jsonl").read_text().splitlines()]
+    assert {each["fate"] for each in again[len(answers) :]} == {
+        "survived",
+        "no test",
+    }  # what was seen is not asked again
+
+
+@pytest.mark.slow
+def test_a_new_module_is_added_to_the_map_by_its_tests_alone(tmp_path: Path) -> None:
+    for folder in ("flsv", "tests"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "pyproject.toml").write_text("")
+    (tmp_path / "flsv/__init__.py").write_text("")
+    for name in ("old", "new"):
+        (tmp_path / f"flsv/{name}.py").write_text("def f():\n    return 1\n")
+        test = f"from flsv.{name} import f\n\n\ndef test_f():\n    assert f() == 1\n"
+        (tmp_path / f"tests/test_{name}.py").write_text(test)
+    (tmp_path / "tests/map.txt").write_text(
+        "# Words.\nflsv/old.py: tests/by_hand.py\nflsv/gone.py: tests/test_gone.py\n"
+    )
+    run("test_map.py", tmp_path, "tests/test_new.py")
+    assert read_map(tmp_path / "tests/map.txt") == {
+        "flsv/new.py": ["tests/test_new.py"],
+        "flsv/old.py": ["tests/by_hand.py"],
+    }
