@@ -66,3 +66,9 @@ def test_federations_of_it_are_for_tuning_and_have_a_truth(name: str, monkeypatc
     assert truth.num_clients == each.datamodule().num_clients
     assert truth.ceiling > 0.85
     assert each.classifies == (name != "diabetes_noise")
+
+
+def test_the_training_rows_come_in_another_order_every_time() -> None:
+    loader = BuiltInData("diabetes").train_dataloader()
+    (first, _), (again, _) = next(iter(loader)), next(iter(loader))
+    assert not torch.equal(first, again)

@@ -114,13 +114,15 @@ def test_buffers_are_each_models_own() -> None:
     assert trained["net.1.num_batches_tracked"].tolist() == [i + steps for i, (steps, _) in enumerate(MODELS)]
 
 
-def test_norms_are_clipped_model_by_model() -> None:
+@pytest.mark.parametrize("norm", [0.5, 100.0])
+def test_norms_are_clipped_model_by_model_and_never_raised(norm: float) -> None:
     net, given = Net(), batches_of()
-    trained, _ = BatchedTraining(net, sgd()(net.parameters()), clip_norm=0.5).train(starts(net), GivenBatches(given))
-    models, _ = one_by_one(net, sgd(), given, clip=0.5)
+    trained, _ = BatchedTraining(net, sgd()(net.parameters()), clip_norm=norm).train(starts(net), GivenBatches(given))
+    models, _ = one_by_one(net, sgd(), given, clip=norm)
     unclipped, _ = one_by_one(net, sgd(), given)
     assert_equal(trained, models)
-    assert not torch.allclose(models[0]["net.0.weight"], unclipped[0]["net.0.weight"], atol=1e-3)
+    same = torch.allclose(models[0]["net.0.weight"], unclipped[0]["net.0.weight"], atol=1e-3)
+    assert same == (norm > 1)
 
 
 def test_groups_of_parameters_keep_their_options() -> None:

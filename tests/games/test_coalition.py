@@ -190,6 +190,18 @@ def test_a_gradient_is_of_its_round_alone() -> None:
     assert found[1].norm() < found[0].norm()
 
 
+def test_every_model_that_was_evaluated_counts_also_after_its_round() -> None:
+    space = ParameterSpace(module := nn.Linear(2, 2, bias=False))
+    games = CoalitionGames(ModelEvaluator(module, space, [(torch.eye(2), torch.tensor([0, 1]))], num_classes=2))
+    for index in range(2):
+        games.begin(Round(index, torch.arange(2), torch.tensor([9, 1]), torch.zeros(4), torch.eye(4)[:2], space))
+        games.utility()(torch.tensor([[True, False], [True, True]]))
+        games.utility_of_models(lambda i, out: out.fill_(i), 3)
+        assert (games.evaluations, games.total_evaluations) == (5, 5 * (index + 1))
+        games.end()
+        assert games.total_evaluations == 5 * (index + 1)
+
+
 def test_products_are_worked_out_once_a_round() -> None:
     """Hessian products take a pass of the validation set for every client, and a metric asks for them twice."""
     module, asked = nn.Linear(2, 2, bias=False), []

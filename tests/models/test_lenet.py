@@ -40,3 +40,8 @@ def test_too_small():
 def test_wrong_arguments(wrong):
     with pytest.raises(ConfigurationError, match="LeNet5: "):
         LeNet5(**wrong)
+
+
+def test_three_layers_of_convolutions(check_network):
+    parameters = (25 + 1) * 4 + (100 + 1) * 6 + (150 + 1) * 8 + (8 * 9 + 1) * 120 + 10_164 + 850
+    check_network(LeNet5(10, (1, 28, 28), channels=(4, 6, 8), padding=2), 10, (1, 28, 28), parameters)

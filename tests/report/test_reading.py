@@ -84,3 +84,11 @@ def test_a_record_that_is_broken_or_of_another_run_is_said(tmp_path: Path) -> No
     (folder / "run.json").write_text(json.dumps({**record, **short, "hashes": hashes}))
     with pytest.raises(ConfigurationError, match="line 8: client is 1, expected 0 to 0"):
         open_run(folder)
+    one_class = {"classes": record["classes"][:1], "class_counts": [row[:1] for row in record["class_counts"]]}
+    (folder / "run.json").write_text(json.dumps({**record, **one_class}))
+    with pytest.raises(ConfigurationError, match="a class '1'"):
+        open_run(folder)
+
+
+def test_without_a_valuation_nothing_is_valued(tmp_path: Path) -> None:
+    assert open_run(make_run(tmp_path)).valued() == []

@@ -67,6 +67,17 @@ def test_what_clients_agree_on_is_not_taken_over_where_nobody_has_a_weight() -> 
     assert torch.equal(round.combine(torch.tensor([0.25, 0.25]))[cut:], round.global_vector[cut:] + 1)
 
 
+def test_what_all_have_moved_alike_moves_by_its_share_and_what_nobody_moved_stays() -> None:
+    """To the bit: weights that are frozen must not drift."""
+    round = make_round()
+    start, cut = round.global_vector, round.space.num_parameters
+    round.client_vectors[:, : cut - 1] = start[: cut - 1]
+    round.client_vectors[:, 0] = start[0] + 1
+    result = round.combine(torch.tensor([0.3, 0.4]))
+    torch.testing.assert_close(result[0], start[0] + 0.7)
+    assert torch.equal(result[1 : cut - 1], start[1 : cut - 1])
+
+
 def test_server_fields_exist_only_after_aggregation() -> None:
     round = make_round()
     heads = round.client_heads

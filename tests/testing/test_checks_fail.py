@@ -37,6 +37,7 @@ METRICS: list[tuple[str, Any, dict[str, Any]]] = [
     ("processes_agree", faulty_metrics.Sums(), {}),
     ("ranks_agree", faulty_metrics.OwnClientsOnly(), {}),
     ("any_precision", faulty_metrics.Single(), {}),
+    ("any_precision", faulty_metrics.HalfAgain(), {}),
     ("states_move", faulty_metrics.KeepsScale(), {}),
     ("bad_clients_are_refused", faulty_metrics.TakesOneRow(), {}),
     ("guide_says_the_unit", faulty_metrics.NoUnit(), {}),

@@ -55,6 +55,11 @@ def test_number_of_permutations() -> None:
         assert estimate.evaluations == 2 + expected * 29
 
 
+def test_permutations_end_where_the_budget_does() -> None:
+    estimate = permutation_shapley(table_game(random_table(8)), 8, num_permutations=50, budget=30, generator=rng())
+    assert estimate.evaluations <= 30
+
+
 def test_antithetic_pairs_pay_on_concave_games() -> None:
     def utility(masks: torch.Tensor) -> torch.Tensor:
         return (masks.double() @ torch.linspace(0.5, 1, 9, dtype=torch.float64)).sqrt()
