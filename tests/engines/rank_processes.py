@@ -64,8 +64,8 @@ class Group:
             process.start()
             self.processes.append(process)
 
-    def wait(self, seconds: float = 60.0) -> list[Ended]:
-        """Until all have ended; who has not by then is killed, and its code is None."""
+    def wait(self, seconds: float = 900.0) -> list[Ended]:
+        """Until all have ended; who has not by then, on however busy a machine, is killed, and its code is None."""
         end = time.monotonic() + seconds
         codes: dict[int, int | None] = {}
         while len(codes) < len(self.processes) and time.monotonic() < end:
@@ -83,8 +83,7 @@ class Group:
 
 def run_ranks(function: str, arguments: Sequence[Any], size: int, folder: Path, **kwargs: Any) -> list[Ended]:
     """Start them, wait, and check that all ended well."""
-    seconds = kwargs.pop("seconds", 120.0)
-    ended = Group(function, arguments, size, folder, **kwargs).wait(seconds)
+    ended = Group(function, arguments, size, folder, **kwargs).wait()
     assert [rank.code for rank in ended] == [0] * size, "\n".join(rank.output[-3000:] for rank in ended)
     return ended
 

@@ -25,7 +25,7 @@ def three() -> Three:
     return [Heartbeat(0, 3, accepted), *(Heartbeat(rank, 3, {0: end}) for rank, end in enumerate(ends, start=1))], ends
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)

@@ -66,7 +66,7 @@ def on_two_ranks(folder: Path) -> list[str]:
         for rank in range(2)
     ]
     try:
-        return [rank.communicate(timeout=240)[0] for rank in ranks]
+        return [rank.communicate(timeout=600)[0] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -95,7 +95,7 @@ def test_a_killed_table_goes_on(tmp_path: Path) -> None:
         start_new_session=True,
         stdout=subprocess.DEVNULL,
     )
-    kept, until = tmp_path / "kept.jsonl", time.monotonic() + 120
+    kept, until = tmp_path / "kept.jsonl", time.monotonic() + 600
     try:
         while not kept.exists() or len(kept.read_text().splitlines()) < 2:
             assert process.poll() is None

@@ -44,7 +44,7 @@ class Slow:
 @pytest.mark.parametrize(("absent", "mute"), [(0, 0), (2, 0), (0, 2)])
 def test_the_first_site_is_waited_for(tmp_path: Path, absent: int, mute: int) -> None:
     """As after a restart of the server, while sites are busy or away."""
-    directory = Directory(Slow(absent, mute), NAMES, agreement(module(), shapfed()), tmp_path / "book", wait=5)
+    directory = Directory(Slow(absent, mute), NAMES, agreement(module(), shapfed()), tmp_path / "book", wait=60)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         replies = directory.exchange({0: Packet("ask"), 1: Packet("ask")})
