@@ -59,6 +59,19 @@ class SiteData(L.LightningDataModule):
         return DataLoader(Subset(train, data.client_indices(self.client).tolist()), batch_size=16, shuffle=True)
 
 
+class Replay:
+    """Sites that send what they are given here, by the kind of what they are asked."""
+
+    def __init__(self) -> None:
+        self.says: dict[str, dict[int, Any]] = {}
+
+    def present(self) -> list[int]:
+        return [100, 101, 102]
+
+    def exchange(self, packets: Mapping[int, Packet], timeout: float) -> dict[int, Any]:
+        return {address: self.says[packet.kind][address] for address, packet in packets.items()}
+
+
 class SiteTransport:
     """Sites behind a wire.
 

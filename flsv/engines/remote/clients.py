@@ -178,11 +178,20 @@ class Remote:
         state: of the federation; the run's name in it, what counts of the sites, and what went wrong there.
         rounds: of the run.
         steps_per_sample: the most optimizer steps that a site can take in a round, for each of its samples.
+        reports: names of what strategies let sites report.
     """
 
-    def __init__(self, directory: Directory, state: FederationState, rounds: int, steps_per_sample: int) -> None:
+    def __init__(
+        self,
+        directory: Directory,
+        state: FederationState,
+        rounds: int,
+        steps_per_sample: int,
+        reports: Collection[str] = (),
+    ) -> None:
         self.directory, self._state, self._rounds = directory, state, rounds
-        self._steps_per_sample = steps_per_sample
+        self._steps_per_sample, self._reports = steps_per_sample, frozenset(reports)
+        self._usual: str | None = None
         self.conversations = Conversations(directory.exchange)
         self._trained: dict[int, str] = {}
         self._answered: dict[int, tuple[dict[int, str], str | None]] = {}
@@ -223,16 +232,15 @@ class Remote:
                 update = read_update(check_done(reply), site, space, device, samples, most)
                 if update is None:
                     broken.append(site)
+                elif unknown := sorted(update.reports.keys() - self._reports):
+                    raise BadReply(f"it reports {unknown[0]!r:.40}, which nobody asks for")
                 else:
                     updates.append(update)
             except BadReply as why:
                 wrong[site] = str(why)
                 if isinstance(why, OtherData):
                     self.directory.greet_again(site)
-        # What most of them report is what there is to report: of one that is first nobody knows whether it is right.
-        found = {update.client_id: _reported(update) for update in updates}
-        usual = next((words for words, _ in Counter(found.values()).most_common(1)), "")
-        wrong |= {site: f"it reports {words}, the others {usual}" for site, words in found.items() if words != usual}
+        wrong |= self._unusual({update.client_id: _reported(update) for update in updates})
         updates = [update for update in updates if update.client_id not in wrong]
         index = self._state.round_index
         for site, words in wrong.items():
@@ -242,6 +250,20 @@ class Remote:
             if replies[site].plain.get("lost"):  # type: ignore[union-attr]
                 self._warn(site, "no longer held what it kept, and went on from nothing", when=f" in round {index}")
         return updates, broken
+
+    def _unusual(self, found: Mapping[int, str]) -> dict[int, str]:
+        """Who reports something else than the others. What most of them report is what there is to report. Where two
+        things are reported as often, it is what most did in the last round in which most did; before that nobody knows
+        who is right, and all are left out."""
+        counts = Counter(found.values())
+        most = [words for words, count in counts.items() if count == max(counts.values())]
+        if len(most) == 1:
+            (self._usual,) = most
+        if self._usual in most:
+            return {
+                s: f"it reports {words}, the others {self._usual}" for s, words in found.items() if words != self._usual
+            }
+        return {s: f"it reports {words}, and as many {' or '.join({*most} - {words})}" for s, words in found.items()}
 
     def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A question's answer.

@@ -33,6 +33,7 @@ from flsv.errors import ConfigurationError
 from flsv.participants import LocalData
 from flsv.round import Instruction, Round
 from flsv.round.matrix import empty_rows
+from flsv.server.checks import check_names
 
 #: How often a module without automatic optimization may step for one sample, before its site is not believed.
 STEPS_BY_HAND = 1000
@@ -114,7 +115,8 @@ class RemoteFederation(IdleProcess):
         state.run = state.run or secrets.token_hex(8)
         # A batch has a sample at least; who steps by hand may do so several times a batch.
         steps = config.local_epochs * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)
-        self._remote = Remote(directory, state, trainer.max_epochs or 1, steps)
+        reported = check_names(config.strategies)
+        self._remote = Remote(directory, state, trainer.max_epochs or 1, steps, reported)
         super().__init__(*options)
         for role, strategy in self._strategies.items():
             if strategy.needs_classes:

@@ -157,6 +157,11 @@ def whole(plain: Mapping[str, Any], name: str, most: float, least: int = 0) -> i
 
 
 _PLAIN = (str, int, float, bool, type(None))
+#: Types that can be computed with; others only hold bits, and the least that is asked of them is an error.
+_NUMBERS = (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.bool,
+    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.uint32, torch.uint64,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -166,7 +171,7 @@ class Packet:
     Args:
         kind: what it is about.
         plain: what JSON can say.
-        tensors: by name; dense ones.
+        tensors: by name; dense ones, of numbers.
 
     Raises:
         ValueError: it is none, whatever was said to be one.
@@ -182,8 +187,9 @@ class Packet:
                 f"a packet has a kind and named values, and this one {self.kind!r:.40}, {self.plain!r:.40}."
             )
         for name, tensor in self.tensors.items():
-            if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_quantized:
-                raise ValueError(f"{name!r:.40} is no dense tensor.")
+            dense = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
+            if not isinstance(name, str) or not dense or tensor.dtype not in _NUMBERS:
+                raise ValueError(f"{name!r:.40} is no dense tensor of numbers.")
 
 
 def pack(value: Any) -> tuple[Any, dict[str, Tensor]]:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from remote_federation import shapfed
-from remote_sites import NAMES, module
+from remote_sites import NAMES, Replay, module
 
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote import Directory, Packet, agreement
@@ -26,19 +26,6 @@ SAMPLES = 40
 HUGE = 10**400
 SPOILED = [None, True, "3", "", [], {}, [1], {"a": 1}, -1, 0, 0.5, 10**9, 2**63, HUGE, 1e308, -math.inf, math.inf]
 SPOILED += [-math.nan, [[[]]], "x" * 10**4, ["train", 3], "\ud800"]
-
-
-class Replay:
-    """Sites that send what they are given here, by the kind of what they are asked."""
-
-    def __init__(self) -> None:
-        self.says: dict[str, dict[int, Any]] = {}
-
-    def present(self) -> list[int]:
-        return [100, 101, 102]
-
-    def exchange(self, packets: Mapping[int, Packet], timeout: float) -> dict[int, Any]:
-        return {address: self.says[packet.kind][address] for address, packet in packets.items()}
 
 
 def spoiled_values(plain: Any) -> Iterator[Any]:
@@ -95,7 +82,7 @@ def sites(tmp_path: Path) -> tuple[Replay, Directory]:
 
 
 def remote(directory: Directory) -> Remote:
-    return Remote(directory, FederationState(run="0" * 16, num_clients=3), 1, 1)
+    return Remote(directory, FederationState(run="0" * 16, num_clients=3), 1, 1, ["change"])
 
 
 @pytest.mark.filterwarnings("ignore:site 'Lyon'")
