@@ -84,7 +84,7 @@ trained, three to five times. Rank correlation with those values, mean over fede
 
 - **With validation data at the server: `GradientAgreementGame`**, {
         so(max(s, key=lambda name: s[name].mean) == "gradient_agreement_game", "the best of all")
-    }: {_two(game.mean)} ({_two(game.held_out)} held out, {
+    }: {_two(game.mean)} ({_two(game.sets["held_out"])} held out, {
         FRESH["gradient_agreement_game"][0]
     } on [federations made after
   the choice](#rank-and-money)), {1000 * costs["gradient_agreement_game"].seconds:.0f} ms a round.
@@ -187,7 +187,7 @@ def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost], ma
                 max(s, key=lambda name: s[name].mean) == "gradient_agreement_game",
                 "the highest rank correlation of all",
             )
-            + f", {_two(game.mean)} ({_two(game.held_out)} held out, least {_two(min(game.spearman.values()))}); "
+            + f", {_two(game.mean)} ({_two(game.sets['held_out'])} held out, least {_two(min(game.spearman.values()))}); "
             f"{1000 * costs['gradient_agreement_game'].seconds:.0f} ms a round and "
             f"{costs['gradient_agreement_game'].evaluations:.0f} models evaluated with six clients, AUROC of bad clients "
             f"at least {_two(min(game.auroc.values()))} of every kind",
@@ -284,7 +284,7 @@ gains 20 points of the payment, and with all safeguards the best cheat 7 ± 10 (
 
 def _money(s: Mapping[str, Summary]) -> str:
     rows = "\n".join(
-        f"| `{name}` | {_two(s[name].held_out)} | {fresh} | {least} | {_two(s[name].error)} | {error} |"
+        f"| `{name}` | {_two(s[name].sets['held_out'])} | {fresh} | {least} | {_two(s[name].error)} | {error} |"
         for name, (fresh, least, error) in FRESH.items()
     )
     return f"""

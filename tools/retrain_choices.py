@@ -1,7 +1,7 @@
 """What `flsv retrain` should do with a few coalitions: designs by their cost, fits, and how much a hint counts.
 
-    flsv bench --federations tuning --metric gradient_agreement_game --conditions --seeds 2 --out runs/hints
-    python tools/retrain_choices.py [--values runs/hints/values.csv] [--set tuning | held_out] [--federations NAME ...]
+    flsv bench --federations tuning --metric one_round --conditions --seeds 2 --out runs/hints
+    python tools/retrain_choices.py [--values runs/hints/values.csv] [--set fresh] [--federations NAME ...]
 
 As ``retrain_table.py``: of the truth's tables of all coalitions a few are shown, of one seed, and what comes of them is
 compared with the mean Shapley values of the other seeds. A design costs the samples that its trainings visit, in fits
@@ -25,6 +25,7 @@ from table_statistics import paired
 from torch import Tensor
 
 from flsv.benchmark import federation, names, truth_table
+from flsv.benchmark.federation import SETS
 from flsv.benchmark.scores import share_error
 from flsv.benchmark.truth import ExactTruth
 from flsv.errors import ConfigurationError
@@ -36,7 +37,7 @@ Scores = dict[tuple[str, str, float], tuple[float, float]]
 #: By federation: truth, clients' samples, scores.
 Known = Mapping[str, tuple[ExactTruth, Tensor, Scores]]
 #: Prior variances of the hint over the coalitions, in units of each other part's.
-WEIGHTS = (0.0, 1.0, 10.0, 100.0)
+WEIGHTS = (0.0, 0.1, 1.0, 10.0, 100.0)
 
 
 def of_sizes(clients: int, sizes: tuple[int, ...]) -> Tensor:
@@ -64,7 +65,7 @@ DESIGNS: dict[str, tuple[int, ...]] = {
 }
 
 
-def by_the_fit(masks: Tensor, utilities: Tensor, hint: Tensor | None, weight: float | None = None) -> Tensor:
+def by_the_fit(masks: Tensor, utilities: Tensor, hint: Tensor | None, weight: float = 0.1) -> Tensor:
     """That of ``flsv retrain``."""
     return few_coalitions_shapley(masks, utilities, None, hint, weight).values
 
@@ -138,7 +139,7 @@ def tables(by_federation: Known) -> list[str]:
     row = ["all 2^n", f"{cost:.1f}", f"{mean([r for r, _ in ceiling]):.3f}", f"{min(r for r, _ in ceiling):.2f}"]
     rows.append([*row, f"{mean([e for _, e in ceiling]):.3f}", *["-"] * 3 * (len(FITS) - 1)])
     parts = [grid(rows), "The fit minus KernelSHAP, and minus half-way, by pairs of federations:", _fits(by_federation)]
-    hinted = {name: each for name, each in by_federation.items() if ("each alone", "the fit", 1.0) in each[2]}
+    hinted = {name: each for name, each in by_federation.items() if ("each alone", "the fit", WEIGHTS[1]) in each[2]}
     if hinted:
         parts += [f"With the hint, {len(hinted)} federations, by its weight:", _hints(hinted)]
     return parts
@@ -188,10 +189,10 @@ def hints_of(hints: Hints, name: str, clients: int) -> list[Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--set", choices=("tuning", "held_out"), default="tuning")
+    parser.add_argument("--set", choices=SETS, default="tuning")
     parser.add_argument("--federations", nargs="+", help="these only")
     parser.add_argument("--values", type=Path, help="values.csv of flsv bench, for the hint")
-    parser.add_argument("--hint", default="gradient_agreement_game", help="the metric that is taken from there")
+    parser.add_argument("--hint", default="one_round", help="the metric that is taken from there")
     parser.add_argument("--each", action="store_true", help="a line a federation, too")
     options = parser.parse_args()
     hints = read_hints(options.values, options.hint)

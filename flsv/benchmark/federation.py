@@ -35,7 +35,7 @@ from flsv.server.identity import Identity, dealt, versions
 
 FOLDER = Path(__file__).parent / "federations"
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
-SETS = ("tuning", "held_out")
+SETS = ("tuning", "held_out", "fresh")
 #: What clients keep back of their samples where a metric is asked of them.
 CLIENT_VAL_FRACTION = 0.2
 
@@ -51,8 +51,8 @@ class Federation:
     Args:
         name: the file's, without its ending.
         title: in words.
-        set: ``"tuning"``, or ``"held_out"``: nothing in flsv was chosen by looking at it. A file that does not say is
-            that.
+        set: ``"tuning"``; ``"held_out"``: nothing in flsv was chosen by looking at it; or ``"fresh"``: made after the
+            last choice, of the kinds in which metrics fail, and looked at once. A file that does not say is held out.
         rounds: how many.
         data: the section ``data`` of a configuration of ``flsv fit``.
         model: the section ``model``.
@@ -77,7 +77,7 @@ class Federation:
 
     name: str
     title: str
-    set: Literal["tuning", "held_out"]
+    set: Literal["tuning", "held_out", "fresh"]
     rounds: int
     data: Mapping[str, Any]
     model: Mapping[str, Any]
@@ -279,7 +279,7 @@ def federations(given: Sequence[str], root: str | None, say: Callable[[str], Non
     """Those of some names, sets and files, without those whose data are not there.
 
     Args:
-        given: as :func:`federation` takes them, or ``"tuning"`` or ``"held_out"``.
+        given: as :func:`federation` takes them, or names of sets.
         root: folder of the data; None: ``$FLSV_DATA_ROOT``.
         say: is told who is left out.
 

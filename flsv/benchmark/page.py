@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from flsv.benchmark.federation import SETS
 from flsv.benchmark.registry import Entry
 from flsv.benchmark.scores import mean, spearman
 from flsv.benchmark.stress import CHEATS, Gain, Trial, gain
@@ -61,11 +62,12 @@ def _main(
     federations: Known,
     costs: Mapping[str, Cost],
 ) -> str:
-    head = ["metric", "tuning", "held out", "all", "worst", "Pearson", "share error", "seeds", "aggregators"]
-    head += ["interval covers", "CPU ms a round", "evaluations a round", "federations", "needs"]
-    ceilings = {name: truth.ceiling for name, (_, truth) in federations.items()}
     sets = {name: each.set for name, (each, _) in federations.items()}
-    top = [mean([c for n, c in ceilings.items() if sets[n] == which]) for which in ("tuning", "held_out")]
+    shown = [each for each in SETS if each in sets.values()]
+    head = ["metric", *(each.replace("_", " ") for each in shown), "all", "worst", "Pearson", "share error", "seeds"]
+    head += ["aggregators", "interval covers", "CPU ms a round", "evaluations a round", "federations", "needs"]
+    ceilings = {name: truth.ceiling for name, (_, truth) in federations.items()}
+    top = [mean([c for n, c in ceilings.items() if sets[n] == which]) for which in shown]
     least = min(ceilings, key=lambda name: ceilings[name], default="")
     everywhere = mean(list(ceilings.values()))
     rows = [[CEILING, *map(two, [*top, everywhere]), f"{two(ceilings.get(least))} {least}", *[""] * 9]]
@@ -73,7 +75,7 @@ def _main(
         each, cost = summaries[name], costs.get(name)
         where, worst = each.worst
         both = f"{two(each.mean)} ± {two(each.interval)}" if each.interval == each.interval else two(each.mean)
-        row = [f"`{name}`", two(each.tuning), two(each.held_out), both, f"{two(worst)} {where}"]
+        row = [f"`{name}`", *(two(each.sets[which]) for which in shown), both, f"{two(worst)} {where}"]
         row += [two(each.pearson), two(each.error), two(each.seeds), two(each.aggregators)]
         row.append("" if each.intervals is None else two(each.intervals.truth))
         row += ["", ""] if cost is None else [f"{1000 * cost.seconds:.1f}", f"{cost.evaluations:.0f}"]

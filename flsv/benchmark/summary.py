@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from flsv.benchmark.federation import Federation
+from flsv.benchmark.federation import SETS, Federation
 from flsv.benchmark.registry import Entry
 from flsv.benchmark.run import AGGREGATORS, run
 from flsv.benchmark.scores import (
@@ -141,8 +141,7 @@ class Summary:
 
     Args:
         spearman: federation to mean rank correlation with the truth, over seeds.
-        tuning: mean over the tuning federations of that.
-        held_out: over the held-out ones.
+        sets: set of federations to the mean over them of that; NaN where nothing of a set was measured.
         interval: half the width of the 90 % interval of the mean over all federations, over the seeds of the runs.
         pearson: mean correlation.
         error: mean error of shares, see :func:`flsv.benchmark.scores.share_error`.
@@ -157,8 +156,7 @@ class Summary:
     """
 
     spearman: dict[str, float]
-    tuning: float
-    held_out: float
+    sets: dict[str, float]
     interval: float
     pearson: float
     error: float
@@ -205,8 +203,7 @@ def summarise(results: Results, federations: Known, metric: str) -> Summary:
 
     return Summary(
         spearman=means,
-        tuning=mean(value for name, value in means.items() if federations[name][0].set == "tuning"),
-        held_out=mean(value for name, value in means.items() if federations[name][0].set == "held_out"),
+        sets={each: mean(v for name, v in means.items() if federations[name][0].set == each) for each in SETS},
         interval=_interval(scores),
         pearson=mean(mean(_over_seeds(results, n, metric, t, pearson).values()) for n, (_, t) in federations.items()),
         error=mean(mean(_over_seeds(results, n, metric, t, share_error).values()) for n, (_, t) in federations.items()),

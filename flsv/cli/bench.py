@@ -196,12 +196,13 @@ def _show(summaries: Mapping[str, Summary], known: Known) -> None:
     many = " of many clients" if any(each.circles for each, _ in known.values()) else ""
     title = f"Rank correlation with the retrained Shapley values, {len(known)} federations{many}"
     ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
-    rows = [["the truth, one other seed", "", "", f"{ceiling:.2f}", ""]]
+    shown = [which for which in SETS if any(each.set == which for each, _ in known.values())]
+    rows = [["the truth, one other seed", *[""] * len(shown), f"{ceiling:.2f}", ""]]
     for name in best_first(summaries):
         each = summaries[name]
         where, worst = each.worst
-        rows.append([name, *map(two, (each.tuning, each.held_out, each.mean)), f"{two(worst)} {where}"])
-    show(Console(), ["metric", "tuning", "held out", "all", "worst"], rows, title)
+        rows.append([name, *(two(each.sets[which]) for which in shown), two(each.mean), f"{two(worst)} {where}"])
+    show(Console(), ["metric", *(which.replace("_", " ") for which in shown), "all", "worst"], rows, title)
 
 
 def show(

@@ -108,7 +108,7 @@ def retrain_parser() -> ArgumentParser:
     parser.add_argument("--mode", choices=("min", "max"), help="whether less or more of a logged value is better")
     parser.add_argument("--rounds", type=positive, help="of each training; default: the run's")
     parser.add_argument(
-        "--hint", metavar="METRIC", help="a metric of the run that joins the fit, where it can be trusted"
+        "--hint", metavar="METRIC", help="a metric of the run, OneRoundShapley, that joins the fit of singles"
     )
     parser.add_argument(
         "--seeds", type=positive, default=1, help="trainings of each coalition; their spread is the noise"
@@ -140,7 +140,7 @@ def benchmark_parser(
     parser.add_argument(
         "--federations",
         nargs="+",
-        help=f"names of `flsv bench --list`, tuning, held_out, or YAML files. Default: {federations}",
+        help=f"names of `flsv bench --list`, sets (tuning, held_out, fresh), or YAML files. Default: {federations}",
     )
     parser.add_argument(
         "--out", type=Path, default=out, help=f"folder of values, tables and pictures. Default: {where or out}"

@@ -31,7 +31,6 @@ from typing import Any
 import lightning as L
 import torch
 import yaml
-from scipy import stats
 from torch import Tensor
 
 from flsv._lightning.evaluation import all_on_device
@@ -41,7 +40,7 @@ from flsv.cli.parser import FederatedCLI, loop_of, make_cli
 from flsv.cli.parsers import retrain_parser
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
-from flsv.functional.shapley.few_coalitions import Which, few_coalitions, few_coalitions_shapley
+from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
 from flsv.functional.shapley.regression import kernel_shap
 from flsv.games.retraining import KeptUtility, RetrainedUtility
 from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
@@ -87,7 +86,8 @@ def retrain(
         rounds: of each training; default: as many as the run had been given.
         seeds: trainings of every coalition; their spread is then the noise of the fit.
         level: of the intervals.
-        hint: a metric of the run, whose last values join the fit; see :func:`flsv.functional.few_coalitions_shapley`.
+        hint: a metric of the run, whose last values join the fit of each client alone (``"singles"``); see
+            :func:`flsv.functional.few_coalitions_shapley`.
         overrides: arguments of ``flsv fit``.
         told: called with how many coalitions are trained and how many there are, whenever some are.
         say: is told why coalitions are trained one after the other, if they are.
@@ -106,6 +106,11 @@ def retrain(
     config = configuration_of(run)
     if seeds < 1:
         raise ConfigurationError(f"seeds={seeds}: expected 1 or more.")
+    if hint is not None and which != "singles":
+        raise ConfigurationError(
+            f"hint={hint!r} with the trainings {which or 'of the default'}: it helps where each client is trained "
+            "alone and nowhere else. Say --trainings singles, or leave the hint out."
+        )
     if mode is not None and metric is None:
         raise ConfigurationError(f"mode={mode!r}: say by metric, too, which logged value it is of.")
     if metric == "per_class_accuracy":
@@ -147,14 +152,10 @@ def retrain(
         names = cli.datamodule.client_names
         majority = _majority(cli) if metric == "accuracy" else float("nan")
     table = torch.stack(utilities)
-    noise = float(table.var(0).mean().sqrt()) / seeds**0.5 if seeds > 1 else None
     told_before = None if hint is None else _last_values(run, hint)
-    estimate = few_coalitions_shapley(masks, table.mean(0), noise, told_before)
-    stderr = estimate.stderr.double()
-    if noise is None and len(masks) == 2 ** masks.shape[1]:
-        stderr = torch.full_like(stderr, torch.nan)  # exact, and one seed does not tell its noise
-    additive, _ = _payable(run, kernel_shap(masks, table.mean(0)), stderr)
-    rows = _rows(names, *_payable(run, estimate.values.double(), stderr), additive, level)
+    values, half = retrained_shapley(masks, table, told_before, level)
+    additive, _ = _payable(run, kernel_shap(masks, table.mean(0)), half)
+    rows = _rows(names, *_payable(run, values, half), additive)
     by = metric if mode is None else f"{metric} ({mode})"
     rows = [{**row, "by": by, "majority": majority} for row in rows]
     path = run / RETRAINED
@@ -204,17 +205,17 @@ class _Plays:
         return "all" if fits <= MOST_FITS else "both"
 
 
-def _payable(run: Path, values: Tensor, stderr: Tensor) -> tuple[Tensor, Tensor]:
-    """What of values ``[n]`` above 0 is of the rounds in which nobody found fault with the client, and its standard
-    errors; NaN for clients whose payment is held back."""
+def _payable(run: Path, values: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+    """What of values ``[n]`` above 0 is of the rounds in which nobody found fault with the client, and half the width
+    of its interval; NaN for clients whose payment is held back."""
     if not (run / CONTRIBUTIONS).is_file():
-        return values, stderr
+        return values, half
     told = open_run(run)
     counted = torch.ones_like(values)
     for client, (times, of) in told.named.items():
         counted[client] = 1 - times / of if values[client] > 0 else 1.0
     counted[list(told.held)] = torch.nan
-    return values * counted, stderr * counted
+    return values * counted, half * counted
 
 
 def _last_values(run: Path, metric: str) -> Tensor:
@@ -256,8 +257,7 @@ def _majority(cli: FederatedCLI) -> float:
     return float(labels.bincount().max()) / len(labels)
 
 
-def _rows(names: Sequence[str], values: Tensor, stderr: Tensor, additive: Tensor, level: float) -> list[dict[str, Any]]:
-    half = float(stats.norm.ppf((1 + level) / 2)) * stderr
+def _rows(names: Sequence[str], values: Tensor, half: Tensor, additive: Tensor) -> list[dict[str, Any]]:
     total = float(values.clamp_min(0).nansum())
     return [
         {

@@ -71,6 +71,7 @@ __all__ = [
     "importance_probabilities",
     "in_run_shapley",
     "interpolating_measure",
+    "interval_over_seeds",
     "kernel_shap",
     "knn_shapley",
     "label_augmented_cost",

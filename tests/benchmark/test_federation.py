@@ -15,11 +15,10 @@ from flsv.cli import main
 from flsv.errors import ConfigurationError
 
 
-def test_two_sets_and_no_other() -> None:
-    tuning, held_out = names("tuning"), names("held_out")
-    assert sorted([*tuning, *held_out]) == names()
-    assert len(tuning) >= 8
-    assert len(held_out) >= 8
+def test_three_sets_and_no_other() -> None:
+    sets = [names(which) for which in ("tuning", "held_out", "fresh")]
+    assert sorted(name for each in sets for name in each) == names()
+    assert all(len(each) >= 8 for each in sets)
     with pytest.raises(ConfigurationError, match="no set"):
         names("training")
 

@@ -10,6 +10,7 @@ import torch
 from bench_page_text import _seeds, page
 
 from flsv.benchmark import federation, names, truth_table
+from flsv.benchmark.federation import SETS
 from flsv.benchmark.registry import METRICS
 from flsv.benchmark.scores import Results, Values
 from flsv.benchmark.summary import Cost, Coverage, Known, Summary
@@ -33,8 +34,7 @@ def said(known: Known) -> dict[str, Summary]:
         low = metric == "fedce"
         found[metric] = Summary(
             spearman=dict.fromkeys(known, score),
-            tuning=score,
-            held_out=score,
+            sets=dict.fromkeys(SETS, score),
             interval=0.01,
             pearson=score,
             error=0.1,

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from flsv.functional.shapley.adjusted import regression_adjusted_shapley
 from flsv.functional.shapley.difference import DifferenceEstimate, difference_shapley
-from flsv.functional.shapley.few_coalitions import few_coalitions, few_coalitions_shapley
+from flsv.functional.shapley.few_coalitions import few_coalitions, few_coalitions_shapley, interval_over_seeds
 from flsv.functional.shapley.game import MemoizedGame, ShapleyEstimate, Utility, exact_shapley
 from flsv.functional.shapley.normalize import importance_probabilities, normalize_differences, normalize_shapley
 from flsv.functional.shapley.other_values import banzhaf, beta_shapley, leave_one_out
@@ -49,6 +49,7 @@ __all__ = [
     "few_coalitions_shapley",
     "gtg_shapley",
     "importance_probabilities",
+    "interval_over_seeds",
     "kernel_shap",
     "leave_one_out",
     "leverage_shapley",

@@ -16,7 +16,8 @@ its diagonal, and v = Var(L_i g) before anything is known,
     E[L_i g | U] = L_i k(., X) K^-1 U,        Var(L_i g | U) = v - L_i k(., X) K^-1 k(X, .) L_i'.
 
 What the fit leaves of U(everybody) - U(nobody) is dealt out equally, so that the values add up to it. Where all 2^n
-coalitions are known, nothing is fitted: the values are exact.
+coalitions are known, nothing is fitted: the values are exact, and uncertain by what they differ by from one seed of the
+trainings to the next (``interval_over_seeds``).
 
 This is no paper's method. Signal and noise are set by marginal likelihood, but the noise has at most the variance of
 one part of the fit. The likelihood of so few coalitions has a second mode, in which all of it is noise and all players
@@ -31,7 +32,6 @@ coalitions assumes nothing of the kind, and where the two are further apart than
 
 from __future__ import annotations
 
-import math
 from typing import Literal, get_args
 
 import torch
@@ -45,6 +45,7 @@ from flsv.functional.shapley.game import (
     check_enumerable,
     check_num_players,
     exact_shapley,
+    t_quantile,
 )
 from flsv.functional.shapley.surrogate import Kernel, gaussian, gram, kernel_shapley, membership
 
@@ -98,7 +99,7 @@ def few_coalitions_shapley(
     utilities: Tensor,
     noise: float | None = None,
     hint: Tensor | None = None,
-    hint_weight: float | None = None,
+    hint_weight: float = 0.1,
 ) -> ShapleyEstimate:
     """Shapley values of the Gaussian process that fits some coalitions' utilities.
 
@@ -108,11 +109,13 @@ def few_coalitions_shapley(
         noise: standard deviation of a utility from one training to the next, in its unit, where it is known: the fit
             then leaves no less. None: by marginal likelihood, within the bound above.
         hint: ``[n]``, values that a metric gave, in any unit of its own; more is better. None: nothing is known.
-        hint_weight: its prior variance over the coalitions, in units of each other part's. Default: 10, or 100 where
-            no more than n + 2 coalitions are known.
+        hint_weight: its prior variance over the coalitions, in units of each other part's. The default is the largest
+            at which no federation of ``flsv.benchmark``'s tuning set lost more than 0.02 of rank correlation, with each
+            player alone and the values of ``OneRoundShapley`` (``docs/results/retrain.md``).
 
     Returns:
-        ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``; ``evaluations`` K.
+        ``values`` and ``stderr``, float64 ``[n]`` or ``[n, M]``; ``evaluations`` K. ``stderr`` is of what the other
+        coalitions leave open: 0 where there are none.
 
     Raises:
         ConfigurationError: noise below 0, a hint's weight that is not above 0.
@@ -133,18 +136,15 @@ def few_coalitions_shapley(
     flat = columns.ndim == 1
     if noise is not None:
         check_number("few_coalitions_shapley", "noise", noise, least=0)
-    if hint_weight is not None:
-        check_number("few_coalitions_shapley", "hint_weight", hint_weight, above=0)
+    check_number("few_coalitions_shapley", "hint_weight", hint_weight, above=0)
     columns = columns[:, None] if flat else columns
     _check(masks, columns, hint)
     n = masks.shape[1]
     if len(masks) == 2**n:
         table = dict(zip(map(tuple, masks.tolist()), columns))
         exact = exact_shapley(lambda rows: torch.stack([table[tuple(row)] for row in rows.tolist()]), n).values
-        spread = torch.full_like(exact, (noise or 0.0) * _noise_of_exact(n))
-        return ShapleyEstimate(exact[:, 0] if flat else exact, spread[:, 0] if flat else spread, len(masks))
-    if hint_weight is None:
-        hint_weight = 10.0 if len(masks) > n + 2 else 100.0
+        exact = exact[:, 0] if flat else exact
+        return ShapleyEstimate(exact, torch.zeros_like(exact), len(masks))
     known = None if hint is None else torch.as_tensor(hint).detach().cpu().double()
     solved = [_solve(masks.cpu(), column, noise, known, hint_weight) for column in columns.T]
     values, stderr = (torch.stack(part, dim=1) for part in zip(*solved))
@@ -153,10 +153,60 @@ def few_coalitions_shapley(
     return ShapleyEstimate(values[:, 0] if flat else values, stderr[:, 0] if flat else stderr, len(masks))
 
 
-def _noise_of_exact(n: int) -> float:
-    """Standard deviation of an exact value where every utility has noise of 1: the root of the sum of the squared
-    weights 1 / (n C(n - 1, s)), twice C(n - 1, s) of them for every size s."""
-    return (sum(2 / math.comb(n - 1, size) for size in range(n)) / n**2) ** 0.5
+def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
+    """Half the width of the interval of each player's mean over seeds, float64 ``[n]``.
+
+    Two or three seeds say little of a player's own spread, and players differ in it. So a player's variance is taken
+    together with the players' mean variance, as one more degree of freedom, and the interval is Student's with as many
+    degrees as there are seeds (Smyth, "Linear models and empirical Bayes methods for assessing differential
+    expression", 2004, eq. for the moderated t, with a prior of one degree). With two seeds it is half as wide as by
+    each player's own spread, and holds as much (``docs/results/retrain.md``).
+
+    Args:
+        values: ``[seeds, n]``, exact values by each seed; NaN of one seed, which does not tell it.
+        level: of the interval.
+
+    Raises:
+        ValueError: another shape, a level that is not between 0 and 1.
+
+    Example:
+        >>> interval_over_seeds(torch.tensor([[1.0, 3.0], [1.0, 5.0]])).round(decimals=3)
+        tensor([1.4600, 2.5290], dtype=torch.float64)
+    """
+    if values.ndim != 2 or not 0 < level < 1:
+        raise ValueError(f"expected values [seeds, n] and a level in (0, 1), got {list(values.shape)} and {level}.")
+    seeds = len(values)
+    if seeds < 2:
+        return torch.full((values.shape[1],), torch.nan, dtype=torch.float64)
+    own = values.double().var(0)
+    variance = ((seeds - 1) * own + own.mean()) / seeds
+    return t_quantile(level, seeds) * (variance / seeds).sqrt()
+
+
+def retrained_shapley(
+    masks: Tensor, utilities: Tensor, hint: Tensor | None = None, level: float = 0.9
+) -> tuple[Tensor, Tensor]:
+    """Shapley values of trainings with some seeds, and half the widths of their intervals, float64 ``[n]``: of all 2^n
+    coalitions by :func:`interval_over_seeds`, of fewer by :func:`few_coalitions_shapley`, to which the seeds tell the
+    noise.
+
+    Args:
+        masks: bool ``[K, n]``, as there.
+        utilities: ``[seeds, K]``.
+        hint: as there.
+        level: of the intervals. They are NaN where all coalitions were trained once, which tells no error.
+
+    Example:
+        >>> masks = few_coalitions(2, "all")
+        >>> retrained_shapley(masks, torch.tensor([[0.0, 5.0, 1.0, 2.0]]))
+        (tensor([2., 3.], dtype=torch.float64), tensor([nan, nan], dtype=torch.float64))
+    """
+    if len(masks) == 2 ** masks.shape[1]:
+        by_seed = few_coalitions_shapley(masks, utilities.T).values.T
+        return by_seed.mean(0), interval_over_seeds(by_seed, level)
+    noise = float(utilities.var(0).mean().sqrt()) / len(utilities) ** 0.5 if len(utilities) > 1 else None
+    found = few_coalitions_shapley(masks, utilities.mean(0), noise, hint)
+    return found.values, t_quantile(level) * found.stderr
 
 
 def _solve(
