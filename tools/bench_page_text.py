@@ -19,19 +19,8 @@ SAMPLED = ("permutation_24", "leverage_24", "adjusted_24", "surrogate_24")
 #: all metrics (147 s in the fits) and with one (15 s), of 21 federations, times 26 / 21; of a whole --quick, as it says.
 MINUTES = (4, 33, 30.5)
 
-#: On fourteen federations that were made after the choice, settled by their ceiling (0.91) before any metric was run, by
-#: an independent check whose federations are not kept: mean and least rank correlation and share error.
-FRESH = {
-    "gradient_agreement_game": ("0.72", "0.15", "0.21"),
-    "in_run": ("0.75 (9 of them)", "0.00", "0.23"),
-    "one_round": ("0.69", "-0.50", "0.17"),
-    "decayed_sum": ("0.60 to 0.63", "-0.60", "0.24 to 0.28"),
-    "fedsv_samples": ("0.60 to 0.63", "-0.60", "0.24 to 0.28"),
-    "banzhaf": ("0.60 to 0.63", "-0.60", "0.24 to 0.28"),
-    "cssv": ("0.46", "-0.32 or more", "0.23 to 0.30"),
-    "cgsv": ("0.54", "-0.32 or more", "0.23 to 0.30"),
-    "size": ("0.39", "-0.32 or more", "0.23 to 0.30"),
-}
+#: What fresh_page.py writes, and this page keeps: a section and a row.
+MONEY, SHADOW = "Rank and money", "clients can train more than their own model"
 
 
 def so(holds: bool, sentence: str) -> str:
@@ -42,14 +31,14 @@ def so(holds: bool, sentence: str) -> str:
 
 
 def page(summaries: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost], results: Results, old: str) -> str:
-    """All that stands before the tables; ``old`` is the page as it was, of which the row on many clients is kept, which
-    ``bench_many_page.py`` writes."""
+    """All that stands before the tables; ``old`` is the page as it was, of which is kept what ``bench_many_page.py`` and
+    ``fresh_page.py`` write."""
     return "\n".join(
         part.strip() + "\n"
         for part in (
             _opening(summaries, known, costs),
-            _which(summaries, known, costs, kept_row(old, MANY)),
-            _money(summaries),
+            _which(summaries, known, costs, {each: kept_row(old, each) for each in (SHADOW, MANY)}),
+            kept_section(old, MONEY),
             _others(summaries),
             _intervals(summaries),
             _measured(known),
@@ -82,12 +71,12 @@ Which contribution metric comes near retrained Shapley values, where, and at wha
 six clients (images, tables, text), {tuning} for tuning and {len(known) - tuning} held out; every coalition of each was
 trained, three to five times. Rank correlation with those values, mean over federations and seeds.
 
-- **With validation data at the server: `GradientAgreementGame`**, {
+- **Where clients can train more than their own model: `ShadowShapley`**, nearly what all retrainings come to, also
+  [where nothing was chosen by looking](results/fresh.md).
+- **Else, with validation data at the server: `GradientAgreementGame`**, {
         so(max(s, key=lambda name: s[name].mean) == "gradient_agreement_game", "the best of all")
-    }: {_two(game.mean)} ({_two(game.sets["held_out"])} held out, {
-        FRESH["gradient_agreement_game"][0]
-    } on [federations made after
-  the choice](#rank-and-money)), {1000 * costs["gradient_agreement_game"].seconds:.0f} ms a round.
+    }: {_two(game.mean)} ({_two(game.sets["held_out"])} held out, less on [federations of
+  other kinds](#rank-and-money)), {1000 * costs["gradient_agreement_game"].seconds:.0f} ms a round.
 - **Ten times as fast where classes are of about equal size: `GradientAgreement`**, {_two(_mean(images))} over {
         len(images)
     } held-out federations of images, {1000 * costs["gradient_agreement"].seconds:.1f} ms a round; {
@@ -168,7 +157,9 @@ def _pictures(summary: Summary, known: Known) -> list[float]:
     ]
 
 
-def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost], many: tuple[str, str]) -> str:
+def _which(
+    s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost], kept: Mapping[str, tuple[str, str]]
+) -> str:
     best, images = s["gradient_agreement"], _pictures(s["gradient_agreement"], known)
     game = s["gradient_agreement_game"]
     free = {name: each.auroc["free_rider"] for name, each in s.items()}
@@ -181,6 +172,7 @@ def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost], ma
         return _two(s[name].auroc[kind])
 
     rows = {
+        SHADOW: kept[SHADOW],
         "the server has validation data": (
             "`GradientAgreementGame` with the `performance` that you pay for",
             so(
@@ -229,7 +221,7 @@ def _which(s: Mapping[str, Summary], known: Known, costs: Mapping[str, Cost], ma
             f"{_two(s['everybody_else_loss'].mean)}, by the federation's own performance "
             f"{_two(s['everybody_else'].mean)}. Values lie near each other: do not pay by them",
         ),
-        MANY: many,
+        MANY: kept[MANY],
         "free riders expected": (
             "any of the three before",
             f"AUROC {_two(free['gradient_agreement'])}, {_two(free['cssv'])}, {_two(free['cgsv'])}; not min-max values "
@@ -279,33 +271,6 @@ gains 20 points of the payment, and with all safeguards the best cheat 7 ± 10 (
             "of a client's worth here.",
         )
     }
-"""
-
-
-def _money(s: Mapping[str, Summary]) -> str:
-    rows = "\n".join(
-        f"| `{name}` | {_two(s[name].sets['held_out'])} | {fresh} | {least} | {_two(s[name].error)} | {error} |"
-        for name, (fresh, least, error) in FRESH.items()
-    )
-    return f"""
-## Rank and money
-
-A rank says who is worth more, not how much. The **share error** is the part of the payment that goes to the wrong people: half
-the sum of the absolute differences between the shares that a metric pays and those of the truth, where values below 0 are paid
-nothing (`flsv.benchmark.share_error`; 0: all is paid rightly, 1: nothing is). In
-the check below a good rank still paid 36 to 45 % to the wrong people.
-
-| metric | rank correlation, held out | fresh | least of the fresh | share error, all federations here | fresh |
-| --- | --- | --- | --- | --- | --- |
-{rows}
-
-*Held out* was not looked at when metrics were chosen, but its federations are of the kinds that they were chosen on: images,
-one hidden layer, SGD, six clients. *Fresh* are fourteen federations that an independent check made after the choice, and settled
-by their ceiling (0.91) before any metric was run: `gradient_agreement_game` has 80 % of it there, and fails with clients of
-different labels, strong skew under Adam, regressions and few clients.
-**Of the two figures believe the lower one where your federation is of such a kind.** Those fourteen are not in the repository, so
-that nobody can repeat the column; of the same kinds are the twelve tuning federations that joined later, which are in no table of
-this page.
 """
 
 
@@ -417,6 +382,25 @@ def _seeds(runs: list[int]) -> str:
     if once == len(runs):
         return f"one seed in each of {len(runs)} federations"
     return f"one seed in {once} of {len(runs)} federations, more in the others"
+
+
+def kept_section(old: str, title: str) -> str:
+    """A section of the page as it has it."""
+    found = re.search(rf"^## {title}\n.*?(?=^## )", old, flags=re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise ValueError(f"the page has no section {title!r}, which it keeps")
+    return found[0]
+
+
+def kept_cells(old: str) -> dict[str, tuple[str, str]]:
+    """Metric to its rank correlation in held-out federations and its share error, as the page's table has them."""
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in kept_section(old, "Near the truth, and at what cost").splitlines()
+        if line.startswith("|")
+    ]
+    places = [rows[0].index(name) for name in ("held out", "share error")]
+    return {row[0].strip("`"): (row[places[0]], row[places[1]]) for row in rows[2:]}
 
 
 def kept_row(old: str, situation: str) -> tuple[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_page_text import _seeds, page
+from bench_page_text import _seeds, kept_cells, kept_section, page
 
 from flsv.benchmark import federation, names, truth_table
 from flsv.benchmark.federation import SETS
@@ -63,7 +63,11 @@ def results(known: Known) -> Results:
 
 
 OLD = (
-    "# Old\n\n| many clients | `This` | as before |\n\n## The goal, and what was tried\n\nMuch.\n\n## Tables\n\nother\n"
+    "# Old\n\n| many clients | `This` | as before |\n\n"
+    "| clients can train more than their own model | `That` | too |\n\n"
+    "## Rank and money\n\nA metric pays.\n\n## The goal, and what was tried\n\nMuch.\n\n"
+    "## Near the truth, and at what cost\n\n| metric | tuning | held out | share error |\n| --- | --- | --- | --- |\n"
+    "| `cgsv` | 0.7 | 0.65 | 0.19 |\n\n## Tables\n\nother\n"
 )
 COSTS = dict.fromkeys(METRICS, Cost(0.0123, 0.0, 0.05))
 
@@ -80,6 +84,8 @@ def test_numbers_are_those_of_the_values(known: Known) -> None:
     assert "Much." not in text  # which is in the log
     assert "# Old" not in text
     assert "| many clients | `This` | as before |\n" in text
+    assert "| clients can train more than their own model | `That` | too |\n" in text
+    assert "## Rank and money\n\nA metric pays.\n\n## What single metrics do" in text
     assert "none of the" in text  # no metric's intervals hold the true share
 
 
@@ -93,6 +99,12 @@ def test_numbers_are_those_of_the_values(known: Known) -> None:
 )
 def test_seeds_in_words(runs: list[int], words: str) -> None:
     assert _seeds(runs) == words
+
+
+def test_cells_of_the_page_as_it_was() -> None:
+    assert kept_cells(OLD) == {"cgsv": ("0.65", "0.19")}
+    with pytest.raises(ValueError, match="no section 'Nowhere'"):
+        kept_section(OLD, "Nowhere")
 
 
 def test_another_best_one_is_noticed(known: Known) -> None:
