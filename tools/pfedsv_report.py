@@ -93,7 +93,7 @@ def self_weights(results: Results) -> list[str]:
     parts += ["What stands for the distance of a model to itself; in brackets the paper's:", means(table, rows)]
     for row in rows:
         if row.startswith("pFedSV"):
-            parts.append(against(table, row, ["Separate", "FedFomo", "FedAMP"]))
+            parts.append(against(table, row, ["Separate"]))
     return parts
 
 
