@@ -54,8 +54,7 @@ def local_training(
     optimizer_state: dict[str, Any] | None,
     buffers: dict[str, Any] | None,
 ) -> LocalTraining:
-    """How clients train in a trainer's module, whose optimizers are set up; with what a checkpoint holds of these, and
-    of the module's buffers."""
+    """How clients train in a trainer's module, with what a checkpoint holds of its optimizers and its buffers."""
     strategies: Mapping[str, Any] = config.strategies
     local = LocalTraining(
         trainer.lightning_module,
