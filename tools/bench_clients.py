@@ -1,12 +1,13 @@
 """A federation of very many clients in one process: what grows with their number, while the cohort stays the same.
 
-    python tools/bench_clients.py [--clients 1000 10000 100000 1000000] [--cohort 10] [--rounds 5]
+    python tools/bench_clients.py [--clients 1000 10000 100000 1000000] [--cohort 10] [--rounds 5] [--logged]
 
 Every client has two samples of four numbers and a linear model of ten parameters, so that training is next to nothing.
 Every number of clients runs in a process of its own with one thread: CPU seconds until the first round begins (the data
-are dealt out), the median CPU seconds of a round after the first, the largest memory of the process, and the size of
-the last checkpoint. Class-specific Shapley values are kept for all clients, ShapFed-WA weighs by them, and the server
-validates.
+are dealt out), the median CPU seconds of a round in the first and in the last third of the rounds but the first one, of
+which how many after the last client has trained, the largest memory of the process, and the size of the last
+checkpoint. Class-specific Shapley values are kept for all clients, ShapFed-WA weighs by them, and the server validates.
+``--logged``: with TensorBoard and CSV files.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import lightning as L
 import torch
 from common import be_quiet, grid
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from torch import nn
 from torch.utils.data import TensorDataset
 
@@ -40,17 +42,22 @@ SAMPLES, NUMBERS, CLASSES = 2, 4, 2
 class Clock(L.Callback):
     def __init__(self) -> None:
         self.begun = time.process_time()
-        self.setup, self.rounds = 0.0, list[float]()
+        self.setup, self.rounds, self.after = 0.0, list[float](), list[float]()
 
     def on_train_epoch_start(self, *hook: Any) -> None:
         self.start = time.process_time()
         self.setup = self.setup or self.start - self.begun
 
+    def on_train_batch_start(self, *hook: Any) -> None:
+        self.last = time.process_time()
+
     def on_train_epoch_end(self, *hook: Any) -> None:
-        self.rounds.append(time.process_time() - self.start)
+        now = time.process_time()
+        self.rounds.append(now - self.start)
+        self.after.append(now - self.last)
 
 
-def run(clients: int, cohort: int, rounds: int) -> list[str]:
+def run(clients: int, cohort: int, rounds: int, logged: bool) -> list[str]:
     """One federation, in this process; a row of the table."""
     torch.manual_seed(0)
     count = clients * SAMPLES + 1000
@@ -76,7 +83,7 @@ def run(clients: int, cohort: int, rounds: int) -> list[str]:
             max_epochs=rounds,
             accelerator="cpu",
             callbacks=[loop, clock, saving],
-            logger=False,
+            logger=[TensorBoardLogger(folder), CSVLogger(folder)] if logged else False,
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
@@ -85,8 +92,10 @@ def run(clients: int, cohort: int, rounds: int) -> list[str]:
         trainer.fit(module, data)
         size = Path(folder, "last.ckpt").stat().st_size / 2**20
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    seconds = statistics.median(clock.rounds[1:])
-    return [f"{clients:,}", f"{clock.setup:.1f}", f"{seconds:.3f}", f"{memory:.2f} GiB", f"{size:.1f} MiB"]
+    third = max(1, (rounds - 1) // 3)
+    times = [statistics.median(each) for each in (clock.rounds[1 : third + 1], clock.rounds[-third:], clock.after[1:])]
+    seconds = [f"{each:.3f}" for each in times]
+    return [f"{clients:,}", f"{clock.setup:.1f}", *seconds, f"{memory:.2f} GiB", f"{size:.1f} MiB"]
 
 
 def main() -> None:
@@ -94,18 +103,19 @@ def main() -> None:
     parser.add_argument("--clients", nargs="+", type=int, default=[1000, 10_000, 100_000, 1_000_000])
     parser.add_argument("--cohort", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--logged", action="store_true", help="with TensorBoard and CSV files")
     parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     be_quiet()
     if options.one:
-        print("|".join(run(options.one, options.cohort, options.rounds)))
+        print("|".join(run(options.one, options.cohort, options.rounds, options.logged)))
         return
-    rows = [["clients", "CPU s before the first round", "CPU s a round", "memory", "checkpoint"]]
+    seconds = ("CPU s a round, at first", "at last", "of which after the last client")
+    rows = [["clients", "CPU s before the first round", *seconds, "memory", "checkpoint"]]
     for clients in options.clients:
         command = [sys.executable, __file__, "--one", str(clients), "--cohort", str(options.cohort)]
-        done = subprocess.run(
-            [*command, "--rounds", str(options.rounds)], check=True, stdout=subprocess.PIPE, text=True
-        )
+        command += ["--rounds", str(options.rounds), *(["--logged"] if options.logged else [])]
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
         rows.append(done.stdout.strip().splitlines()[-1].split("|"))
         print(rows[-1], file=sys.stderr, flush=True)
     print(grid(rows))
