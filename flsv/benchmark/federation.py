@@ -255,7 +255,7 @@ def federation(name: str, root: str | None = None) -> Federation:
         raise ConfigurationError(f"{path}: expected a mapping with rounds, data and model.")
     known = set(Federation.__dataclass_fields__) - {"name", "root"}
     for key in said.keys() - known:
-        close = difflib.get_close_matches(str(key), known, n=1)
+        close = difflib.get_close_matches(str(key), known)
         hint = f"Did you mean {close[0]!r}?" if close else f"It has {', '.join(sorted(known))}."
         raise ConfigurationError(f"{path}: a federation has no {key!r}. {hint}")
     if missing := [key for key in ("rounds", "data", "model") if key not in said]:

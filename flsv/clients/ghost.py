@@ -155,7 +155,7 @@ class GhostProducts:
                 output.register_hook(lambda gradient: of.keep(rows, kept, gradient))
                 return
             with torch.no_grad():
-                ahead = of.twin.forward(*_detached(args), **_detached(kwargs))
+                ahead = of.twin.forward(*args, **kwargs)
 
             def add(gradient: Tensor) -> None:
                 product = torch.linalg.vecdot(gradient.detach().flatten(1).to(ahead.dtype), ahead.flatten(1))
@@ -249,11 +249,3 @@ def _with(layer: nn.Module, own: dict[str, Any], g: dict[str, Tensor | None]) ->
     twin: Any = copy(layer)
     twin._parameters = {**layer._parameters, **filled}
     return twin
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, tuple):
-        return tuple(map(_detached, value))
-    return {n: _detached(v) for n, v in value.items()} if isinstance(value, dict) else value

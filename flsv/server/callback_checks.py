@@ -102,7 +102,7 @@ def _check_monitor(callback: Any, metrics: set[str], num_clients: int, evaluate_
     metric = None if found is None else found["metric"]
     if metric is not None and metric not in metrics and metric not in _OURS:
         # A module may log such a name; one much like a metric's, or with the prefix, was meant to be one.
-        if new != name or difflib.get_close_matches(metric, metrics, n=1):
+        if new != name or difflib.get_close_matches(metric, metrics):
             raise ConfigurationError(
                 f"{who}: there is no metric {metric!r}. Defined: {sorted(metrics)}. Add it to "
                 "FederatedLoop(metrics=...)."

@@ -303,3 +303,8 @@ def test_a_source_in_a_configuration_file_is_a_path_too(tmp_path: Path, capsys: 
     (tmp_path / "more.yaml").write_text(f"data: {{source: {tmp_path / 'notes.txt'}}}\n")
     assert fit(tmp_path, "--config", str(tmp_path / "more.yaml")) == 2
     assert "notes.txt is a file, but not one of data" in capsys.readouterr().err
+
+
+def test_a_name_that_no_file_can_have_ends_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "x" * 300]) == 2
+    assert capsys.readouterr().err.startswith("flsv: error: no file can have this name: 'xxx")

@@ -30,10 +30,11 @@ from flsv.aggregation import (
 from flsv.attacks import Alignment, FreeRider, MinMax, Scaling, SignFlip
 from flsv.clients.algorithms import FedProx
 from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
 from flsv.filters import NormCap, OutlierFilter, SampleCap
 from flsv.functional.shapley.game import all_coalitions
 from flsv.games.retraining import RetrainedUtility
-from flsv.loop.side_by_side import CoalitionTraining, NotSideBySide, SideBySideSchedules, SideBySideUtility
+from flsv.loop.side_by_side import CoalitionTraining, NotSideBySide, SideBySideSchedules, SideBySideUtility, check_same
 from flsv.metrics import ClassSpecificShapley, CosineGradientShapley, SurrogateFederatedShapley, WassersteinContribution
 from flsv.personalization import Standalone
 from flsv.privacy import GaussianPrivacy
@@ -340,3 +341,16 @@ def test_a_trainer_of_two_epochs_at_least_trains_nothing_else(tmp_path: Path) ->
     trainer.fit(Plain(network(batch_norm=False)), toy_data((4, 3, 3), server_val=0.3))
     assert training.models.shape[0] == 1
     assert batches.seen == 0
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_two_ways_may_be_as_far_apart_as_rounding_drives_them(scale: float) -> None:
+    start, real = torch.zeros(8), torch.ones(8) * scale
+    for off, nudged, fine in [(0.005, 0.0, True), (0.05, 0.0, False), (0.05, 0.02, True), (0.05, 0.01, False)]:
+        mine = real * (1 + off)
+        models = torch.stack([mine, start, mine + nudged * real])
+        if fine:
+            check_same(models, real)
+        else:
+            with pytest.raises(ConfigurationError, match="the coalition of all clients"):
+                check_same(models, real)

@@ -15,8 +15,9 @@ from made_runs import NAMES, made_value, make_run
 from flsv.cli import main
 from flsv.errors import ConfigurationError
 from flsv.report import open_run, write_report
-from flsv.report.blocks import NONE, number
+from flsv.report.blocks import NONE, Table, number
 from flsv.report.facts import values_of
+from flsv.report.page import _table_class
 
 NASTY = ("a|b <b>x</b>", "</title><script>alert(1)</script>", "[x](http://evil)", "`c` *d* & \\e")
 
@@ -326,3 +327,8 @@ def test_who_was_named_has_nothing_for_those_rounds_and_is_told(tmp_path: Path) 
     _, own = texts(folder, client="Graz")
     assert "In 1 of the 2 rounds" in own
     assert "Lyon" not in own
+
+
+def test_tables_of_three_columns_become_cards_on_a_narrow_screen() -> None:
+    heads = (["a", "b", "c"], ["a", "b"], ["", "", ""])
+    assert [_table_class(Table(head, [])) for head in heads] == ["cards", "", ""]

@@ -13,7 +13,7 @@ from flsv.errors import ConfigurationError
 from flsv.metrics import LeaveOneOut
 from flsv.sampling import UniformSampler
 from flsv.testing import check_metric, checks_of, parametrize_with_checks
-from flsv.testing.checks import Case, PartCheck
+from flsv.testing.checks import Case, PartCheck, same
 from flsv.testing.games import EstimatorCase
 from flsv.testing.metric_case import MetricCase
 from flsv.testing.source import SourceCase
@@ -168,3 +168,10 @@ def test_names_for_pytest() -> None:
     checks = [*checks_of(UniformSampler(2)), *checks_of(UniformSampler(3))]
     mark = parametrize_with_checks([checks[:2], checks[-1:]])
     assert mark.kwargs["ids"] == ["UniformSampler-is_one", "UniformSampler-pickles", "UniformSampler2-resumes_in_a_fit"]
+
+
+def test_only_nan_is_nan() -> None:
+    nan = float("nan")
+    assert same({"a": [nan, 1.0]}, {"a": [nan, 1.0]})
+    assert not same(nan, 1.0)
+    assert not same([1.0], [nan], rtol=0.1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 import lightning as L
@@ -208,7 +207,7 @@ class OwnLoader:
         """
         with isolated_rngs(0, "trial"):
             try:
-                list(islice(loader, 1))
+                next(iter(loader), None)
             except Exception as error:
                 raise ConfigurationError(
                     f"{self._name} cannot read a torch Subset, which is one client's part of the data "

@@ -180,7 +180,7 @@ def load_image_data(name: str, root: str = "data", download: bool = False, image
         raise ConfigurationError(f"{name} was not found: looked at {looked}. Give root the folder that holds it.")
     if (other := old_class_named(name)) is not None:
         raise ConfigurationError(other)
-    close = difflib.get_close_matches(_plain(name), map(_plain, DATA_SETS), n=1)
+    close = difflib.get_close_matches(_plain(name), map(_plain, DATA_SETS))
     hint = f" Did you mean {known_as(close[0])!r}?" if close else ""
     raise ConfigurationError(
         f"No data set {name!r}.{hint} Known are {', '.join(DATA_SETS)}, any MedMNIST-style .npz file, any CSV file, "

@@ -80,7 +80,7 @@ class Table:
         """
         if name in self.frame:
             return self.frame[name]
-        close = difflib.get_close_matches(name, self.frame.columns, n=1)
+        close = difflib.get_close_matches(name, self.frame.columns)
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise ConfigurationError(f"{self.path} has no column {name!r} ({argument}).{hint} It has {self.shown}.")
 
@@ -372,10 +372,7 @@ def _series(frame: Any, key: Any) -> pd.Series:
     if isinstance(found, pd.Series) and classes is None:
         return found
     # Tensors and arrays of no dimension, as Hugging Face's formats give them, are their numbers.
-    values = [
-        value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
-        for value in column_values(frame, key)
-    ]
+    values = [value.item() if getattr(value, "ndim", None) == 0 else value for value in column_values(frame, key)]
     if classes is not None:
         values = [None if value is None or value == -1 else classes[int(value)] for value in values]
     kind = str(getattr(found, "dtype", getattr(found, "type", ""))).lower()
