@@ -139,6 +139,9 @@ def tables(by_federation: Known) -> list[str]:
     row = ["all 2^n", f"{cost:.1f}", f"{mean([r for r, _ in ceiling]):.3f}", f"{min(r for r, _ in ceiling):.2f}"]
     rows.append([*row, f"{mean([e for _, e in ceiling]):.3f}", *["-"] * 3 * (len(FITS) - 1)])
     parts = [grid(rows), "The fit minus KernelSHAP, and minus half-way, by pairs of federations:", _fits(by_federation)]
+    pairs, both = ((design, "the fit", 0.0) for design in ("each alone, pairs", "each alone, all but one"))
+    apart = (_differences(by_federation, pairs, both, what) for what in (0, 1))
+    parts.append("Each alone and pairs minus each alone and all but one: rank {}, share error {}".format(*apart))
     hinted = {name: each for name, each in by_federation.items() if ("each alone", "the fit", WEIGHTS[1]) in each[2]}
     if hinted:
         parts += [f"With the hint, {len(hinted)} federations, by its weight:", _hints(hinted)]

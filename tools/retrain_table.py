@@ -16,6 +16,7 @@ import csv
 import importlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from unittest.mock import patch
 
@@ -113,10 +114,9 @@ def trials(
 
 
 def splits(seeds: int, count: int) -> Iterator[tuple[int, list[int], list[int]]]:
-    """The first, those that are given, and the others: every seed comes first once."""
-    for first in range(seeds):
-        given = [(first + more) % seeds for more in range(count)]
-        yield first, given, [seed for seed in range(seeds) if seed not in given]
+    """The first, those that are given, and the others: all sets of so many seeds."""
+    for given in combinations(range(seeds), count):
+        yield given[0], list(given), [seed for seed in range(seeds) if seed not in given]
 
 
 def errors(tables: Mapping[str, Tensor]) -> str:
@@ -202,7 +202,8 @@ def main() -> None:
             ("mean of Pearson's r", 1, lambda column: column.nanmean()),
             (f"held by {LEVEL:.0%} intervals", 2, lambda column: column.nanmean()),
         ):
-            cells = [f"{float(summary(torch.tensor(column)[:, place])):.3f}" if column else "-" for column in found]
+            numbers = [float(summary(torch.tensor(column)[:, place])) if column else math.nan for column in found]
+            cells = [f"{each:.3f}" if each == each else "-" for each in numbers]
             rows.append([f"**{title}**", "", "", *cells])
         title = f"**{chosen.replace('_', ' ')}**"
         text += [
