@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -238,6 +239,8 @@ class LocalTraining:
             if self.next_buffers is None:
                 self.next_buffers = self._unsaved.read()
             context.trained, context.sent = trained, vector
+            if self._uploads:
+                context.upload = partial(self._upload, leaving)
             reports = self._reports(local, context)
             local.private.update(private)
             if self._personalizer is not None:
@@ -283,6 +286,13 @@ class LocalTraining:
         state = {name: value.clone() for name, value in self.module.state_dict().items()}
         self._write(*now)
         return state
+
+    def _upload(self, leaving: UploadContext, vector: Tensor, start: Tensor, name: str) -> Tensor:
+        """See :attr:`ClientContext.upload`."""
+        state = {key.removeprefix(name): kept for key, kept in leaving.state.items() if key.startswith(name)}
+        sent, _ = upload(self._uploads, vector, start, start, replace(leaving, state=state))
+        leaving.state.update({name + key: kept for key, kept in state.items()})
+        return sent
 
     def _broken(self, private: Mapping[str, Tensor]) -> bool:
         """Whether training has made something of the client's own not finite."""

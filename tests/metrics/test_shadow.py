@@ -18,7 +18,7 @@ from toys import Plain, adam, fit, network, sgd, toy_data, vector
 
 from flsv import FederatedLoop, Reporting
 from flsv.aggregation import FedAvg, ShapFedWA
-from flsv.attacks import SignFlip
+from flsv.attacks import Alignment, ALittleIsEnough, FreeRider, Scaling, SignFlip
 from flsv.clients.algorithms import FedProx, ShadowTraining
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
@@ -27,8 +27,9 @@ from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shaple
 from flsv.metrics import ClassSpecificShapley, ShadowShapley
 from flsv.metrics.shadow import coalition_masks
 from flsv.personalization import Standalone
+from flsv.privacy import GaussianPrivacy
 from flsv.round import Round, TrainedCoalitions
-from flsv.sampling import UniformSampler
+from flsv.sampling import FixedCohort, UniformSampler
 from flsv.seeding import generator_for, seed_global_rngs
 from flsv.testing.fits import Turns
 
@@ -151,6 +152,23 @@ def test_who_is_absent_trains_in_no_coalition(tmp_path: Path) -> None:
         members = [client for client in range(3) if mask[client]]
         expected = by_a_plain_loop(start, members, cohorts)
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_clients_who_attack_do_so_in_every_coalition(tmp_path: Path) -> None:
+    """As in runs of a coalition; also an attack that keeps something between rounds, which is another per model."""
+    attacks = [Scaling(2.0, clients=[0]), FreeRider("noise", clients=[1]), Alignment(0.7, clients=[2])]
+    module = Plain(network(batch_norm=False))
+    start, federation = copy.deepcopy(module), loop(uploads=attacks)
+    fit(federation, tmp_path, module, data(), rounds=ROUNDS)
+    models = federation.metrics["shadow"].models
+    for mask, found in models.items():
+        members = [client for client in range(3) if mask[client]]
+        if members:
+            alone = FederatedLoop(
+                sampler=FixedCohort(members), uploads=attacks, seed=SEED, reporting=Reporting(table=False)
+            )
+            expected = vector(fit(alone, tmp_path, copy.deepcopy(start), data(), rounds=ROUNDS))
+            torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_who_never_came_has_no_value(tmp_path: Path) -> None:
@@ -300,7 +318,10 @@ REFUSED: dict[str, tuple[str, Any]] = {
     "personaliser": ("gives each client a start point", lambda: {"personalizer": Standalone()}),
     "aggregator": ("does more than to average", lambda: {
         "aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}}),
-    "attack": ("change what clients send", lambda: {"uploads": [SignFlip(clients=[1])]}),
+    "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
+    "colluders": ("colluders would meet", lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]}),
+    "attack on a part": ("change whole updates", lambda: {
+        "uploads": [SignFlip(clients=[1])], "metric": ShadowShapley(part=["net.4.*"])}),
     "filter": ("change a cohort's updates", lambda: {"filters": [NormCap(1.0)]}),
     "share": ("stay at their clients", lambda: {"share": ["!net.4.*"]}),
     "optimizer": ("keep", lambda: {"client_optimizer": "keep"}),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count, islice
 from typing import Any, ClassVar
 
@@ -40,6 +40,8 @@ class ClientContext:
         trained: ``[P]``, what it has made of it; None before the end.
         sent: ``[P]``, the model that leaves, after the uploads; None before the end. What a client reports follows from
             this one: from ``trained`` it would tell what noise hides, and differ from what the server sees.
+        upload: ``upload(vector, start, name)`` gives another model of this client's as it leaves, ``[P]`` each: after
+            the uploads, which keep what they keep of it under this name. Before the end it leaves as it is.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class ClientContext:
         self.num_steps, self.lr_sum, self.epoch, self.position = 0, 0.0, 0, 0
         self.trained: Tensor | None = None
         self.sent: Tensor | None = None
+        self.upload: Callable[[Tensor, Tensor, str], Tensor] = lambda vector, start, name: vector
         self.loss = start.new_zeros(())  # summed over its batches
         self._names: dict[Tensor, str] = {
             parameter: name for name, parameter in module.named_parameters() if name in space.names

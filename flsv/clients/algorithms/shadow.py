@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from flsv.aggregation import FedAvg
+from flsv.attacks import Attack
 from flsv.clients.algorithms.base import ClientAlgorithm, ClientContext
 from flsv.clients.algorithms.shadow_rows import Batched, Entries, OneByOne
 from flsv.clients.batched import ELEMENTWISE, is_elementwise
@@ -116,10 +117,16 @@ class ShadowTraining(ClientAlgorithm):
                 f"aggregator={config.aggregator!r} does more than to average by samples, which each coalition's server "
                 "would have to do with what its own clients send. Use FedAvg, or value the run by flsv retrain"
             )
-        if config.uploads:
+        if others := [each for each in config.uploads if not isinstance(each, Attack)]:
             return (
-                f"uploads={list(config.uploads)} change what clients send, and they would have to change it in every "
-                "coalition. Leave one of the two out, or value the run by flsv retrain"
+                f"uploads={others} would have to change what clients send in every coalition: noise would be spent on "
+                "each of their models, and colluders would meet in each. Leave one of the two out, or value the run by "
+                "flsv retrain"
+            )
+        if config.uploads and self.part != "all":
+            return (
+                f"uploads={list(config.uploads)} change whole updates, of which part={self.part!r} is a part. Take "
+                'part="all", or leave one of the two out'
             )
         changing = [e for e in config.filters if not isinstance(e, OutlierFilter) or e.exclude]
         if changing:
@@ -193,7 +200,10 @@ class ShadowTraining(ClientAlgorithm):
 
     def end_client(self, context: ClientContext) -> Mapping[str, Tensor | float]:
         assert self._visit is not None
-        rows, sent = self._visit.trained(), context.received(ROWS)
+        rows, sent = self._visit.trained().clone(), context.received(ROWS)
+        if self.part == "all":
+            for place, start in enumerate(sent):
+                rows[place] = context.upload(rows[place], start, f"coalition {place} ")
         self._visit, self._tried = None, True
         finite = rows.isfinite().all(1, keepdim=True)
         return {TRAINED: torch.cat([finite.to(rows), torch.where(finite, rows, sent)], 1)}
