@@ -38,11 +38,11 @@ class BatchedTraining:
         optimizer: of the module's parameters; its class and options are used, its state is not touched.
         clip_norm: the largest norm of a client's gradient, a longer one is shortened; None: as it is.
         unused: names of parameters without a gradient: they stay as they are.
-        randomness: of steps, see :class:`flsv.clients.batched_step.BatchedStep`.
 
     Attributes:
         groups: names of the parameters that are trained, by the optimizer's groups.
         trained: the same in one set.
+        fused: whether steps take gradients as their factors.
 
     Raises:
         ConfigurationError: an optimizer whose steps are not known to work entry by entry.
@@ -68,7 +68,6 @@ class BatchedTraining:
         optimizer: Optimizer,
         clip_norm: float | None = None,
         unused: Collection[str] = (),
-        randomness: str = "error",
     ) -> None:
         if not is_elementwise(optimizer):
             raise ConfigurationError(
@@ -80,19 +79,15 @@ class BatchedTraining:
         trained = {p for p in names if p.requires_grad and names[p] not in unused}
         self.groups = [[names[p] for p in group["params"] if p in trained] for group in optimizer.param_groups]
         self.trained = {name for group in self.groups for name in group}
-        self._module, self._randomness = module, randomness
+        self._module, self.fused = module, clip_norm is None and plain_sgd(optimizer)
 
-    def train(
-        self, states: State, batches: ManyBatches, after_step: Callable[[], None] | None = None
-    ) -> tuple[State, Tensor]:
+    def train(self, states: State, batches: ManyBatches) -> tuple[State, Tensor]:
         """Train every model on its own batches, one after the other.
 
         Args:
             states: parameters and buffers by name, ``[k, ...]``, which are used up; the module's own stand for what is
                 not among them, and nothing may write into these.
             batches: of each model, in the order of the states.
-            after_step: called after each step of all; what it changes of the optimizer's learning rate and of the other
-                options that schedulers write, is used from the next step on.
 
         Returns:
             The states after it, and the mean losses ``[k]``.
@@ -105,8 +100,7 @@ class BatchedTraining:
         stacked = states if rows is None else {name: tensor.index_select(0, rows) for name, tensor in states.items()}
         losses = torch.zeros(len(order), device=first.device)
         optimizer = StackedOptimizer(self._optimizer, self.groups, stacked)
-        fused = self._clip_norm is None and plain_sgd(self._optimizer)
-        a_step = BatchedStep(self._module, sorted(self.trained), fused, self._randomness)
+        a_step = BatchedStep(self._module, sorted(self.trained), self.fused)
         for step in range(lengths[0]):
             active = sum(length > step for length in lengths)
             now = {name: tensor[:active] for name, tensor in stacked.items()}
@@ -114,9 +108,6 @@ class BatchedTraining:
             if self._clip_norm is not None:
                 clip(gradients, self._clip_norm)
             optimizer.step(active, gradients, factors)
-            if after_step is not None:
-                after_step()
-                optimizer.follow(self._optimizer)
         losses /= torch.tensor(lengths, device=losses.device)
         if rows is None:
             return stacked, losses

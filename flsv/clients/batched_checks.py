@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -143,7 +143,7 @@ def try_batched(
     steps = sorted({0, min(1, batches.lengths[0] - 1), batches.lengths[0] - 1})
     given = [batches.one(0, step) for step in steps]
     start = {name: tensor.detach().clone() for name, tensor in _own(module)}
-    kept, drawn = dict(_kept(module)), _random_state()
+    watch = Watch(module)
     losses: list[Tensor] = []
     models: list[State] = []
     gradients: set[frozenset[str]] = set()
@@ -161,7 +161,8 @@ def try_batched(
     optimizer.state = defaultdict(dict)
     optimizer.zero_grad()
     _put(module, start)
-    _check_pure(module, kept, drawn)
+    if reason := watch.changed():
+        raise _refusal(module, reason)
     if len(gradients) != 1:
         raise _refusal(module, "which parameters have gradients differs from batch to batch")
     unused = set[str]().union(*gradients)
@@ -177,20 +178,14 @@ def try_batched(
     return unused
 
 
-def at_once(
-    trainer: L.Trainer,
-    training: BatchedTraining,
-    states: State,
-    batches: ManyBatches,
-    after_step: Callable[[], None] | None = None,
-) -> tuple[State, Tensor]:
+def at_once(trainer: L.Trainer, training: BatchedTraining, states: State, batches: ManyBatches) -> tuple[State, Tensor]:
     """``training.train`` in a fit: in its precision, with its trainer out of reach.
 
     Raises:
         ConfigurationError: a batch is another than those that were tried; with the reason.
     """
     with batched_steps(trainer):
-        return training.train(states, batches, after_step)
+        return training.train(states, batches)
 
 
 @contextmanager
@@ -205,10 +200,11 @@ def batched_steps(trainer: L.Trainer) -> Iterator[None]:
 @contextmanager
 def purely(module: nn.Module) -> Iterator[None]:
     """Within it, whatever is raised is a refusal, and so is it to draw, or to change what the module keeps."""
-    kept, drawn = dict(_kept(module)), _random_state()
+    watch = Watch(module)
     with _refusing(module, (Exception,)):
         yield
-    _check_pure(module, kept, drawn)
+    if reason := watch.changed():
+        raise _refusal(module, reason)
 
 
 @contextmanager
@@ -228,15 +224,21 @@ def _refusing(module: nn.Module, errors: tuple[type[Exception], ...] = ()) -> It
         raise _refusal(module, reason) from error
 
 
-def _check_pure(module: nn.Module, kept: dict[str, tuple[Any, Any]], drawn: tuple[Any, ...]) -> None:
-    """Raise if training steps have drawn, or changed what the module keeps."""
-    if drawn != _random_state():
-        raise _refusal(module, _WORDS[0][1])
-    now = dict(_kept(module))
-    changed = sorted(name for name in kept.keys() | now.keys() if not _same(kept.get(name), now.get(name)))
-    if changed:
-        names = ", ".join(changed[:3])
-        raise _refusal(module, f"it changes what the module keeps beside parameters and buffers: {names}")
+class Watch:
+    """Whether steps of a module draw random numbers, or change what it keeps, from now on."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module, self._before, self._drawn = module, dict(_kept(module)), _random_state()
+
+    def changed(self) -> str:
+        """What they have done; empty: nothing."""
+        if self._drawn != _random_state():
+            return _WORDS[0][1]
+        before, now = self._before, dict(_kept(self._module))
+        names = sorted(name for name in before.keys() | now.keys() if not _same(before.get(name), now.get(name)))
+        return (
+            f"it changes what the module keeps beside parameters and buffers: {', '.join(names[:3])}" if names else ""
+        )
 
 
 class NotBatched(ConfigurationError):

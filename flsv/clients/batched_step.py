@@ -122,6 +122,13 @@ class BatchedStep:
         Returns:
             Gradients by name ``[m, ...]``, and losses ``[m]``.
         """
+        gradients, losses, after = self._derive(states, batch, beside)
+        for name, tensor in after.items():
+            states[name].copy_(tensor)
+        return gradients, losses
+
+    def _derive(self, states: State, batch: Any, beside: State | None = None) -> tuple[State, Tensor, State]:
+        """Gradients, losses, and what buffers are after it."""
         self._beside = beside or {}
         rest = {name: tensor for name, tensor in states.items() if name not in self._trained}
         trained = [states[name] for name in self._trained]
@@ -134,7 +141,7 @@ class BatchedStep:
                     losses, after = self._of_many(trained, rest, batch)
                 except _Nested:  # a penalty on gradients: they have to exist
                     self._split, self.factors = False, {}
-                    return self(states, batch, beside)
+                    return self._derive(states, batch, beside)
                 self._deriving = True
                 found = torch.autograd.grad(losses.sum(), trained, allow_unused=True)
                 self._deriving = False
@@ -148,9 +155,7 @@ class BatchedStep:
         else:
             slopes, (losses, after) = self._of_many(trained, rest, batch)
             gradients = dict(zip(self._trained, slopes))
-        for name, tensor in after.items():
-            rest[name].copy_(tensor.detach())
-        return gradients, losses.detach()
+        return gradients, losses.detach(), {name: tensor.detach() for name, tensor in after.items()}
 
     def _of_one(self, trained: list[Tensor], rest: State, batch: Any) -> tuple[Tensor, State]:
         # What is written in place within a transformation must be of it.

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from flsv.clients.batched import BatchedTraining, StackedOptimizer, clip, put_together
+from flsv.clients.batched import BatchedTraining, Factors, StackedOptimizer, clip, put_together
 from flsv.clients.batched_step import BatchedStep, State
 
 
@@ -30,6 +30,7 @@ class RowTraining:
         states: the rows' parameters and buffers by name, ``[m, ...]``, changed in place.
         clip_norm: the largest norm of a row's gradient.
         unused: names of parameters without a gradient.
+        step: what derives by all that is trained, on a shared batch; None: a new :class:`BatchedStep`.
 
     Raises:
         ConfigurationError: an optimizer whose steps are not known to work entry by entry.
@@ -44,7 +45,9 @@ class RowTraining:
         >>> states = {"weight": torch.tensor([[[0.0]], [[1.0]]])}
         >>> rows = RowTraining(line, torch.optim.SGD(line.parameters(), lr=0.25), states)
         >>> for _ in range(2):
-        ...     rows.step((torch.ones(2, 1), torch.ones(2, 1)))
+        ...     rows.step((torch.ones(2, 1), torch.ones(2, 1))).tolist()
+        [1.0, 0.0]
+        [0.25, 0.0]
         >>> states["weight"].flatten().tolist()
         [0.75, 1.0]
     """
@@ -56,6 +59,7 @@ class RowTraining:
         states: State,
         clip_norm: float | None = None,
         unused: Collection[str] = (),
+        step: BatchedStep | None = None,
     ) -> None:
         named = (*module.named_parameters(), *module.named_buffers())
         self._beside = {name: tensor for name, tensor in named if name not in states}
@@ -64,26 +68,31 @@ class RowTraining:
         self.states = states
         self._stacked = StackedOptimizer(optimizer, training.groups, states)
         # Each model draws what the client's own draws: see whoever puts the random state there.
-        self._step = BatchedStep(module, sorted(training.trained), randomness="same", shared=True)
+        self._step = step or BatchedStep(module, sorted(training.trained), training.fused, "same", shared=True)
         self._count = len(next(iter(states.values())))
 
-    def step(self, batch: Any) -> None:
-        """One batch of all rows."""
-        self.take(self.gradients(batch))
+    def step(self, batch: Any) -> Tensor:
+        """One batch of all rows, and their losses ``[m]``."""
+        gradients, losses = self._derive(batch)
+        self.take(gradients, self._step.factors)
+        return losses
 
     def gradients(self, batch: Any) -> State:
         """Of all rows on a batch, ``[m, ...]`` by name; buffers move."""
-        beside = {n: t.detach() if isinstance(t, nn.Parameter) else t.clone() for n, t in self._beside.items()}
-        gradients, _ = self._step(self.states, batch, beside)
+        gradients, _ = self._derive(batch)
         put_together(gradients, self._step.factors)
         return gradients
 
-    def take(self, gradients: State) -> None:
+    def take(self, gradients: State, factors: Factors | None = None) -> None:
         """An optimizer's step of all rows, by their gradients ``[m, ...]``."""
         self._stacked.follow(self._optimizer)
         if self._clip_norm is not None:
             clip(gradients, self._clip_norm)
-        self._stacked.step(self._count, gradients)
+        self._stacked.step(self._count, gradients, factors)
+
+    def _derive(self, batch: Any) -> tuple[State, Tensor]:
+        beside = {n: t.detach() if isinstance(t, nn.Parameter) else t.clone() for n, t in self._beside.items()}
+        return self._step(self.states, batch, beside)
 
 
 class ReusedOutputs:

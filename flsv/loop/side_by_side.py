@@ -12,19 +12,21 @@ are there once per coalition.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any, TypeVar
 
 import lightning as L
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 from flsv.attacks import Collusion
-from flsv.clients.batched import BatchedTraining, ManyBatches
-from flsv.clients.batched_checks import at_once, clip_norm, not_batched
+from flsv.clients.batched import BatchedTraining
+from flsv.clients.batched_checks import batched_steps, clip_norm, not_batched
+from flsv.clients.batched_step import BatchedStep
 from flsv.clients.cohort import CohortLoader
+from flsv.clients.rows import RowTraining
+from flsv.clients.traced_step import TracedStep
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import shared_space
 from flsv.errors import ConfigurationError
@@ -250,12 +252,14 @@ class CoalitionTraining(L.Callback):
                 f"{LEAST} models of {size / 2**20:.0f} MB and what their training takes are too large to train at once."
             )
         schedules, trained = SideBySideSchedules(trainer), []
+        named = BatchedTraining(module, trainer.optimizers[0], clip_norm(trainer))
+        step = TracedStep(module, sorted(named.trained), named.fused)
         initial = space.read(module).expand(len(self._masks), -1).clone()
         noise = torch.randn(space.size, generator=torch.Generator().manual_seed(0), dtype=initial.dtype)
         initial[len(CHECKED) - 1] *= 1 + NUDGE * noise.to(initial.device)
         for masks, models in zip(self._masks.to(module.device).split(chunk), initial.split(chunk)):
             schedules.restart()
-            trained.append(self._train_at_once(trainer, module, space, config, schedules, masks, models))
+            trained.append(self._train_at_once(trainer, module, space, config, schedules, step, masks, models))
         return torch.cat(trained)
 
     def _train_at_once(
@@ -265,13 +269,13 @@ class CoalitionTraining(L.Callback):
         space: ParameterSpace,
         config: FederationConfig,
         schedules: SideBySideSchedules,
+        step: BatchedStep,
         masks: Tensor,
         models: Tensor,
     ) -> Tensor:
         data: FederatedDataModule = trainer.datamodule  # type: ignore[attr-defined]
         # Sizes and counters that no vector holds are, as in a round, not averaged.
         rest = {name: tensor for name, tensor in module.named_buffers() if name not in set(space.names)}
-        training = BatchedTraining(module, trainer.optimizers[0], clip_norm(trainer), randomness="same")
         servers = servers_of(trainer, data, space, config, masks, self._seed, models)
         for index in range(self._rounds or self.trainer_rounds):
             loader = CohortLoader(
@@ -286,14 +290,18 @@ class CoalitionTraining(L.Callback):
             for visit in loader.visits:
                 rows = masks[:, visit.client].nonzero().flatten()
                 drawn = (_on_device(trainer, batch) for batch in islice(batches, visit.batches))
-                given = _Shared(self._begun(drawn, index, visit.client), visit.batches, len(rows))
                 states = {name: tensor.expand(len(rows), *tensor.shape).clone() for name, tensor in rest.items()}
                 states |= {name: tensor.clone() for name, tensor in space.unflatten(models[rows]).items()}
                 schedules.enter(visit.client)
-                states, losses = at_once(trainer, training, states, given, schedules.after_step)
+                losses = models.new_zeros(len(rows))
+                with batched_steps(trainer):
+                    training = RowTraining(module, trainer.optimizers[0], states, clip_norm(trainer), step=step)
+                    for batch in self._begun(drawn, index, visit.client):
+                        losses += training.step(batch)
+                        schedules.after_step()
                 schedules.leave()
                 sent = torch.cat([states[name].flatten(1).to(space.dtype) for name in space.names], 1)
-                servers.receive(visit.client, visit.batches, rows, models, sent, losses)
+                servers.receive(visit.client, visit.batches, rows, models, sent, losses / visit.batches)
             models = servers.end_round(models)
             schedules.end_round(index)
         return models
@@ -327,19 +335,6 @@ def _why_not(config: FederationConfig, board: ContributionMetrics) -> str | None
     if asking:
         return f"metrics {list(asking)} evaluate models in every round"
     return None
-
-
-class _Shared(ManyBatches):
-    """The same batches for all of so many models."""
-
-    def __init__(self, batches: Iterator[Any], length: int, models: int) -> None:
-        self._batches, self.lengths = batches, [length] * models
-
-    def at(self, clients: Sequence[int], step: int) -> Iterator[tuple[list[int], Any]]:
-        many = len(clients)
-        given = next(self._batches)
-        batch = tuple(given) if isinstance(given, list) else given
-        yield list(range(many)), tree_map_only(Tensor, lambda t: t.expand(many, *t.shape), batch)
 
 
 def _on_device(trainer: L.Trainer, batch: Any) -> Any:

@@ -1,0 +1,108 @@
+"""Steps that are played back, against the same steps taken anew."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flsv.clients.batched_step import BatchedStep
+from flsv.clients.traced_step import TracedStep
+
+MODELS, BATCH, OFTEN = 4, 6, 2
+
+
+class Step(nn.Module):
+    """A classifier's."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.count = net, 0
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.net(x), y)
+
+
+class Counts(Step):
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        self.count += 1
+        return super().training_step(batch) * self.count
+
+
+class Chance(Step):
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return super().training_step(batch) * random.random()
+
+
+class Looks(Step):
+    """At the batch, which all models share."""
+
+    def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return super().training_step(batch) * (2 if batch[1][0].item() > 0 else 1)
+
+
+def mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def dropping() -> nn.Module:
+    return nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+CASES: dict[str, tuple[Any, int]] = {
+    "MLP": (lambda: Step(mlp()), 1),
+    "batch norm": (lambda: Step(normed()), 1),
+    "dropout": (lambda: Step(dropping()), 0),
+    "counts": (lambda: Counts(mlp()), 0),
+    "chance": (lambda: Chance(mlp()), 0),
+    "looks": (lambda: Looks(mlp()), 0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_played_back_is_the_same_and_what_may_change_is_not_recorded(name: str) -> None:
+    make, recorded = CASES[name]
+    torch.manual_seed(0)
+    module = make()
+    names = [name for name, _ in module.named_parameters()]
+    start = {n: torch.randn(MODELS, *t.shape).abs() for n, t in (*module.named_parameters(), *module.named_buffers())}
+    start = {n: t.to(dict(module.state_dict())[n].dtype) for n, t in start.items()}
+    results = []
+    for step in (BatchedStep(module, names, randomness="same", shared=True), TracedStep(module, names, often=OFTEN)):
+        module.count, taken = 0, []
+        states = {n: t.clone() for n, t in start.items()}
+        torch.manual_seed(1)
+        random.seed(1)
+        for place in range(5):
+            x = torch.randn(BATCH, 5, generator=torch.Generator().manual_seed(place))
+            y = (torch.arange(BATCH) + place) % 3
+            gradients, losses = step(states, (x, y))
+            taken.append({**gradients, "losses": losses, **{n: states[n].clone() for n in states if n not in names}})
+        results.append(taken)
+    assert step.recorded == recorded
+    for expected, found in zip(*results):
+        assert expected.keys() == found.keys()
+        for key, value in expected.items():
+            torch.testing.assert_close(found[key], value, rtol=0, atol=0)
+
+
+def test_each_shape_is_recorded_for_itself_and_large_weights_are_not() -> None:
+    module = Step(nn.Linear(600, 3))
+    names = ["net.weight", "net.bias"]
+    for models, recorded in ((MODELS, 2), (600, 0)):  # 600 x 1800 numbers: gradients stay two factors
+        states = {n: p.detach().expand(models, *p.shape).clone() for n, p in module.named_parameters()}
+        step, plain = TracedStep(module, names, factors=True, often=1), BatchedStep(module, names, True, shared=True)
+        for size in (4, 4, 7, 7, 4):
+            batch = torch.randn(size, 600), torch.arange(size) % 3
+            found, expected = step(states, batch), plain(states, batch)
+            torch.testing.assert_close(found, expected)
+            assert step.factors.keys() == plain.factors.keys()
+        assert step.recorded == recorded
