@@ -3,6 +3,7 @@
     python tools/bench_shadow.py cost [--repeats 3]
     python tools/bench_shadow.py deep [--repeats 3]
     python tools/bench_shadow.py values [--set tuning] [--seeds 5] [--only NAME ...]
+    python tools/bench_shadow.py layers [--seeds 5] [--only NAME ...]
 
 ``cost``: processor time of a fit on scikit-learn's digits, on one thread, in fits of the same federation without
 metrics; the least of some repetitions, in turns, as other work on a machine makes memory slower for all. ``deep``: the
@@ -10,18 +11,21 @@ same of heads on CIFAR-10 with timm's ResNet-18 and eight clients, and without t
 ``values``: federations of ``flsv.benchmark`` are trained with all coalitions beside them. From a run's utilities follow
 the values of all coalitions, which are exact for its seed, and of a few. They are compared with the exact ones, and
 both with the benchmark's truth, which is of other seeds. The heads' values are those of another run of the same seed.
-Federations that ``ShadowShapley`` refuses, or of more than ten clients, are left out and named.
+Of more than ten clients pairs and all but one are trained. Federations that ``ShadowShapley`` refuses are left out and
+named. ``layers``: the values of a part, from the head alone to all but the first of four layers.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import math
 import os
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Any
@@ -38,6 +42,7 @@ from flsv.data import DirichletPartitioner, FederatedDataModule, Files, IIDParti
 from flsv.errors import ConfigurationError
 from flsv.functional import few_coalitions, few_coalitions_shapley
 from flsv.metrics import ShadowShapley
+from flsv.metrics.shadow import Coalitions, Part
 from flsv.seeding import isolated_rngs
 
 QUIET = Reporting(table=False, figures=0, files=False)
@@ -133,9 +138,11 @@ class Kept(ShadowShapley):
         super().update(client_ids, coalitions, kept, round_index)
 
 
-def utilities(each: Federation, seed: int, part: str) -> dict[tuple[bool, ...], float]:
+def utilities(
+    each: Federation, seed: int, part: Part = "all", coalitions: Coalitions = "all"
+) -> dict[tuple[bool, ...], float]:
     """Of all coalitions after the last round."""
-    metric = Kept(coalitions="all", part=part, performance=each.performance, mode=each.mode, every=each.rounds)
+    metric = Kept(coalitions=coalitions, part=part, performance=each.performance, mode=each.mode, every=each.rounds)
     loop = FederatedLoop(
         metrics={"shadow": metric},
         uploads=each.attackers(),
@@ -150,10 +157,22 @@ def utilities(each: Federation, seed: int, part: str) -> dict[tuple[bool, ...], 
 
 
 def valued(game: dict[tuple[bool, ...], float], clients: int, which: Any) -> Tensor:
-    """Float64 ``[n]``."""
-    masks = few_coalitions(clients, which)
+    """Float64 ``[n]``; NaN where the game of these coalitions is not known."""
+    masks = few_coalitions(clients, which) if which != "all" or clients <= MOST_CLIENTS else None
+    if masks is None or any(tuple(mask) not in game for mask in masks.tolist()):
+        return torch.full((clients,), torch.nan, dtype=torch.float64)
     known = torch.tensor([game[tuple(mask)] for mask in masks.tolist()], dtype=torch.float64)
     return few_coalitions_shapley(masks, known).values
+
+
+def games(each: Federation, seed: int) -> Iterator[dict[tuple[bool, ...], float]]:
+    """Of whole models, and of heads, where that is allowed."""
+    clients = len(each.num_samples)
+    some = [few_coalitions(clients, which) for which in ("pairs", "both")]
+    few = [mask.nonzero().flatten().tolist() for mask in torch.cat(some).unique(dim=0)]
+    coalitions: Coalitions = "all" if clients <= MOST_CLIENTS else few
+    yield utilities(each, seed, "all", coalitions)
+    yield {} if each.attackers() else utilities(each, seed, "head", coalitions)
 
 
 HEAD = ["", "to", "all", "singles", "pairs", "both", "heads, all", "heads, pairs"]
@@ -166,44 +185,58 @@ def values(which: str | None, seeds: int, only: list[str]) -> str:
     rows, left_out = [[*HEAD, "ceiling"]], []
     for name in only or names(which):
         each = federation(name)
-        clients = len(each.num_samples)
-        start = time.process_time()
+        start, found = time.process_time(), dict[str, list[list[float]]]()
         try:
-            if clients > MOST_CLIENTS:
-                raise ConfigurationError(f"{clients} clients")
-            truth = truth_table(each)
-            found: dict[str, list[list[float]]] = {}
+            truth, clients = truth_table(each), len(each.num_samples)
             for seed in range(seeds):
-                game = utilities(each, seed, "all")
-                head = utilities(each, seed, "head") if each.classifies else None
-                exact = valued(game, clients, "all")
-                told = [exact, *(valued(game, clients, w) for w in ("singles", "pairs", "both"))]
-                told += [valued(head, clients, w) for w in ("all", "pairs")] if head is not None else []
-                for what, target in (("this seed", exact), ("truth", truth.mean)):
+                game, head = games(each, seed)
+                told = [valued(game, clients, w) for w in ("all", "singles", "pairs", "both")]
+                told += [valued(head, clients, w) for w in ("all", "pairs")]
+                for what, target in (("this seed", told[0]), ("truth", truth.mean)):
                     for score, of in (("rank", spearman), ("share", share_error)):
-                        found.setdefault(f"{score}, {what}", []).append([of(value, target) for value in told])
+                        values = [of(v, target) if not (v.isnan() | target.isnan()).any() else math.nan for v in told]
+                        found.setdefault(f"{score}, {what}", []).append(values)
         except ConfigurationError as error:
             left_out.append(f"{name}: {str(error)[:110]}")
             continue
         print(f"{name}: {time.process_time() - start:.0f} s", flush=True)
         ceilings.append(truth.ceiling)
         for what, runs in found.items():
-            means = [mean(column) for column in zip(*runs)]
-            scores.setdefault(what, []).append([*means, *[float("nan")] * (len(HEAD) - 2 - len(means))])
+            scores.setdefault(what, []).append([mean(column) for column in zip(*runs)])
             end = f"{truth.ceiling:.2f}" if what == "rank, truth" else ""
             rows.append([name, what, *(f"{value:.2f}" for value in scores[what][-1]), end])
     for what, per_federation in scores.items():
+        known = [[v for v in column if v == v] for column in zip(*per_federation)]
         end = f"{mean(ceilings):.2f}" if what == "rank, truth" else ""
-        rows.append(["mean", what, *(f"{mean(column):.3f}" for column in zip(*per_federation)), end])
+        rows.append(["mean", what, *(f"{mean(column):.3f}" if column else "nan" for column in known), end])
         worst = max if what.startswith("share") else min
-        least = [worst([v for v in column if v == v], default=float("nan")) for column in zip(*per_federation)]
-        rows.append(["worst", what, *(f"{value:.2f}" for value in least), ""])
-    return "\n".join([grid(rows), "", "left out:", *left_out])
+        rows.append(["worst", what, *(f"{worst(column, default=math.nan):.2f}" for column in known), ""])
+    return "\n".join([grid(rows), "", "left out:", *(left_out or ["none"])])
+
+
+def layers(seeds: int, only: list[str]) -> str:
+    """What a part of the last layers sees of the game of whole models, with a deeper network for twice the rounds."""
+    parts = {f"last {count}": [f"*classifier.{2 * place}.*" for place in range(4 - count, 4)] for count in (1, 2, 3)}
+    rows = [["", "to this seed's values", *parts]]
+    for name in only or ["digits_dirichlet", "fashion_duplicates", "mnist_feature_noise"]:
+        shipped = federation(name)
+        model = copy.deepcopy(dict(shipped.model))
+        model["init_args"]["network_args"] = {"hidden": [32, 32, 32]}
+        each = replace(shipped, model=model, rounds=2 * shipped.rounds)
+        clients, found = len(each.num_samples), dict[str, list[list[float]]]()
+        for seed in range(seeds):
+            exact = valued(utilities(each, seed), clients, "all")
+            told = [valued(utilities(each, seed, part), clients, "all") for part in parts.values()]
+            for what, of in (("rank", spearman), ("share", share_error)):
+                found.setdefault(what, []).append([of(values, exact) for values in told])
+        for what, runs in found.items():
+            rows.append([name, what, *(f"{mean(column):.2f}" for column in zip(*runs))])
+    return grid(rows)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("cost", "deep", "values"))
+    parser.add_argument("what", choices=("cost", "deep", "values", "layers"))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--set", default="tuning")
     parser.add_argument("--seeds", type=int, default=5)
@@ -212,6 +245,8 @@ def main() -> None:
     be_quiet()
     if given.what == "values":
         print(values(given.set, given.seeds, given.only))
+    elif given.what == "layers":
+        print(layers(given.seeds, given.only))
     else:
         print({"cost": cost, "deep": deep}[given.what](given.repeats))
 

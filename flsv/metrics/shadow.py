@@ -73,6 +73,13 @@ class ShadowShapley(ContributionMetric):
     module trains them as one batched model: for an MLP that costs little, for a convolution on a CPU as much as so many
     trainings.
 
+    ``part="head"`` is for deep networks whose clients differ in labels or amounts. Do not use it where they differ in
+    their inputs: noise on them spoils the layers before the head, and a head that is trained on the federation's
+    features does not show it, nor do the last three of four layers together. Take ``part="all"`` there
+    (docs/results/shadow.md). A network of a single linear layer is all head.
+
+    Clients of ``uploads=[an attack]`` attack in every coalition. Privacy, compression and colluders are refused.
+
     What crosses grows by these models, both ways; it is counted. The server sees what each client makes of the models
     of its coalitions, which says more of its data than its update alone.
 
