@@ -319,7 +319,7 @@ def payment_flow(
     if not total > 0 or min(widths) < 0:
         raise ValueError(f"amounts {[*widths]}: expected none below 0, and one above.")
     ax = ax or _axis(max(2.6, 1.0 + 0.34 * len(widths)))
-    gap = 0.25 / max(len(widths), 1)
+    gap = 0.6 / max(len(widths), 1)  # so that names of narrow bands do not lie on each other
     left = right = 0.0
     middle = gap * (len(widths) - 1) / 2
     ax.add_patch(Rectangle((-0.03, middle), 0.03, 1.0, color=_WHOLE))

@@ -122,9 +122,9 @@ def test_a_picture_that_fails_is_named_and_the_others_are_drawn(
         fit(loop, tmp_path, rounds=2, logger=TensorBoardLogger(tmp_path, name="", version="run"))
     said = [str(warning.message) for warning in caught if "could not be drawn" in str(warning.message)]
     assert any("picture data/partition could not be drawn (ValueError: Number of bins)" in text for text in said)
-    assert any("picture bad/figure could not be drawn (MemoryError: no room)" in text for text in said)
+    assert any("picture Contributions/bad could not be drawn (MemoryError: no room)" in text for text in said)
     assert loop.round_index == 2
-    assert pictures(tmp_path / "run") == ["good/figure"]
+    assert pictures(tmp_path / "run") == ["Contributions/good"]
 
 
 def test_a_clients_picture_that_fails(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_thousand_classes_from_the_first_round_to_the_table(tmp_path: Path) ->
         warnings.filterwarnings("error", message=".*could not be drawn.*")
         fit(loop, tmp_path, Plain(nn.Linear(4, classes)), data, rounds=1, logger=logger)
     assert loop.metrics["cssv"].compute().shape == (3, classes)
-    assert sorted(pictures(tmp_path / "run")) == ["cssv/figure", "data/partition"]
+    assert sorted(pictures(tmp_path / "run")) == ["Contributions/cssv", "data/partition"]
     assert (tmp_path / "run" / "contributions.csv").read_text().count("cssv,0,") == 1 + classes
 
 

@@ -44,7 +44,7 @@ def test_a_metric_from_the_guide_alone_is_told_everywhere(
     assert frame.to_dict() == pytest.approx(dict(enumerate(values.tolist())))
     for client, value in enumerate(values.tolist()):
         events = EventAccumulator(str(run / "clients" / str(client))).Reload()
-        assert events.Scalars("norm")[-1].value == pytest.approx(value)
+        assert events.Scalars("Contributions/norm")[-1].value == pytest.approx(value)
     for page in write_report(run):
         assert "How far each client moved in its last round" in page.read_text()
 

@@ -23,6 +23,7 @@ from flsv._lightning.durable import replacing
 from flsv.cli.command import NO_BARS, printer, shown, write_rows
 from flsv.cli.parser import make_cli
 from flsv.cli.parsers import repeat_parser
+from flsv.cli.verdict import say_verdict
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import LEVEL
@@ -128,6 +129,10 @@ def _check_folder(out: Path, identity: Identity) -> None:
         file.write(json.dumps(identity.plain(), indent=1).encode())
 
 
+def _is_of(folder: Path, seed: str) -> bool:
+    return folder.name == seed or folder.name.startswith(f"{seed}_")
+
+
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``repeat`` itself."""
     options, rest = repeat_parser().parse_known_args(list(args))
@@ -145,4 +150,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             "share": [f"{100 * row['share']:.1f} %" for row in mine],
         }
         print_table(make_console(), f"{metric}, {options.runs} runs", [row["client_name"] for row in mine], columns)
+    seeds_of = [f"seed_{options.first_seed + index}" for index in range(options.runs)]
+    folders = [each for seed in seeds_of for each in sorted(options.out.glob(f"{seed}*")) if _is_of(each, seed)]
+    runs = [run for each in folders if (run := done_run(each)) is not None]
+    say_verdict(runs[0], runs)
     print(f"Summary: {shown(path)}")

@@ -38,6 +38,7 @@ from flsv.cli.command import printer, shown, write_rows
 from flsv.cli.own_federation import OF_THE_RUN, QUIET, check_data, configuration_of, performance_by
 from flsv.cli.parser import FederatedCLI, loop_of, make_cli
 from flsv.cli.parsers import retrain_parser
+from flsv.cli.verdict import say_verdict_of
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
@@ -309,4 +310,5 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 2.")
     for text in retrained_caveats(rows, names):
         print(text)
+    say_verdict_of(options.run)
     print(f"Retrained: {shown(path)}")

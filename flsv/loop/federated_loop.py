@@ -64,7 +64,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     module were trained on this client's data alone. ``trainer.is_last_batch`` is the client's.
 
     Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
-    contributions, the round's weights and the last accuracies of the clients' own models, by the loggers' names
+    contributions, the round's weights and the last accuracies of the clients' own models, by names
     (``<metric>/client_<i>``, ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``, ``.../min``,
     ``.../std``), for ``EarlyStopping``, ``ModelCheckpoint``. A client never seen has no contribution, one outside the
     cohort no weight. ``WeightAveraging`` averages the global models, once a round.

@@ -20,7 +20,7 @@ from flsv.arguments import ReadOnlyArguments, check_number
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import WithIntervals
 from flsv.metrics.needs import needs_in_words
-from flsv.metrics.plot import plot_contributions
+from flsv.metrics.plot import Kind, plot_as, plot_contributions
 from flsv.participants import Client
 from flsv.plots import shows
 from flsv.round import ClientMatrix, Round
@@ -269,8 +269,11 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
         stderr: Tensor | None = None,
         sort: bool = False,
         title: str | None = None,
+        kind: Kind | None = None,
+        **options: Any,
     ) -> Any:
-        """A picture of the contributions: bars, a heatmap for per-class values, lines over rounds for several of them.
+        """A picture of the contributions: bars, a heatmap for per-class values, lines over rounds for several of them;
+        or one of those that people know from shap.
 
         Args:
             val: what ``compute`` or ``forward`` gave, or a list of such values, one a round; by default ``compute()``.
@@ -279,6 +282,9 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
             stderr: standard errors ``[num_clients]`` of bars; by default, of ``compute()``, those of ``diagnostics``.
             sort: clients by value, largest first; else by number.
             title: of the picture; by default the class's name.
+            kind: ``"waterfall"``, ``"beeswarm"`` (of several values), ``"heatmap"`` or ``"payment_flow"``, see
+                :mod:`flsv.plots`.
+            options: of these, such as ``start`` of a waterfall, ``budget`` of a payment flow.
 
         Returns:
             ``(figure, axis)``. As the last line of a notebook's cell it is shown.
@@ -286,13 +292,20 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
         if val is None:
             val = self.compute()
             stderr = self.diagnostics().get("stderr") if stderr is None else stderr
+        names, columns = self.client_names, self.columns() or self.class_names
+        given = {"title": title or type(self).__name__, "ax": ax, **options}
+        if kind is not None:
+            unit = {"unit": "" if kind == "payment_flow" else self.guide().unit}  # that one shows no values
+            return plot_as(kind, val, self.per_client, names, columns, **{**unit, **given})
+        if options:
+            raise TypeError(f"{type(self).__name__}.plot: {', '.join(options)} are of a kind of plot; say which.")
         return plot_contributions(
             val,
             ax=ax,
             name=title or type(self).__name__,
-            class_names=self.columns() or self.class_names,
+            class_names=columns,
             columns="class" if self.columns() is None else "",
-            client_names=self.client_names,
+            client_names=names,
             unit=self.guide().unit,
             limits=limits,
             stderr=stderr,

@@ -255,6 +255,6 @@ class CalibratedOTGradient(WassersteinContribution):
         Returns:
             ``(figure, axis)``; the axis holds the title only.
         """
-        if ax is not None or not (val is None or isinstance(val, Tensor)) or not self.rounds:
+        if ax is not None or "kind" in style or not (val is None or isinstance(val, Tensor)) or not self.rounds:
             return super().plot(val, ax, **style)
         return draw_histograms(self.edges.cpu(), self.counts.cpu(), self.flagged.cpu(), self.client_names)

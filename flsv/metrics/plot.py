@@ -6,13 +6,15 @@ them by :func:`flsv.plots.shows`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from flsv.charts import draw_bars, draw_heatmap, draw_legend, draw_lines, draw_small_multiples, label_text
+from flsv.functional.allocation import allocate
+from flsv.plots import beeswarm, heatmap, payment_flow, waterfall
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,6 +78,62 @@ def plot_contributions(
         draw_bars(ax, values, client_names, unit=unit, limits=limits, errors=errors, sort=sort)
     ax.set_title(label_text(name))
     return ax.figure, ax
+
+
+#: By the name that ``metric.plot(kind=...)`` takes.
+Kind = Literal["waterfall", "beeswarm", "heatmap", "payment_flow"]
+
+
+def plot_as(
+    kind: Kind,
+    val: Tensor | Sequence[Tensor],
+    overall: Callable[[Tensor], Tensor],
+    client_names: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
+    *,
+    unit: str = "",
+    **options: Any,
+) -> tuple[Any, Any]:
+    """One of the plots of :mod:`flsv.plots`, of what a metric gave.
+
+    Args:
+        kind: which; a beeswarm is of several values, one a round or run, the others of one.
+        val: ``[n]`` or ``[n, M]``, or several of them; a heatmap is of ``[n, M]``.
+        overall: gives ``[n]`` of a value.
+        client_names: of the clients.
+        class_names: of the columns.
+        unit: of a value; of a payment flow, of the budget.
+        options: of the plot, such as ``start`` of a waterfall; of a payment flow ``budget`` (by default 100, in %) and
+            ``rule`` of :func:`flsv.allocate`.
+
+    Raises:
+        ValueError: another kind, or values that it does not show.
+
+    Example:
+        >>> rounds = [torch.tensor([0.5, 0.1]), torch.tensor([0.6, 0.2])]
+        >>> figure, axis = plot_as("beeswarm", rounds, lambda value: value, ["Boston", "Lyon"])
+        >>> figure, axis = plot_as("payment_flow", rounds[1], lambda value: value, ["Boston", "Lyon"], budget=1000)
+        >>> [text.get_text() for text in axis.texts]
+        ['1,000.00', 'Boston  750.00', 'Lyon  250.00']
+    """
+    if kind not in get_args(Kind):
+        raise ValueError(f"kind={kind!r}: expected one of {', '.join(get_args(Kind))}, or none.")
+    several = not isinstance(val, Tensor)
+    if several is not (kind == "beeswarm"):
+        expected = "several values, one a round or run" if kind == "beeswarm" else "one value"
+        raise ValueError(f"kind={kind!r} shows {expected}: give that as val.")
+    if kind == "beeswarm":
+        return beeswarm(torch.stack([overall(each) for each in val]), client_names, unit=unit, **options)
+    assert isinstance(val, Tensor)
+    if kind == "heatmap":
+        if val.ndim != 2:
+            raise ValueError(f"kind='heatmap' shows values [n, M] of classes; got {list(val.shape)}.")
+        return heatmap(val, client_names, class_names, unit=unit, **options)
+    if kind == "waterfall":
+        return waterfall(overall(val), client_names, unit=unit, **options)
+    budget, rule = options.pop("budget", None), options.pop("rule", "zero")
+    paid = allocate(overall(val).double(), budget or 100.0, rule, unit=0.01)
+    return payment_flow(paid, client_names, unit=unit or ("" if budget else "%"), **options)
 
 
 def new_figure(val: Tensor | Sequence[Tensor], panels: int = 1, below: int = 0, beside: int = 0) -> Figure:

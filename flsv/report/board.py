@@ -16,6 +16,7 @@ from flsv.report.page import to_html
 from flsv.report.payment import SHARES_ONLY, Payment, payment_by
 from flsv.report.reading import Run, open_run
 from flsv.report.verdict import bases, chosen
+from flsv.showing import shown
 
 #: Runs of a folder that are shown, the newest.
 MOST = 8
@@ -43,13 +44,14 @@ def board_page(folders: Sequence[Path]) -> tuple[Page, bool]:
     found: dict[str, Run | str] = {}
     for path in dict.fromkeys(run for folder in folders for run in runs_in(folder)):
         try:
-            found[str(path)] = open_run(path)
+            found[shown(path)] = open_run(path)
         except ConfigurationError as error:  # before its first round, most of all
-            found[str(path)] = str(error)
+            found[shown(path)] = str(error)
     runs = {name: run for name, run in found.items() if isinstance(run, Run)}
     sections = _side_by_side(runs) if len(runs) > 1 else []
     for name, run in found.items():
-        sections += _of_run(name, run) if isinstance(run, Run) else [Section(name, [Text(f"Nothing yet. {run}")])]
+        title = f"{name}: " if len(found) > 1 else ""  # of one run it stands above
+        sections += _of_run(title, run) if isinstance(run, Run) else [Section(name, [Text(f"Nothing yet. {run}")])]
     goes_on = any(isinstance(run, str) or run.ended is False for run in found.values())
     title = f"{len(found)} runs" if len(found) > 1 else "A run"
     return Page(f"{title}, {'as it goes on' if goes_on else 'at the end'}", ", ".join(found), sections), goes_on
@@ -77,7 +79,7 @@ def _side_by_side(runs: dict[str, Run]) -> list[Section]:
     return [Section("Shares, side by side", [Table(["partner", *shares], rows)])]
 
 
-def _of_run(name: str, run: Run) -> list[Section]:
+def _of_run(title: str, run: Run) -> list[Section]:
     as_ended = Run(run.folder, {**run.record, "ended": True}, run.table)  # that it goes on is no warning here
     blocks: list[Block] = [Warning(line) for line in red_lines(as_ended, bases(run))]
     if said := [f"{name} {value}" for name, value in logged(run)]:
@@ -94,7 +96,8 @@ def _of_run(name: str, run: Run) -> list[Section]:
         blocks.append(Bars(names, shares, low, high, f"Shares in %, by {payment.basis.title}", "%"))
     blocks += over_rounds(run, order, names, {metric: metric for metric in run.metrics})
     blocks += [block for metric in run.metrics for block in by_column(run, metric, order, names)]
-    return [Section(f"{name}: {state_of(run)}", blocks)]
+    state = state_of(run)
+    return [Section(f"{title}{state}" if title else state.capitalize(), blocks)]
 
 
 def _best_first(run: Run, payment: Payment) -> list[int]:

@@ -7,7 +7,23 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from flsv.report.blocks import NONE, Bars, Block, Bullets, Code, Page, Section, Table, Text, number, numbers, percent
+from flsv.errors import ConfigurationError
+from flsv.report.blocks import (
+    NONE,
+    Bars,
+    Block,
+    Bullets,
+    Code,
+    Flow,
+    Page,
+    Section,
+    Swarm,
+    Table,
+    Text,
+    number,
+    numbers,
+    percent,
+)
 from flsv.report.facts import (
     NOT_KNOWN,
     ONE_RUN,
@@ -27,8 +43,10 @@ from flsv.report.facts import (
 )
 from flsv.report.folder import CONTRIBUTIONS
 from flsv.report.front import front_page
-from flsv.report.payment import SHARES_ONLY, Terms
+from flsv.report.payment import SHARES_ONLY, Terms, payment_by
 from flsv.report.reading import NAN, Run
+from flsv.report.repeated import finals
+from flsv.report.verdict import Basis, bases, chosen
 
 #: Classes up to which their samples are counted client by client.
 COUNTED = 20
@@ -46,7 +64,8 @@ def page_for_all(run: Run, terms: Terms = SHARES_ONLY, repeats: Sequence[Run] = 
     appendix = [
         Section("Who took part", _who(run)),
         Section("What was measured", _measured(run)),
-        *_contributions(run),
+        *_flow(run, chosen(bases(run, repeats), terms.by), terms),
+        *_contributions(run, repeats),
         *_over_rounds(run),
         *_per_class(run),
         *_retrained(run),
@@ -123,7 +142,21 @@ def _who(run: Run) -> list[Block]:
     return blocks
 
 
-def _contributions(run: Run) -> list[Section]:
+def _flow(run: Run, basis: Basis | None, terms: Terms) -> list[Section]:
+    """How the budget goes to those who are paid."""
+    if basis is None or terms.budget is None:
+        return []
+    try:
+        amounts = payment_by(basis, terms).amounts
+    except ConfigurationError:  # nobody has a claim, as the first page says
+        return []
+    paid = [client for client in ends_of(basis.order) if amounts[client] > 0]
+    names = [client_label(run, client) for client in paid]
+    caption = f"{terms.text(terms.budget)} by {basis.title}; whoever gets nothing has no band"
+    return [Section("Who is paid", [Flow(names, [amounts[client] for client in paid], caption, terms.currency)])]
+
+
+def _contributions(run: Run, repeats: Sequence[Run]) -> list[Section]:
     if not run.metrics:
         return []
     order = ends_of(order_of(run))
@@ -144,6 +177,7 @@ def _contributions(run: Run) -> list[Section]:
         high = None if values.high is None else [values.high[client] for client in order]
         caption = f"{values.name}: {about}" if about else values.name
         blocks.append(Bars(names, [values.values[client] for client in order], low, high, caption))
+        blocks += _by_seed(run, values.name, order, repeats)
     notes = [Text(f"In brackets, and as whiskers, of {', '.join(of)}: {kind}.") for kind, of in kinds.items()]
     return [
         Section(
@@ -151,6 +185,15 @@ def _contributions(run: Run) -> list[Section]:
             [Table(["client", *columns], [list(row) for row in zip(names, *columns.values())]), *notes, *blocks],
         )
     ]
+
+
+def _by_seed(run: Run, metric: str, order: Sequence[int], repeats: Sequence[Run]) -> list[Block]:
+    """A metric's values in all runs with other seeds, where there are some."""
+    if not repeats:
+        return []
+    seeds = [[row[client] for client in order] for row in finals(repeats, metric)]
+    said = f"{metric} in {len(repeats)} runs with other seeds: a point each, and the mean"
+    return [Swarm([client_label(run, client) for client in order], seeds, said)]
 
 
 def _over_rounds(run: Run) -> list[Section]:

@@ -160,7 +160,7 @@ def _side_by_side(run: Run, found: Sequence[Basis]) -> list[Block]:
     if len(found) < 2:
         return []
     rows = []
-    columns = [_said_shares(basis) for basis in found]
+    columns = [shares_in_words(basis) for basis in found]
     order = ends_of([*found[0].order, *(client for client in range(run.num_clients) if client not in found[0].known)])
     for client in order:
         rows.append([client_label(run, client), *(column[client] for column in columns)])
@@ -168,7 +168,8 @@ def _side_by_side(run: Run, found: Sequence[Basis]) -> list[Block]:
     return [Table(["partner", *(basis.title for basis in found)], rows, caption=caption)]
 
 
-def _said_shares(basis: Basis) -> list[str]:
+def shares_in_words(basis: Basis) -> list[str]:
+    """What share each client has, ``[n]``; who is below 0 says so."""
     positive = math.fsum(max(value, 0.0) for value in basis.values if value == value)
     said = []
     for value in basis.values:

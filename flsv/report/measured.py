@@ -130,6 +130,8 @@ class RoundScalars:
         >>> scalars.add_class("cssv", 1, 0, 0.25)
         >>> scalars.flat()
         {'weight/client_1': 0.5, 'cssv/class_1_Dress/client_0': 0.25}
+        >>> scalars.named()
+        {'weight/client_1_Lyon': 0.5, 'cssv/class_1_Dress/client_0_Boston': 0.25}
         >>> scalars.clients[0], scalars.classes[1]
         ({'cssv/class_1_Dress': 0.25}, {'cssv/client_0_Boston': 0.25})
     """
@@ -137,17 +139,19 @@ class RoundScalars:
     def __init__(self, client_names: Sequence[str] | None, class_names: Sequence[str] | None) -> None:
         self._client_names, self._class_names = client_names, class_names
         self._flat: dict[str, float] = {}
+        self._named: dict[str, float] = {}
         self.shared: dict[str, float] = {}
         self.clients: dict[int, dict[str, float]] = defaultdict(dict)
         self.classes: dict[int, dict[str, float]] = defaultdict(dict)
 
     def share(self, tag: str, value: float) -> None:
         """A number of no client."""
-        self.shared[tag] = self._flat[tag] = value
+        self.shared[tag] = self._flat[tag] = self._named[tag] = value
 
     def add(self, tag: str, client: int, value: float) -> None:
         """A client's number."""
         self.clients[client][tag] = self._flat[client_tag(tag, client)] = value
+        self._named[f"{tag}/{client_part(client, self._client_names)}"] = value
 
     def add_class(self, metric: str, column: int, client: int, value: float) -> None:
         """A client's number for a class."""
@@ -158,6 +162,10 @@ class RoundScalars:
     def flat(self) -> dict[str, float]:
         """All of them in one place."""
         return dict(self._flat)
+
+    def named(self) -> dict[str, float]:
+        """The same, with the clients' names in their tags: ``weight/client_1_Lyon``."""
+        return dict(self._named)
 
 
 def scalars_of(

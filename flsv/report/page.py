@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -19,11 +20,13 @@ from flsv.report.blocks import (
     Block,
     Bullets,
     Code,
+    Flow,
     Heat,
     Lines,
     Page,
     Section,
     Steps,
+    Swarm,
     Table,
     Text,
     Warning,
@@ -137,11 +140,17 @@ def to_html(page: Page) -> str:
     return _templates.get_template("report.html").render(page=page, numbered=NUMBERED)
 
 
-def _chart(block: Bars | Steps | Lines) -> Markup:
-    # Made of escaped texts and numbers.
-    if isinstance(block, Bars):
-        return Markup(drawing.bars(block))
-    return Markup(drawing.steps(block) if isinstance(block, Steps) else drawing.lines(block))
+_CHARTS: dict[type, Callable[[Any], str]] = {
+    Bars: drawing.bars,
+    Steps: drawing.steps,
+    Lines: drawing.lines,
+    Swarm: drawing.swarm,
+    Flow: drawing.flow,
+}
+
+
+def _chart(block: Bars | Steps | Lines | Swarm | Flow) -> Markup:
+    return Markup(_CHARTS[type(block)](block))  # made of escaped texts and numbers
 
 
 def _shade(value: float, block: Heat) -> str:
@@ -244,7 +253,7 @@ def _block(block: Block) -> str:
         return "\n".join(f"- {plain(item)}" for item in block.items)
     if isinstance(block, Code):
         return f"```\n{block.text}\n```"
-    if isinstance(block, Bars):
+    if isinstance(block, Bars | Flow):
         return ""  # a table with the numbers stands beside it
     return _with_caption(block.caption, _cells_of(block))
 
@@ -253,7 +262,7 @@ def _with_caption(caption: str, text: str) -> str:
     return f"{plain(caption)}:\n\n{text}" if caption else text
 
 
-def _cells_of(block: Table | Steps | Heat | Lines) -> str:
+def _cells_of(block: Table | Steps | Heat | Lines | Swarm) -> str:
     if isinstance(block, Table):
         return _table(block.head, block.rows, block.texts)
     if isinstance(block, Steps):
@@ -262,6 +271,9 @@ def _cells_of(block: Table | Steps | Heat | Lines) -> str:
     if isinstance(block, Heat):
         rows = [[name, *(number(value, 2) for value in row)] for name, row in zip(block.names, block.values)]
         return _table([block.corner, *block.columns], rows)
+    if isinstance(block, Swarm):
+        rows = [[name, *numbers([run[place] for run in block.values])] for place, name in enumerate(block.names)]
+        return _table(["", *(f"run {place}" for place in range(1, len(block.values) + 1))], rows)
     rounds = chosen_rounds(len(block.values))
     head = ["", *(f"round {block.numbers[index]}" for index in rounds)]
     count = len(rounds)

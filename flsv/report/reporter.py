@@ -121,15 +121,16 @@ class Reporter:
         self.board.scalars(round_index, scalars)
         for logger in self._trainer.loggers:
             if not (isinstance(logger, TensorBoardLogger) and isinstance(logger.experiment, SummaryWriter)):
-                logger.log_metrics(scalars.flat(), step=round_index)
+                logger.log_metrics(scalars.named(), step=round_index)
         if self.csv is not None:
             self.csv.append(table)
         self.board.round(round_index, contributions, self._known)
 
     def monitored(self, weights: Tensor, accuracy: Tensor | None) -> dict[str, Tensor]:
-        """What callbacks may monitor after :meth:`round`, by the names that loggers without runs per client have: every
-        metric's value of each client, what its diagnostics say of all, the round's weights ``[n]``, the last known
-        accuracies ``[n]``, their mean, least and spread. NaN is left out."""
+        """What callbacks may monitor after :meth:`round`, by names like those in loggers without runs per client, in
+        which clients have their numbers alone (``cssv/client_0``): every metric's value of each client, what its
+        diagnostics say of all, the round's weights ``[n]``, the last known accuracies ``[n]``, their mean, least and
+        spread. NaN is left out."""
         last = {name: self._known.last(name, len(weights)) for name in self._metrics}
         last["weight"] = weights.tolist()
         last |= {} if accuracy is None else {"client_accuracy": accuracy.tolist()}

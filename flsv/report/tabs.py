@@ -138,6 +138,7 @@ def layout(
     by_client: bool,
     more: Sequence[str] = (),
     intervals: Sequence[str] = (),
+    group: str = "",
 ) -> Layout:
     """The charts of a run.
 
@@ -150,6 +151,7 @@ def layout(
         by_client: whether every client and class has a run, with tags of its own.
         more: other numbers that every client has, such as ``"weight"``.
         intervals: those of the metrics that have them: the curves have margins there.
+        group: what stands before the metrics' own tags where every client has a run.
 
     Example:
         >>> charts = layout({"cssv": True}, 2, 2, ["Boston", "1"], ["Shirt", "Dress"], by_client=True)
@@ -160,10 +162,9 @@ def layout(
         cssv by client [('Boston', ['^cssv/client_0_Boston$']), ('client 1', ['^cssv/client_1$'])]
     """
     end = "$" if by_client else r"/client_\d+$"
-    found = [Category(title="all clients", chart=[_chart(tag, re.escape(tag) + end) for tag in (*metrics, *more)])]
-    margins = [_margins(name, num_clients, by_client) for name in intervals if by_client or num_clients <= MOST_CLIENTS]
-    if margins:
-        found.append(Category(title="all clients with intervals", chart=margins))
+    group = group if by_client else ""
+    some = intervals if by_client or num_clients <= MOST_CLIENTS else ()
+    found = _of_all(metrics, more, end, group, [_margins(name, num_clients, by_client, group) for name in some])
     for name, per_class in metrics.items():
         if not per_class or num_classes > MOST_PER_CLASS or num_clients * num_classes > MOST_PER_CLASS:
             continue
@@ -174,15 +175,24 @@ def layout(
         found.append(Category(title=f"{name} by class", chart=charts))
         if num_clients > MOST_CLIENTS:
             continue
-        tags = [
+        parts = [
             re.escape(f"{name}/{client_part(i, client_names)}") + "$"
             if by_client
             else re.escape(name) + rf"/class_[^/]+/client_{i}$"
             for i in range(num_clients)
         ]
-        charts = [_chart(label, tag) for label, tag in zip(client_labels(num_clients, client_names), tags)]
+        charts = [_chart(label, tag) for label, tag in zip(client_labels(num_clients, client_names), parts)]
         found.append(Category(title=f"{name} by client", chart=charts))
     return Layout(category=found)
+
+
+def _of_all(
+    metrics: Iterable[str], more: Iterable[str], end: str, group: str, margins: Sequence[Chart]
+) -> list[Category]:
+    """A chart per number that every client has; where there are intervals, one with margins, too."""
+    tags = {**{name: f"{group}{name}" for name in metrics}, **{name: name for name in more}}
+    found = [Category(title="all clients", chart=[_chart(name, re.escape(tag) + end) for name, tag in tags.items()])]
+    return [*found, *([Category(title="all clients with intervals", chart=margins)] if margins else [])]
 
 
 def layout_summary(charts: Layout) -> Summary:
@@ -192,11 +202,11 @@ def layout_summary(charts: Layout) -> Summary:
     return summary
 
 
-def _margins(name: str, num_clients: int, by_client: bool) -> Chart:
+def _margins(name: str, num_clients: int, by_client: bool, group: str) -> Chart:
     """A metric's curves between their low and high ends."""
     ends = [""] if by_client else [f"/client_{i}" for i in range(num_clients)]
     series = [
-        MarginChartContent.Series(value=f"{name}{end}", lower=f"{name}/low{end}", upper=f"{name}/high{end}")
+        MarginChartContent.Series(value=f"{group}{name}{end}", lower=f"{name}/low{end}", upper=f"{name}/high{end}")
         for end in ends
     ]
     return Chart(title=name, margin=MarginChartContent(series=series))
@@ -265,6 +275,7 @@ def guide_text(name: str, metric: Metric) -> str:
     rows = {"what it is": what_it_is(metric)}
     rows |= metric.guide().lines() if isinstance(metric, ContributionMetric) else {}
     rows["settings"] = repr(metric)
+    rows["bold lines"] = "TensorBoard smooths them, by 0.6 at first; for the values set Smoothing to 0."
     return text_table({name: list(rows), " ": list(rows.values())})
 
 

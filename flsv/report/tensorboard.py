@@ -1,5 +1,8 @@
 """A run in TensorBoard: its event file, and one per client and per class.
 
+TensorBoard shows groups of charts by the alphabet, capitals first: the clients' values of all metrics, and their
+pictures, are in a group that comes before what the module logs.
+
 TensorBoard colours and names lines by run. A run per client, ``<run>/clients/Boston``, in which every client has the
 same tags, puts all clients into one chart, in colours, with names, in every tab. A run per class,
 ``<run>/classes/3_Dress``, puts all classes of one client into one. The run's own file keeps what is nobody's alone.
@@ -12,7 +15,7 @@ import os
 import socket
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,6 +50,8 @@ from flsv.report.tabs import (
 )
 
 _VERSION = "brain.Event:2"
+#: Begins the tags of what is to be seen first.
+FIRST = "Contributions/"
 _count = itertools.count()
 
 
@@ -121,16 +126,22 @@ class EventFiles:
         clients: names of the folders below ``clients/``, by number; none: the clients' numbers go to the run's own
             file.
         classes: names of the folders below ``classes/``, likewise.
+        first: tags of the clients' numbers that are to be seen first.
 
     A client's file is opened when there is something to write, and stays open until :meth:`close`.
     """
 
     def __init__(
-        self, logger: TensorBoardLogger, first_round: int, clients: Sequence[str] = (), classes: Sequence[str] = ()
+        self,
+        logger: TensorBoardLogger,
+        first_round: int,
+        clients: Sequence[str] = (),
+        classes: Sequence[str] = (),
+        first: Collection[str] = (),
     ) -> None:
         self.writer: SummaryWriter = logger.experiment
         self._folder, self._first_round = Path(logger.log_dir), first_round
-        self._clients, self._classes = clients, classes
+        self._clients, self._classes, self._first = clients, classes, first
         self._open: dict[Path, EventFile] = {}
         if first_round:
             open_last(self.writer, self._folder)
@@ -154,7 +165,8 @@ class EventFiles:
                 ("classes", self._classes, scalars.classes),
             ):
                 for index, values in numbers.items() if names else ():
-                    self._file(self._folder / kind / names[index]).write(round_index, values)
+                    tagged = {f"{FIRST}{tag}" if tag in self._first else tag: x for tag, x in values.items()}
+                    self._file(self._folder / kind / names[index]).write(round_index, tagged)
 
     def close(self) -> None:
         """Close the clients' and classes' files; the run's own is the logger's."""
@@ -246,7 +258,7 @@ class TensorBoardRun:
         folders = [class_part(j, classes).removeprefix("class_") for j in range(len(classes))]
         folders = folders if by_client and 1 < len(folders) <= MOST_RUNS else []
         # In a fast_dev_run a logger's experiment is no writer.
-        self._files = [EventFiles(x, first_round, clients, folders) for x in self._loggers]
+        self._files = [EventFiles(x, first_round, clients, folders, self._metrics) for x in self._loggers]
         for files in self._files:
             files.writer.add_text("settings", settings_text(settings), first_round)
             for name, metric in self._metrics.items():
@@ -286,7 +298,7 @@ class TensorBoardRun:
                     files.writer.add_histogram(f"{name}/histogram", finite, round_index)
         if self.figures_due(round_index):
             for name, value in contributions.items():
-                self._figure(f"{name}/figure", partial(self._draw, name, value, round_index), round_index)
+                self._figure(f"{FIRST}{name}", partial(self._draw, name, value, round_index), round_index)
 
     def figures_due(self, round_index: int) -> bool:
         """Whether figures are drawn after this round."""
@@ -341,7 +353,7 @@ class TensorBoardRun:
         more = ["weight", "train_loss", "update_norm", *(["client_accuracy"] if self._evaluated else [])]
         names, classes = self._client_names, self._class_names or ()
         ends = [n for n, m in self._metrics.items() if isinstance(m, ContributionMetric) and m.over_rounds is not None]
-        return layout(curves, len(names), len(classes), names, classes, by_client, more, ends)
+        return layout(curves, len(names), len(classes), names, classes, by_client, more, ends, FIRST)
 
     def _curves(self, metric: Metric) -> bool:
         """Whether a metric's values per class are curves."""

@@ -21,6 +21,8 @@ from flsv.report.repeated import apart, means
 
 #: How values by retraining are asked for.
 RETRAINED = "retrained"
+#: Likewise those of the data alone, by ``flsv value``.
+VALUED = "valued"
 #: Clients up to which every two are compared seed by seed.
 MOST_COMPARED = 30
 
@@ -30,8 +32,8 @@ class Basis:
     """One value per client, by which clients could be paid.
 
     Args:
-        key: a metric's name, or ``"retrained"``.
-        source: the run itself, several runs with other seeds, or retraining.
+        key: a metric's name, ``"retrained"`` or ``"valued"``.
+        source: the run itself, several runs with other seeds, retraining, or the data before any training.
         title: what it is called.
         values: ``[n]``, NaN where a client has none.
         low: lower ends ``[n]``; NaN where nothing is known.
@@ -41,7 +43,7 @@ class Basis:
     """
 
     key: str
-    source: Literal["run", "repeat", "retrained"]
+    source: Literal["run", "repeat", "retrained", "valued"]
     title: str
     values: Sequence[float]
     low: Sequence[float]
@@ -66,7 +68,7 @@ class Basis:
 
 
 def bases(run: Run, repeats: Sequence[Run] = ()) -> list[Basis]:
-    """All that is known, by metric in the order of the configuration, then by retraining."""
+    """All that is known, by metric in the order of the configuration, then by retraining, then of the data alone."""
     found: list[Basis] = []
     for metric in run.metrics:
         about = run.about(metric)
@@ -87,6 +89,10 @@ def bases(run: Run, repeats: Sequence[Run] = ()) -> list[Basis]:
         value, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
         of = "the trainings with some of the partners give"
         found.append(Basis(RETRAINED, "retrained", "retraining", value, low, high, of))
+    shares = [row.get("share", NAN) for row in run.valued()]
+    if any(share == share for share in shares):
+        none = [NAN] * len(shares)
+        found.append(Basis(VALUED, "valued", "the data before training", shares, none, none))
     return found
 
 
@@ -107,9 +113,10 @@ def chosen(found: Sequence[Basis], by: str | None = None) -> Basis | None:
                 else ", which say of each client alone that more is better."
             )
         )
-    if not found:
+    trained = [key for key in keys if key != VALUED]  # what data are worth before training is asked for by name
+    if not (by or trained):
         return None
-    key = by or (RETRAINED if RETRAINED in keys else keys[0])
+    key = by or (RETRAINED if RETRAINED in keys else trained[0])
     return [each for each in found if each.key == key][-1]
 
 

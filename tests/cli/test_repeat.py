@@ -61,6 +61,8 @@ def test_means_of_runs_of_other_seeds_and_aggregators(
     said = capsys.readouterr().out
     assert "Run 3 of 3: seed 2" in said
     assert "cssv, 3 runs" in said
+    assert "The order is " in said  # the verdict
+    assert "cssv, mean of 3 runs" in " ".join(said.split())
     runs = [open_run(path) for path in sorted(out.rglob("contributions.csv"))]
     assert [run.record["algorithm"]["aggregator"] for run in runs] == ["FedAvg", "ShapFedWA", "FedAvg"]
     assert [run.record["settings"]["federation_seed"] for run in runs] == [0, 1, 2]

@@ -112,6 +112,8 @@ def test_the_command_goes_on_and_its_shares_sum_to_one(run: Path, capsys: pytest
     assert main(command) == 0
     said = capsys.readouterr().out
     assert "accuracy, by retraining (singles)" in said
+    assert "Shares by all that is known" in said  # the run's own beside them
+    assert "The order is " in said
     assert "Retrained:" in said
     kept = run / "retrained_accuracy_3.jsonl"
     lines = kept.read_bytes().splitlines(keepends=True)

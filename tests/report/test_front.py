@@ -132,3 +132,31 @@ def test_it_says_what_it_rests_on(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text(json.dumps({**record, "validation": {"of": 3}}))
     with pytest.raises(ValueError, match="validation is"):
         write_report(tmp_path)
+
+
+def test_the_appendix_draws_payment_and_seeds(tmp_path: Path) -> None:
+    for seed in range(3):
+        make_game(tmp_path / "runs" / f"seed_{seed}", {"sv": [0.4 + 0.02 * seed, 0.1, -0.05]})
+    (tmp_path / "runs" / "repeat.json").write_text("{}")
+    _, whole, html = pages(tmp_path / "runs" / "seed_0", Terms(1_000.0, currency="EUR"))
+    assert "<title>3 runs of 3</title>" in html
+    assert "<desc>Boston mean 0.420, Lyon mean 0.100, Graz mean -0.0500</desc>" in html
+    assert "| Boston | 0.400 | 0.420 | 0.440 |" in whole
+    assert "<title>payment to 2</title>" in html  # Graz is below 0
+    assert "1,000.00 EUR by sv, mean of 3 runs" in html
+    _, _, html = pages(make_game(tmp_path / "alone", {"sv": [0.4, 0.1]}))
+    assert "<title>payment to" not in html
+
+
+def test_what_data_are_worth_before_training_stands_beside_the_others(tmp_path: Path) -> None:
+    folder = make_game(tmp_path / "run", {"sv": [0.5, 0.3, -0.2]})
+    (tmp_path / "value").mkdir()
+    lines = ["client,samples,distance,share,client_name", "0,9,1.0,0.2,Boston", "1,9,1.0,0.3,Lyon", "2,9,1.0,0.5,Graz"]
+    (tmp_path / "value" / "valuation.csv").write_text("\n".join(lines) + "\n")
+    _, markdown = write_report(folder, valuation=tmp_path / "value")
+    front = markdown.read_text().partition("# Appendix")[0]
+    assert "By sv the model would be better without Graz, which has 50.0 % by the data before training." in front
+    assert "| Graz | below 0 | 50.0 % |" in front
+    assert "Shares by sv" in front  # by data alone only who is asked to
+    _, markdown = write_report(folder, valuation=tmp_path / "value", terms=Terms(by="valued"))
+    assert "Shares by the data before training" in markdown.read_text()

@@ -68,11 +68,16 @@ def cut(page: Path, width: int, paper: bool, folder: Path) -> list[str]:
     return json.loads(html.unescape(said[1]))
 
 
-@pytest.fixture(scope="module", params=["few", "many", "long"])
+@pytest.fixture(scope="module", params=["few", "many", "long", "seeds"])
 def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "few":
         make_game(folder, {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}, named={"1": [1, 3]})
+    elif request.param == "seeds":
+        for seed in range(3):
+            make_game(folder / f"seed_{seed}", {"sv": [0.4, 0.1 + 0.1 * seed, 0.05, -0.2]})
+        (folder / "repeat.json").write_text("{}")
+        folder = folder / "seed_0"
     elif request.param == "many":
         make_run(folder, clients=60, classes=30)
     else:

@@ -16,6 +16,7 @@ from toys import Plain, fit, network, toy_data
 
 from flsv import ClientEvaluation, Reporting
 from flsv.aggregation import ShapFedWA
+from flsv.data import FederatedDataModule
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
 from flsv.personalization import PFedSV
@@ -48,7 +49,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert seen.Scalars("cssv/class_2/client_1")[-1].value == pytest.approx(final[1, 2].item())
     gamma = federation.metrics["cssv"].per_client(final)
     assert seen.Scalars("cssv/client_1")[-1].value == pytest.approx(gamma[1].item())
-    assert [image.step for image in seen.Images("cssv/figure")] == [1, 3, 4]
+    assert [image.step for image in seen.Images("Contributions/cssv")] == [1, 3, 4]
     assert [image.step for image in seen.Images("data/partition")] == [0]
     hparams = (tmp_path / "run" / "hparams.yaml").read_text()
     assert "aggregator: ShapFedWA(metric='cssv')" in hparams
@@ -63,7 +64,7 @@ def test_per_class_curves_and_figures_can_be_left_out(tmp_path: Path) -> None:
     )
     tags = events(tmp_path / "run").Tags()
     scalars = {tag for folder in (tmp_path / "run").rglob("clients/*") for tag in events(folder).Tags()["scalars"]}
-    assert scalars == {"cssv", "cssv/low", "cssv/high", "weight", "train_loss", "update_norm"}
+    assert scalars == {"Contributions/cssv", "cssv/low", "cssv/high", "weight", "train_loss", "update_norm"}
     assert not (tmp_path / "run" / "classes").exists()
     assert tags["images"] == ["data/partition"]
 
@@ -123,7 +124,7 @@ def test_a_value_is_written_when_it_changes(tmp_path: Path) -> None:
             carried[row["metric"], int(row["client"]), column] = float(row["value"])
         assert {key: carried[key] for key in said[index]} == said[index]
     for i in range(9):
-        rounds = [event.step for event in events(tmp_path / "run" / "clients" / str(i)).Scalars("cssv")]
+        rounds = [event.step for event in events(tmp_path / "run" / "clients" / str(i)).Scalars("Contributions/cssv")]
         assert rounds == [index for index in range(6) if i in cohorts[index]]
 
 
@@ -146,6 +147,19 @@ def test_other_loggers_get_the_scalars(tmp_path: Path) -> None:
     with (tmp_path / "run" / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {row["step"] for row in rows if row.get("cssv/client_0")} == {"0", "1", "2"}
+
+
+def test_other_loggers_are_told_who_is_who(tmp_path: Path) -> None:
+    class Hospitals(FederatedDataModule):
+        client_names = ("Boston", "Lyon", "2")
+
+    data = toy_data()
+    data.__class__ = Hospitals
+    fit(loop(), tmp_path, data=data, logger=CSVLogger(tmp_path, name="", version="run", flush_logs_every_n_steps=1))
+    with (tmp_path / "run" / "metrics.csv").open() as file:
+        head = set(next(csv.reader(file)))
+    assert {"cssv/client_0_Boston", "cssv/class_1/client_1_Lyon", "weight/client_2"} <= head
+    assert "cssv/client_0" not in head
 
 
 def test_the_table_names_every_client(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,5 +223,5 @@ def test_columns_that_are_no_classes(tmp_path: Path) -> None:
     assert {"relevance/auroc", "relevance/found", "cost/bytes_down"} <= set(tags["scalars"])
     for client in range(3):
         scalars = events(tmp_path / "run" / "clients" / str(client)).Tags()["scalars"]
-        assert {"relevance", "cost"} <= set(scalars)
-    assert {"relevance/figure", "cost/figure"} <= set(tags["images"])
+        assert {"Contributions/relevance", "Contributions/cost"} <= set(scalars)
+    assert {"Contributions/relevance", "Contributions/cost"} <= set(tags["images"])

@@ -85,10 +85,13 @@ def test_every_client_and_class_has_a_run(fitted: tuple[FederatedLoop, Path]) ->
     clients = [f"clients/{name}" for name in ("Boston", "St. Mary's_East", "2")]
     classes = [f"classes/{name}" for name in ("0_T-shirt_top", "1_Dress", "2")]
     assert set(found) == {".", *clients, *classes}
-    tags = {"cssv", "cssv/class_0_T-shirt_top", "cssv/class_1_Dress", "cssv/class_2", "sv", "cost"}
+    tags = {"cssv/class_0_T-shirt_top", "cssv/class_1_Dress", "cssv/class_2"}
+    tags |= {f"Contributions/{name}" for name in ("cssv", "sv", "cost")}
+    groups = {tag.partition("/")[0] for numbers in found.values() for tag in numbers}
+    assert min(groups) == "Contributions"  # which TensorBoard shows first
     for i, place in enumerate(clients):
         assert {*tags, "weight", "train_loss", "update_norm", "client_accuracy"} <= set(found[place])
-        assert [step for step, _ in found[place]["cssv"]] == [0, 1, 2, 3]
+        assert [step for step, _ in found[place]["Contributions/cssv"]] == [0, 1, 2, 3]
         assert [step for step, _ in found[place]["client_accuracy"]] == [1, 3]
         assert found[place]["cssv/class_1_Dress"][-1][1] == pytest.approx(loop.contributions["cssv"][i, 1].item())
         assert found[place]["weight"][-1][1] == pytest.approx(loop.weights[i].item())  # type: ignore[index]
