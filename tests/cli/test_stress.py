@@ -129,5 +129,5 @@ def test_partners_with_data_of_their_own_are_cheats_by_name(tmp_path: Path) -> N
 def test_what_is_asked_of_a_run_in_vain(
     asked: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(asked.format(tmp_path).split()) == 2
+    assert main([part.format(tmp_path) for part in asked.split()]) == 2
     assert said in capsys.readouterr().err
