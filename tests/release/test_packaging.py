@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from lowest_versions import _REQUIREMENT
 
 import flsv
 
@@ -68,3 +69,17 @@ def test_the_metadata_that_are_built() -> None:
     named = [each.rpartition(" ")[2] for each in found["classifiers"] if re.search(r":: 3\.\d+$", each)]
     assert named[0] == lowest
     assert named == [f"3.{minor}" for minor in range(int(lowest[2:]), int(named[-1][2:]) + 1)]
+
+
+def test_constraints_have_all_that_ci_installs() -> None:
+    """`make constraints` after a new requirement; what has an environment of its own in CI is not among them."""
+    extras = re.sub(r"^(flower|conformance) = .*$", "", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    asked = {name for name, _ in _REQUIREMENT.findall(extras)}
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    held = {line.partition("==")[0] for line in lines if not line.startswith("#")}
+    assert {plain(name) for name in asked} - {plain(name) for name in held} == set()
+
+
+def plain(name: str) -> str:
+    """As the package index compares names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
