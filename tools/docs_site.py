@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import docs_metrics
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -206,8 +207,15 @@ def public_names(package: str) -> list[str]:
     raise ValueError(f"{package} has no __all__")
 
 
+def metrics() -> list[str]:
+    """The metrics that have a page of their own."""
+    return [name for answers in docs_metrics.questions().values() for name in answers]
+
+
 def reference_page(package: str) -> str:
-    """Everything that a package exports."""
+    """Everything that a package exports; of metrics an index."""
+    if package == docs_metrics.PACKAGE:
+        return docs_metrics.index_page(public_names(package))
     names = "\n\n".join(f"::: {package}.{name}" for name in public_names(package))
     return f"# `{package}`\n\n{PACKAGES[package]}.\n\n{names}\n"
 
@@ -217,6 +225,7 @@ def generated_pages() -> dict[str, str]:
     pages = {"algorithms/index.md": algorithms_index()}
     pages |= {page_of(each): algorithm_page(each) for each in algorithms()}
     pages |= {f"reference/{package}.md": reference_page(package) for package in PACKAGES}
+    pages |= {docs_metrics.page_of(name): docs_metrics.metric_page(name) for name in metrics()}
     return pages
 
 
@@ -254,6 +263,7 @@ def on_config(config: Any) -> Any:
             section["Results"] = [*first, *(f"results/{path.name}" for path in results), {"Logs": logs}]
         if "Reference" in section:
             section["Reference"] += [{package: f"reference/{package}.md"} for package in PACKAGES]
+            section["Reference"].append({"Metrics": [{name: docs_metrics.page_of(name)} for name in sorted(metrics())]})
     return config
 
 
@@ -263,6 +273,9 @@ def on_files(files: Any, config: Any) -> Any:
 
     for address, content in generated_pages().items():
         files.append(File.generated(config, address, content=content))
+    for name in metrics():
+        address = docs_metrics.page_of(name).replace(".md", ".svg")
+        files.append(File.generated(config, address, content=docs_metrics.picture(name)))
     return files
 
 

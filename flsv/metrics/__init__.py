@@ -1,7 +1,8 @@
 """Contribution metrics: stateful torchmetrics, one per function in ``flsv.functional``, by the question they answer.
 
 - Who pulls where the federation goes (agreement): ClassSpecificShapley, CosineGradientShapley.
-- What is lost without a client (coalitions): CoalitionValue and its presets, :mod:`flsv.metrics.coalitions`.
+- What is lost without a client (coalitions): CoalitionValue and its presets PartialFederatedShapley,
+  CumulativeShapley, SurrogateFederatedShapley, DecayedShapley, LowerBoundShapley, OneRoundShapley, LeaveOneOut.
 - What retraining without clients would come to, trained with the run (coalitions): ShadowShapley.
 - Who lowers the validation loss (gradients): GradientShapley, InRunShapley, GradientAgreement, GradientAgreementGame.
 - Whose data are like those that the model is for (data): WassersteinContribution, CalibratedOTGradient.

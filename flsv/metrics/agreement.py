@@ -61,6 +61,11 @@ class ClassSpecificShapley(ContributionMetric):
     the whole or to less. The cosines stay what they are. Numbers of samples are the clients' own claims;
     a :class:`flsv.filters.SampleCap` bounds them.
 
+    When not to use it:
+        To pay by: it says who agrees with the others, not what the model gains by whom. With two classes, whose numbers
+        are the same; without a linear classifier head; where clients differ in how much they have, unless weighted by
+        samples.
+
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         num_classes: M, likewise.
@@ -219,6 +224,10 @@ class CosineGradientShapley(ContributionMetric):
     are kept (20 bytes a client and round) and played again, the earlier half's first. Rounds weighed by the reputations
     themselves, without ``aggregation_weights``, cannot follow others: their cosines depend on those. ``forward``
     updates twice.
+
+    When not to use it:
+        Where somebody's data are rare and right: whoever differs from the majority has a low reputation. With a
+        majority that errs. To say by how much a model has improved: it is a share of directions.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.

@@ -35,7 +35,10 @@ def _crossed(round: Round, way: Literal["up", "down"], bytes: bool = False) -> T
 
 
 class CommunicationCost(ContributionMetric):
-    """Parameters that every client has sent and received so far.
+    r"""Parameters that every client has sent and received so far.
+
+    .. math::
+        c_i = \Bigl(\sum_{t : i \in C_t} \text{sent}_i^t,\ \sum_{t : i \in C_t} \text{received}_i^t\Bigr)
 
     As input to ``update``: ``client_ids [k]``, ``uploaded [k]`` and ``downloaded [k]``, numbers of parameters (entries
     of a model's vector, BatchNorm's statistics included, and of whatever else crosses), and, where they are known,
@@ -43,6 +46,9 @@ class CommunicationCost(ContributionMetric):
     and of the part of the model that it shares; the rest is taken to be at the clients before the first round.
     ``compute`` gives float64 ``[num_clients, 2]``, numbers sent and received, whole ones; NaN for clients never seen.
     ``diagnostics`` gives all clients' totals in parameters and bytes, and those of the last round.
+
+    When not to use it:
+        As a contribution: it says who has carried what, nothing of its worth.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -178,10 +184,17 @@ class PrivacyLoss(ContributionMetric):
     r"""Each client's :math:`\epsilon_i(T_i)` at the mechanism's delta, from the number :math:`T_i` of rounds in which
     it took part.
 
+    .. math::
+        \epsilon_i = \epsilon\bigl(T_i; \text{clip}, \text{noise}, \delta\bigr)
+
     As input to ``update``: ``client_ids [k]``. ``compute`` gives ``[num_clients]``, infinite where no noise is added,
     NaN for clients never seen (of whom nothing has been shared). ``diagnostics`` holds :math:`T_i` and, under a budget,
     the rounds that each client can still afford, both ``[num_clients]``. A ``FederatedLoop`` with ``privacy`` has
     this metric by itself, as ``"epsilon"``.
+
+    When not to use it:
+        As a contribution, or to compare runs with different deltas: it is a bound on what updates tell, and says
+        nothing of what an attacker finds.
 
     Args:
         privacy: what the clients do to their updates.

@@ -44,6 +44,10 @@ class WassersteinContribution(ContributionMetric):
     ``diagnostics`` holds the distances, in feature units. A client outside the cohort keeps its last distance; with
     features of the model, distances of different rounds are in different units, so compare a cohort's.
 
+    When not to use it:
+        Where what counts is what training makes of data: it compares samples, not models. With images and no good
+        features; where clients may send made-up summaries, which nothing checks.
+
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         features: ``"penultimate"``, ``"pixels"``, ``"pca"`` or a :class:`flsv.features.Features`.
@@ -179,6 +183,10 @@ class CalibratedOTGradient(WassersteinContribution):
     Inputs, and those arguments that are not named here, are those of :class:`WassersteinContribution`. ``compute``
     gives ``[num_clients]`` in [0, 1], NaN for clients never seen. ``diagnostics`` holds the distances and the shares
     flagged.
+
+    When not to use it:
+        To pay by: it counts samples that look unlike the target's, rare right ones among them. With few samples a
+        client, where it flags nearly as many right as wrong ones.
 
     Args:
         rule: which samples are flagged, see :func:`flsv.valuation.flag_samples`. ``"positive"`` is the paper's, and

@@ -35,6 +35,10 @@ class DomainRelevance(ContributionMetric):
     a relevant pair has a higher score than another, over the pairs looked at, and ``found``, the share of relevant
     pairs looked at.
 
+    When not to use it:
+        For one number per client: it is one per pair. Where clients have no validation data of their own, and where
+        tens of clients would each have to receive many models.
+
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         alpha: in [0, 1), the share of the old score that stays. The paper gives none.

@@ -22,7 +22,10 @@ from flsv.functional.allocation import collaborative_fairness
 
 
 class MeanTestAccuracy(Metric):
-    """The mean over clients of the accuracy on their own test samples; each client counts once.
+    r"""The mean over clients of the accuracy on their own test samples; each client counts once.
+
+    .. math::
+        a = \frac1n \sum_i \frac{\text{right}_i}{\text{samples}_i}
 
     It belongs beside the loop, not among its metrics: ``ClientEvaluation(every=...)`` logs the same
     number, ``client_accuracy/mean``, for the models of a federation.
@@ -30,6 +33,10 @@ class MeanTestAccuracy(Metric):
     As input to ``update``: ``client_id``, a number, ``preds`` (logits ``[B, M]`` or classes ``[B]``) and ``target
     [B]``; a client's batches may come in any order. ``compute`` gives a scalar in [0, 1], NaN without samples. A client
     without samples is left out of the mean, and NaN in ``per_client``.
+
+    When not to use it:
+        With clients of very unequal or very small test sets: each counts once, and an easy set counts as a good model.
+        With rare classes, whose share of right answers says little.
 
     Args:
         num_clients: n.
@@ -90,7 +97,10 @@ class MeanTestAccuracy(Metric):
 
 
 class CollaborativeFairness(Metric):
-    """Pearson's correlation, across clients, of standalone accuracy and the accuracy of the final models.
+    r"""Pearson's correlation, across clients, of standalone accuracy and the accuracy of the final models.
+
+    .. math::
+        f = \operatorname{corr}\bigl((a_i^{\text{alone}})_i, (a_i^{\text{final}})_i\bigr)
 
     Compares two runs, so it belongs beside the loop, not among its metrics: the standalone run is one with
     :class:`flsv.personalization.Standalone`. ``flsv compare`` does both.
@@ -98,6 +108,10 @@ class CollaborativeFairness(Metric):
     As input to ``update``: ``standalone [n]`` and ``final [n]``, of all clients or of some of them; every ``update``
     adds clients. ``compute`` gives a scalar in [-1, 1], 1 being fair, or NaN where either is the same for everybody
     (nothing was distributed) or fewer than two clients are known. A client with a NaN is left out.
+
+    When not to use it:
+        With fewer than some five clients, of whom a correlation says nothing, and where all get one model and are
+        tested on one set.
 
     Args:
         kwargs: see ``torchmetrics.Metric``.

@@ -52,6 +52,10 @@ class GradientAgreement(ContributionMetric):
     (parameters only) and ``num_samples [k]``. ``compute`` gives ``[num_clients]``, shares that sum to 1 over the
     clients seen, NaN for clients never seen. ``diagnostics`` holds both parts.
 
+    When not to use it:
+        Where classes are of very unequal size: the mean loss's gradient is that of the large ones. Where clients may
+        overstate their numbers of samples and nothing bounds them (:class:`flsv.filters.SampleCap`).
+
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         blend: b in [0, 1], the weight of the agreement.
@@ -242,6 +246,10 @@ class GradientAgreementGame(GradientAgreement):
     (parameters only), ``num_samples [k]``, ``round_index`` from 0, a ``utility(masks: bool [K, k]) -> [K]`` and a
     ``generator``. ``compute`` gives ``[num_clients]``, shares in -(1 + w)/(3 + w) to 1, NaN for clients never seen.
     ``diagnostics`` holds the parts and the evaluations.
+
+    When not to use it:
+        Where a value must have a unit, such as accuracy: it is a share of four things. Above ten clients a round costs
+        20 evaluations a client. Where clients may overstate their numbers of samples and nothing bounds them.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.

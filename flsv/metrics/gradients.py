@@ -23,7 +23,10 @@ from flsv.metrics.base import ContributionMetric, Guide
 
 
 class GradientShapley(ContributionMetric):
-    """Exact Shapley values of the first- or second-order expansion of U(S) = -L(x + mean of the updates of S).
+    r"""Exact Shapley values of the first- or second-order expansion of U(S) = -L(x + mean of the updates of S).
+
+    .. math::
+        U(S) \approx -\Bigl\langle g, \tfrac{1}{|S|} \sum_{i \in S} d_i \Bigr\rangle - \tfrac12 \bar d_S^\top H \bar d_S
 
     Costs one gradient of the validation loss and k dot products a round, and k Hessian-vector products for the second
     order. Good while updates are small; see :func:`flsv.functional.gradient_shapley`.
@@ -31,6 +34,10 @@ class GradientShapley(ContributionMetric):
     As input to ``update``: ``client_ids [k]``, ``gradient_products [k]`` (g . d_i) and ``hessian_products [k, k]``
     (d_i^T H d_j) or None. ``compute`` gives ``[num_clients]``, in nats, positive for clients that lower the loss; a
     client outside the cohort keeps its value, one never seen is NaN.
+
+    When not to use it:
+        With large steps (many local epochs, high rates): the expansion holds for small updates only. For a performance
+        other than the loss: take :class:`CumulativeShapley`.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -123,6 +130,10 @@ class InRunShapley(ContributionMetric):
     ``gradient_products [k]`` (g . d_i), ``aggregation_weights [k]``, ``hessian_products [k, k]`` (d_i^T H d_j) or None,
     and the server's rate. ``compute`` gives ``[num_clients, M + 1]``, of the second order ``[num_clients, M + 2]``, in
     nats, positive for what lowers the loss; a client never seen is NaN. ``per_client`` sums a row.
+
+    When not to use it:
+        To find wrong labels, which it tells weakly (figures above). With large steps, with optimisers other than SGD at
+        the clients, and without a validation set at the server.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.

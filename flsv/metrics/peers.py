@@ -98,6 +98,10 @@ class ContributionEstimation(ContributionMetric):
     weights in all rounds (``"uniform"``). A client at a site of its own that does not answer has no score: in its own
     estimate the round does not count.
 
+    When not to use it:
+        To pay by: it rewards being different, so noise, wrong labels and updates of nothing have high values. With two
+        clients, who are equally different. It is made for FedCE's weights.
+
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         combine: ``"times"``, as above, or ``"plus"``: the sum of the two.
@@ -290,6 +294,10 @@ class EverybodyElse(ContributionMetric):
 
     A client at a site of its own that does not answer leaves the mean over the others' gains to those that do; its own
     value needs no report of its own.
+
+    When not to use it:
+        Where clients' own validation sets are small or not to be trusted: it rests on their reports alone. To find free
+        riders: values lie close together.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.

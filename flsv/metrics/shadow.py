@@ -59,7 +59,11 @@ def coalition_masks(coalitions: Coalitions, num_clients: int) -> Tensor:
 
 
 class ShadowShapley(ContributionMetric):
-    """Shapley values of the game in which every coalition of clients is a federation of its own, in every round.
+    r"""Shapley values of the game in which every coalition of clients is a federation of its own, in every round.
+
+    .. math::
+        \phi_i = \sum_{S \subseteq N \setminus i} \frac{U(S \cup i) - U(S)}{n \binom{n-1}{|S|}}, \qquad
+        U(S) = u(\text{the model that S alone has trained})
 
     While the federation trains, each client also trains the models of the coalitions that it is in, on its own batches
     (:class:`flsv.clients.algorithms.ShadowTraining`, which the loop adds by itself). After a round U(S) is the
@@ -86,6 +90,10 @@ class ShadowShapley(ContributionMetric):
     As input to ``update``: ``client_ids [k]``, ``coalitions`` bool ``[K, n]``, nobody and everybody among them, and
     their ``utility(masks: bool [K, n]) -> [K]`` (or ``[K, M]``). ``compute`` gives the last round's values
     ``[num_clients]``, in the performance's unit, or ``[num_clients, num_classes]``; a client never seen is NaN.
+
+    When not to use it:
+        With large models or slow sites: clients train and send several models. Where sites must not tell more than one
+        update: coalitions' models say more. Once, after the run, ``flsv retrain`` gives the same values.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
 from pathlib import Path
 
+import docs_metrics
 import docs_site
 import pytest
+import torch
 import yaml
 
 ROOT = Path(__file__).parents[2]
@@ -87,8 +90,29 @@ def test_the_reference_has_everything_that_is_exported() -> None:
     for package in docs_site.PACKAGES:
         names = importlib.import_module(package).__all__
         assert names == docs_site.public_names(package)
-        assert all(f"::: {package}.{name}" in pages[f"reference/{package}.md"] for name in names)
+        for name in names:
+            shown = [page for page, text in pages.items() if re.search(rf"^::: {package}\.{name}$", text, re.MULTILINE)]
+            own = "metrics/" + name if name in docs_site.metrics() else package
+            assert shown == [f"reference/{own}.md"], name
     assert "flsv.metrics" in docs_site.PACKAGES
+
+
+@pytest.mark.parametrize("name", docs_site.metrics())
+def test_a_metric_has_its_formula_shapes_example_and_what_it_is_not_for(name: str) -> None:
+    text = inspect.getdoc(getattr(importlib.import_module("flsv.metrics"), name)) or ""
+    assert ".. math::" in text
+    assert re.search(r"\[num_clients|\[n\]|a scalar", text)
+    assert re.search(r"^When not to use it:\n    [A-Z]", text, flags=re.MULTILINE)
+    metric = docs_metrics.example_of(name)
+    assert not torch.as_tensor(metric.compute()).isnan().all()
+    assert docs_metrics.picture(name).startswith(b"<?xml")
+
+
+def test_the_index_by_question_has_every_metric_once() -> None:
+    exported = {*importlib.import_module("flsv.metrics").__all__} - {"ContributionMetric"}
+    assert sorted(docs_site.metrics()) == sorted(exported)
+    page = docs_site.generated_pages()["reference/flsv.metrics.md"]
+    assert all(page.count(f"](metrics/{name}.md)") == 1 for name in exported)
 
 
 def test_every_page_has_its_place() -> None:

@@ -9,12 +9,12 @@ from flsv.metrics.coalitions.folds import (
     Sum,
     SurrogateAverage,
 )
+from flsv.metrics.coalitions.one_round import OneRoundShapley
 from flsv.metrics.coalitions.presets import (
     CumulativeShapley,
     DecayedShapley,
     LeaveOneOut,
     LowerBoundShapley,
-    OneRoundShapley,
     PartialFederatedShapley,
     SurrogateFederatedShapley,
 )

@@ -3,8 +3,7 @@
 Sun et al., "ShapleyFL: Robust Federated Learning Based on Shapley Value", KDD 2023, definitions 4.1 and 4.2
 (PartialFederatedShapley, SurrogateFederatedShapley); Wang et al., "A Principled Approach to Data Valuation for
 Federated Learning", 2020, definition 1 (CumulativeShapley); Guo et al., "A Fair Contribution Measurement Method for
-Federated Learning", Sensors 24(15), 2024, Algorithm 1 (DecayedShapley); Song, Tong, Wei, "Profit Allocation for
-Federated Learning", IEEE Big Data 2019, Algorithm 1 (OneRoundShapley).
+Federated Learning", Sensors 24(15), 2024, Algorithm 1 (DecayedShapley).
 
 A preset takes the arguments of CoalitionValue that it does not choose itself.
 """
@@ -22,7 +21,6 @@ from flsv.functional.shapley import Utility
 from flsv.functional.shapley.normalize import Normalization
 from flsv.metrics.coalitions.folds import Decay, LowerBound, MovingAverage, Sum, SurrogateAverage
 from flsv.metrics.coalitions.value import CoalitionValue, Weighting
-from flsv.metrics.coalitions.whole_run import Game, WholeRun
 
 CoalitionWeights = Literal["renormalized", "fixed"]
 
@@ -39,6 +37,11 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
     As input to ``update``: ``client_ids [k]``, a ``utility(masks: bool [K, k]) -> [K]`` (or ``[K, M]``) and a
     ``generator``. Inside a ``FederatedLoop`` the utility is the round's coalition game; all metrics of a round share
     its evaluations. ``compute`` gives ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``.
+
+    When not to use it:
+        For a whole run's payment, since it holds the last rounds only: take :class:`CumulativeShapley`. Without a
+        validation set at the server. With weights by samples and clients who may return the model unchanged, unless
+        ``weighting="fixed"``.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -91,10 +94,17 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
 
 
 class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args", "fold")):
-    """The loss of performance if a client's update is left out of the round: U(C) - U(C without i). k + 1 evaluations a
-    round.
+    r"""The loss of performance if a client's update is left out of the round, by k + 1 evaluations a round.
 
-    Arguments as :class:`PartialFederatedShapley`'s, without the estimator's.
+    .. math::
+        v_i = U(C) - U(C \setminus i)
+
+    Inputs and arguments as :class:`PartialFederatedShapley`'s, without the estimator's. ``compute`` gives
+    ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``; a client never seen is NaN.
+
+    When not to use it:
+        To share something out: of two clients with the same data neither is missed, and both have 0; values do not sum
+        to anything. As a check of whom one could do without it is cheap.
 
     Example:
         >>> import torch
@@ -143,6 +153,10 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
     Inputs as for :class:`PartialFederatedShapley`. ``compute`` gives ``[num_clients]`` in [0, 1], NaN for clients never
     seen; samplers and aggregators take those to be worth ``init``, the ``prior``.
 
+    When not to use it:
+        To pay by as it is: values are moved to [0, 1], so that whoever harms the model and whoever does nothing have
+        some; see free riders above. It is made for sampling and weighting clients.
+
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         beta: the weight of the past. The authors' code weighs the present with 0.3, which is beta = 0.7 in their eq. 3.
@@ -183,11 +197,19 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
 
 
 class CumulativeShapley(CoalitionValue, chosen=("value", "fold")):
-    """The sum of a client's Shapley values over the rounds in which it took part; 0 in all others.
+    r"""The sum of a client's Shapley values over the rounds in which it took part; 0 in all others.
+
+    .. math::
+        \phi_i = \sum_{t : i \in C_t} SV_i(t)
 
     Inputs and arguments as for :class:`PartialFederatedShapley`, but for ``momentum`` and ``init``. ``compute`` gives
     ``[num_clients]`` or ``[num_clients, num_classes]``; clients never seen are NaN. The standard errors of the rounds,
     which are independent, add in squares.
+
+    When not to use it:
+        Where clients take part in different numbers of rounds and should not be paid for that: whoever is drawn more
+        often can have more. Where a single round's loss jumps: its game counts as much as any other. Without a
+        validation set at the server.
 
     Example:
         >>> metric = CumulativeShapley(num_clients=3)
@@ -218,6 +240,10 @@ class LowerBoundShapley(CoalitionValue, chosen=("value", "fold")):
 
     Inputs as for :class:`PartialFederatedShapley`. ``compute`` gives ``[num_clients]`` or ``[num_clients,
     num_classes]``, in the utility's unit; NaN for clients never seen. ``diagnostics`` holds the means, too.
+
+    When not to use it:
+        To say what somebody has contributed: it is what is established, lower the fewer rounds there are, and does not
+        sum to what all have gained. With fewer than some ten rounds of a client.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -273,6 +299,10 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
     ``generator``. ``compute`` gives ``[num_clients]``; a client outside the cohort gets nothing in that round, one
     never seen in an evaluated round is NaN.
 
+    When not to use it:
+        Where late rounds matter: early ones count most, and clients who join late get little. Where a round's gains may
+        be near 0 or negative, its shares swing.
+
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         decay: omega in (0, 1].
@@ -307,7 +337,7 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
         coalition_weights: CoalitionWeights = "renormalized",
         **kwargs: Any,
     ) -> None:
-        fold, weighting = Decay(decay, threshold, normalize), _weighting(self, coalition_weights)
+        fold, weighting = Decay(decay, threshold, normalize), weighting_of(self, coalition_weights)
         super().__init__(num_clients, None, value="shapley", fold=fold, weighting=weighting, per_class=False, **kwargs)
 
     def update(  # type: ignore[override]
@@ -322,71 +352,12 @@ class DecayedShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "we
         super().update(client_ids, utility, generator, round_index, aggregation_weights)
 
 
-class OneRoundShapley(CoalitionValue, chosen=("num_classes", "value", "fold", "weighting", "per_class")):
-    """One coalition game for a whole run: 2^n models at the end instead of 2^n a round.
-
-    Coalition S is the initial model plus what its members have added to it in all rounds, along the path that all of
-    them took together. Buffers (BatchNorm's statistics) are the global model's. Until the game is played everybody is
-    NaN. Memory: n + 1 vectors of the model's size, in checkpoints too. The game needs all rounds in one place, so parts
-    of a run cannot be merged, nor two processes' rounds synchronised: that is refused.
-
-    As input to ``update``: ``client_ids [k]``, ``round_index`` from 0 (the initial model is taken from round 0),
-    ``global_vector [P]``, ``client_updates [k, P]``, ``aggregation_weights [k]``, a ``utility`` that makes a game (see
-    ``Game``) and a ``generator``. Use ``update``, not ``forward``: a single round of many has no such game.
-
-    Args:
-        rounds: how many rounds to collect, the run's ``max_epochs``; then the game is played (and again after as many).
-            A shorter run has no values, and is warned of when it starts.
-        num_clients: n. None inside a ``FederatedLoop``: taken from the data.
-        estimator: as for :class:`PartialFederatedShapley`.
-        estimator_args: likewise.
-        performance: what a coalition's model is measured by, see :mod:`flsv.games.performance`.
-        coalition_weights: as for :class:`DecayedShapley`. ``"fixed"`` is exact whatever the weights.
-        mode: as for :class:`PartialFederatedShapley`.
-        kwargs: see ``torchmetrics.Metric``.
+def weighting_of(owner: CoalitionValue, coalition_weights: CoalitionWeights) -> Weighting:
+    """How a coalition's updates are averaged by the aggregation's weights.
 
     Raises:
-        ConfigurationError: ``rounds`` below 1; an unknown estimator or kind of weights.
-        ValueError: the first round was not round 0; in a merge, two metrics that have rounds.
-
-    Example:
-        >>> metric = OneRoundShapley(2, num_clients=2, coalition_weights="fixed")
-        >>> def game(start, updates, weights):  # whose worth is the model's only parameter
-        ...     return lambda masks: (start + masks.float() @ (weights[:, None] * updates)).squeeze(-1)
-        >>> half = torch.tensor([0.5, 0.5])
-        >>> for index, updates in enumerate([[2.0, 4.0], [0.0, 8.0]]):
-        ...     updates = torch.tensor(updates)[:, None]
-        ...     metric.update(torch.arange(2), index, torch.zeros(1), updates, half, game)
-        >>> metric.compute()
-        tensor([1., 6.])
+        ConfigurationError: neither ``"renormalized"`` nor ``"fixed"``.
     """
-
-    def __init__(
-        self,
-        rounds: int,
-        num_clients: int | None = None,
-        *,
-        coalition_weights: CoalitionWeights = "renormalized",
-        **kwargs: Any,
-    ) -> None:
-        fold, weighting = WholeRun(rounds), _weighting(self, coalition_weights)
-        super().__init__(num_clients, None, value="shapley", fold=fold, weighting=weighting, per_class=False, **kwargs)
-
-    def update(  # type: ignore[override]
-        self,
-        client_ids: Tensor,
-        round_index: int,
-        global_vector: Tensor,
-        client_updates: Tensor,
-        aggregation_weights: Tensor,
-        utility: Game,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        """Collect one round's updates; after the last of ``rounds``, play the game."""
-        super().update(client_ids, utility, generator, round_index, aggregation_weights, global_vector, client_updates)
-
-
-def _weighting(owner: CoalitionValue, coalition_weights: CoalitionWeights) -> Weighting:
     if coalition_weights not in ("renormalized", "fixed"):
         raise ConfigurationError(
             f'{type(owner).__name__}(coalition_weights={coalition_weights!r}): expected "renormalized" or "fixed".'

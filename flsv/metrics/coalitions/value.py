@@ -50,6 +50,11 @@ class CoalitionValue(ContributionMetric):
     the round's coalition game; all metrics of a round share its evaluations. ``compute`` gives ``[num_clients]``, in
     the utility's unit, or ``[num_clients, num_classes]``.
 
+    When not to use it:
+        Without validation data at the server, or with some that are not like what the model is for. For papers' values
+        take the presets, which cannot be put together wrongly. In cohorts above some 20 clients each round costs
+        hundreds of evaluations: take :class:`GradientAgreement` there.
+
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         num_classes: M. Where it is given, values are per class: the game of each class's accuracy.
