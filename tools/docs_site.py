@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import docs_metrics
+import docs_notebooks
 import yaml
 
 ROOT = Path(__file__).parents[1]
@@ -247,8 +248,16 @@ def inside_docs(markdown: str, source: str) -> str:
 # ---- the hook of MkDocs
 
 
+def repository() -> str | None:
+    """Where the project is, as pyproject.toml says; None before it does (RELEASING.md, "Once")."""
+    found = re.search(r'^Repository = "(.+)"$', (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    return found[1] if found else None
+
+
 def on_config(config: Any) -> Any:
-    """The pages that nobody has to list, and blocks of Mermaid as pictures."""
+    """The pages that nobody has to list, blocks of Mermaid as pictures, and a link to the repository."""
+    if (url := repository()) is not None:
+        config.repo_url, config.repo_name = url, "flsv"
     from pymdownx.superfences import fence_code_format
 
     picture = {"name": "mermaid", "class": "mermaid", "format": fence_code_format}
@@ -259,6 +268,8 @@ def on_config(config: Any) -> Any:
     for section in config.nav:
         if "Algorithms" in section:
             section["Algorithms"] = ["algorithms/index.md", *({e.title: page_of(e)} for e in algorithms())]
+        if "Notebooks" in section:
+            section["Notebooks"] = [f"notebooks/{path.stem}.md" for path in docs_notebooks.LESSONS]
         if "Results" in section:
             section["Results"] = [*first, *(f"results/{path.name}" for path in results), {"Logs": logs}]
         if "Reference" in section:
@@ -276,11 +287,25 @@ def on_files(files: Any, config: Any) -> Any:
     for name in metrics():
         address = docs_metrics.page_of(name).replace(".md", ".svg")
         files.append(File.generated(config, address, content=docs_metrics.picture(name)))
+    for path in docs_notebooks.LESSONS:
+        ran = docs_notebooks.run(path)
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=docs_notebooks.page(path, ran)))
+        files.append(File.generated(config, f"notebooks/{path.stem}.ipynb", content=docs_notebooks.notebook(ran)))
     return files
 
 
+#: How much a page counts in the search, by what its address begins with: guides before what is looked up, and last the
+#: long tables of results, in which every word is.
+BOOSTS = {
+    **{"tutorials/": 8.0, "howto/": 4.0, "notebooks/": 3.0, "explanation/": 2.0},
+    **{"results/": 0.5, "lab/": 0.1, "benchmark": 0.1},
+}
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Links that lead out of docs/ become words."""
+    """Links that lead out of docs/ become words; the search is told what counts."""
+    boost = next((boost for start, boost in BOOSTS.items() if page.file.src_uri.startswith(start)), 1.0)
+    page.meta.setdefault("search", {"boost": boost})
     return inside_docs(markdown, page.file.src_uri)
 
 

@@ -1,0 +1,67 @@
+"""The lessons run, are short, and become pages and notebooks with what their cells print and draw."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import docs_notebooks
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", docs_notebooks.LESSONS, ids=lambda path: path.stem)
+def test_a_lesson_runs_and_shows_something(path: Path) -> None:
+    start = time.process_time()
+    ran = docs_notebooks.run(path)
+    assert time.process_time() - start < 20  # of the processor: a lesson is no benchmark
+    code = [cell for cell in ran if cell.is_code]
+    assert not ran[0].is_code
+    assert ran[0].text.startswith("# ")
+    assert len(code) < len(ran)
+    assert any(cell.pictures for cell in code)
+    assert any(cell.printed for cell in code)
+    made = json.loads(docs_notebooks.notebook(ran))
+    assert [cell["cell_type"] for cell in made["cells"]] == ["code" if cell.is_code else "markdown" for cell in ran]
+    assert docs_notebooks.page(path, ran).count("data:image/png") == sum(len(cell.pictures) for cell in code)
+
+
+def test_there_is_a_lesson_for_each_of_five_subjects() -> None:
+    names = {path.stem for path in docs_notebooks.LESSONS}
+    assert names == {"quickstart", "lightning_project", "own_metric", "payment", "shapley_values"}
+    assert {"Notebooks": []} in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+
+
+def test_what_a_cell_gives_is_kept(tmp_path: Path) -> None:
+    source = """# %% [markdown]
+# # Title
+#
+# Text.
+
+# %%
+import warnings
+warnings.warn("not shown")
+print("one")
+1 + 1
+
+# %%
+2 + 2;
+
+# %%
+from matplotlib import pyplot
+pyplot.plot([1, 2])
+"""
+    path = tmp_path / "lesson.py"
+    path.write_text(source)
+    text, first, second, drawn = docs_notebooks.run(path)
+    assert (text.text, text.is_code) == ("# Title\n\nText.", False)
+    assert first.printed == "one\n2\n"
+    assert second.printed == ""
+    assert len(drawn.pictures) == 1
+    path.write_text("# %%\n1 / 0\n")
+    with pytest.raises(ZeroDivisionError):
+        docs_notebooks.run(path)
