@@ -289,6 +289,7 @@ check, whose federations are not kept, said 0.72 and 0.69 (ceiling 0.91). On the
         f"{pairs.rank:.2f} in [federations that no choice has seen](results/fresh.md), where another seed of the truth has "
         f"{ceiling.rank:.2f} (least {least:.2f}), and {100 * pairs.error:.0f} % of the payment to the wrong people; "
         + so(pairs.rank > max(each.rank for each in metrics.values()), "no other metric of a run comes near")
+        + ". Each client trains n more models, under FedAvg ([what else it needs](explanation/metrics.md))"
     )
     row = f"| {SHADOW} | `ShadowShapley()` | {because} |"
     return re.sub(rf"^\| {SHADOW} \|.*$", lambda _: row, text, flags=re.MULTILINE)
