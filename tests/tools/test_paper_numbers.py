@@ -47,9 +47,10 @@ def test_a_report_of_the_runner_has_them() -> None:
         assert callable(preset_of(TABLES / f"{name}.yaml").report)
     results = {
         (row, "self weight, MNIST", seed): {"received": [70.0 + seed], "trained": [71.0], "steps": 1, "cpu": 1.0}
-        for row in ("Separate", "FedFomo", "FedAMP", "pFedSV, mean")
+        for row in ("Separate", "FedAvg", "pFedSV, mean")
         for seed in range(len(keys))
     }
     text = preset_of(TABLES / "pfedsv.yaml").report(results, [])
     assert re.search(r"\| Separate \| .* \(74\.05\) \|", text)
     assert "| pFedSV, mean minus |" in text
+    assert text.count("(74.05)") == 1  # beside what it is of, and not beside differences
