@@ -1,0 +1,127 @@
+"""Screenshots for the documentation: a report's first page, the board, and TensorBoard's first tab.
+
+    python tools/screenshots.py docs/images --chromium /usr/bin/chromium
+
+Trains the federation of docs/tutorials/hospitals.md, and lets Chromium look at what comes of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image
+
+from flsv.cli import main as main_of_flsv
+from flsv.report import Terms, write_report
+from flsv.report.board import Board
+
+PAGE = Path(__file__).parents[1] / "docs" / "tutorials" / "hospitals.md"
+#: A picture's bytes, at most, and its colours: few are needed for text and charts.
+MOST, COLOURS = 150_000, 64
+QUIET = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars"),
+    *("--disable-background-networking", "--force-device-scale-factor=1"),
+)
+
+
+def trained(folder: Path) -> Path:
+    """A run of the tutorial's federation, in this folder."""
+    (config,) = re.findall(r'```yaml title="federation.yaml"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    (folder / "federation.yaml").write_text(config, encoding="utf-8")
+    os.chdir(folder)
+    for command in ("init --clinics clinics", "fit --config federation.yaml -q"):
+        if main_of_flsv(command.split()):
+            raise SystemExit(f"flsv {command} has failed")
+    return folder / "runs" / "lightning_logs" / "version_0"
+
+
+def take(chromium: str, url: str, picture: Path, size: tuple[int, int], wait: float = 0) -> None:
+    """Let Chromium look at a page, and save what it sees with few colours.
+
+    Args:
+        chromium: the program.
+        url: of the page.
+        picture: the file.
+        size: of the window.
+        wait: seconds until the page has drawn itself.
+    """
+    with tempfile.TemporaryDirectory() as own:
+        raw = Path(own, "seen.png")
+        waiting = [f"--virtual-time-budget={1000 * wait:.0f}"] if wait else []
+        command = [chromium, *QUIET, *waiting, f"--user-data-dir={own}/profile", f"--screenshot={raw}"]
+        command += [f"--window-size={size[0]},{size[1]}", url]
+        subprocess.run(command, check=True, capture_output=True, timeout=180)
+        seen = Image.open(raw).convert("RGB")
+        seen.quantize(COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
+    if picture.stat().st_size > MOST:
+        raise SystemExit(f"{picture} has {picture.stat().st_size} bytes: expected {MOST} at most.")
+    print(f"{picture}: {picture.stat().st_size // 1000} kB")
+
+
+@contextmanager
+def board(run: Path) -> Iterator[str]:
+    """The address of its board."""
+    with Board([run]) as served:
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        try:
+            yield served.url
+        finally:
+            served.shutdown()
+            thread.join()
+
+
+@contextmanager
+def tensorboard(runs: Path) -> Iterator[str]:
+    """The address of TensorBoard on these runs."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(runs), "--host", "127.0.0.1"]
+    server = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(240):
+            try:
+                if len(urllib.request.urlopen(f"{url}/data/runs", timeout=10).read()) > 5:
+                    break
+            except OSError:
+                pass  # it has not begun to listen
+            time.sleep(0.5)
+        yield url
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder of the pictures")
+    parser.add_argument("--chromium", default=os.environ.get("CHROMIUM", "chromium"))
+    options = parser.parse_args()
+    out = options.out.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        run = trained(Path(folder))
+        page, _ = write_report(run, terms=Terms(10_000.0, currency="EUR"))
+        take(options.chromium, page.as_uri(), out / "report.png", (1000, 1400))
+        with board(run) as url:
+            take(options.chromium, url, out / "board.png", (1000, 920))
+        with tensorboard(run.parent) as url:
+            take(options.chromium, url, out / "tensorboard.png", (1400, 900), wait=90)
+
+
+if __name__ == "__main__":
+    main()
