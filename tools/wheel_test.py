@@ -4,7 +4,7 @@
 
 Builds the sdist, and the wheel from the sdist, checks both (twine, check-wheel-contents), installs the wheel with its
 hard dependencies alone into a fresh environment, and runs there, outside of the checkout: ``pip check``, a fit, its
-report, its retraining, and values of a loop of one's own. Needs build, twine and
+report, its retraining, a valuation before training, and values of a loop of one's own. Needs build, twine and
 check-wheel-contents.
 """
 
@@ -22,6 +22,7 @@ ROOT = Path(__file__).parents[1]
 #: Of the extras: none of them may be there, or the test would not see that flsv needs it.
 EXTRAS = ("timm", "peft", "pyarrow", "flwr", "dp_accounting", "cryptography", "pytest", "hypothesis")
 FIT = "fit --config quickstart --data.partitioner.init_args.num_clients 3 --trainer.max_epochs 2"
+VALUE = "value --config quickstart --out values"
 OWN_LOOP = """
 import importlib.util, pathlib, sys
 import torch, flsv
@@ -77,9 +78,15 @@ def use(wheel: Path, python: str, folder: Path) -> None:
     (fitted,) = (place / "runs" / "lightning_logs").iterdir()
     run(own / "flsv", "retrain", fitted, cwd=place)
     run(own / "flsv", "report", fitted, cwd=place)
-    for name in ("contributions.csv", "retrained.csv", "report.html"):
-        if not (fitted / name).is_file():
-            raise SystemExit(f"{name} is missing in the run's folder: {sorted(path.name for path in fitted.iterdir())}")
+    run(own / "flsv", *VALUE.split(), cwd=place)
+    made = (
+        fitted / "contributions.csv",
+        fitted / "retrained.csv",
+        fitted / "report.html",
+        place / "values/valuation.csv",
+    )
+    if missing := [str(path.relative_to(place)) for path in made if not path.is_file()]:
+        raise SystemExit(f"missing after these commands: {missing}")
 
 
 def main() -> None:
