@@ -4,14 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
 
-from flsv.plots import beeswarm, waterfall
+from flsv.charts import BOTTOM, TOP
+from flsv.plots import beeswarm, draw_steps, waterfall
 
 
 @pytest.mark.parametrize(("start", "end"), [(0.3, 0.9), (0.3, 0.3), (0.0, 0.0)])
 def test_values_that_do_not_lead_to_the_end_are_no_waterfall(start: float, end: float) -> None:
     with pytest.raises(ValueError, match=f"to {start + 0.4:.6g}, not to {end:.6g}: they do not add up"):
         waterfall([0.5, -0.1], start=start, end=end)
+
+
+@pytest.mark.parametrize("less", [False, True])
+def test_gains_and_losses_have_colours_of_their_own(less: bool) -> None:
+    axis = Figure().add_subplot()
+    draw_steps(axis, [0.5, -0.1, 0.2], ["a", "b", "c"], 0.0, 0.6, less_is_better=less)
+    of = [to_hex(bar.get_facecolor()) for bar in axis.patches[2:]]  # the first two are start and end
+    assert of == ([BOTTOM, TOP, BOTTOM] if less else [TOP, BOTTOM, TOP])
+
+
+def test_points_of_values_apart_lie_on_their_line() -> None:
+    _, axis = beeswarm([[0.1], [0.5], [0.9]])
+    np.testing.assert_array_equal(np.asarray(axis.collections[0].get_offsets())[:, 1], 0)
 
 
 def test_points_of_one_value_lie_side_by_side_about_their_line() -> None:

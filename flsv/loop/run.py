@@ -108,7 +108,7 @@ class FitRun:
             *skip_unused_hooks(trainer),
         )
 
-    def start(self, module: L.LightningModule) -> OneProcess:
+    def start(self, module: L.LightningModule) -> None:
         """Everything is on its device and set up: make the engine, and begin the reports."""
         trainer, loop, saver = self.trainer, self._loop, self._loop.saver
         self._change((self.data, "device_cache", self.data.reside(trainer)))
@@ -126,7 +126,6 @@ class FitRun:
             check_sharing(saver.shared, engine.space.described())
         self.reports = RunReports(loop, self, engine)
         engine.begin_strategies(resumed=saver.resumed or trainer.current_epoch > 0)
-        return engine
 
     def begin_training(self) -> None:
         """The optimizers are as they will be used."""

@@ -205,6 +205,14 @@ def pictures(number, mode="L", side=6):
     return [Image.fromarray(np.full(shape, 51 * (i % 5), np.uint8)) for i in range(number)]
 
 
+@pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("P", 3), ("CMYK", 3)])
+def test_pictures_of_other_modes_are_grey_or_coloured(mode, channels):
+    white = [picture.convert(mode) for picture in [Image.new("RGB", (6, 6), "white")] * 8]
+    x, _ = ColumnSamples(HuggingFace({"image": white, "label": [0, 1] * 4}), "image", "label")[0]
+    assert x.shape == (channels, 6, 6)
+    assert (x == 1).all()
+
+
 @pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGB", 3)])
 def test_pictures_with_named_classes(mode, channels):
     source = HuggingFace(
