@@ -340,7 +340,7 @@ As an interval of **what the metric itself says under another seed** it holds th
     } to {_two(max(other))} of the cases, by metric.
 The mean over seeds (`flsv repeat`) is nearer to the truth by a third for {better} of {len(found)} metrics.
 
-**What covers** the retrained game's value: the intervals of `flsv retrain` with two seeds ([by design](results/retrain.md)).
+**What covers** the retrained game's value: intervals of `flsv retrain` with two seeds, in the benchmark's federations ([by design](results/retrain.md)).
 """
 
 
