@@ -36,8 +36,10 @@ _Plot = TypeVar("_Plot", bound=Callable[..., Any])
 class Shown(tuple[Any, ...]):
     """``(figure, axis)``, which a notebook shows as the picture."""
 
+    displayed = False
+
     def _repr_png_(self) -> bytes | None:
-        return None if getattr(self, "displayed", False) else picture_of(self[0])
+        return None if self.displayed else picture_of(self[0])
 
 
 def picture_of(figure: Any) -> bytes | None:
@@ -68,7 +70,7 @@ def shows(plot: _Plot) -> _Plot:
         if hasattr(figure, "savefig") and not hasattr(figure, "_repr_png_"):
             figure._repr_png_ = partial(picture_of, figure)
         if kwargs.get("ax") is None and not any(hasattr(each, "get_figure") for each in args):
-            pair.displayed = display(figure)  # type: ignore[attr-defined]
+            pair.displayed = display(figure)
         return pair
 
     return cast(_Plot, with_picture)

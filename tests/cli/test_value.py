@@ -14,7 +14,9 @@ from torch.utils.data import TensorDataset
 from flsv.cli import main
 from flsv.cli.value import value as run_value
 from flsv.data import FederatedDataModule, IIDPartitioner
+from flsv.seeding import generator_for
 from flsv.valuation import FedBary
+from flsv.valuation.sets import participants_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -147,6 +149,17 @@ def test_the_index_is_the_data_sets(tmp_path: Path) -> None:
     assert len(bad) >= 2
     for place, label in bad.items():
         assert found[place] == str(data.class_names[label])
+
+
+@pytest.mark.parametrize("validation", [False, True])
+def test_it_is_against_what_was_asked_for(validation: bool, tmp_path: Path) -> None:
+    x, y = torch.randn(90, 4, generator=torch.Generator().manual_seed(0)), torch.arange(90) % 2
+    data = FederatedDataModule((TensorDataset(x, y), TensorDataset(x[:20] + 1, y[:20])), IIDPartitioner(3, seed=2))
+    valuer = FedBary(support=10)
+    found = run_value(data, valuer, tmp_path, pictures=0, table=False, validation=validation)
+    clients, server = participants_of(data)
+    expected = valuer.value(clients, server if validation else None, generator_for(0, "value"))
+    assert torch.equal(found.distances, expected.distances)
 
 
 def test_quiet_writes_and_says_nothing(folder: Path, capsys: Any) -> None:

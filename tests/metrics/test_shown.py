@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley, DomainRelevance
 from flsv.plots import Shown, picture_of
@@ -51,6 +52,10 @@ def test_pyplots_own_figures_are_left_to_it() -> None:
         assert picture_of(figure) is None
     finally:
         pyplot.close(figure)
+
+
+def test_an_axis_of_ones_own_figure_is_a_picture_too() -> None:
+    assert CumulativeShapley(3).plot(torch.rand(3), ax=Figure().add_subplot())._repr_png_()[:4] == PNG
 
 
 def test_metrics_are_pickled_as_before() -> None:
