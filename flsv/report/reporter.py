@@ -9,6 +9,7 @@ to one round, such as a weight or a norm, is written in that round.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from flsv.report.measured import client_tag, columns_of, fairness, numbers_of, s
 from flsv.report.run_table import ContributionsFile, Numbers, RunTable
 from flsv.report.tensorboard import Picture, TensorBoardRun
 from flsv.report.terminal import print_contributions
+from flsv.report.trackers import log_tables, tables_of
 
 
 class Reporter:
@@ -163,6 +165,12 @@ class Reporter:
         known = {name: columns_of(metric) for name, metric in self._metrics.items() if name in contributions}
         self._columns = {name: "class" if names is None else "column" for name, names in known.items()}
         self.board.finish(self._last, self._columns, last_round)
+        if self._trainer.is_global_zero and not self._trainer.fast_dev_run:  # type: ignore[attr-defined]
+            tables = tables_of(self._last, self._columns, self._client_names)
+            pictures = {
+                name: partial(self.board.draw, name, value, last_round) for name, value in contributions.items()
+            }
+            log_tables(self._trainer.loggers, tables, pictures, last_round)
 
     def table(
         self,

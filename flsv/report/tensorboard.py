@@ -298,7 +298,7 @@ class TensorBoardRun:
                     files.writer.add_histogram(f"{name}/histogram", finite, round_index)
         if self.figures_due(round_index):
             for name, value in contributions.items():
-                self._figure(f"{FIRST}{name}", partial(self._draw, name, value, round_index), round_index)
+                self._figure(f"{FIRST}{name}", partial(self.draw, name, value, round_index), round_index)
 
     def figures_due(self, round_index: int) -> bool:
         """Whether figures are drawn after this round."""
@@ -360,7 +360,8 @@ class TensorBoardRun:
         mine = isinstance(metric, ContributionMetric) and metric.per_class and columns_of(metric) is None
         return self._reporting.per_class and mine and len(self._class_names or ()) > 1
 
-    def _draw(self, name: str, value: Tensor, round_index: int) -> Figure:
+    def draw(self, name: str, value: Tensor, round_index: int) -> Figure:
+        """A metric's values, with the colours of all rounds so far."""
         style = {"limits": self._scales[name].limits, "stderr": self._stderr(name)}
         return draw_metric(self._metrics[name], name, value, round_index, **style)[0]
 
