@@ -12,6 +12,7 @@ import runpy
 import shlex
 import sys
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -114,8 +115,12 @@ def run_page(page: str, run: Callable[[list[str]], None] | None = None) -> int:
 
 
 def run_command(command: list[str]) -> None:
-    """Run one command of flsv or Python; others must be listed as not run."""
-    if command[0] == "flsv" and command[1] not in ("bench", "stress"):
+    """Run one command of flsv or Python, into a file where it says so; others must be listed as not run."""
+    if ">" in command[-2:-1]:
+        with open(command[-1], "w") as file, redirect_stdout(file):
+            run_command(command[:-2])
+        assert Path(command[-1]).read_text()
+    elif command[0] == "flsv" and command[1] not in ("bench", "stress"):
         try:
             status: Any = main(_quiet(command[1:]))
         except SystemExit as stopped:  # of --print_config and --help
