@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,8 @@ class WritePredictions(BasePredictionWriter):
     """``predictions.csv`` in the folder of the run whose checkpoint predicts: a row per sample, in the data's order.
 
     Of classes: ``index``, ``prediction`` (the likeliest class) and a column per class, what ``predict_step`` gave for
-    it; the names are the data module's. Of numbers: ``index`` and ``prediction``, or ``output_0`` and so on. Anything
+    it; the names are the data module's. Of numbers: ``index`` and ``prediction``, or ``output_0`` and so on. Rows of a
+    table have their ``line``, whose they are (``client``) and the columns that were excluded, such as ids. Anything
     else, such as texts or images, goes to ``predictions.pt`` as ``predict_step`` gave it, batch by batch
     (``torch.load``). Of several processes each writes a file of its own, with its rank in the name.
 
@@ -99,7 +100,7 @@ class WritePredictions(BasePredictionWriter):
         path = folder / f"predictions{suffix}.csv"
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         names = _class_names(data, table)
-        _write(path, indices, table, names)
+        _write(path, indices, table, names, _row_names(trainer.predict_dataloaders, data, len(table)))
         self.said = f"{shown(path)} ({len(table)} samples)"
 
 
@@ -127,9 +128,21 @@ def _class_names(data: Any, table: Tensor) -> list[str] | None:
     return names if len(set(names)) == len(names) else [f"{name} ({j})" for j, name in enumerate(names)]
 
 
-def _write(path: Path, indices: Sequence[int], table: Tensor, names: list[str] | None) -> None:
-    rows = ([index, *row] for index, row in zip(indices, _rows(table, names)))
-    save_csv(path, [["index", *_head(table, names)], *rows])
+def _row_names(loaders: Any, data: Any, rows: int) -> dict[str, Sequence[str]]:
+    """What tells each row, by column, where the data set knows."""
+    loader = loaders[0] if isinstance(loaders, list | tuple) else loaders
+    sets: list[Any] = [getattr(loader, "dataset", None), getattr(data, "test_set", None)]
+    found: dict[str, Sequence[str]] = next((each.row_names for each in sets if hasattr(each, "row_names")), {})
+    return {name: values for name, values in found.items() if len(values) == rows}
+
+
+def _write(
+    path: Path, indices: Sequence[int], table: Tensor, names: list[str] | None, told: Mapping[str, Sequence[str]]
+) -> None:
+    rows = (
+        [index, *(column[index] for column in told.values()), *row] for index, row in zip(indices, _rows(table, names))
+    )
+    save_csv(path, [["index", *told, *_head(table, names)], *rows])
 
 
 def _head(table: Tensor, names: list[str] | None) -> list[str]:

@@ -233,6 +233,11 @@ class FederationView(ReadOnlyArguments, L.LightningDataModule):
         rows = list(zip(self.client_names, self.num_samples.tolist()))
         return html_table(str(self), ["client", "training samples"], rows)
 
+    @property
+    def test_set(self) -> Any:
+        """The test data, of which a table has ``row_names``; None where there are none, or a data module has them."""
+        return self._data.test
+
     def validation(self) -> dict[str, Any] | None:
         """What the server validates with: ``of`` which file or data, and how many ``rows``; None where it has none.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import random
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+import yaml
 
 from flsv import ClassifierClient
 from flsv.benchmark.run import CONDITIONS
@@ -134,3 +137,34 @@ def test_an_evaluation_makes_no_run(tmp_path: Path, capfd: pytest.CaptureFixture
     assert "dirpath has changed" not in said.err + said.out
     assert {path for path in tmp_path.rglob("*") if path.is_dir()} == before
     assert (tmp_path / "lightning_logs/version_0/predictions.csv").is_file()
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_predictions_have_the_rows_own_ids(wrapped: bool, tmp_path: Path) -> None:
+    draws = random.Random(0)
+
+    def rows(first: int, count: int) -> list[str]:
+        made = [(draws.gauss(0, 1), draws.choice("AB")) for _ in range(count)]
+        return ["patient,age,ill,ward", *(f"P{first + i},{x:.2f},{int(x > 0)},{w}" for i, (x, w) in enumerate(made))]
+
+    (tmp_path / "train.csv").write_text("\n".join(rows(0, 60)))
+    held = rows(100, 12)
+    held[3] = "P102,0.5,,A"  # nothing to predict: the row is left out
+    (tmp_path / "test.csv").write_text("\n".join(held))
+    config: dict[str, object] = {"labels": "ill", "groups": "ward", "columns": {"exclude": ["patient"]}}
+    config |= {"source": str(tmp_path / "train.csv"), "test": str(tmp_path / "test.csv")}
+    if wrapped:
+        given = {"path": "train.csv", "test_path": "test.csv", "target": "ill", "group": "ward", "root": str(tmp_path)}
+        source = {"class_path": "flsv.data.TableData", "init_args": {**given, "exclude": ["patient"]}}
+        config = {"source": source, "partitioner": "flsv.data.GroupPartitioner"}
+    file = tmp_path / "run.yaml"
+    trainer = {"accelerator": "cpu", "default_root_dir": str(tmp_path / "runs"), "logger": False}
+    file.write_text(yaml.safe_dump({"data": config, "trainer": trainer}))
+    assert main(["predict", "--config", str(file), "-q"]) == 0
+    with next(tmp_path.rglob("predictions.csv")).open() as opened:
+        found = list(csv.DictReader(opened))
+    kept = [(place, line.split(",")) for place, line in enumerate(held[1:], 2) if line.split(",")[2]]
+    assert [row["patient"] for row in found] == [cells[0] for _, cells in kept]
+    assert [row["client"] for row in found] == [cells[3] for _, cells in kept]
+    assert [row["line"] for row in found] == [str(place) for place, _ in kept]
+    assert list(found[0])[:5] == ["index", "line", "client", "patient", "prediction"]

@@ -68,6 +68,23 @@ class Table:
         """Some of the rows."""
         return replace(self, frame=self.frame.iloc[rows], lines=self.lines[rows], _texts={})
 
+    def row_names(self, ids: Sequence[str], group: str | None) -> dict[str, list[str]]:
+        """What tells each row for those who know the file: its line, whose it is, and columns that are no features.
+
+        Args:
+            ids: columns; one that there is not is left out.
+            group: the column of whose a row is.
+
+        Example:
+            >>> frame = pd.DataFrame({"ward": ["A", "B"], "id": ["7", "9"]})
+            >>> Table("wards.csv", frame, np.array([2, 3])).row_names(["id", "nr"], "ward")
+            {'line': ['2', '3'], 'client': ['A', 'B'], 'id': ['7', '9']}
+        """
+        found = {"line": list(map(str, self.lines.tolist()))}
+        columns = {"client": group, **{name: name for name in ids if name not in found}}
+        there = {title: name for title, name in columns.items() if name in self.frame.columns}
+        return {**found, **{title: self.frame[name].astype(str).tolist() for title, name in there.items()}}
+
     def column(self, name: str, argument: str) -> pd.Series:
         """A column.
 

@@ -63,6 +63,9 @@ def tables_source(
         sets: dict[str, Dataset | None] = {
             name: None if table is None else TensorDataset(*next(rest)) for name, table in held.items()
         }
+        for name, table in held.items():
+            if table is not None:
+                sets[name].row_names = table.row_names(columns.exclude or (), group)  # type: ignore[union-attr]
         return SourceData(train, sets.get("val"), test=sets.get("test"))
 
     def fitted(splits: FederatedSplits) -> SourceData:
@@ -193,6 +196,9 @@ class TableData(CSVData):
         targets = encoder.targets(files, fit)
         rest = None if test is None else (features[1], targets[1])
         self.keep((features[0], targets[0]), splits, groups[0], rest, classes)
+        if self.test_set is not None:
+            table = files[0].take(splits["test"]) if test is None else files[1]
+            self.test_set.row_names = table.row_names(self.columns.exclude or (), self.group)  # type: ignore[attr-defined]
         self.input_shape = tuple(features[0].shape[1:])
         self.feature_names = encoder.feature_names
         self.target_mean, self.target_std = encoder.target_mean, encoder.target_std
