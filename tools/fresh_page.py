@@ -221,7 +221,7 @@ flsv bench --federations fresh {" ".join(f"--metric {name}" for name in summarie
 python tools/fresh_page.py --runs runs/fresh
 ```
 
-In this order: what there was to choose (the fit, designs, the hint's weight, intervals) was chosen on the tuning set; the
+In this order: what there was to choose (the fit, designs, the hint's weight) was chosen on the tuning set; the
 federations were written; all coalitions were trained with two seeds; one federation, whose ceiling was 0.2, gave way to another
 and one, of 0.6, got more data and rounds; a third seed was trained; then designs and metrics were run, once. Nothing has been
 changed since. 2026-11-22, two shared cores of a virtual machine; costs on digits_dirichlet.

@@ -154,13 +154,8 @@ def few_coalitions_shapley(
 
 
 def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
-    """Half the width of the interval of each player's mean over seeds, float64 ``[n]``.
-
-    Two or three seeds say little of a player's own spread, and players differ in it. So a player's variance is taken
-    together with the players' mean variance, as one more degree of freedom, and the interval is Student's with as many
-    degrees as there are seeds (Smyth, "Linear models and empirical Bayes methods for assessing differential
-    expression", 2004, eq. for the moderated t, with a prior of one degree). With two seeds it is half as wide as by
-    each player's own spread, and holds as much (``docs/results/retrain.md``).
+    """Half the width of the interval of each player's mean over seeds, float64 ``[n]``: Student's t of the player's own
+    values. Players differ in how much they spread, so that a spread taken over all of them holds too little of some.
 
     Args:
         values: ``[seeds, n]``, exact values by each seed; NaN of one seed, which does not tell it.
@@ -171,16 +166,14 @@ def interval_over_seeds(values: Tensor, level: float = 0.9) -> Tensor:
 
     Example:
         >>> interval_over_seeds(torch.tensor([[1.0, 3.0], [1.0, 5.0]])).round(decimals=3)
-        tensor([1.4600, 2.5290], dtype=torch.float64)
+        tensor([0.0000, 6.3140], dtype=torch.float64)
     """
     if values.ndim != 2 or not 0 < level < 1:
         raise ValueError(f"expected values [seeds, n] and a level in (0, 1), got {list(values.shape)} and {level}.")
     seeds = len(values)
     if seeds < 2:
         return torch.full((values.shape[1],), torch.nan, dtype=torch.float64)
-    own = values.double().var(0)
-    variance = ((seeds - 1) * own + own.mean()) / seeds
-    return t_quantile(level, seeds) * (variance / seeds).sqrt()
+    return t_quantile(level, seeds - 1) * values.double().std(0) / seeds**0.5
 
 
 def retrained_shapley(
