@@ -21,14 +21,13 @@ from jsonargparse import SUPPRESS
 from flsv._lightning.durable import check_writable
 from flsv.cli.command import shown
 from flsv.cli.options import CONFIG_HELP, ConfigFile, PlainParser
+from flsv.cli.parsers import UNUSED_BY_DATA
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.errors import listed
 from flsv.participants.artifacts import client_folders
 from flsv.report.terminal import chosen, make_console, print_table
 
-#: Sections of a configuration of flsv fit that have no meaning here.
-UNUSED = ("seed_everything", "trainer", "model", "federation", "value", "ckpt_path", "optimizer", "lr_scheduler")
 #: A class that has at most this share is rare: a model that never finds it is right nearly always.
 RARE = 0.2
 _CLASSES, _COLUMNS = 10, 10
@@ -155,7 +154,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
     parser.add_class_arguments(FederatedDataModule, "data")
     parser.add_argument("--out", type=str | None, help="folder of the cards and of columns.csv")
-    for section in UNUSED:
+    for section in UNUSED_BY_DATA:
         parser.add_argument(f"--{section}", type=dict | int | str | None, help=SUPPRESS)
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # before jsonargparse 4.49
     objects = instantiate(parser.parse_args(args))

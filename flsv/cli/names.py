@@ -200,7 +200,7 @@ def unknown_option(arguments: Sequence[str], own: Iterable[str] = (), sections: 
         names = arguments_of(section) if section in sections else frozenset()
         if section in sections and (not argument or not names or argument in names or argument == "help"):
             continue
-        if section in options or name in mine:
+        if section in options or section in mine or name in mine:
             continue
         said = f"unrecognized arguments: {word}" + ("" if after.startswith("--") or "=" in word else f" {after}")
         near = suggestion(said, [*known, *mine, *sections, *options])

@@ -13,6 +13,8 @@ from flsv.errors import ConfigurationError
 #: Options of ``flsv value`` beside its sections; and sections of a configuration that mean nothing there.
 VALUE = ("--validation", "--pictures", "--out", "--device", "--seed")
 UNUSED = ("seed_everything", "trainer", "model", "federation", "ckpt_path", "optimizer", "lr_scheduler")
+#: Likewise for ``flsv data``.
+UNUSED_BY_DATA = (*UNUSED, "value")
 
 
 def check_arguments(command: str, arguments: Sequence[str]) -> None:
@@ -28,6 +30,8 @@ def check_arguments(command: str, arguments: Sequence[str]) -> None:
     elif command == "value":
         check_unused(arguments)
         check_options(arguments, VALUE, ("data", "value"))
+    elif command == "data":
+        check_options(arguments, ("--out", *(f"--{section}" for section in UNUSED_BY_DATA)), ("data",))
     elif command in PARSERS:
         PARSERS[command]().parse_args(list(arguments))
 

@@ -41,6 +41,8 @@ WRONG = [
     ("init --confg quickstart", "unrecognized arguments: --confg"),
     ("value --data.sauce digits", "Did you mean --data.source?"),
     ("value --value.suport 3", "Did you mean --value.support?"),
+    ("data --data.sauce digits", "Did you mean --data.source?"),
+    ("data --ot 3", "unrecognized arguments: --ot"),
     ("value --pictres 3", "Did you mean --pictures?"),
     ("value --trainer.max_epochs 3", "flsv value trains nothing"),
     ("fit --config quickstrat", "Did you mean --config quickstart"),
