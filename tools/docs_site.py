@@ -38,6 +38,8 @@ PARTS = {
     "share": ("federation", "share"),
     "model": ("model",),
 }
+#: Those whose docstrings an algorithm's page has.
+_OF_ITS_OWN = ("aggregator", "personaliser", "sampler", "client algorithm", "upload", "filter")
 #: Packages of the reference, in the order of the way of a round.
 PACKAGES = {
     "flsv": "What most programs import",
@@ -72,6 +74,7 @@ class Algorithm:
         configs: names of its files in ``configs/``.
         papers: as Markdown.
         gives: what one has of it.
+        not_for: when not to use it.
         needs: what not every federation has.
         results: names of pages in ``docs/results/``.
     """
@@ -80,6 +83,7 @@ class Algorithm:
     configs: list[str]
     papers: list[str]
     gives: str
+    not_for: str
     needs: str = ""
     results: list[str] = field(default_factory=list)
 
@@ -136,6 +140,7 @@ def algorithm_page(each: Algorithm) -> str:
     """One algorithm: what it is, its parts, its configuration, its paper and results."""
     out = [f"# {each.title}\n", f"*{', '.join(each.papers)}*\n"]
     out += [f"It gives {each.gives}.\n"] + ([f"It needs {each.needs}.\n"] if each.needs else [])
+    out.append(f"**When not to use it:** {each.not_for}.\n")
     for config in each.configs:
         if len(each.configs) > 1:
             out.append(f"## `{config}`\n")
@@ -149,10 +154,24 @@ def algorithm_page(each: Algorithm) -> str:
         out.append(f'```yaml title="{config}.yaml"\n{_body(config)}\n```\n')
         command = "value" if config == "value" else "fit"
         out.append(f"```bash\nflsv {command} --config quickstart --config {config}\n```\n")
+    out += _described(each)
     if each.results:
         links = ", ".join(f"[{_title(name)}](../results/{name}.md)" for name in each.results)
         out.append(f"Results: {links}.\n")
     return "\n".join(out)
+
+
+def _described(each: Algorithm) -> list[str]:
+    """The docstrings of its parts, with their formulas; metrics have a page of their own."""
+    named = [
+        value
+        for config in each.configs
+        for part, values in parts(config).items()
+        if part in _OF_ITS_OWN
+        for value in values
+    ]
+    quiet = "{show_root_heading: false, show_root_toc_entry: false, members: false, skip_local_inventory: true}"
+    return [f"## `{path.rpartition('.')[2]}`\n\n::: {path}\n    options: {quiet}\n" for path in dict.fromkeys(named)]
 
 
 def _body(config: str) -> str:
@@ -297,7 +316,7 @@ def on_files(files: Any, config: Any) -> Any:
 #: How much a page counts in the search, by what its address begins with: guides before what is looked up, and last the
 #: long tables of results, in which every word is.
 BOOSTS = {
-    **{"tutorials/": 8.0, "howto/": 4.0, "notebooks/": 3.0, "explanation/": 2.0},
+    **{"tutorials/": 8.0, "howto/": 4.0, "notebooks/": 3.0, "deployment": 4.0, "explanation/": 2.0},
     **{"results/": 0.5, "lab/": 0.1, "benchmark": 0.1},
 }
 

@@ -58,6 +58,9 @@ trainer = L.Trainer(max_epochs=5, callbacks=[loop], **quiet)
 trainer.fit(ClassifierClient("mlp", optimizer=partial(torch.optim.SGD, lr=0.1)), FederatedDataModule("digits"))
 {name: values.tolist() for name, values in loop.contributions.items()}
 
+# %%
+loop.metrics["norm"].plot()
+
 # %% [markdown]
 # Random numbers move the model as far as anybody's update, so by the norm client 0 contributes as much as the others.
 # Leave it out of the last round, and next to nothing changes.

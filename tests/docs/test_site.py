@@ -52,6 +52,19 @@ def test_a_page_lists_the_parts_and_shows_the_configuration() -> None:
     assert "[ShapleyFL](../results/shapleyfl.md)" in page
 
 
+@pytest.mark.parametrize("each", docs_site.algorithms(), ids=lambda each: each.configs[0])
+def test_an_algorithm_says_what_it_is_not_for_and_what_its_parts_do(each: docs_site.Algorithm) -> None:
+    page = docs_site.algorithm_page(each)
+    assert f"**When not to use it:** {each.not_for}." in page
+    assert len(each.not_for.split()) >= 3
+    shown = re.findall(r"^::: flsv\.([\w.]+)$", page, flags=re.MULTILINE)
+    named = [value for config in each.configs for values in docs_site.parts(config).values() for value in values]
+    assert all(f"flsv.{path}" in named for path in shown)
+    assert shown or any(
+        path.startswith(("flsv.metrics.", "flsv.valuation.", "flsv.models.", "flsv.attacks.")) for path in named
+    )
+
+
 def test_the_table_of_algorithms_has_every_configuration() -> None:
     table = docs_site.algorithms_index()
     named = set(re.findall(r"`(\w+)`", table))
@@ -86,7 +99,7 @@ def test_a_decision_is_short_and_has_its_three_parts() -> None:
 
 
 def test_the_reference_has_everything_that_is_exported() -> None:
-    pages = docs_site.generated_pages()
+    pages = {page: text for page, text in docs_site.generated_pages().items() if page.startswith("reference/")}
     for package in docs_site.PACKAGES:
         names = importlib.import_module(package).__all__
         assert names == docs_site.public_names(package)

@@ -1,0 +1,69 @@
+"""The site is built whole, without a warning, and its search finds first what people look for."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import docs_site
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: Word to the page that whoever looks for it wants.
+WANTED = {
+    "payment": "tutorials/payment.html",
+    "hospital": "tutorials/hospitals.html",
+    "cross-silo": "deployment.html",
+    "partition": "howto/own_data.html",
+    "retraining": "reference/command_line.html",
+}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocstrings", reason="flsv[docs] is not installed")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr[-2000:]
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("node") is None, reason="there is no node")
+def test_the_search_finds_first_what_people_look_for(site: Path) -> None:
+    import mkdocs
+
+    lunr = Path(mkdocs.__file__).parent / "contrib/search/templates/search/lunr.js"
+    command = ["node", ROOT / "tests/docs/search.js", lunr, site / "search/search_index.json", *WANTED]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    first = {word: addresses[:1] for word, addresses in zip(WANTED, found)}
+    assert [word for word, page in WANTED.items() if not first[word] or not first[word][0].startswith(page)] == [], (
+        first
+    )
+
+
+@pytest.mark.slow
+def test_the_site_has_metrics_with_pictures_lessons_and_algorithms(site: Path) -> None:
+    for name in docs_site.metrics():
+        page = (site / f"reference/metrics/{name}.html").read_text()
+        assert f'src="{name}.svg"' in page
+        assert "When not to use it" in page
+        assert "<math" in page
+        assert (site / f"reference/metrics/{name}.svg").stat().st_size > 1000
+    for path in docs_site.docs_notebooks.LESSONS:
+        assert "data:image/png" in (site / f"notebooks/{path.stem}.html").read_text()
+        assert json.loads((site / f"notebooks/{path.stem}.ipynb").read_text())["nbformat"] == 4
+
+
+def test_the_link_to_the_repository_is_the_one_that_the_project_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "pyproject.toml").write_text('[project.urls]\nRepository = "https://example.org/flsv"\n')
+    monkeypatch.setattr(docs_site, "ROOT", tmp_path)
+    assert docs_site.repository() == "https://example.org/flsv"
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "flsv"\n')
+    assert docs_site.repository() is None
