@@ -111,6 +111,8 @@ class Strategy(Component):
         sends: names of the tensors that :meth:`send` gives.
         reports: names of what :meth:`report` gives.
         needs_classes: whether it is of use only where the training samples have classes.
+        sums_only: whether it does with what a server knows that sees sums over clients and no client's update; then
+            every row of ``round.client_vectors`` is the average.
         private: patterns (``fnmatch``) of the names of parameters and buffers that stay at their client.
     """
 
@@ -124,6 +126,7 @@ class Strategy(Component):
     reports: Sequence[str] = ()
     private: Sequence[str] = ()
     needs_classes: bool = False
+    sums_only: ClassVar[bool] = False
 
     def bind_evaluator(self, games: Any) -> None:
         """Before the first instructions of a fit in which metrics evaluate models on the server's validation set: what

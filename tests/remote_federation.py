@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,16 +48,23 @@ def one_process(tmp: Path, make: Make, make_module: Any = module, rounds: int = 
 
 
 def site(
-    tmp: Path, client: int, make: Make, make_module: Any = module, policy: SitePolicy | None = None, **data: Any
+    tmp: Path,
+    client: int,
+    make: Make,
+    make_module: Any = module,
+    policy: SitePolicy | None = None,
+    secure: Any = False,
+    names: Sequence[str] = NAMES,
+    **data: Any,
 ) -> Site:
-    own: Any = partial(SiteData, client)
+    own: Any = partial(SiteData, client, len(names))
     if data:
-        own = partial(_as_federated, client, data)
-    return Site(NAMES[client], make_module, own, make, tmp / "sites", upload_seed=SEED, policy=policy)
+        own = partial(_as_federated, own, data)
+    return Site(names[client], make_module, own, make, tmp / "sites", upload_seed=SEED, policy=policy, secure=secure)
 
 
-def _as_federated(client: int, options: dict[str, Any]) -> FederatedDataModule:
-    return FederatedDataModule(SiteData(client), OneClient(), **grouped({"server_val": 0.0, **options}))
+def _as_federated(own: Any, options: dict[str, Any]) -> FederatedDataModule:
+    return FederatedDataModule(own(), OneClient(), **grouped({"server_val": 0.0, **options}))
 
 
 class ServerData(L.LightningDataModule):
@@ -72,18 +79,27 @@ class ServerData(L.LightningDataModule):
 class Remotely:
     """The same federation with a wire in it."""
 
-    def __init__(self, tmp: Path, make: Make, make_module: Any = module, **data: Any) -> None:
-        self.tmp, self.make, self.make_module = tmp, make, make_module
-        self.sites = {100 + i: site(tmp, i, make, make_module, **data) for i in range(3)}
+    def __init__(
+        self, tmp: Path, make: Make, make_module: Any = module, secure: Any = False, names: Any = NAMES, **data: Any
+    ) -> None:
+        self.tmp, self.make, self.make_module, self.secure, self.names = tmp, make, make_module, secure, names
+        self.sites = {
+            100 + i: site(tmp, i, make, make_module, secure=secure, names=names, **data) for i in range(len(names))
+        }
         self.transport = SiteTransport(self.sites)
 
+    def connect(self, sites: Any) -> None:
+        """To other sites than those of this process."""
+        self.sites, self.transport = sites, SiteTransport(sites)
+
     def fit(self, rounds: int = ROUNDS, own: Any = None, **options: Any) -> FederatedLoop:
-        ours = agreement(self.make_module(), self.make())
-        directory = Directory(self.transport, NAMES, ours, self.tmp / "book.json", timeout=1, wait=0.2)
+        ours = agreement(self.make_module(), self.make(), self.secure)
+        directory = Directory(self.transport, self.names, ours, self.tmp / "book.json", timeout=1, wait=0.2)
         directory.gather()
-        data = RemoteData(NAMES, [directory.sizes[i] for i in range(3)], 10, own=own)
-        loop = self.make().replace(engine=partial(RemoteFederation, directory))
-        self.module = self.make_module()
+        sizes = [directory.sizes[i] for i in range(len(self.names))]
+        data = RemoteData(self.names, sizes, 10, own=own, counted=not self.secure)
+        loop = self.make().replace(engine=partial(RemoteFederation, directory, secure=self.secure))
+        self.loop, self.module = loop, self.make_module()
         options = {"enable_checkpointing": False, "num_sanity_val_steps": 0, **QUIET, **options}
         ckpt = options.pop("ckpt_path", None)
         callbacks = [loop, *options.pop("callbacks", [])]

@@ -28,10 +28,10 @@ QUIET: dict[str, Any] = {
 }
 
 
-def groups() -> list[int]:
+def groups(count: int = len(NAMES)) -> list[int]:
     train = load_image_data("digits").train
     draw = torch.Generator().manual_seed(3)
-    return torch.randint(0, 3, (len(train),), generator=draw).tolist()  # type: ignore[arg-type]
+    return torch.randint(0, count, (len(train),), generator=draw).tolist()  # type: ignore[arg-type]
 
 
 def module(**options: Any) -> ClassifierClient:
@@ -40,20 +40,20 @@ def module(**options: Any) -> ClassifierClient:
     return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8), **options)
 
 
-def whole(**options: Any) -> FederatedDataModule:
+def whole(count: int = len(NAMES), **options: Any) -> FederatedDataModule:
     """What one process would train on."""
-    return FederatedDataModule("digits", GroupPartitioner(), groups=groups(), batch_size=16, **grouped(options))
+    return FederatedDataModule("digits", GroupPartitioner(), groups=groups(count), batch_size=16, **grouped(options))
 
 
 class SiteData(L.LightningDataModule):
     """One client's training samples of :func:`whole`, as a project of its own would have them."""
 
-    def __init__(self, client: int) -> None:
+    def __init__(self, client: int, count: int = len(NAMES)) -> None:
         super().__init__()
-        self.client = client
+        self.client, self.count = client, count
 
     def train_dataloader(self) -> DataLoader:
-        data = whole()
+        data = whole(self.count)
         data.setup("fit")
         train = load_image_data("digits").train
         return DataLoader(Subset(train, data.client_indices(self.client).tolist()), batch_size=16, shuffle=True)

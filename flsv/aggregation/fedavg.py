@@ -28,6 +28,8 @@ class FedAvg(Aggregator):
         FedAvg(weighting='uniform')
     """
 
+    sums_only = True
+
     def __init__(
         self,
         weighting: Literal["samples", "uniform"] = "samples",

@@ -22,7 +22,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, SitePolicy, agreement
+from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, SecureSums, Site, SitePolicy, agreement
 from flsv.engines.remote.federation import PLENTY, rehearse, told_status
 from flsv.engines.remote.messages import failure_packet
 from flsv.engines.remote.site import Settings
@@ -34,6 +34,7 @@ __all__ = ["client_app", "server_app"]
 POLL = 1.0
 #: Flower's types of messages for what servers say.
 MESSAGE_TYPES = {"hello": "query", "ask": "query", "train": "train", "test": "evaluate"}
+MESSAGE_TYPES |= dict.fromkeys(("keys", "shares", "unmask"), "query")
 
 
 def to_record(packet: Packet) -> RecordDict:
@@ -131,6 +132,7 @@ def client_app(
     trainer: Mapping[str, Any] | None = None,
     questions: Sequence[str] = (),
     mods: Sequence[Callable[..., Any]] = (),
+    secure: SecureSums | bool = False,
 ) -> ClientApp:
     """A Flower ClientApp around a LightningModule and a data module.
 
@@ -146,9 +148,10 @@ def client_app(
         trainer: arguments of the Trainer that trains here, such as ``{"accelerator": "gpu"}``.
         questions: functions that the server may ask for beside flsv's own, as ``"package.module:function"``.
         mods: Flower's mods. Not those of secure aggregation.
+        secure: send sums only: True, or :class:`flsv.engines.remote.SecureSums`, the same as the server.
 
     Raises:
-        ConfigurationError: a mod of secure aggregation: of sums no contribution of a single site can be told.
+        ConfigurationError: a mod of secure aggregation, in whose place ``secure`` is.
 
     Example:
         >>> from flsv import ClassifierClient, FederatedLoop
@@ -159,8 +162,8 @@ def client_app(
     hiding = [name for mod in mods if (name := getattr(mod, "__name__", "")) in ("secagg_mod", "secaggplus_mod")]
     if hiding:
         raise ConfigurationError(
-            f"{hiding[0]} lets only sums of updates reach the server, and every metric and aggregator of flsv looks at "
-            "single ones. Leave it out, or average without contributions in Flower's own SecAggPlusWorkflow."
+            f"{hiding[0]} lets only sums of updates reach the server, in messages of its own that flsv's server does "
+            "not send. Leave it out, and take client_app(secure=True) and server_app(secure=True)."
         )
     app = ClientApp(mods=list(mods))
     sites: dict[str, Site] = {}
@@ -171,7 +174,9 @@ def client_app(
             folder = Path(str(node_config.get("folder", "flsv-sites")))
             data = make_datamodule(node_config)
             policy = SitePolicy.read(Path(str(node_config["policy"]))) if "policy" in node_config else None
-            made = Site(name, make_module, lambda: data, make_loop, folder, trainer, questions, policy=policy)
+            made = Site(
+                name, make_module, lambda: data, make_loop, folder, trainer, questions, policy=policy, secure=secure
+            )
             sites[name] = made
         return sites[name]
 
@@ -216,6 +221,7 @@ def server_app(
     trainer: Mapping[str, Any] | None = None,
     timeout: float = 600.0,
     wait: float = 600.0,
+    secure: SecureSums | bool = False,
 ) -> ServerApp:
     """A Flower ServerApp that runs a :class:`flsv.FederatedLoop`'s rounds on sites.
 
@@ -239,6 +245,7 @@ def server_app(
         trainer: arguments of the server's Trainer, such as ``{"callbacks": [...]}``.
         timeout: seconds that a site has for a reply.
         wait: seconds to wait for all sites before the first round.
+        secure: let sites send sums only: True, or :class:`flsv.engines.remote.SecureSums`, the same as the sites.
 
     Raises:
         ConfigurationError: before any site is asked, a metric or strategy that needs what a deployment does not give;
@@ -258,15 +265,19 @@ def server_app(
         book, last = where / "sites.json", where / "checkpoints" / "last.ckpt"
         if not last.is_file():
             book.unlink(missing_ok=True)  # of another run
-        directory = Directory(transport, sites, agreement(module, loop), book, timeout, wait)
+        directory = Directory(transport, sites, agreement(module, loop, secure), book, timeout, wait)
         own = None if datamodule is None else datamodule()
         options = {"max_epochs": rounds, "num_sanity_val_steps": 0, **(trainer or {})}
-        willing = RemoteData(sites, [PLENTY] * len(sites), num_classes, class_names, own)
-        rehearse(make_module(), make_loop(), directory, willing, options)
+        counted = SecureSums.of(secure) is None
+        willing = RemoteData(sites, [PLENTY] * len(sites), num_classes, class_names, own, counted)
+        rehearse(make_module(), make_loop(), directory, willing, options, secure)
         directory.gather()
-        data = RemoteData(sites, [directory.sizes[i] for i in range(len(sites))], num_classes, class_names, own)
+        data = RemoteData(
+            sites, [directory.sizes[i] for i in range(len(sites))], num_classes, class_names, own, counted
+        )
         saving = ModelCheckpoint(where / "checkpoints", save_last=True)
-        callbacks = [*options.pop("callbacks", []), saving, loop.replace(engine=partial(RemoteFederation, directory))]
+        engine = partial(RemoteFederation, directory, secure=secure)
+        callbacks = [*options.pop("callbacks", []), saving, loop.replace(engine=engine)]
         # One folder for all starts of a run, so that its logs go on, too.
         logger = options.pop("logger", TensorBoardLogger(where, name="", version=""))
         L.Trainer(**{**options, "logger": logger, "callbacks": callbacks}).fit(

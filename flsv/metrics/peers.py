@@ -7,7 +7,6 @@ in Federated Learning", arXiv 2602.21721, 2026; the formula is ours, see :mod:`f
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar, Literal
@@ -20,52 +19,37 @@ from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.peers import Combine, contribution_estimates, everybody_else, leave_one_out_cosines, without_own
 from flsv.games.performance import Mode, ModelScore, performance_of
+from flsv.metrics.asked import asked_scores, secure_sum, shares
 from flsv.metrics.base import ContributionMetric, Guide, parameters_of
-from flsv.participants import Client, LocalData, NoAnswer, run_protocol
-from flsv.round import ClientMatrix, Round
-
-
-def secure_sum(round: Round) -> Tensor:
-    """``[P]``: the average of the cohort's models by this round's aggregation weights, made to sum to 1.
-
-    It is what a server would be given by secure aggregation: one sum, and no single model.
-    """
-    assert round.aggregation_weights is not None
-    return round.combine(shares(round.aggregation_weights).to(round.client_vectors))
-
-
-def shares(weights: Tensor) -> Tensor:
-    """Weights that sum to 1, float64 ``[k]`` on the CPU; equal ones where all are 0.
-
-    Raises:
-        ValueError: a weight below 0.
-    """
-    weights = weights.cpu().double()
-    if bool((weights < 0).any()):
-        raise ValueError(
-            f"aggregation weights {weights.tolist()}: a client with a weight below 0 cannot be taken out of the "
-            "average. Use an aggregator whose weights are at least 0, such as FedAvg."
-        )
-    total = weights.sum()
-    return weights / total if total > 0 else torch.full_like(weights, 1 / len(weights))
+from flsv.participants import Client, LocalData
+from flsv.round import ClientMatrix
 
 
 def leave_self_out(
-    local: LocalData, aggregate: Tensor, weight: float, performance: str | ModelScore = "accuracy", gain: bool = False
+    local: LocalData,
+    aggregate: Tensor,
+    weight: float | None,
+    performance: str | ModelScore = "accuracy",
+    gain: bool = False,
+    sum_weight: float | None = None,
 ) -> Tensor:
     """At the client: a number ``[]``, float64, the score on its validation samples of the others' average.
 
     Args:
         local: the client's; it has taken part in the round.
         aggregate: ``[P]``, the average of all.
-        weight: the client's in it.
+        weight: the client's in it; None: its training samples, of ``sum_weight``.
         performance: what models are measured by.
         gain: less the score of the model that it started the round from.
+        sum_weight: all clients' weights, where the server does not know the client's.
 
     Where nobody else has any weight, the others' average is the model that it started from.
     """
     assert local.start is not None
     assert local.sent is not None
+    if weight is None:
+        assert sum_weight is not None
+        weight = int(local.class_counts.sum()) / sum_weight
     others = without_own(aggregate, local.sent, weight)
     models = torch.stack([local.start if others is None else others, local.start][: 2 if gain else 1])
     scores = local.utility(models, performance)
@@ -232,37 +216,6 @@ class ContributionEstimation(ContributionMetric):
         return means[0], means[1].masked_fill(self.seen == 0, float("nan"))
 
 
-def asked_scores(clients: Sequence[Client], aggregate: Tensor, weights: Tensor, question: Any) -> tuple[Tensor, Tensor]:
-    """What clients answer about the aggregate ``[P]`` without their part, of weight ``weights[i]``.
-
-    Returns:
-        float64 ``[a]`` of those that have answered, in their order, and bool ``[k]`` who that is. Who is at a site of
-        its own and has not is named in a warning.
-    """
-    own = dict(zip([client.id for client in clients], weights.tolist()))
-
-    def asked(client: Client) -> Tensor | None:
-        try:
-            answer = client.ask(question, aggregate, own[client.id])
-            if not isinstance(answer, Tensor) or answer.numel() != 1:
-                raise NoAnswer(f"client {client.id} was asked for a number and answered {answer!r:.80}.")
-        except NoAnswer as why:
-            warnings.warn(f"{why} What others are worth to it is not known in this round.", stacklevel=2)
-            return None
-        return answer.double().reshape(())
-
-    told = run_protocol(clients, asked)
-    said = torch.tensor([answer is not None for answer in told], dtype=torch.bool)
-    answers = torch.stack([*(each for each in told if each is not None), weights.new_zeros(())])[:-1]
-    broken = [client.id for client, answer in zip(clients, told) if answer is not None and not answer.isfinite()]
-    if broken:
-        raise ValueError(
-            f"the others' model has a score that is not finite on the validation samples of clients {broken}: a value "
-            "cannot be made of it. Measure by a bounded score (performance='accuracy'), or lower the learning rate."
-        )
-    return answers, said
-
-
 class EverybodyElse(ContributionMetric):
     r"""Each client's share of what the other clients have gained from models without their own part.
 
@@ -275,8 +228,8 @@ class EverybodyElse(ContributionMetric):
     other, and no client's value holds its own report. Over rounds, values are summed; absent clients get 0.
 
     **Sums only.** The server is told the sum of the models and a number by each client. A client takes its own part out
-    of the sum itself: nobody else can. So the metric works under secure aggregation, where no metric of single updates
-    does. It does not make an aggregation secure: the engines here still send every update by itself.
+    of the sum itself: nobody else can. So the metric works under secure sums (:class:`flsv.engines.remote.SecureSums`),
+    where no metric of single updates does. Each client's gain is told, and follows from the values anyway.
 
     **What it cannot tell.** It has no null player: whoever does nothing shares in what the others gain from each other,
     and with k clients all values lie within a range of 1/(k-1) of the largest gain. A client gains little, and so is
@@ -289,7 +242,8 @@ class EverybodyElse(ContributionMetric):
     much. By the accuracy neither is told from the rest.
 
     As input to ``update``: ``client_ids [k]``, ``aggregation_weights [k]``, ``aggregate [P]`` (the models' average by
-    these weights) and the ``clients``. ``compute`` gives ``[num_clients]``, in the score's unit; NaN for clients never
+    these weights) and the ``clients``; where the weights are the clients' secret (NaN), their ``sum_weight``.
+    ``compute`` gives ``[num_clients]``, in the score's unit; NaN for clients never
     seen. ``diagnostics`` holds what each client has gained, in the rounds in which it has said so.
 
     A client at a site of its own that does not answer leaves the mean over the others' gains to those that do; its own
@@ -372,13 +326,20 @@ class EverybodyElse(ContributionMetric):
             self.add_state(name, torch.zeros(num_clients, dtype=torch.long), dist_reduce_fx="sum")
 
     def update(
-        self, client_ids: Tensor, aggregation_weights: Tensor, aggregate: Tensor, clients: Sequence[Client]
+        self,
+        client_ids: Tensor,
+        aggregation_weights: Tensor,
+        aggregate: Tensor,
+        clients: Sequence[Client],
+        sum_weight: float | None = None,
     ) -> None:
         """Add one round; shapes ``[k]``, ``[k]``, ``[P]``."""
         self._check_asked(client_ids, clients)
         self._check_lengths(client_ids, aggregation_weights=aggregation_weights)
         question = partial(leave_self_out, performance=self.performance, gain=True)
-        gains, said = asked_scores(clients, aggregate, shares(aggregation_weights), question)
+        weights = None if sum_weight is not None else shares(aggregation_weights)
+        question = question if sum_weight is None else partial(question, sum_weight=sum_weight)
+        gains, said = asked_scores(clients, aggregate, weights, question)
         gains, said = gains.to(self.gains), said.to(self.gains.device)
         told = client_ids[said.to(client_ids.device)]
         self.gains = self.gains.index_add(0, told, gains)

@@ -142,7 +142,7 @@ class Reporter:
 
     def finish(
         self,
-        num_samples: Tensor,
+        num_samples: Tensor | None,
         rounds: Tensor,
         contributions: Mapping[str, Tensor],
         weights: Tensor | None,
@@ -152,7 +152,7 @@ class Reporter:
         """After the last round: what everybody was worth, as a text in TensorBoard.
 
         Args:
-            num_samples: ``[n]`` training samples.
+            num_samples: ``[n]`` training samples; None: nobody but the clients knows.
             rounds: ``[n]``, how many rounds each client took part in.
             contributions: by which clients may be paid.
             weights: ``[n]`` of the last aggregation.

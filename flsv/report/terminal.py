@@ -46,7 +46,8 @@ def print_contributions(
         title += f" of {len(rows)} of {count} clients{by}; all are in contributions.csv"
     ends = {name: [table.last(name, count, what=end) for end in ("low", "high")] for name in metrics}
     weight, accuracy = (table.last(name, count) if name in table.metrics else None for name in ("weight", "accuracy"))
-    columns = client_columns(table.last("samples", count), values, weight, accuracy, table.last("rounds", count), ends)
+    samples = table.last("samples", count) if "samples" in table.metrics else None
+    columns = client_columns(samples, values, weight, accuracy, table.last("rounds", count), ends)
     if any("[" in cell for cells in columns.values() for cell in cells):
         title += f"; in brackets {MEANING.partition(':')[0]}"
     print_table(console, title, client_names, columns, rows, gap)
@@ -61,7 +62,7 @@ def print_contributions(
 
 
 def client_columns(
-    num_samples: Iterable[float],
+    num_samples: Iterable[float] | None,
     values: Mapping[str, Iterable[float]],
     weights: Iterable[float] | None,
     accuracy: Iterable[float] | None = None,
@@ -71,14 +72,14 @@ def client_columns(
     """One row per client: what it had and what it was worth. Column to its cells, without the clients' own.
 
     Args:
-        num_samples: ``[n]`` training samples.
+        num_samples: ``[n]`` training samples; None: not known.
         values: metric name to ``[n]``, a client's overall contribution.
         weights: ``[n]`` weights of the last aggregation, NaN for clients outside its cohort.
         accuracy: ``[n]`` accuracy of the clients' own models.
         rounds: ``[n]``, how many rounds each client took part in.
         intervals: metric name to the low and high ends ``[2, n]``, which stand in brackets behind the values.
     """
-    columns = {"samples": _numbers(num_samples, 0)}
+    columns = {} if num_samples is None else {"samples": _numbers(num_samples, 0)}
     if rounds is not None:
         columns["rounds"] = _numbers(rounds, 0)
     for name, value in values.items():

@@ -7,10 +7,10 @@ with ``@after(stage)`` when it is known; a metric is updated at the latest stage
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,50 +19,10 @@ from flsv.errors import ConfigurationError
 from flsv.functional.agreement import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData, run_protocol
+from flsv.round.fields import after, derived, known_after
 from flsv.round.games import Games, TrainedCoalitions
 from flsv.round.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.seeding import generator_for
-
-Stage = Literal["training", "aggregation", "personalization", "exchange"]
-#: In their order; ``"training"``, before aggregation, goes without saying.
-STAGES: tuple[Stage, ...] = get_args(Stage)
-
-_KNOWN_AFTER: dict[str, Stage] = {}
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def after(stage: Stage) -> Callable[[F], F]:
-    """Mark a property that a round has only after a stage. Put it below ``@cached_property``.
-
-    Example:
-        >>> @after("aggregation")
-        ... def server_norm(round): ...
-        >>> stage_of(["client_ids", "server_norm"])
-        'aggregation'
-    """
-
-    def mark(function: F) -> F:
-        _KNOWN_AFTER[function.__name__] = stage
-        return function
-
-    return mark
-
-
-def known_after(names: Iterable[str], stage: Stage) -> None:
-    """The same for plain fields."""
-    _KNOWN_AFTER.update(dict.fromkeys(names, stage))
-
-
-def stage_of(names: Iterable[Any]) -> Stage:
-    """When a metric that asks for these is updated: when the last of them is known."""
-    stages = [_KNOWN_AFTER.get(name, "training") for name in names if isinstance(name, str)]
-    return max(stages, key=STAGES.index, default="training")
-
-
-def derived(cls: type) -> set[str]:
-    """Names of what a class derives when it is first asked for."""
-    return {name for name, value in vars(cls).items() if isinstance(value, cached_property)}
-
 
 Start = Tensor | Client
 """Where a client started from: a vector ``[P]``, or a client to be asked for it."""
@@ -99,7 +59,10 @@ class Round:
         games: the round's coalition games on the server's validation set, or None.
         channel: counts what crosses; None outside of a fit.
         server_vector: ``[P]``, the next global model; None before aggregation.
-        aggregation_weights: ``[k]``, the clients' weights in it; None before aggregation.
+        aggregation_weights: ``[k]``, the clients' weights in it; None before aggregation; NaN where nobody but the
+            client itself knows its weight.
+        sum_weight: where the server sees sums only, and clients weigh what they do not tell: the sum of their weights.
+            Then every row of ``client_vectors`` is the cohort's average.
         left_out: ids of the clients that have sent an update, too, and were excluded.
         unmeasured: ids of clients of the cohort whose updates are far too large: they are aggregated, and not measured.
         peer_values: ``[k, n]``, what every client of the cohort found every client's model to be worth to it, NaN for
@@ -126,6 +89,7 @@ class Round:
     channel: Channel | None = None
     server_vector: Tensor | None = None
     aggregation_weights: Tensor | None = None
+    sum_weight: float | None = None
     peer_values: Tensor | None = None
     trained: TrainedCoalitions | None = None
     left_out: Sequence[int] = ()
@@ -260,6 +224,8 @@ class Round:
 
     def aggregated(self, server_vector: Tensor, weights: Tensor) -> Round:
         """This round after aggregation. What has been derived so far is kept."""
+        if self.sum_weight is not None:
+            weights = torch.full_like(weights, float("nan"))
         return self._with(server_vector=server_vector, aggregation_weights=weights)
 
     def personalized(self, peer_values: Tensor | None) -> Round:

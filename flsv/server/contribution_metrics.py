@@ -14,7 +14,7 @@ from flsv import counting
 from flsv.arguments import attribute_of, plain_name
 from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
-from flsv.round import HEAD_FIELDS, VOCABULARY, Round, Stage, stage_of
+from flsv.round import HEAD_FIELDS, VOCABULARY, Round, Stage, needs_sums_only, stage_of
 
 RESERVED = ("weight", "accuracy", "update_norm", "train_loss", "client_accuracy", "data", "how to read")
 GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products"}
@@ -101,6 +101,12 @@ class ContributionMetrics:
             for name, fields in self.fields.items()
             if {argument if callable(field) else field for argument, field in fields.items()} - apart
         ]
+
+    @property
+    def single_metrics(self) -> dict[str, list[str]]:
+        """The metrics that look at single updates, and what of a round: a server that sees sums only has none of it."""
+        single = {n: [a for a, f in fields.items() if not needs_sums_only(f)] for n, fields in self.fields.items()}
+        return {name: arguments for name, arguments in single.items() if arguments}
 
     @property
     def peer_metrics(self) -> list[str]:

@@ -136,9 +136,6 @@ class RoundServer:
         self.norms = dict(zip(cohort.ids, cohort.norms.tolist()))
         cohort = self._filtered(cohort)
         updates = cohort.updates
-        reports = {
-            name: _stacked([update.reports[name] for update in updates]).to(model.device) for name in updates[0].reports
-        }
         return Round(
             round_index=state.round_index,
             client_ids=numbers(cohort.ids),
@@ -148,7 +145,7 @@ class RoundServer:
             global_vector=model,
             client_vectors=cohort.matrix,
             starts=self._starts(updates, instructions, clients),
-            reports=reports,
+            reports=self._reports(updates, model.device),
             clients=tuple(clients[update.client_id] for update in updates),
             server_data=server_data,
             space=self.space,
@@ -159,6 +156,11 @@ class RoundServer:
             left_out=[client for client in self.norms if client not in cohort.ids],
             unmeasured=cohort.unmeasured,
         )
+
+    @staticmethod
+    def _reports(updates: Sequence[ClientUpdate], device: torch.device) -> dict[str, Tensor]:
+        names = updates[0].reports
+        return {name: _stacked([update.reports[name] for update in updates]).to(device) for name in names}
 
     def _receive(self, updates: Sequence[ClientUpdate]) -> None:
         """What the clients sent crosses."""

@@ -125,11 +125,12 @@ def test_the_server_is_given_sums_only() -> None:
 
 def test_the_metric_has_no_word_for_a_single_update() -> None:
     (fields,) = ContributionMetrics({"ee": EverybodyElse()}).fields.values()
-    assert set(fields) == {"client_ids", "aggregation_weights", "aggregate", "clients"}
+    assert set(fields) == {"client_ids", "aggregation_weights", "aggregate", "clients", "sum_weight"}
     assert {field for field in fields.values() if isinstance(field, str)} == {
         "client_ids",
         "aggregation_weights",
         "clients",
+        "sum_weight",
     }
 
 

@@ -4,7 +4,18 @@ from flsv.engines.remote.clients import RemoteData
 from flsv.engines.remote.federation import RemoteFederation
 from flsv.engines.remote.messages import Packet
 from flsv.engines.remote.policy import SitePolicy
+from flsv.engines.remote.secure import SecureSums
 from flsv.engines.remote.site import Site
 from flsv.engines.remote.transport import Directory, Transport, agreement
 
-__all__ = ["Directory", "Packet", "RemoteData", "RemoteFederation", "Site", "SitePolicy", "Transport", "agreement"]
+__all__ = [
+    "Directory",
+    "Packet",
+    "RemoteData",
+    "RemoteFederation",
+    "SecureSums",
+    "Site",
+    "SitePolicy",
+    "Transport",
+    "agreement",
+]

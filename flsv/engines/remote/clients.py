@@ -32,6 +32,7 @@ from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, LocalData, NoAnswer
 from flsv.round import ClientUpdate, FederationState, Instruction
+from flsv.round.matrix import empty_rows
 
 
 class RemoteData(FederatedDataModule):
@@ -43,6 +44,7 @@ class RemoteData(FederatedDataModule):
         num_classes: M; None where the data have no classes.
         class_names: their names.
         own: the server's own data, of which the validation and test loaders are used; None: it has none.
+        counted: whether ``sizes`` are numbers of samples. Else they say whether there are any, 1 or 0.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class RemoteData(FederatedDataModule):
         num_classes: int | None = None,
         class_names: Sequence[str] | None = None,
         own: L.LightningDataModule | None = None,
+        counted: bool = True,
     ) -> None:
         super().__init__()
+        self._counted = counted
         self.names, self._sizes, self._own = tuple(names), list(sizes), own
         self._classes = num_classes
         self._class_names = tuple(class_names or map(str, range(num_classes or 0))) or ("samples",)
@@ -104,6 +108,10 @@ class RemoteData(FederatedDataModule):
         return torch.tensor([[sizes["train"]] for sizes in self._sizes])
 
     @property
+    def known_num_samples(self) -> Tensor | None:
+        return self.num_samples if self._counted else None
+
+    @property
     def known_class_counts(self) -> None:
         return None
 
@@ -144,7 +152,7 @@ class RemoteData(FederatedDataModule):
             "source": f"sites {', '.join(self.names)}",
             "num_clients": self.num_clients,
             "num_classes": self.num_classes,
-            "train_samples": int(self.num_samples.sum()),
+            **({"train_samples": int(self.num_samples.sum())} if self._counted else {}),
         }
 
     def __str__(self) -> str:
@@ -264,6 +272,17 @@ class Remote:
                 s: f"it reports {words}, the others {self._usual}" for s, words in found.items() if words != self._usual
             }
         return {s: f"it reports {words}, and as many {' or '.join({*most} - {words})}" for s, words in found.items()}
+
+    def steps_of(self, updates: Sequence[ClientUpdate]) -> int:
+        """The optimizer steps of a round's updates."""
+        return sum(update.num_steps for update in updates)
+
+    def rows(self, updates: Sequence[ClientUpdate], like: Tensor, folder: str) -> Tensor:
+        """``[k, P]``: their models, see :func:`flsv.round.matrix.empty_rows`."""
+        rows = empty_rows(len(updates), like, folder)
+        for row, update in zip(rows, updates):
+            row.copy_(update.vector)
+        return rows
 
     def ask(self, site: int, round_index: int, question: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A question's answer.

@@ -28,12 +28,16 @@ from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import IdleProcess
 from flsv.engines.remote.clients import Remote, RemoteClient, RemoteData
+from flsv.engines.remote.secure.at_server import SecureRemote
+from flsv.engines.remote.secure.checks import by_samples, check_sums_only
+from flsv.engines.remote.secure.settings import SecureSums
 from flsv.engines.remote.transport import Directory
 from flsv.errors import ConfigurationError
 from flsv.participants import LocalData
 from flsv.round import Instruction, Round
-from flsv.round.matrix import empty_rows
+from flsv.server import RoundServer
 from flsv.server.checks import check_names
+from flsv.server.sum_server import SumServer
 
 #: How often a module without automatic optimization may step for one sample, before its site is not believed.
 STEPS_BY_HAND = 1000
@@ -77,11 +81,11 @@ class RemoteCohort(CohortTraining):
                 "checkpoint."
             )
         if self.updates:
-            self._matrix = empty_rows(len(self.updates), self.local.global_vector, self._trainer.default_root_dir)
-            for place, (row, update) in enumerate(zip(self._matrix, self.updates)):
-                row.copy_(update.vector)
-                self.updates[place] = replace(update, vector=row)  # one in memory
-        add(self._trainer, Counted(steps=sum(update.num_steps for update in self.updates)))
+            root = self._trainer.default_root_dir
+            self._matrix = self._remote.rows(self.updates, self.local.global_vector, root)
+            # One in memory.
+            self.updates = [replace(update, vector=row) for update, row in zip(self.updates, self._matrix)]
+        add(self._trainer, Counted(steps=self._remote.steps_of(self.updates)))
         return True
 
     def end_batch(self, loss: Tensor | None) -> bool:
@@ -99,10 +103,15 @@ class RemoteFederation(IdleProcess):
     Args:
         directory: the sites.
         options: what :class:`OneProcess` takes.
+        secure: let sites send sums only; True, or :class:`flsv.engines.remote.secure.SecureSums`. The sites have to
+            have the same.
     """
 
-    def __init__(self, directory: Directory, *options: Any) -> None:
-        trainer, _, state, _, _, config, *_ = options
+    def __init__(self, directory: Directory, *options: Any, secure: SecureSums | bool = False) -> None:
+        trainer, _, state, _, board, config, *_ = options
+        if (sums := SecureSums.of(secure)) is not None:
+            sums.threshold_of(len(directory.names))
+            check_sums_only(config, board)
         if config.evaluation.keeps or config.evaluation.models == "trained":
             raise ConfigurationError(
                 "models that sites have trained stay there: leave ClientEvaluation(keep_trained=True) and "
@@ -115,8 +124,8 @@ class RemoteFederation(IdleProcess):
         state.run = state.run or secrets.token_hex(8)
         # A batch has a sample at least; who steps by hand may do so several times a batch.
         steps = config.local_epochs * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)
-        reported = check_names(config.strategies)
-        self._remote = Remote(directory, state, trainer.max_epochs or 1, steps, reported)
+        known = directory, state, trainer.max_epochs or 1, steps, check_names(config.strategies)
+        self._remote = Remote(*known) if sums is None else SecureRemote(sums, by_samples(config), *known)
         super().__init__(*options)
         for role, strategy in self._strategies.items():
             if strategy.needs_classes:
@@ -168,6 +177,12 @@ class RemoteFederation(IdleProcess):
         options = (self._trainer, self._data, self.space, self._states)
         return RemoteClientManager(self._remote, lambda: self._state.round_index, *options)
 
+    def _make_server(self, *options: Any, **more: Any) -> RoundServer:
+        remote = self._remote
+        if isinstance(remote, SecureRemote):
+            return SumServer(lambda: remote.sum_weight, *options, **more)
+        return super()._make_server(*options, **more)
+
     def _make_training(self, local: LocalTraining) -> CohortTraining:
         return RemoteCohort(local, self.manager, self._remote, self._sent)
 
@@ -215,7 +230,12 @@ class _Stop(L.Callback):
 
 
 def rehearse(
-    module: L.LightningModule, loop: Any, directory: Directory, data: RemoteData, trainer: Mapping[str, Any]
+    module: L.LightningModule,
+    loop: Any,
+    directory: Directory,
+    data: RemoteData,
+    trainer: Mapping[str, Any],
+    secure: SecureSums | bool = False,
 ) -> None:
     """Begin the fit as it will begin, with sites that have enough of everything, up to the first round.
 
@@ -225,11 +245,12 @@ def rehearse(
         directory: of the sites; none is asked.
         data: whose sites have :data:`PLENTY`.
         trainer: arguments of the Trainer.
+        secure: see :class:`RemoteFederation`.
 
     Raises:
         ConfigurationError: what is wrong.
     """
-    acting = loop.without_files().replace(engine=partial(RemoteFederation, directory))
+    acting = loop.without_files().replace(engine=partial(RemoteFederation, directory, secure=secure))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
     with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they come again

@@ -38,6 +38,10 @@ class SitePolicy:
             the same folder. What leaves must then be noised by :class:`flsv.privacy.GaussianPrivacy`. It covers updates
             only: allow no questions where these are to be covered, too.
         delta: the chance that epsilon does not hold.
+        secure: its update leaves in secure sums only, see :class:`flsv.engines.remote.secure.SecureSums`, and of so
+            many sites at least, however many go away. Ask for all of them, and no difference of two sums is an update.
+        peers: by name, the identities of all sites that it sums with, this one among them, which their owners tell each
+            other (:func:`flsv.engines.remote.secure.identity`). None: it takes the server's word for who they are.
 
     Raises:
         ConfigurationError: an argument out of range.
@@ -53,6 +57,8 @@ class SitePolicy:
     least_sites: int = 1
     max_epsilon: float | None = None
     delta: float = 1e-5
+    secure: bool = False
+    peers: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         known = isinstance(self.questions, Sequence) and all(isinstance(each, str) for each in self.questions)
@@ -61,6 +67,20 @@ class SitePolicy:
                 f'SitePolicy(questions={self.questions!r}): expected a list of names such as "package.module:function".'
             )
         check_number(self, "least_sites", self.least_sites, least=1, whole=True)
+        if not isinstance(self.secure, bool):
+            raise ConfigurationError(f"SitePolicy(secure={self.secure!r}): expected true or false.")
+        if self.secure and self.least_sites < 3:
+            raise ConfigurationError(
+                f"SitePolicy(secure=True, least_sites={self.least_sites}): of a sum of two, the other site and the "
+                "server know what this one has sent. Set least_sites to 3 or more."
+            )
+        if self.peers is not None and not (
+            isinstance(self.peers, Mapping)
+            and all(isinstance(key, str) and len(key) == 64 for key in self.peers.values())
+        ):
+            raise ConfigurationError(
+                f"SitePolicy(peers={self.peers!r:.200}): expected identities by site, of 64 hexadecimal digits each."
+            )
         check_number(self, "delta", self.delta, above=0, below=1)
         if self.max_epsilon is not None:
             check_number(self, "max_epsilon", self.max_epsilon, above=0)
@@ -93,6 +113,18 @@ class SitePolicy:
         sites = told.get("clients", len(told.get("sites", ())))
         if self.least_sites > 1 and not (isinstance(sites, int) and sites >= self.least_sites):
             raise Refused(f"its policy wants {self.least_sites} sites or more, and there are {sites!r:.20}")
+
+    def check_secure(self, secure: bool) -> None:
+        """Whatever the server asks for.
+
+        Args:
+            secure: whether the app sends updates in secure sums.
+
+        Raises:
+            Refused: it does not, and :attr:`secure` wants it.
+        """
+        if self.secure and not secure:
+            raise Refused("its policy wants secure = true, and the app would send its update by itself")
 
     def check_question(self, question: str) -> None:
         """Before a question is answered.

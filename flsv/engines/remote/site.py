@@ -20,6 +20,9 @@ from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import Packet, failure_packet, pack, read_instruction, unpack, update_packet
 from flsv.engines.remote.policy import Refused, SitePolicy
+from flsv.engines.remote.secure.at_site import SumsAtSite, flags
+from flsv.engines.remote.secure.checks import by_samples, check_sums_only
+from flsv.engines.remote.secure.settings import SecureSums
 from flsv.engines.remote.transport import agreement
 from flsv.engines.remote.visit import (
     Kept,
@@ -82,9 +85,11 @@ class Site:
         upload_seed: what uploads draw from, such as the noise of a private update. Default: a secret of this site's
             own, so that the server cannot take the noise off again.
         policy: what the site's owner allows. None: whatever the app asks for.
+        secure: send sums only: True, or :class:`flsv.engines.remote.secure.SecureSums`, the same as the server.
 
     Raises:
-        ConfigurationError: the data are those of several clients.
+        ConfigurationError: the data are those of several clients; with ``secure``, settings in which sites would tell
+            more than sums.
     """
 
     def __init__(
@@ -98,12 +103,18 @@ class Site:
         questions: Sequence[str] = (),
         upload_seed: int | None = None,
         policy: SitePolicy | None = None,
+        secure: SecureSums | bool = False,
     ) -> None:
         self._policy = policy or SitePolicy()
         self.name, self._make_module, self._folder = name, module, folder
         self._trainer_options, self._questions = dict(trainer or {}), {*QUESTIONS, *questions}
         self._settings, made = settings(), data()
         self._upload_seed, self._secret = upload_seed, own_secret(folder / name)
+        self._secure, self._sums = SecureSums.of(secure), None
+        if self._secure is not None:
+            config = self._settings.config
+            check_sums_only(config)
+            self._sums = SumsAtSite(self._secure, name, self._secret, self._policy, by_samples(config))
         if not isinstance(made, FederatedDataModule):
             made = FederatedDataModule(made, OneClient(), splits=Splits(server_val=0.0))
         self._data = made
@@ -119,8 +130,13 @@ class Site:
         """Reply to a message of the server. Errors are reported by kind and place only, because their text may quote
         samples; this site's log has them in full. What the site's policy forbids is said in words."""
         replies = {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}
+        if self._sums is not None:
+            answers = {"keys": self._sums.keys, "shares": self._sums.shares, "unmask": self._sums.unmask}
+            replies |= {kind: partial(self._summing, answer) for kind, answer in answers.items()}
+            replies.pop("test")  # it would tell how good a model is on one site's samples
         try:
             self._policy.check(packet.plain)
+            self._policy.check_secure(self._sums is not None)
             number = self._number(packet)
             if number is not None:
                 self._data.deal_from(number)
@@ -145,12 +161,20 @@ class Site:
         self._policy.check_uploads(self._settings.config.uploads)
         module, data = self._make_module(), self._data
         sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}  # type: ignore[arg-type]
-        said = {"name": self.name, "key": site_key(self._secret), "sizes": sizes, **agreement(module, self._settings)}
-        return Packet("hello", said)
+        if self._sums is not None:
+            sizes = flags(sizes)
+        agreed = agreement(module, self._settings, self._secure or False)
+        return Packet("hello", {"name": self.name, "key": site_key(self._secret), "sizes": sizes, **agreed})
+
+    def _summing(self, answer: Callable[[SiteMemory, Packet], Packet], packet: Packet) -> Packet:
+        with self._memory(packet) as memory:
+            return answer(memory, packet)
 
     def _train(self, packet: Packet) -> Packet:
         instruction, plain = read_instruction(packet), packet.plain
         with self._memory(packet) as memory:
+            if self._sums is not None:
+                self._sums.begin(memory, packet)
             kept = memory.after(plain["counted"])
             visit = SiteVisit(
                 instruction,
@@ -168,6 +192,8 @@ class Site:
             if visit.update is None:
                 return Packet("broken")
             memory.keep(plain["visit"], visit.kept, plain["counted"])
+            if self._sums is not None:
+                return self._sums.masked(memory, packet, visit.update, lost=kept is None)
         return update_packet(visit.update, lost=kept is None)
 
     def _test(self, packet: Packet) -> Packet:
@@ -196,6 +222,8 @@ class Site:
         question = getattr(importlib.import_module(module_name), function)
         args, kwargs = unpack(plain["arguments"], packet.tensors)
         with self._memory(packet) as memory:
+            if self._sums is not None:
+                self._sums.check_question(memory, packet)
             kept = self._kept(memory, packet)
             asked = _Asked(partial(self._reply, question, args, kwargs, kept))
             self._trainer(plain["round"], 0, asked).fit(self._make_module(), self._data.client_loader(0))

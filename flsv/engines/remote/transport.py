@@ -16,6 +16,8 @@ import lightning as L
 from flsv._lightning.durable import replacing
 from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import BadReply, Packet, check_done, whole
+from flsv.engines.remote.secure.checks import by_samples
+from flsv.engines.remote.secure.settings import SecureSums
 from flsv.errors import ConfigurationError
 
 Address = int
@@ -214,8 +216,9 @@ def _entry(said: Mapping[str, Any], address: Address) -> dict[str, Any]:
     return {"sizes": sizes, "key": str(said["key"])[:64], "address": address}
 
 
-def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
-    """What one side has, in words: the version, the module's state and what happens at clients."""
+def agreement(module: L.LightningModule, settings: Any, secure: Any = False) -> dict[str, str]:
+    """What one side has, in words: the version, the module's state, what happens at clients, and whether they send
+    sums only (True, or a :class:`flsv.engines.remote.secure.SecureSums`)."""
     config, strategies = settings.config, settings.config.strategies
     space, _ = shared_space(module, config)
     layout = hashlib.sha256(repr(list(zip(space.names, map(tuple, space.shapes)))).encode()).hexdigest()[:16]
@@ -224,8 +227,13 @@ def agreement(module: L.LightningModule, settings: Any) -> dict[str, str]:
         "flsv": version("flsv"),
         "module": f"{type(module).__name__}, {space.size} numbers, {layout}",
         "at clients": ", ".join([*at_clients, *map(repr, config.uploads)]) or "nothing",
+        "secure sums": _described(SecureSums.of(secure), config),
         "training": ", ".join(f"{n}={getattr(config, n)!r}" for n in ("local_epochs", "client_optimizer", "head")),
     }
+
+
+def _described(sums: SecureSums | None, config: Any) -> str:
+    return "none" if sums is None else f"{sums!r}, by {'samples' if by_samples(config) else 'site'}"
 
 
 def check_agreement(site: str, theirs: Mapping[str, Any], ours: Mapping[str, str]) -> None:

@@ -107,6 +107,11 @@ class SiteMemory:
             self._folder.mkdir(parents=True)
         os.utime(self._folder)
 
+    @property
+    def folder(self) -> Path:
+        """Where it is."""
+        return self._folder
+
     @contextmanager
     def busy(self, round_index: int) -> Iterator[None]:
         """While the site works for this run, in this round, nobody else does.

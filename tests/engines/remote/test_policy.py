@@ -46,7 +46,10 @@ def test_a_file_says_what_is_allowed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("least_site = 3", r"has \['least_site'\]. There are \['questions', 'least_sites', 'max_epsilon', 'delta'\]"),
+        (
+            "least_site = 3",
+            r"\['least_site'\]. There are \['questions', 'least_sites', 'max_epsilon', 'delta', 'secure', 'peers'\]",
+        ),
         ("least_sites = 0", "least_sites=0.*at least 1"),
         ("max_epsilon = -1", "max_epsilon=-1"),
         ("delta = 1", "delta=1"),

@@ -163,7 +163,6 @@ class Session:
         survivors: Sequence[int],
         sums: SecureSums,
         least: int = LEAST,
-        groups: Sequence[Sequence[int]] = (),
         before: Sequence[int] | None = None,
     ) -> dict[str, list[str]]:
         """The fourth message: by number, which share and the share: of who is left the seed's, of who went the key's.
@@ -172,7 +171,6 @@ class Session:
             survivors: whose masked values the server says it has.
             sums: what the federation agrees on.
             least: how many of them this site wants, at least.
-            groups: sites of which all other sums are made: of each, nobody or at least three must be left.
             before: whom the sum of the same round was unmasked for earlier, if it was: its difference to another one
                 is what some sites have sent.
 
@@ -184,18 +182,13 @@ class Session:
         if self.stage != "unmasked":
             self._expect("masked")
         if before is not None and sorted(survivors) != sorted(before):
-            raise Refused(
-                f"this round was summed before, over sites {self._called(before)}; the difference to a sum over "
-                f"{self._called(survivors)} would tell what the rest have sent. Start the missing ones, or a new run"
-            )
+            others = self._called(set(before) ^ set(survivors))
+            raise Refused(f"its sum was told before; the difference would tell of {others}. Start them, or a new run")
         left, wanted = set(survivors), max(least, sums.threshold_of(len(self.publics)))
         if len(left) < len(survivors) or not {*map(str, left)} <= set(self.held) or self.own not in left:
             raise Refused(f"it is asked for the shares of sites {list(survivors)!r:.80}, and they are not this sum's")
         if len(left) < wanted:
             raise Refused(f"a sum over {len(left)} sites tells too much: it wants {wanted} or more")
-        for group in groups:
-            if 0 < len(left & set(group)) < LEAST:
-                raise Refused(f"of the group {self._called(group)} only {self._called(left & set(group))} are left")
         which = {number: SEED if int(number) in left else MASK for number in self.held}
         told = {number: [which[number], self.held[number][which[number]]] for number in self.held}
         self.stage, self.survivors = "unmasked", sorted(left)
@@ -221,7 +214,7 @@ class Session:
             raise Refused(f"the sum of round {self.round} stands after {self.stage!r}, not after {stage!r}")
 
     def _called(self, numbers: Any) -> list[str]:
-        return [self.names.get(str(number), f"number {number}") for number in sorted(numbers)]
+        return [self.names.get(str(number), f"client {number}") for number in sorted(numbers)]
 
 
 def unmasked(
