@@ -189,21 +189,23 @@ def check_options(arguments: Iterable[str], own: Iterable[str] = (), sections: S
 def unknown_option(arguments: Sequence[str], own: Iterable[str] = (), sections: Sequence[str] = _OF_FIT) -> str | None:
     """What is wrong with the first option that there is not, in words; None where there are all."""
     known = [f"{section}.{name}" for section in sections for name in sorted(arguments_of(section))]
-    options = _OPTIONS if sections == _OF_FIT else ("config", "help")
-    mine = [each.lstrip("-") for each in own]
+    others = {*(_OPTIONS if sections == _OF_FIT else ("config", "help")), *(each.lstrip("-") for each in own)}
     for word, after in zip(arguments, [*arguments[1:], "--"]):
         if not word.startswith("--") or word == "--":
             continue
         name = word[2:].partition("=")[0]
         section, _, rest = name.partition(".")
         argument = rest.partition(".")[0].rstrip("+")
-        names = arguments_of(section) if section in sections else frozenset()
-        if section in sections and (not argument or not names or argument in names or argument == "help"):
-            continue
-        if section in options or section in mine or name in mine:
+        if section in others or name in others or (section in sections and _is_argument(section, argument)):
             continue
         said = f"unrecognized arguments: {word}" + ("" if after.startswith("--") or "=" in word else f" {after}")
-        near = suggestion(said, [*known, *mine, *sections, *options])
+        near = suggestion(said, [*known, *sections, *sorted(others)])
         now = new_name(OWNERS.get(section, ""), argument)
         return now or f"{said}.{f' Did you mean {near}?' if near else ''}"
     return None
+
+
+def _is_argument(section: str, name: str) -> bool:
+    """Whether a section of the configuration has it, as far as that is known."""
+    names = arguments_of(section)
+    return not name or not names or name in names or name == "help"
