@@ -21,6 +21,18 @@ OLD = (
     "| --- | --- | --- |\n" + "".join(f"| `{name}` | 0.65 | 0.19 |\n" for name in SAID) + "\n## Tables\n\nother\n"
 )
 
+TABLE = (
+    "text\n\n|  | to | all | pairs |\n| --- | --- | --- | --- |\n"
+    "| diabetes_four | rank, this seed | 1.00 | 0.99 |\n| diabetes_four | rank, truth | 0.90 | 0.80 |\n"
+    "| diabetes_four | share, truth | 0.05 | 0.10 |\n| mean | rank, truth | 0.900 | 0.800 |\n"
+)
+SHADOW = fresh_page.of_shadow(TABLE, ["diabetes_four"], "pairs")
+
+
+def test_the_table_of_shadow_models_is_read() -> None:
+    assert SHADOW.of == {"diabetes_four": (0.8, 0.1)}
+    assert fresh_page.of_shadow(TABLE, ["diabetes_four"], "all").of == {"diabetes_four": (0.9, 0.05)}
+
 
 @pytest.fixture(scope="module")
 def known() -> Known:
@@ -47,7 +59,10 @@ def test_the_page_says_what_the_values_and_the_tables_say(known: Known, results:
     each = {name: fresh_page.of_retraining(results, name, known) for name in known}
     summaries = {name: summarise(results, known, name) for name in SAID}
     costs = dict.fromkeys(METRICS, Cost(0.0123, 0.0, 0.05))
-    text = fresh_page.page(results, known, summaries, costs, each)
+    shadow = fresh_page.Line(dict.fromkeys(known, (0.75, 0.25)), "n more models each")
+    text = fresh_page.page(results, known, summaries, costs, each, {"pairs": shadow, "all": shadow})
+    assert "each client alone and every two: 0.75, least 0.75, 25 % of the payment" in text
+    assert "| while the run trains (`ShadowShapley()`) | n more models each | 0.75 |" in text
     ceiling = sum(truth.ceiling for _, truth in known.values()) / 2
     assert f"is {ceiling:.2f}" in text
     (line,) = (line for line in text.splitlines() if line.startswith("| `one_round` |"))
@@ -65,11 +80,11 @@ def test_only_its_part_of_the_benchmarks_page_is_written_anew(known: Known, resu
     summaries = {name: summarise(results, known, name) for name in SAID if name != "one_round"}
     summaries["one_round"] = summarise(results, known, "one_round")
     with pytest.raises(ValueError, match="do not say so any more"):
-        fresh_page.into(OLD, summaries, known, each, results)  # here one does: it says the truth
+        fresh_page.into(OLD, summaries, known, each, results, SHADOW)  # here one does: it says the truth
     wrong = Results(None)
     for key, values in results.values.items():
         wrong.add(*key[:3], Values({key[3]: -values.abs()}, {}, {}, {}, 0.0))
-    text = fresh_page.into(OLD, summaries, known, each, wrong)
+    text = fresh_page.into(OLD, summaries, known, each, wrong, SHADOW)
     assert "| many clients | `This` | as before |" in text
     assert text.endswith("## Tables\n\nother\n")
     assert "Old." not in text
