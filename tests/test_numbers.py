@@ -50,7 +50,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "TransportServer": {"x2": torch.zeros(2, 1)},
 }
 #: Made by the package itself, with numbers that it has worked out.
-RECORDS = {"ClientUpdate", "Cohort", "CSVData"}  # the latter is a base class
+RECORDS = {"ClientUpdate", "Cohort", "CSVData", "Round"}  # CSVData is a base class
 
 
 def float_arguments(function: Any) -> list[str]:

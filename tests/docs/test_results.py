@@ -49,11 +49,11 @@ def test_the_openings_numbers_are_those_of_the_tables(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sorted((DOCS / "lab").glob("*.md")), ids=lambda path: path.stem)
 def test_a_log_and_its_page_lead_to_each_other(path: Path) -> None:
-    page = next(
-        page for page in (DOCS / room / path.name for room in ("results", "explanation", ".")) if page.is_file()
-    )
+    rooms = (DOCS / room / path.name for room in ("results", "explanation", "."))
+    # What concerns who changes the package has its page there.
+    page = next((page for page in rooms if page.is_file()), DOCS.parent / "CONTRIBUTING.md")
     assert f"lab/{path.name})" in page.read_text()
-    assert f"{path.name})" in path.read_text()
+    assert f"{page.name})" in path.read_text()
 
 
 def test_a_number_that_no_table_has_is_found() -> None:

@@ -128,8 +128,8 @@ def read_update(
     if vector.shape != (space.size,) or not vector.is_floating_point():
         raise BadReply(f"its model is {list(vector.shape)} of {vector.dtype}, and the federation's has [{space.size}]")
     # Only then: what is finite in float64 need not be so here.
-    vector = vector.to(device, space.dtype)
-    reports = {n[len(REPORT) :]: t.to(device) for n, t in packet.tensors.items() if n.startswith(REPORT)}
+    vector = vector.detach().to(device, space.dtype)
+    reports = {n[len(REPORT) :]: t.detach().to(device) for n, t in packet.tensors.items() if n.startswith(REPORT)}
     if not vector.isfinite().all() or not all(t.isfinite().all() for t in reports.values()):
         return None
     return ClientUpdate(client, sent, vector, loss, steps, norm, reports, traffic)
@@ -222,7 +222,7 @@ def unpack(plain: Any, tensors: Mapping[str, Tensor]) -> Any:
     if isinstance(plain, Mapping) and len(plain) == 1:
         ((kind, content),) = plain.items()
         if kind == "tensor" and content in tensors:
-            return tensors[content]
+            return tensors[content].detach()
         if kind == "generator" and content in tensors:
             return torch.Generator().set_state(tensors[content])
         if kind in ("list", "tuple") and isinstance(content, Sequence):
