@@ -322,7 +322,7 @@ def test_a_killed_run_goes_on_without_doubles_and_gaps(tmp_path: Path) -> None:
     killed = subprocess.run([sys.executable, script, tmp_path / "parts", "--die", "3", "1"], capture_output=True)
     assert killed.returncode == -9, killed.stderr
     folder = tmp_path / "parts" / "log"
-    assert scalars(folder)["clients/0"]["cssv"]
+    assert scalars(folder)["clients/0"]["Contributions/cssv"]
     run(tmp_path / "parts", ckpt_path=tmp_path / "parts/checkpoints/last.ckpt")
     found = scalars(folder)
     assert len(list((folder / "clients/0").glob("events*"))) == 2
@@ -332,6 +332,7 @@ def test_a_killed_run_goes_on_without_doubles_and_gaps(tmp_path: Path) -> None:
     for row in rows:
         tag = row["metric"].replace("accuracy", "client_accuracy")
         tag += f"/class_{row['class']}" if row["class"] else ""
+        tag = f"Contributions/{tag}" if tag == "cssv" else tag
         wanted[row["client"], tag].append((int(row["round"]), pytest.approx(float(row["value"]), rel=1e-6)))
     assert {int(row["round"]) for row in rows} == set(range(5))
     for (client, tag), curve in wanted.items():
