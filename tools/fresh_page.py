@@ -217,7 +217,7 @@ momentum, tables, text. Every coalition of each was trained with three seeds. Me
 
 {"Two runs of every metric" if min(seeds(results, known)) >= 2 else "One run of every metric"}; MLPs, linear models and fastText of toy size. Of `ShadowShapley` three runs, with
 seeds of their own ([all figures](shadow.md)): with all coalitions it has {shadow["all"].rank:.2f} there. That is less than the ceiling, though its rows
-are retrainings to rounding: the federations were let in because seeds of the truth's tables agree on them.
+are retrainings to rounding; that the federations were let in by how far seeds of the truth's tables agree may be why.
 
 ## All of them
 

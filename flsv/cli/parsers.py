@@ -215,7 +215,7 @@ def stress_parser() -> ArgumentParser:
         default=["copies"],
         help="beside none: copies (CopyFilter(0.7, gap=0.45): nothing for who is held), claims "
         "(NormCap(1.25), SampleCap(1.25)), all (these two), uniform (equal weights), both (copies and uniform). "
-        "Default: copies",
+        "Their filters stand in the place of a run's own. Default: copies",
     )
     parser.add_argument("--seeds", type=positive, default=2, help="runs of every federation")
     parser.add_argument("--clients", type=positive, default=2, help="clients that cheat in turn, for every seed")

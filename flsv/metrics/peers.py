@@ -123,7 +123,7 @@ class ContributionEstimation(ContributionMetric):
     evaluates = True
     #: Where a ``FederatedLoop`` finds the arguments of ``update``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of, "aggregate": secure_sum}
-    over_rounds = "mean"
+    # No over_rounds, and so no intervals: shares by means over rounds are no mean of the rounds' shares.
     plot_lower_bound = 0.0
 
     cosines: Tensor
@@ -194,7 +194,6 @@ class ContributionEstimation(ContributionMetric):
         self.cosines = self.cosines.index_add(0, client_ids, cosines.to(self.cosines))
         self.scores = self.scores.index_add(0, client_ids, scores)
         self.seen = self.seen.index_add(0, client_ids, torch.ones_like(client_ids))
-        self.note_round(client_ids, contribution_estimates(cosines.cpu(), scores.cpu(), self.combine, self.floor))
 
     def compute(self) -> Tensor:
         """``[num_clients]``, NaN for clients never seen."""

@@ -66,7 +66,7 @@ def participants_of(data: Dealt, device: str | torch.device = "cpu") -> tuple[li
     """
     try:
         torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:  # no such name, or torch is built without
+    except (RuntimeError, AssertionError) as error:  # no such name, or torch is built without
         first = str(error).splitlines()[0]
         raise ConfigurationError(f"device={str(device)!r}: nothing can be put there ({first}).") from error
     if (missing := getattr(data, "no_classes", None)) is not None:

@@ -43,7 +43,7 @@ class Seen(Aggregator):
         self.of.begin(federation)
 
     def weights(self, round, contributions):
-        raise NotImplementedError
+        raise AssertionError("it has no weights: who is asked is aggregate")
 
     def aggregate(self, round, contributions):
         self.rounds.append(round)

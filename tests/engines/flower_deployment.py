@@ -23,9 +23,11 @@ class Deployment:
 
     Args:
         folder: of the project that ``flsv init --flower`` made.
+        policy: of every site.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, policy: str = "questions = []\nleast_sites = 3\n") -> None:
+        self._policy = policy
         own = {"FLWR_HOME": str(folder / ".flwr"), "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
         self.folder, self.env = folder, {**os.environ, **own}
         self.processes: dict[str, subprocess.Popen] = {}
@@ -55,7 +57,7 @@ class Deployment:
         node = ("flower-supernode", "--superlink", f"127.0.0.1:{self._port}", "--root-certificates", "keys/ca.pem")
         key = ("--auth-supernode-private-key", f"keys/{site}")
         policy = self.folder / "site.toml"
-        policy.write_text("questions = []\nleast_sites = 3\n")
+        policy.write_text(self._policy)
         config = ("--node-config", f'site="{site}" folder="{self.folder}/sites" policy="{policy}"')
         command = (*node, *key, "--port", str(self._ports[site]), *config)
         again = ("sh", "-c", 'until "$@"; do sleep 2; done', "sh") if until_accepted else ()
@@ -101,9 +103,9 @@ class Deployment:
 
 
 @contextmanager
-def deployment(folder: Path) -> Iterator[Deployment]:
+def deployment(folder: Path, *policy: str) -> Iterator[Deployment]:
     """One that ends all its processes."""
-    deployed = Deployment(folder)
+    deployed = Deployment(folder, *policy)
     try:
         deployed.begin()
         yield deployed

@@ -27,8 +27,8 @@ class SecureSums:
 
     An update is the step from the start point. Its entries are clipped to [-clip, clip], rounded to the nearest of
     2^bits - 1 steps, weighted by the site's samples, and summed modulo 2^64 (2^32 with up to 16 bits, half the bytes).
-    No sum can overflow: a site refuses to take part if it has more than 2^(64 - bits) samples, divided by the number of
-    sites.
+    No sum can overflow: a site refuses to take part if it has more samples than 2^(64 - bits), or 2^(32 - bits),
+    divided by the number of sites.
 
     Args:
         threshold: how many sites of a round must be left at its end, at least 3 and more than half. Of the others, who
