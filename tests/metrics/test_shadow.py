@@ -3,108 +3,26 @@
 from __future__ import annotations
 
 import copy
-import random
 import warnings
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
 from resuming import assert_resumes
+from shadow_cases import ROUNDS, SEED, Draws, Kept, Reads, by_a_plain_loop, data, loop
 from torch import Tensor, nn
-from toys import Plain, adam, fit, network, sgd, toy_data, vector
+from toys import Plain, adam, fit, network, vector
 
 from flsv import FederatedLoop, Reporting
-from flsv.aggregation import FedAvg, ShapFedWA
-from flsv.attacks import Alignment, ALittleIsEnough, FreeRider, Scaling, SignFlip
-from flsv.clients.algorithms import FedProx, ShadowTraining
-from flsv.data import FederatedDataModule
-from flsv.errors import ConfigurationError
-from flsv.filters import NormCap
+from flsv.aggregation import FedAvg
+from flsv.attacks import Alignment, FreeRider, Scaling
+from flsv.clients.algorithms import ShadowTraining
 from flsv.functional import exact_shapley, few_coalitions, few_coalitions_shapley
-from flsv.metrics import ClassSpecificShapley, ShadowShapley
+from flsv.metrics import ShadowShapley
 from flsv.metrics.shadow import coalition_masks
-from flsv.personalization import Standalone
-from flsv.privacy import GaussianPrivacy
-from flsv.round import Round, TrainedCoalitions
 from flsv.sampling import FixedCohort, UniformSampler
-from flsv.seeding import generator_for, seed_global_rngs
 from flsv.testing.fits import Turns
-
-SEED, ROUNDS = 5, 3
-
-
-def data(proportions: Sequence[int] = (4, 1, 2)) -> FederatedDataModule:
-    return toy_data(tuple(proportions), server_val=0.3)
-
-
-class Kept(ShadowShapley):
-    """Keeps the coalitions' models of the last round."""
-
-    models: dict[tuple[bool, ...], Tensor]
-
-    @property
-    def round_fields(self) -> dict[str, Any]:
-        def game(round: Round) -> Callable[[Tensor], Tensor]:
-            assert round.trained is not None
-            vars(self)["models"] = models_of(round.trained, len(round.global_vector), round.global_vector.dtype)
-            return self._game(round)
-
-        return {"utility": game}
-
-
-def models_of(trained: TrainedCoalitions, size: int, dtype: torch.dtype) -> dict[tuple[bool, ...], Tensor]:
-    found = {}
-    for place, mask in enumerate(trained.masks.tolist()):
-        found[tuple(mask)] = torch.empty(size, dtype=dtype)
-        trained.build(place, found[tuple(mask)])
-    return found
-
-
-def loop(metric: ShadowShapley | None = None, **options: Any) -> FederatedLoop:
-    metrics = {"shadow": metric or Kept(coalitions="all"), **options.pop("metrics", {})}
-    return FederatedLoop(metrics=metrics, seed=SEED, reporting=Reporting(table=False), **options)
-
-
-def by_a_plain_loop(
-    module: Plain,
-    members: Sequence[int],
-    cohorts: Sequence[Sequence[int]],
-    weighting: str = "samples",
-    rate: float = 1.0,
-) -> Tensor:
-    """FedAvg of these clients alone, ``[P]``."""
-    module, dealt = copy.deepcopy(module).train(), data()
-    dealt.setup("fit")
-    names = [name for name, _ in module.named_parameters()]
-    for index, cohort in enumerate(cohorts):
-        start, sent, weights = copy.deepcopy(module.state_dict()), [], []
-        for client in (client for client in cohort if client in members):
-            module.load_state_dict(start)
-            seed_global_rngs(SEED, "train", index, client)
-            optimizer = module.configure_optimizers()
-            stream = generator_for(SEED, "shuffle", index, client, 0)
-            for batch in dealt.client_loader(client, "train", generator=stream):
-                optimizer.zero_grad()
-                x, y = batch
-                module.training_step((x.to(module.net[0].weight.dtype), y), 0).backward()
-                optimizer.step()
-            sent.append(copy.deepcopy(module.state_dict()))
-            weights.append(float(dealt.num_samples[client]) if weighting == "samples" else 1.0)
-        if not sent:
-            continue
-        state = {}
-        for name, before in start.items():
-            if not before.is_floating_point():
-                state[name] = sent[0][name]
-                continue
-            mean = sum(w * each[name] for w, each in zip(weights, sent)) / sum(weights)
-            state[name] = before + rate * (mean - before) if name in names else mean
-        module.load_state_dict(state)
-    return vector(module)
-
 
 EVERYBODY = [[0, 1, 2]] * ROUNDS
 KINDS: dict[str, Any] = {
@@ -283,129 +201,6 @@ def test_a_model_that_diverges_keeps_its_client_out_of_the_coalition(tmp_path: P
     torch.testing.assert_close(models[True, True, False].double(), expected, rtol=1e-5, atol=1e-5)
 
 
-class Reads(Plain):
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        loss = super().training_step(batch, batch_idx)
-        return loss if float(loss) < 1e9 else 0 * loss
-
-
-class Draws(Plain):
-    """Random numbers that are not torch's."""
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return super().training_step(batch, batch_idx) * random.uniform(0.5, 1.5)
-
-
-class Twice(Plain):
-    """Steps by something that batched training does not know."""
-
-    def on_after_backward(self) -> None:
-        for parameter in self.parameters():
-            parameter.grad *= 2
-
-
-def refused(folder: Path, match: str, module: L.LightningModule | None = None, **options: Any) -> None:
-    def attempt() -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            fit(loop(**options), folder, module or Plain(network(batch_norm=False)), data(), rounds=1)
-
-    with pytest.raises(ConfigurationError, match=match):
-        attempt()
-
-
-REFUSED: dict[str, tuple[str, Any]] = {
-    "personaliser": ("gives each client a start point", lambda: {"personalizer": Standalone()}),
-    "aggregator": ("does more than to average", lambda: {
-        "aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}}),
-    "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
-    "colluders": ("colluders would meet", lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]}),
-    "attack on a part": ("change whole updates", lambda: {
-        "uploads": [SignFlip(clients=[1])], "metric": ShadowShapley(part=["net.4.*"])}),
-    "filter": ("change a cohort's updates", lambda: {"filters": [NormCap(1.0)]}),
-    "share": ("stay at their clients", lambda: {"share": ["!net.4.*"]}),
-    "optimizer": ("keep", lambda: {"client_optimizer": "keep"}),
-    "engine": ("vmap", lambda: {"engine": "vmap"}),
-    "two sets": ("different coalitions", lambda: {"metrics": {"other": ShadowShapley(coalitions="singles")}}),
-    "algorithm": ("client_algorithm=FedProx", lambda: {"client_algorithm": FedProx(0.1)}),
-    "no such client": ("names clients", lambda: {"metric": ShadowShapley(coalitions=[[7]])}),
-    "no such part": ("matches no parameter", lambda: {"metric": ShadowShapley(part=["head.*"])}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", REFUSED)
-def test_refused_before_training(tmp_path: Path, what: str) -> None:
-    match, options = REFUSED[what]
-    refused(tmp_path, match, **options())
-
-
-@pytest.mark.parametrize(
-    ("module", "match"),
-    [
-        (lambda: Draws(network(batch_norm=False)), "one_by_one=True"),
-        (lambda: Reads(network(batch_norm=False)), "reads values off tensors.*one_by_one=True"),
-        (lambda: Twice(network(batch_norm=False)), "on_after_backward"),
-        (lambda: Plain(network(batch_norm=False), lambda p: torch.optim.LBFGS(p)), "LBFGS"),
-    ],
-)
-def test_modules_that_cannot_be_batched(tmp_path: Path, module: Any, match: str) -> None:
-    refused(tmp_path, match, module())
-
-
-def test_a_row_that_is_not_the_clients_own_model_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where both began alike and saw the same: here rows step twice as far."""
-    from flsv.clients.batched import StackedOptimizer
-
-    step = StackedOptimizer.step
-
-    def twice(self: Any, *args: Any) -> None:
-        step(self, *args)
-        step(self, *args)
-
-    monkeypatch.setattr(StackedOptimizer, "step", twice)
-    refused(tmp_path, "model of a coalition differs by")
-
-
-@pytest.mark.parametrize(
-    ("module", "options", "match"),
-    [
-        (Twice, {}, "on_after_backward"),
-        (Plain, {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}, "Clip by norm"),
-        (Plain, {"accumulate_grad_batches": 2}, "accumulated"),
-    ],
-)
-def test_one_by_one_is_refused_what_it_would_do_otherwise(
-    tmp_path: Path, module: Any, options: dict[str, Any], match: str
-) -> None:
-    federation = loop(ShadowShapley(one_by_one=True))
-    with pytest.raises(ConfigurationError, match=match):
-        fit(federation, tmp_path, module(network(batch_norm=False)), data(), rounds=1, **options)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"coalitions": "some"},
-        {"part": "tail"},
-        {"part": "head", "one_by_one": True},
-        {"per_class": True, "performance": "f1"},
-    ],
-)
-def test_wrong_arguments(arguments: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError):
-        ShadowShapley(**arguments)
-
-
-def test_a_loop_of_other_metrics_has_no_shadows() -> None:
-    federation = loop()
-    assert isinstance(federation.client_algorithm, ShadowTraining)
-    assert federation.replace(seed=1).client_algorithm is federation.client_algorithm
-    assert federation.replace(metrics=None).client_algorithm is None
-    assert (
-        federation.replace(metrics={"s": ShadowShapley(coalitions="singles")}).client_algorithm.coalitions == "singles"
-    )
-
-
 def test_one_by_one_is_the_same(tmp_path: Path) -> None:
     federation = loop(Kept(coalitions="all", one_by_one=True))
     whole = loop()
@@ -439,127 +234,6 @@ def test_estimates_are_those_of_few_coalitions() -> None:
     torch.testing.assert_close(
         metric.compute().double(), few_coalitions_shapley(masks, game(masks)).values, rtol=1e-6, atol=1e-6
     )
-
-
-def head_by_a_plain_loop(module: Plain, members: Sequence[int]) -> Tensor:
-    """Heads of a coalition on the federation's trunk, by hand: ``[P]``."""
-    module, dealt = copy.deepcopy(module).train(), data()
-    dealt.setup("fit")
-    head = copy.deepcopy(module.net[4])
-    for index in range(ROUNDS):
-        start, sent, heads, weights, theirs = copy.deepcopy(module.state_dict()), [], [], [], []
-        for client in range(3):
-            module.load_state_dict(start)
-            mine = copy.deepcopy(head)
-            own, of_head = module.configure_optimizers(), sgd(mine.parameters())
-            for x, y in dealt.client_loader(
-                client, "train", generator=generator_for(SEED, "shuffle", index, client, 0)
-            ):
-                own.zero_grad()
-                of_head.zero_grad()
-                features = module.net[:4](x)
-                nn.functional.cross_entropy(module.net[4](features), y).backward()
-                nn.functional.cross_entropy(mine(features.detach()), y).backward()
-                own.step()
-                of_head.step()
-            sent.append(copy.deepcopy(module.state_dict()))
-            weights.append(float(dealt.num_samples[client]))
-            if client in members:
-                heads.append(mine.state_dict())
-                theirs.append(weights[-1])
-        floating = [n for n, t in start.items() if t.is_floating_point()]
-        mean = {n: sum(w * s[n] for w, s in zip(weights, sent)) / sum(weights) for n in floating}
-        module.load_state_dict({**start, **mean})
-        head.load_state_dict({n: sum(w * h[n] for w, h in zip(theirs, heads)) / sum(theirs) for n in heads[0]})
-    module.net[4].load_state_dict(head.state_dict())
-    return vector(module)
-
-
-@pytest.mark.parametrize("batch_norm", [False, True])
-@pytest.mark.parametrize("part", ["head", ["net.4.*"]])
-def test_heads_are_trained_on_the_federations_features(tmp_path: Path, batch_norm: bool, part: Any) -> None:
-    module, federation = Plain(network(batch_norm)), loop(Kept(coalitions="all", part=part))
-    start = copy.deepcopy(module)
-    fit(federation, tmp_path, module, data(), rounds=ROUNDS)
-    models = federation.metrics["shadow"].models
-    torch.testing.assert_close(models[False, False, False].double(), vector(start), rtol=0, atol=0)
-    for mask, found in models.items():
-        members = [client for client in range(3) if mask[client]]
-        if members:
-            torch.testing.assert_close(found.double(), head_by_a_plain_loop(start, members), rtol=1e-5, atol=1e-5)
-    assert torch.stack(list(models.values())).unique(dim=0).shape[0] == 8
-
-
-def test_heads_of_features_that_draw_and_cannot_be_batched(tmp_path: Path) -> None:
-    """Dropout and a recurrent layer before the head are not done twice."""
-
-    class Recurrent(Plain):
-        def __init__(self) -> None:
-            torch.manual_seed(0)
-            super().__init__(nn.Linear(8, 3))
-            self.gru, self.drop = nn.GRU(6, 8, batch_first=True), nn.Dropout(0.5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.net(self.drop(self.gru(x[:, None])[0][:, -1]))
-
-    federation = loop(Kept(coalitions="all", part=["net.*"]))
-    without = fit(FederatedLoop(seed=SEED, reporting=Reporting(table=False)), tmp_path, Recurrent(), data())
-    beside = fit(federation, tmp_path, Recurrent(), data())
-    assert torch.equal(vector(beside), vector(without))
-    assert federation.contributions["shadow"].isfinite().all()
-
-
-def test_layers_after_the_part_are_not_reused(tmp_path: Path) -> None:
-    """What comes after the first layer of the part depends on it: dropout and another layer in between."""
-    federation = loop(Kept(coalitions="all", part=["net.0.*", "net.4.*"]))
-    whole = loop(Kept(coalitions="all"))
-    for each in (federation, whole):
-        fit(each, tmp_path, Plain(network(batch_norm=False, dropout=0.4)), data())
-    # Of this network the part is the whole.
-    every = whole.metrics["shadow"].models
-    for mask, model in federation.metrics["shadow"].models.items():
-        torch.testing.assert_close(model, every[mask], rtol=1e-5, atol=1e-5)
-
-
-class Between(Plain):
-    """A layer that no part has between two that it has."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(1)
-        super().__init__(
-            nn.Sequential(nn.Linear(6, 8), nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3)), nn.Linear(8, 3))
-        )
-
-
-def test_a_layer_between_two_of_the_part_sees_the_coalitions_own(tmp_path: Path) -> None:
-    """Against the gradient of the part by hand, in the second round's first step, where coalitions differ."""
-    steps: list[tuple[dict[str, Tensor], dict[str, Tensor], Any, dict[str, Tensor], Tensor]] = []
-    from flsv.clients.rows import RowTraining
-
-    class Watched(RowTraining):
-        def gradients(self, batch: Any) -> dict[str, Tensor]:
-            before = {name: tensor.clone() for name, tensor in self.states.items()}
-            own = {name: tensor.detach().clone() for name, tensor in module.named_parameters()}
-            drawn = torch.get_rng_state()
-            found = super().gradients(batch)
-            steps.append((before, {n: g.clone() for n, g in found.items()}, batch, own, drawn))
-            return found
-
-    federation, module = loop(ShadowShapley(coalitions="all", part=["net.0.*", "net.2.*"])), Between()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flsv.clients.algorithms.shadow_rows.RowTraining", Watched)
-        fit(federation, tmp_path, module, data(), rounds=2)
-    rows, gradients, batch, own, drawn = steps[-1]
-    assert rows["net.0.weight"].unique(dim=0).shape[0] == 3
-    for row in range(3):
-        copied = copy.deepcopy(module).train()
-        state = {**own, **{name: tensor[row] for name, tensor in rows.items()}}
-        copied.load_state_dict(state)
-        torch.set_rng_state(drawn)
-        copied.training_step(batch, 0).backward()
-        for name, parameter in copied.named_parameters():
-            if name in gradients:
-                torch.testing.assert_close(gradients[name][row], parameter.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_values_every_so_many_rounds_and_at_the_end(tmp_path: Path) -> None:

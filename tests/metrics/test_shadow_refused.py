@@ -1,0 +1,132 @@
+"""What ShadowShapley refuses before training, and what it notices while it trains."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from shadow_cases import Draws, Reads, data, loop
+from toys import Plain, fit, network
+
+from flsv.aggregation import ShapFedWA
+from flsv.attacks import ALittleIsEnough, SignFlip
+from flsv.clients.algorithms import FedProx, ShadowTraining
+from flsv.errors import ConfigurationError
+from flsv.filters import NormCap
+from flsv.metrics import ClassSpecificShapley, ShadowShapley
+from flsv.personalization import Standalone
+from flsv.privacy import GaussianPrivacy
+
+
+class Twice(Plain):
+    """Steps by something that batched training does not know."""
+
+    def on_after_backward(self) -> None:
+        for parameter in self.parameters():
+            parameter.grad *= 2
+
+
+def refused(folder: Path, match: str, module: L.LightningModule | None = None, **options: Any) -> None:
+    def attempt() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            fit(loop(**options), folder, module or Plain(network(batch_norm=False)), data(), rounds=1)
+
+    with pytest.raises(ConfigurationError, match=match):
+        attempt()
+
+
+REFUSED: dict[str, tuple[str, Any]] = {
+    "personaliser": ("gives each client a start point", lambda: {"personalizer": Standalone()}),
+    "aggregator": ("does more than to average", lambda: {
+        "aggregator": ShapFedWA("cssv"), "metrics": {"cssv": ClassSpecificShapley()}}),
+    "noise": ("noise would be spent", lambda: {"uploads": [GaussianPrivacy(1.0, 0.1)]}),
+    "colluders": ("colluders would meet", lambda: {"uploads": [ALittleIsEnough(clients=[0, 1])]}),
+    "attack on a part": ("change whole updates", lambda: {
+        "uploads": [SignFlip(clients=[1])], "metric": ShadowShapley(part=["net.4.*"])}),
+    "filter": ("change a cohort's updates", lambda: {"filters": [NormCap(1.0)]}),
+    "share": ("stay at their clients", lambda: {"share": ["!net.4.*"]}),
+    "optimizer": ("keep", lambda: {"client_optimizer": "keep"}),
+    "engine": ("vmap", lambda: {"engine": "vmap"}),
+    "two sets": ("different coalitions", lambda: {"metrics": {"other": ShadowShapley(coalitions="singles")}}),
+    "algorithm": ("client_algorithm=FedProx", lambda: {"client_algorithm": FedProx(0.1)}),
+    "no such client": ("names clients", lambda: {"metric": ShadowShapley(coalitions=[[7]])}),
+    "no such part": ("matches no parameter", lambda: {"metric": ShadowShapley(part=["head.*"])}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused_before_training(tmp_path: Path, what: str) -> None:
+    match, options = REFUSED[what]
+    refused(tmp_path, match, **options())
+
+
+@pytest.mark.parametrize(
+    ("module", "match"),
+    [
+        (lambda: Draws(network(batch_norm=False)), "one_by_one=True"),
+        (lambda: Reads(network(batch_norm=False)), "reads values off tensors.*one_by_one=True"),
+        (lambda: Twice(network(batch_norm=False)), "on_after_backward"),
+        (lambda: Plain(network(batch_norm=False), lambda p: torch.optim.LBFGS(p)), "LBFGS"),
+    ],
+)
+def test_modules_that_cannot_be_batched(tmp_path: Path, module: Any, match: str) -> None:
+    refused(tmp_path, match, module())
+
+
+def test_a_row_that_is_not_the_clients_own_model_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where both began alike and saw the same: here rows step twice as far."""
+    from flsv.clients.batched import StackedOptimizer
+
+    step = StackedOptimizer.step
+
+    def twice(self: Any, *args: Any) -> None:
+        step(self, *args)
+        step(self, *args)
+
+    monkeypatch.setattr(StackedOptimizer, "step", twice)
+    refused(tmp_path, "model of a coalition differs by")
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "match"),
+    [
+        (Twice, {}, "on_after_backward"),
+        (Plain, {"gradient_clip_val": 0.1, "gradient_clip_algorithm": "value"}, "Clip by norm"),
+        (Plain, {"accumulate_grad_batches": 2}, "accumulated"),
+    ],
+)
+def test_one_by_one_is_refused_what_it_would_do_otherwise(
+    tmp_path: Path, module: Any, options: dict[str, Any], match: str
+) -> None:
+    federation = loop(ShadowShapley(one_by_one=True))
+    with pytest.raises(ConfigurationError, match=match):
+        fit(federation, tmp_path, module(network(batch_norm=False)), data(), rounds=1, **options)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"coalitions": "some"},
+        {"part": "tail"},
+        {"part": "head", "one_by_one": True},
+        {"per_class": True, "performance": "f1"},
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError):
+        ShadowShapley(**arguments)
+
+
+def test_a_loop_of_other_metrics_has_no_shadows() -> None:
+    federation = loop()
+    assert isinstance(federation.client_algorithm, ShadowTraining)
+    assert federation.replace(seed=1).client_algorithm is federation.client_algorithm
+    assert federation.replace(metrics=None).client_algorithm is None
+    assert (
+        federation.replace(metrics={"s": ShadowShapley(coalitions="singles")}).client_algorithm.coalitions == "singles"
+    )
