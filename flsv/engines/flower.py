@@ -184,8 +184,9 @@ def client_app(
         try:
             answer = site(context.node_config).answer(from_record(message.content))
         except Exception as error:  # else Flower would send what it says, which may be of the samples
-            _log.exception("this site could not be made")
-            answer = failure_packet(error)
+            name = str(context.node_config.get("site", ""))
+            _log.exception("site %r could not be made", name)
+            answer = failure_packet(error, name)
         return Message(content=to_record(answer), reply_to=message)
 
     for register in (app.train(), app.query(), app.evaluate()):

@@ -28,6 +28,19 @@ class OtherData(BadReply):
     """A site has not trained on as many samples as it announced."""
 
 
+class Unwilling(BadReply):
+    """A site is set up, or its policy is, so that it cannot take part; to ask it again is of no use.
+
+    Args:
+        why: in words.
+        site: its name.
+    """
+
+    def __init__(self, why: str, site: str) -> None:
+        super().__init__(why)
+        self.site = site
+
+
 def instruction_packet(instruction: Instruction, facts: dict[str, Any]) -> Packet:
     """The packet that the server sends to a site.
 
@@ -69,11 +82,21 @@ def update_packet(update: ClientUpdate, lost: bool = False) -> Packet:
     return Packet("update", plain, {name: t.detach().cpu() for name, t in {**tensors, "vector": update.vector}.items()})
 
 
-def failure_packet(error: BaseException) -> Packet:
-    """An error, by its kind and the line that it comes from, without its text."""
+def failure_packet(error: BaseException, site: str) -> Packet:
+    """An error, by its kind and the line that it comes from, without its text, which may quote samples.
+
+    Args:
+        error: of whatever kind.
+        site: the name of the site where it happened.
+    """
     places = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(places[-1].filename).name}:{places[-1].lineno}" if places else ""
-    return Packet("failed", {"error": f"{type(error).__name__}{where}"})
+    return failed_packet(f"{type(error).__name__}{where}", site, isinstance(error, ConfigurationError))
+
+
+def failed_packet(what: str, site: str, unwilling: bool) -> Packet:
+    """What went wrong at a site in words that may leave it; ``unwilling``: and would again."""
+    return Packet("failed", {"error": what, "site": site, "unwilling": unwilling})
 
 
 def check_done(reply: Packet | str) -> Packet:
@@ -85,7 +108,8 @@ def check_done(reply: Packet | str) -> Packet:
     if isinstance(reply, str):
         raise BadReply(reply)
     if reply.kind == "failed":
-        raise BadReply(f"it failed with {reply.plain.get('error')!s:.200}, its own log says more")
+        why = f"it failed with {reply.plain.get('error')!s:.200}, its own log says more"
+        raise Unwilling(why, str(reply.plain.get("site"))) if reply.plain.get("unwilling") is True else BadReply(why)
     if reply.kind == "late":
         raise BadReply(f"it has stopped, not ready after {reply.plain.get('seconds')!s:.10} s")
     if reply.kind == "busy":

@@ -18,7 +18,15 @@ from flsv.clients.algorithms.base import used_model
 from flsv.clients.client_manager import ClientManager
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.one_process import shared_space
-from flsv.engines.remote.messages import Packet, failure_packet, pack, read_instruction, unpack, update_packet
+from flsv.engines.remote.messages import (
+    Packet,
+    failed_packet,
+    failure_packet,
+    pack,
+    read_instruction,
+    unpack,
+    update_packet,
+)
 from flsv.engines.remote.policy import Refused, SitePolicy
 from flsv.engines.remote.secure.at_site import SumsAtSite, flags
 from flsv.engines.remote.secure.checks import by_samples, check_sums_only
@@ -147,10 +155,10 @@ class Site:
             return Packet("late", {"seconds": packet.plain["seconds"]})
         except Refused as error:
             _log.warning("site %r refused %r: %s", self.name, packet.kind, error)
-            return Packet("failed", {"error": f"site {self.name!r}: {error}"})
+            return failed_packet(f"site {self.name!r}: {error}", self.name, unwilling=True)
         except Exception as error:
             _log.exception("site %r could not answer %r", self.name, packet.kind)
-            return failure_packet(error)
+            return failure_packet(error, self.name)
 
     def _number(self, packet: Packet) -> int | None:
         """Which client this is, in the server's count; None where the server does not know it."""

@@ -15,7 +15,7 @@ import lightning as L
 
 from flsv._lightning.durable import replacing
 from flsv.engines.one_process import shared_space
-from flsv.engines.remote.messages import BadReply, Packet, check_done, whole
+from flsv.engines.remote.messages import BadReply, Packet, Unwilling, check_done, whole
 from flsv.engines.remote.secure.checks import by_samples
 from flsv.engines.remote.secure.settings import SecureSums
 from flsv.errors import ConfigurationError
@@ -86,7 +86,7 @@ class Directory:
                 f"{book} cannot be read: it lacks or garbles {error}. Delete it and start again with all sites."
             ) from error
         self._known: dict[Address, int | None] = {}
-        self._silent: set[Address] = set()
+        self._silent: dict[Address, str] = {}
 
     @property
     def sizes(self) -> dict[int, dict[str, int]]:
@@ -97,7 +97,7 @@ class Directory:
         """Wait until every site has said how many samples it has, now or in an earlier run.
 
         Raises:
-            ConfigurationError: a site has other settings than the server.
+            ConfigurationError: a site has other settings than the server, or cannot take part as it is set up.
             RuntimeError: some have not come in time.
         """
         deadline = time.monotonic() + self.wait
@@ -107,9 +107,10 @@ class Directory:
             if not missing and here:
                 return
             if time.monotonic() > deadline:
+                said = "".join(f" A node is there and has not said who it is: {why}." for why in self._silent.values())
                 raise RuntimeError(
-                    f"sites {missing or self.names} have not come within {self.wait:g} s. Start them, or leave them "
-                    "out of sites=[...]."
+                    f"sites {missing or self.names} have not come within {self.wait:g} s.{said} Start them, or leave "
+                    "them out of sites=[...]."
                 )
             time.sleep(min(0.5, self.wait))
 
@@ -129,10 +130,16 @@ class Directory:
             try:
                 site = self._greeted(address, check_done(reply), present, strict)
             except BadReply as why:  # perhaps it will: it is greeted again when somebody is asked for next
-                if address not in self._silent:
+                expected = set(self.names) - {self.names[site] for site in self._known.values() if site is not None}
+                if strict and isinstance(why, Unwilling) and why.site in expected:
+                    raise ConfigurationError(
+                        f"site {why.site!r} cannot take part: {why}. Mend it there, and start this server again."
+                    ) from why
+                if self._silent.get(address) != str(why):
                     warnings.warn(f"a node has not said who it is: {why}.", stacklevel=2)
-                self._silent.add(address)
+                self._silent[address] = str(why)
                 continue
+            self._silent.pop(address, None)
             # In the place of where the site was before.
             self._known = {a: known for a, known in self._known.items() if known is None or known != site}
             self._known[address] = site

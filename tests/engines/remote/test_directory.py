@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from lightning.pytorch.callbacks import ModelCheckpoint
 from remote_federation import CASES, Remotely, assert_same, momentum, shapfed, site
-from remote_sites import NAMES, module
+from remote_sites import NAMES, Replay, module
 
 from flsv.engines.remote import Directory, Packet, agreement
+from flsv.engines.remote.messages import failure_packet
 from flsv.errors import ConfigurationError
 from flsv.uploads import TopK
 
@@ -70,6 +71,36 @@ def test_a_site_that_is_away_is_not_waited_for_while_others_are_there(
 def test_nobody_is_waited_for_for_ever(tmp_path: Path) -> None:
     directory = Directory(Slow(10**6, 0), NAMES, agreement(module(), shapfed()), tmp_path / "book", wait=0.1)
     assert directory.exchange({0: Packet("ask")}) == {0: "it is away"}
+
+
+def test_a_site_that_is_set_up_wrongly_ends_the_start(tmp_path: Path) -> None:
+    """At once and by name; what its error says, which may be of its samples, stays there."""
+    error = ConfigurationError("class 'of Jane Doe' has 1 sample")
+    ours = agreement(module(), shapfed())
+    said: dict[str, Any] = {name: {**ours, "name": name, "key": name, "sizes": SIZES} for name in NAMES}
+    nodes = Replay()
+    nodes.says["hello"] = {100 + i: Packet("here", said[name]) for i, name in enumerate(NAMES)}
+    nodes.says["hello"][102] = failure_packet(error, "Osaka")
+    directory = Directory(nodes, NAMES, ours, tmp_path / "book", wait=60)
+    with pytest.raises(ConfigurationError, match="site 'Osaka' cannot take part: it failed with Config") as told:
+        directory.gather()
+    assert "Jane" not in str(told.value)
+    # Of a node that says another's name, or is another federation's, or may mend itself, no start ends.
+    for reply in (
+        failure_packet(error, "Lyon"),
+        failure_packet(error, "Perth"),
+        failure_packet(error, ""),
+        failure_packet(OSError("no disk"), "Osaka"),
+    ):
+        nodes.says["hello"][102] = reply
+        directory = Directory(nodes, NAMES, ours, tmp_path / "other", wait=0)
+        with (
+            pytest.warns(UserWarning, match="has not said who it is"),
+            pytest.raises(
+                RuntimeError, match=rf"\['Osaka'\] have not come within 0 s. A node is there.*{reply.plain['error']}"
+            ),
+        ):
+            directory.gather()
 
 
 def test_a_killed_server_goes_on_and_sites_begin_where_they_stood(tmp_path: Path) -> None:
