@@ -1,12 +1,13 @@
 """What a federated round costs over plain PyTorch.
 
-    python tools/bench_round.py [--rounds 5] [--repeats 5]
+    python tools/bench_round.py [--network lenet] [--rounds 5] [--repeats 5]
 
 10 clients x 600 Fashion-MNIST images, batch 32, one local epoch, SGD 0.01, LeNet5 (conv5-10, pool, conv5-20, pool,
-fc50, fc10), one torch thread: a plain PyTorch loop on preloaded tensors, Lightning's own Trainer on as many batches of
-one model, and ``FederatedLoop`` with class-specific Shapley values, TensorBoard and ``contributions.csv``, turn by turn
-in one process. Prints medians over the rounds and the ratio, and what the metric and its picture take, of which
-TensorBoard has ten in a run, however long. Reads ``$FLSV_DATA_ROOT``; without it, random images of the same size.
+fc50, fc10) or an MLP (784-200-200-10), one torch thread: a plain PyTorch loop on preloaded tensors, Lightning's own
+Trainer on as many batches of one model, and ``FederatedLoop``: of a user's plain module, of ``ClassifierClient``, with
+class-specific Shapley values, TensorBoard and ``contributions.csv``, turn by turn in one process. Prints medians over
+the rounds and the ratio, and what the metric and its picture take, of which TensorBoard has ten in a run, however long.
+Reads ``$FLSV_DATA_ROOT``; without it, random images of the same size.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import statistics
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -33,9 +35,10 @@ from torch.utils.tensorboard._utils import figure_to_image
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, Reporting
 from flsv.data import IIDPartitioner, Splits
 from flsv.metrics import ClassSpecificShapley
-from flsv.models import LeNet5
+from flsv.models import MLP, LeNet5
 
 CLIENTS, IMAGES, BATCH = 10, 600, 32
+Network = Callable[[], nn.Module]
 
 
 def images() -> tuple[torch.Tensor, torch.Tensor]:
@@ -50,9 +53,33 @@ def images() -> tuple[torch.Tensor, torch.Tensor]:
     return data.data[:total, None].float() / 255, data.targets[:total]
 
 
-def network() -> nn.Module:
+def lenet() -> nn.Module:
     torch.manual_seed(0)
     return LeNet5(num_classes=10, input_shape=(1, 28, 28), channels=(10, 20), hidden=(50,))
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return MLP(num_classes=10, input_shape=(1, 28, 28), hidden=(200, 200))
+
+
+def client(network: Network) -> L.LightningModule:
+    return ClassifierClient(network(), num_classes=10, input_shape=(1, 28, 28))
+
+
+class Own(L.LightningModule):
+    """A user's plain module."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__()
+        self.network = network()
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self.network(x), y)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.01)
 
 
 class TimedLoop(FederatedLoop):
@@ -70,7 +97,7 @@ class TimedLoop(FederatedLoop):
         self.start = now
 
 
-def plain(x: torch.Tensor, y: torch.Tensor, rounds: int) -> list[float]:
+def plain(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network = lenet) -> list[float]:
     """Federated averaging and nothing else."""
     server, seconds = network().to(x.device), []
     clients = torch.randperm(len(x)).view(CLIENTS, IMAGES)
@@ -106,7 +133,7 @@ class TimedEpochs(L.Callback):
         self.start = now
 
 
-def trainer_alone(x: torch.Tensor, y: torch.Tensor, rounds: int) -> list[float]:
+def trainer_alone(x: torch.Tensor, y: torch.Tensor, rounds: int, network: Network = lenet) -> list[float]:
     """Lightning's Trainer on batches of the same sizes, as one model's epochs: nothing federated."""
     timed, parts = TimedEpochs(), torch.randperm(len(x)).view(CLIENTS, IMAGES)
     batches = [(x[rows], y[rows]) for own in parts for rows in own.split(BATCH)]
@@ -119,9 +146,7 @@ def trainer_alone(x: torch.Tensor, y: torch.Tensor, rounds: int) -> list[float]:
         enable_model_summary=False,
         callbacks=[timed],
     )
-    trainer.fit(
-        ClassifierClient(network(), num_classes=10, input_shape=(1, 28, 28)), DataLoader(batches, batch_size=None)
-    )
+    trainer.fit(client(network), DataLoader(batches, batch_size=None))
     return timed.seconds
 
 
@@ -132,10 +157,11 @@ def federated(
     measured: bool,
     comfort: bool = False,
     accelerator: str = "cpu",
+    module: L.LightningModule | None = None,
     **options: Any,
 ) -> list[float]:
     """Through the Trainer: ``measured`` with CSSV, TensorBoard and the CSV, ``comfort`` with a bar and checkpoints;
-    ``options`` are the data module's."""
+    ``module`` is LeNet5's by default, ``options`` are the data module's."""
     data = FederatedDataModule(
         TensorDataset(x, y), IIDPartitioner(CLIENTS), batch_size=BATCH, splits=Splits(server_val=0), **options
     )
@@ -153,7 +179,7 @@ def federated(
             default_root_dir=folder,
             callbacks=[loop],
         )
-        trainer.fit(ClassifierClient(network(), num_classes=10, input_shape=(1, 28, 28)), data)
+        trainer.fit(module or client(lenet), data)
     return loop.seconds
 
 
@@ -175,16 +201,19 @@ def cssv_seconds() -> tuple[float, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--network", choices=["lenet", "mlp"], default="lenet")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--repeats", type=int, default=5, help="how often each is run, turn by turn")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     logging.getLogger("lightning").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore")
+    rounds, network = arguments.rounds, {"lenet": lenet, "mlp": mlp}[arguments.network]
     x, y = images()
     names = (
         "plain PyTorch",
         "Lightning's Trainer alone",
+        "FederatedLoop, a user's module",
         "FederatedLoop",
         "+ CSSV, TensorBoard, CSV",
         "+ progress bar, checkpoints",
@@ -192,11 +221,12 @@ def main() -> None:
     runs: dict[str, list[float]] = {name: [] for name in names}
     for repeat in range(arguments.repeats + 1):
         seconds = [
-            plain(x, y, arguments.rounds),
-            trainer_alone(x, y, arguments.rounds),
-            federated(x, y, arguments.rounds, measured=False),
-            federated(x, y, arguments.rounds, measured=True),
-            federated(x, y, arguments.rounds, measured=True, comfort=True),
+            plain(x, y, rounds, network),
+            trainer_alone(x, y, rounds, network),
+            federated(x, y, rounds, measured=False, module=Own(network)),
+            federated(x, y, rounds, measured=False, module=client(network)),
+            federated(x, y, rounds, measured=True, module=client(network)),
+            federated(x, y, rounds, measured=True, comfort=True, module=client(network)),
         ]
         for name, measured in zip(runs, seconds):
             # The first repeat warms up, and so does a run's first round.
