@@ -26,6 +26,9 @@ from flsv.errors import ConfigurationError
 from flsv.round import ClientMatrix, Round
 from flsv.strategy import Contributions, Federation, Strategy
 
+#: Entries that :class:`AdaptiveServer` steps at a time.
+PIECE = 2**20
+
 
 class ServerOptimizer(FedAvg):
     """An optimizer moves the global model along the clients' mean update.
@@ -70,14 +73,13 @@ class ServerOptimizer(FedAvg):
         vector, cut = round.combine(weights), round.space.num_parameters  # its buffers are those of the next model
         # Away from the global model, wherever clients started: without momentum, and with lr=1, this is FedAvg.
         moves = ClientMatrix(round.client_vectors, [round.global_vector] * len(round))
-        point = torch.nn.Parameter(round.global_vector[:cut].clone())
-        point.grad = -moves.combine(weights, cut)
+        point = torch.nn.Parameter(vector[:cut].copy_(round.global_vector[:cut]))  # the step is taken in place
+        point.grad = moves.combine(weights, cut).neg_()
         optimizer = self.optimizer([point])
         groups = optimizer.state_dict()["param_groups"]
         # A copy: the round may yet fail.
         optimizer.load_state_dict({"state": deepcopy(self._state), "param_groups": groups})
         optimizer.step()
-        vector[:cut] = point.detach()
         self._next = optimizer.state_dict()["state"]
         return vector, weights
 
@@ -223,13 +225,16 @@ class AdaptiveServer(Optimizer):
             for x in group["params"]:
                 if x.grad is None:
                     continue
-                state, square = self.state[x], x.grad.square()
+                state = self.state[x]
                 if not state:
                     state["m"], state["v"] = torch.zeros_like(x), torch.full_like(x, group["tau"] ** 2)
-                m, v = state["m"], state["v"]
-                m.lerp_(-x.grad, 1 - group["beta1"])
-                if group["rule"] == "adam":
-                    v.lerp_(square, 1 - group["beta2"])
-                else:
-                    v.addcmul_(square, (v - square).sign_(), value=group["beta2"] - 1)
-                x.addcdiv_(m, v.sqrt().add_(group["tau"]), value=group["lr"])
+                # Piece by piece, so that what lies in between takes no model's memory.
+                pieces = (torch.atleast_1d(each).split(PIECE) for each in (x, x.grad, state["m"], state["v"]))
+                for point, gradient, m, v in zip(*pieces):
+                    square = gradient.square()
+                    m.lerp_(-gradient, 1 - group["beta1"])
+                    if group["rule"] == "adam":
+                        v.lerp_(square, 1 - group["beta2"])
+                    else:
+                        v.addcmul_(square, (v - square).sign_(), value=group["beta2"] - 1)
+                    point.addcdiv_(m, v.sqrt().add_(group["tau"]), value=group["lr"])

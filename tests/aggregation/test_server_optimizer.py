@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from toys import Plain, fit, network, toy_data
 
 from flsv.aggregation import FedAdam, FedAvg, FedAvgM, FedYogi, ServerOptimizer
+from flsv.aggregation.server_optimizer import AdaptiveServer
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.parameters import ParameterSpace
@@ -129,6 +130,23 @@ def test_a_round_that_fails_leaves_no_trace() -> None:
     after = aggregator.state_dict()
     for name in ("m", "v"):
         assert torch.equal(before["optimizer"][0][name], after["optimizer"][0][name])
+
+
+@pytest.mark.parametrize("rule", ["adam", "yogi"])
+def test_its_pieces_are_the_whole(monkeypatch: pytest.MonkeyPatch, rule: Any) -> None:
+    def stepped() -> list[Tensor]:
+        torch.manual_seed(0)
+        points = [nn.Parameter(torch.randn(7)), nn.Parameter(torch.randn(5, 2).T), nn.Parameter(torch.randn(()))]
+        optimizer = AdaptiveServer(points, rule=rule)
+        for _ in range(2):
+            for point in points:
+                point.grad = torch.randn_like(point)
+            optimizer.step()
+        return [point.detach() for point in points]
+
+    whole = stepped()
+    monkeypatch.setattr("flsv.aggregation.server_optimizer.PIECE", 3)
+    assert all(map(torch.equal, stepped(), whole))
 
 
 def test_a_new_fit_starts_anew() -> None:
