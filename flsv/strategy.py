@@ -128,6 +128,12 @@ class Strategy(Component):
     needs_classes: bool = False
     sums_only: ClassVar[bool] = False
 
+    @property
+    def needs_class_counts(self) -> bool:
+        """Whether clients work with how many samples of each class they, or all, have, which sites are not told; by
+        default where it needs classes."""
+        return self.needs_classes
+
     def bind_evaluator(self, games: Any) -> None:
         """Before the first instructions of a fit in which metrics evaluate models on the server's validation set: what
         does, see :class:`flsv.games.CoalitionGames`."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 import torch
+import torch.nn.functional as F
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
@@ -42,6 +43,10 @@ class ClientManager:
         space: the map between the module and vectors.
         states: what the clients keep between rounds.
         owners: which of several processes has which client; None: there is one.
+        num_classes: M of the federation, where the data are a part of it that may lack the last ones; None: the data's.
+
+    Raises:
+        ConfigurationError: the data have more classes.
 
     Attributes:
         channel: counts what crosses.
@@ -58,19 +63,24 @@ class ClientManager:
         space: ParameterSpace,
         states: ClientStates,
         owners: Owners | None = None,
+        num_classes: int | None = None,
     ) -> None:
         self._trainer, self._data, self._space, self._states, self._owners = trainer, data, space, states, owners
+        self._num_classes = data.num_classes if num_classes is None else num_classes
         self._first: ModelEvaluator | None = None
         self._chunk: int | None = None
         self._any_task: dict[ModelScore, ValidatedModels] = {}
         self._replica: Replica | None = None
         self.channel = Channel()
-        population = data.class_counts.sum(0)
+        counts = data.class_counts
+        if num_classes is not None:
+            counts = _widened(counts, num_classes)
+        population = counts.sum(0)
         self.locals = [
             LocalData(
                 client_called(client, data.client_names),
                 partial(self._batches, client),
-                data.class_counts[client],
+                counts[client],
                 population,
                 partial(self.evaluator, private=partial(self._private, client)),
                 partial(self.module, private=partial(self._private, client)),
@@ -113,7 +123,7 @@ class ClientManager:
                 self._trainer.lightning_module,
                 self._space,
                 batches,
-                num_classes=self._data.num_classes,
+                num_classes=self._num_classes,
                 chunk=self._chunk,
                 context=self._trainer.strategy.precision_plugin.forward_context,
             )
@@ -284,6 +294,16 @@ def try_forward(
         f"{asking}: {type(module).__name__}.forward gives {_what(logits)} for {len(y)} samples of {num_classes} "
         f"classes, expected logits [{len(y)}, {num_classes}].{hint}{instead}"
     )
+
+
+def _widened(counts: Tensor, num_classes: int) -> Tensor:
+    """``counts [n, M']`` with none of the classes that the data lack, ``[n, M]``."""
+    if counts.shape[1] > num_classes:
+        raise ConfigurationError(
+            f"the data have {counts.shape[1]} classes, and the federation {num_classes}. Number the classes as the "
+            "federation does, or tell its server of all of them (num_classes)."
+        )
+    return F.pad(counts, (0, num_classes - counts.shape[1]))
 
 
 def _what(value: Any) -> str:

@@ -75,6 +75,7 @@ class InRunValues(ClientAlgorithm):
     sends = (GRADIENT,)
     reports = (VALUES,)
     needs_classes = True
+    needs_class_counts = False  # a sample's class is that of its batch
 
     def __init__(self, every: int = 1) -> None:
         check_number(self, "every", every, least=1, whole=True)

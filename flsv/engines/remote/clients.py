@@ -187,6 +187,7 @@ class Remote:
         rounds: of the run.
         steps_per_sample: the most optimizer steps that a site can take in a round, for each of its samples.
         reports: names of what strategies let sites report.
+        num_classes: of the federation; None where there are none. A site that lacks the last ones knows no better.
     """
 
     def __init__(
@@ -196,9 +197,10 @@ class Remote:
         rounds: int,
         steps_per_sample: int,
         reports: Collection[str] = (),
+        num_classes: int | None = None,
     ) -> None:
         self.directory, self._state, self._rounds = directory, state, rounds
-        self._steps_per_sample, self._reports = steps_per_sample, frozenset(reports)
+        self._steps_per_sample, self._num_classes, self._reports = steps_per_sample, num_classes, frozenset(reports)
         self._usual: str | None = None
         self.conversations = Conversations(directory.exchange)
         self._trained: dict[int, str] = {}
@@ -347,9 +349,8 @@ class Remote:
         return found
 
     def _facts(self, site: int) -> dict[str, Any]:
-        counted = self._stands.get(site)
-        clients = len(self.directory.names)
-        return {"run": self._state.run, "rounds": self._rounds, "clients": clients, "client": site, "counted": counted}
+        run = {"run": self._state.run, "rounds": self._rounds, "classes": self._num_classes}
+        return {**run, "clients": len(self.directory.names), "client": site, "counted": self._stands.get(site)}
 
     def _told(self, site: int, what: str, why: object = "", when: str = "") -> str:
         """Something went wrong at a site: it is kept for the run's record, and said."""

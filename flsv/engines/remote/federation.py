@@ -108,7 +108,7 @@ class RemoteFederation(IdleProcess):
     """
 
     def __init__(self, directory: Directory, *options: Any, secure: SecureSums | bool = False) -> None:
-        trainer, _, state, _, board, config, *_ = options
+        trainer, data, state, _, board, config, *_ = options
         if (sums := SecureSums.of(secure)) is not None:
             sums.threshold_of(len(directory.names))
             check_sums_only(config, board)
@@ -124,14 +124,15 @@ class RemoteFederation(IdleProcess):
         state.run = state.run or secrets.token_hex(8)
         # A batch has a sample at least; who steps by hand may do so several times a batch.
         steps = config.local_epochs * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)
-        known = directory, state, trainer.max_epochs or 1, steps, check_names(config.strategies)
+        num_classes = data.num_classes if data.no_classes is None else None
+        known = directory, state, trainer.max_epochs or 1, steps, check_names(config.strategies), num_classes
         self._remote = Remote(*known) if sums is None else SecureRemote(sums, by_samples(config), *known)
         super().__init__(*options)
         for role, strategy in self._strategies.items():
-            if strategy.needs_classes:
+            if strategy.needs_class_counts:
                 raise ConfigurationError(
-                    f"{role} {strategy!r} works with the clients' class counts, and a site knows neither the "
-                    "classes nor the counts of the others. Choose another, or measure it in a simulation."
+                    f"{role} {strategy!r} works with the clients' class counts, and a site knows nothing of "
+                    "the others'. Choose another, or measure it in a simulation."
                 )
         evaluating = self.server.board.evaluating
         for metric, asks in evaluating.items():

@@ -187,6 +187,7 @@ class Site:
             visit = SiteVisit(
                 instruction,
                 plain["clients"],
+                plain["classes"],
                 self._data,
                 kept or {},
                 self._settings.config,
@@ -208,12 +209,12 @@ class Site:
         """The accuracy of the model that this site would use, on its own test samples."""
         instruction = read_instruction(packet)
         with self._memory(packet) as memory:
-            tested = _Asked(partial(self._accuracy, instruction, self._kept(memory, packet)))
+            tested = _Asked(partial(self._accuracy, instruction, self._kept(memory, packet), packet.plain["classes"]))
             self._trainer(instruction.round_index, 0, tested).fit(self._make_module(), self._data.client_loader(0))
         return Packet("tested", {"accuracy": tested.answer})
 
-    def _accuracy(self, instruction: Instruction, kept: Kept, trainer: L.Trainer) -> float:
-        space, local = self._open(kept, trainer)
+    def _accuracy(self, instruction: Instruction, kept: Kept, num_classes: int | None, trainer: L.Trainer) -> float:
+        space, local = self._open(kept, num_classes, trainer)
         with at(local):
             model = used_model(local, instruction, self._settings.config.strategies)
             assert model is not None
@@ -233,7 +234,7 @@ class Site:
             if self._sums is not None:
                 self._sums.check_question(memory, packet)
             kept = self._kept(memory, packet)
-            asked = _Asked(partial(self._reply, question, args, kwargs, kept))
+            asked = _Asked(partial(self._reply, question, args, kwargs, kept, plain["classes"]))
             self._trainer(plain["round"], 0, asked).fit(self._make_module(), self._data.client_loader(0))
             memory.keep_too(plain["visit"], kept)
         result, tensors = pack(asked.answer)
@@ -245,10 +246,11 @@ class Site:
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         kept: Kept,
+        num_classes: int | None,
         trainer: L.Trainer,
     ) -> Any:
         """Within a fit, where the module is on its device."""
-        _, local = self._open(kept, trainer)
+        _, local = self._open(kept, num_classes, trainer)
         device = trainer.lightning_module.device
         args, kwargs = move_data_to_device(args, device), move_data_to_device(kwargs, device)
         with at(local):
@@ -256,14 +258,14 @@ class Site:
             kept["state"] = {name: tensor.cpu() for name, tensor in local.state.items()}
         return answer
 
-    def _open(self, kept: Kept, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
+    def _open(self, kept: Kept, num_classes: int | None, trainer: L.Trainer) -> tuple[ParameterSpace, LocalData]:
         """What the site holds, with what it has kept."""
         module = trainer.lightning_module
         space, _ = shared_space(module, self._settings.config)
         states = ClientStates()
         states.load_state_dict({0: kept.get("state", {})})
         states.to(module.device)
-        local = ClientManager(trainer, self._data, space, states).locals[0]
+        local = ClientManager(trainer, self._data, space, states, num_classes=num_classes).locals[0]
         tell = None
         if "who" in kept:
             client, clients, index = kept["who"]

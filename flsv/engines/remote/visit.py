@@ -197,6 +197,7 @@ class SiteVisit(L.Callback):
     Args:
         instruction: what the server said.
         num_clients: of the federation.
+        num_classes: likewise; None where there are none.
         data: the site's, dealt to one client.
         kept: what the site kept of an earlier round.
         config: of the federation's loop.
@@ -216,6 +217,7 @@ class SiteVisit(L.Callback):
         self,
         instruction: Instruction,
         num_clients: int,
+        num_classes: int | None,
         data: FederatedDataModule,
         kept: Kept,
         config: FederationConfig,
@@ -225,6 +227,7 @@ class SiteVisit(L.Callback):
     ) -> None:
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._instruction, self._num_clients, self._data = instruction, num_clients, data
+        self._num_classes = num_classes
         self._strategies: Mapping[str, Any] = config.strategies
         self._config, self._uploads = config, list(config.uploads)
         self.kept, self._limit, self._upload_seed = kept, limit, upload_seed
@@ -271,7 +274,7 @@ class SiteVisit(L.Callback):
         client = self._instruction.client_id
         self._states.load_state_dict({0: self.kept["state"]} if self.kept.get("state") else {})
         self._states.to(pl_module.device)
-        self._manager = ClientManager(trainer, self._data, space, self._states)
+        self._manager = ClientManager(trainer, self._data, space, self._states, num_classes=self._num_classes)
         kept = self.kept.get("optimizers"), self.kept.get("buffers")
         self._local = local_training(trainer, space, self._config, self._num_clients, self._steps, *kept)
         self._local.upload_seed = self._upload_seed

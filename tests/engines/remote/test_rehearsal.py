@@ -12,12 +12,18 @@ from remote_federation import ServerData, shapfed
 from remote_sites import NAMES, module
 
 from flsv import ClientEvaluation
-from flsv.clients.algorithms import InRunValues
+from flsv.clients.algorithms import ClientAlgorithm, InRunValues
 from flsv.engines.remote import Directory, RemoteData
 from flsv.engines.remote.federation import PLENTY, rehearse, told_status
 from flsv.errors import ConfigurationError
 from flsv.metrics import ClassSpecificShapley, DecayedShapley, EverybodyElse, InRunShapley, WassersteinContribution
 from flsv.personalization import PFedSV
+
+
+class OfCounts(ClientAlgorithm):
+    """One of a user's, of which nobody has said that it leaves class counts alone."""
+
+    needs_classes = True
 
 
 def acted(folder: Path, own: Any = None, num_classes: int | None = 10, **options: Any) -> None:
@@ -37,11 +43,7 @@ def acted(folder: Path, own: Any = None, num_classes: int | None = 10, **options
     ("options", "words"),
     [
         (
-            {
-                "client_algorithm": InRunValues(),
-                "metrics": {"cssv": ClassSpecificShapley(), "own": InRunShapley()},
-                "own": ServerData(),
-            },
+            {"client_algorithm": OfCounts(), "metrics": {"cssv": ClassSpecificShapley()}, "own": ServerData()},
             "works with the clients' class counts",
         ),
         (
@@ -66,6 +68,8 @@ def test_what_only_sites_can_tell_is_left_to_them(tmp_path: Path) -> None:
     acted(tmp_path)
     metrics = {"cssv": ClassSpecificShapley(), "own": DecayedShapley(), "else": EverybodyElse()}
     acted(tmp_path, own=ServerData(), metrics=metrics, evaluation=ClientEvaluation(every=1))
+    in_run = {"cssv": ClassSpecificShapley(), "own": InRunShapley()}
+    acted(tmp_path, own=ServerData(), metrics=in_run, client_algorithm=InRunValues())
 
 
 def test_how_a_run_has_ended_is_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
