@@ -166,19 +166,20 @@ def client_app(
             "not send. Leave it out, and take client_app(secure=True) and server_app(secure=True)."
         )
     app = ClientApp(mods=list(mods))
-    sites: dict[str, Site] = {}
+    sites: dict[str, tuple[SitePolicy | None, Site]] = {}
 
     def site(node_config: Mapping[str, Any]) -> Site:
         name = site_name(node_config)
-        if name not in sites:
+        # At every message: its owner may have written another one while this process lives.
+        policy = SitePolicy.read(Path(str(node_config["policy"]))) if "policy" in node_config else None
+        if name not in sites or sites[name][0] != policy:
             folder = Path(str(node_config.get("folder", "flsv-sites")))
             data = make_datamodule(node_config)
-            policy = SitePolicy.read(Path(str(node_config["policy"]))) if "policy" in node_config else None
             made = Site(
                 name, make_module, lambda: data, make_loop, folder, trainer, questions, policy=policy, secure=secure
             )
-            sites[name] = made
-        return sites[name]
+            sites[name] = policy, made
+        return sites[name][1]
 
     def reply(message: Message, context: Context) -> Message:
         try:

@@ -29,6 +29,7 @@ class Deployment:
     def __init__(self, folder: Path, policy: str = "questions = []\nleast_sites = 3\n") -> None:
         self._policy = policy
         own = {"FLWR_HOME": str(folder / ".flwr"), "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
+        own["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
         self.folder, self.env = folder, {**os.environ, **own}
         self.processes: dict[str, subprocess.Popen] = {}
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
@@ -115,3 +119,28 @@ def test_a_run_that_cannot_be_asks_nobody_and_says_how_it_ended(tmp_path: Path) 
         app(grid=None, context=None)  # type: ignore[arg-type]
     status = json.loads((tmp_path / "status.json").read_text())
     assert (status["status"], status["why"][:18]) == ("failed", "ConfigurationError")
+
+
+def test_a_sites_owner_may_write_another_policy_while_its_process_lives(tmp_path: Path) -> None:
+    policy = tmp_path / "flsv-site.toml"
+    policy.write_text("least_sites = 1\n")
+    module = partial(ClassifierClient, "mlp", num_classes=2, input_shape=(3,))
+    app = client_app(module, lambda node: Points(), FederatedLoop)
+    node = {"site": "Lyon", "folder": str(tmp_path), "policy": str(policy)}
+    context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
+
+    def told() -> Packet:
+        packet = Packet("hello", {"sites": ["Boston", "Lyon"]})
+        (message,) = Grid(0).made([Message(to_record(packet), 1, "query")])
+        return from_record(app(message, context).content)
+
+    assert told().plain["name"] == "Lyon"
+    policy.write_text("least_sites = 3\n")
+    assert "its policy wants 3 sites or more, and there are 2" in told().plain["error"]
+    policy.unlink()
+    assert told().plain["error"].startswith("ConfigurationError")
+
+
+class Points(L.LightningDataModule):
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(TensorDataset(torch.randn(6, 3), torch.arange(6) % 2), batch_size=2)

@@ -1,0 +1,182 @@
+"""A process that lives through a run, and the short ones that hand messages to it: without a SuperLink."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+
+from flsv.engines.flower_resident import resident
+from flsv.errors import ConfigurationError
+
+pytestmark = pytest.mark.flower
+
+# An app that says in which process it is, and for which message of it; some messages it does not survive.
+APP = """
+import os, time
+from pathlib import Path
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app, seen = ClientApp(), []
+
+@app.train()
+def answer(message, context):
+    what = message.content["told"]["what"]
+    seen.append(what)
+    if what == "die":
+        os.kill(os.getpid(), 9)
+    if what == "die once" and not Path("died").exists():
+        Path("died").touch()
+        os.kill(os.getpid(), 9)
+    if what == "raise":
+        raise OSError("the disk is gone")
+    if what == "sleep":
+        Path("asleep").write_text(str(os.getpid()))
+        time.sleep(600)
+    context.state["count"] = ConfigRecord({"messages": len(seen)})
+    return Message(RecordDict({"said": ConfigRecord({"process": os.getpid(), "seen": seen})}), reply_to=message)
+"""
+
+# What Flower does in a process of its own for a message: here in one that is the child of the test's.
+MESSAGE = """
+import json, os, sys
+sys.path.insert(0, os.getcwd())
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+from flsv.engines.flower_resident import resident
+
+what, idle, run, site = json.loads(sys.argv[1])
+TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = 3, run, 5
+message = Message(RecordDict({"told": ConfigRecord({"what": what})}), 5, "train")
+message.metadata.__dict__.update(_message_id="m", _src_node_id=1, _run_id=run)
+context = Context(run_id=run, node_id=5, node_config=site, state=RecordDict(), run_config={})
+assert "torch" not in sys.modules and "lightning" not in sys.modules
+reply = resident("their_app:app", idle=idle)(message, context)
+assert (reply.metadata.run_id, reply.metadata.src_node_id, reply.metadata.reply_to_message_id) == (run, 5, "m")
+said, took = dict(reply.content["said"]), dict(reply.content["took"])
+print(json.dumps({**said, "own": os.getpid(), "took": took, "count": context.state["count"]["messages"]}))
+"""
+
+
+class Site:
+    """Sends messages, each from a process of its own; the process that answers them ends with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "their_app.py").write_text(APP)
+
+    def begin(self, what: str, idle: float = 60, run: int = 1) -> subprocess.Popen:
+        told = json.dumps([what, idle, run, {"site": "Lyon", "folder": str(self.folder / "sites")}])
+        # Files: the process that lives on has them, too, so a pipe would not end.
+        with (self.folder / "out").open("w") as out, (self.folder / "log").open("w") as log:
+            return subprocess.Popen([sys.executable, "-c", MESSAGE, told], cwd=self.folder, stdout=out, stderr=log)
+
+    def send(self, what: str, idle: float = 60, run: int = 1) -> dict[str, Any]:
+        failed = self.begin(what, idle, run).wait(60)
+        return {"error": (self.folder / "log").read_text()} if failed else json.loads((self.folder / "out").read_text())
+
+    def socket(self, run: int = 1) -> Path:
+        return self.folder / "sites" / "Lyon" / f"{run}.sock"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def gone(process: int, seconds: float = 10) -> bool:
+    """Whether it ends in time. A child of nobody may stay a zombie, which is an end, too."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        stat = Path(f"/proc/{process}/stat")
+        if not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z":
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_one_process_answers_all_messages_of_a_run(site: Site) -> None:
+    first, second, other = site.send("a"), site.send("b"), site.send("c", run=2)
+    assert first["process"] == second["process"] != first["own"]
+    assert (second["seen"], second["count"]) == (["a", "b"], 2)
+    assert other["seen"] == ["c"]
+    assert set(first["took"]) == {"start", "import", "work"}
+    assert second["took"]["import"] < first["took"]["import"]
+    assert site.socket().stat().st_mode & 0o777 == 0o600
+
+
+def test_without_idle_time_every_message_has_its_own_process(site: Site) -> None:
+    first, second = site.send("a", idle=0), site.send("b", idle=0)
+    assert first["process"] == first["own"] != second["process"] == second["own"]
+    assert not site.socket().exists()
+
+
+def test_a_killed_process_is_replaced(site: Site) -> None:
+    first = site.send("a")
+    os.kill(first["process"], signal.SIGKILL)
+    assert gone(first["process"])
+    second = site.send("b")
+    assert (second["seen"], second["process"] == first["process"]) == (["b"], False)
+    assert site.send("die once")["seen"] == ["die once"]
+    assert "died twice over this message" in site.send("die")["error"]
+    assert site.send("c")["seen"] == ["c"]
+
+
+def test_an_error_of_the_app_is_the_messages_alone(site: Site) -> None:
+    first = site.send("a")
+    assert "RuntimeError: OSError: the disk is gone" in site.send("raise")["error"]
+    assert site.send("b")["process"] == first["process"]
+
+
+def test_it_ends_when_nothing_comes(site: Site) -> None:
+    first = site.send("a", idle=1)
+    assert gone(first["process"])
+    assert not site.socket().exists()
+
+
+def test_a_message_that_is_given_up_is_no_longer_worked_on(site: Site) -> None:
+    process = site.begin("sleep")
+    deadline = time.monotonic() + 30
+    asleep = site.folder / "asleep"
+    while not asleep.exists() or not asleep.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.kill()
+    assert gone(int(asleep.read_text()))
+    assert site.send("b")["seen"] == ["b"]
+
+
+def test_it_ends_with_who_started_the_short_process(site: Site, tmp_path: Path) -> None:
+    told = json.dumps(["a", 60, 1, {"site": "Lyon", "folder": str(tmp_path / "sites")}])
+    out = tmp_path / "out"
+    code = f"import subprocess, sys; subprocess.run(sys.argv[1:], stdout=open({str(out)!r}, 'w'))"
+    subprocess.run([sys.executable, "-c", code, sys.executable, "-c", MESSAGE, told], cwd=tmp_path, timeout=60)
+    assert gone(json.loads(out.read_text())["process"])
+
+
+def test_where_there_can_be_no_socket_messages_are_answered_all_the_same(site: Site) -> None:
+    site.socket().mkdir(parents=True)  # a folder in its place
+    first = site.send("a")
+    assert first["process"] == first["own"]
+
+
+def test_a_socket_that_others_may_use_is_not_spoken_to(site: Site) -> None:
+    first = site.send("a")
+    site.socket().chmod(0o666)
+    assert site.send("b")["process"] != first["process"]
+
+
+@pytest.mark.parametrize(("app", "idle"), [("fedapp.federation", 1), ("a:b", -1), ("a:b", float("nan"))])
+def test_what_is_no_place_of_an_app_is_refused(app: str, idle: float) -> None:
+    with pytest.raises(ConfigurationError, match="expected a place such as"):
+        resident(app, idle=idle)
