@@ -19,7 +19,7 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from flsv import ClassifierClient, FederatedLoop
-from flsv.clients.algorithms import InRunValues
+from flsv.aggregation import DivergenceWeighted
 from flsv.engines.flower import GridTransport, client_app, from_record, server_app, to_record
 from flsv.engines.remote import Packet
 from flsv.errors import ConfigurationError
@@ -112,7 +112,7 @@ def test_a_run_that_cannot_be_asks_nobody_and_says_how_it_ended(tmp_path: Path) 
         return ClassifierClient("mlp", num_classes=10, input_shape=(1, 8, 8))
 
     def make_loop() -> FederatedLoop:
-        return FederatedLoop(client_algorithm=InRunValues())
+        return FederatedLoop(DivergenceWeighted())
 
     app = server_app(make_module, make_loop, ["Boston"], rounds=1, num_classes=10, folder=tmp_path)
     with pytest.raises(ConfigurationError, match="works with the clients' class counts"):
