@@ -36,6 +36,7 @@ OWN = {
     "report": "a run's results as a page to hand out, for all or for one client",
     "pay": "a budget, shared out by what each partner has contributed",
     "stress": "what a client gains that cheats the contribution metrics",
+    "audit": "whether a site's audit log is whole: what it was asked, and what it has answered",
     "init": "a project to start from",
     "new": "a metric, aggregator, client algorithm or source of one's own, as a package to start from",
 }

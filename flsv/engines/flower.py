@@ -183,7 +183,8 @@ def client_app(
 
     def reply(message: Message, context: Context) -> Message:
         try:
-            answer = site(context.node_config).answer(from_record(message.content))
+            who = f"Flower run {message.metadata.run_id}"
+            answer = site(context.node_config).answer(from_record(message.content), who)
         except Exception as error:  # else Flower would send what it says, which may be of the samples
             name = str(context.node_config.get("site", ""))
             _log.exception("site %r could not be made", name)

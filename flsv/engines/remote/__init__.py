@@ -1,5 +1,6 @@
 """Federations whose clients are other processes: sites train, a server runs the rounds, over any transport."""
 
+from flsv.engines.remote.audit import AuditLog, verify_audit
 from flsv.engines.remote.clients import RemoteData
 from flsv.engines.remote.federation import RemoteFederation
 from flsv.engines.remote.messages import Packet
@@ -9,6 +10,7 @@ from flsv.engines.remote.site import Site
 from flsv.engines.remote.transport import Directory, Transport, agreement
 
 __all__ = [
+    "AuditLog",
     "Directory",
     "Packet",
     "RemoteData",
@@ -18,4 +20,5 @@ __all__ = [
     "SitePolicy",
     "Transport",
     "agreement",
+    "verify_audit",
 ]

@@ -42,6 +42,9 @@ class SitePolicy:
             many sites at least, however many go away. Ask for all of them, and no difference of two sums is an update.
         peers: by name, the identities of all sites that it sums with, this one among them, which their owners tell each
             other (:func:`flsv.engines.remote.secure.identity`). None: it takes the server's word for who they are.
+        audit: path of the file in which the site writes what it was asked and has answered
+            (:class:`flsv.engines.remote.AuditLog`). None: it writes none.
+        audit_key: path of the private key that signs it.
 
     Raises:
         ConfigurationError: an argument out of range.
@@ -59,6 +62,8 @@ class SitePolicy:
     delta: float = 1e-5
     secure: bool = False
     peers: Mapping[str, str] | None = None
+    audit: str | None = None
+    audit_key: str | None = None
 
     def __post_init__(self) -> None:
         known = isinstance(self.questions, Sequence) and all(isinstance(each, str) for each in self.questions)
@@ -81,6 +86,11 @@ class SitePolicy:
             raise ConfigurationError(
                 f"SitePolicy(peers={self.peers!r:.200}): expected identities by site, of 64 hexadecimal digits each."
             )
+        for name in ("audit", "audit_key"):
+            if not isinstance(path := getattr(self, name), str | None):
+                raise ConfigurationError(f"SitePolicy({name}={path!r:.80}): expected the path of a file.")
+        if self.audit_key is not None and self.audit is None:
+            raise ConfigurationError("SitePolicy(audit_key=...) signs an audit log: say where that is (audit).")
         check_number(self, "delta", self.delta, above=0, below=1)
         if self.max_epsilon is not None:
             check_number(self, "max_epsilon", self.max_epsilon, above=0)

@@ -18,6 +18,7 @@ from flsv.clients.algorithms.base import used_model
 from flsv.clients.client_manager import ClientManager
 from flsv.data import FederatedDataModule, OneClient, Splits
 from flsv.engines.one_process import shared_space
+from flsv.engines.remote.audit import AuditLog
 from flsv.engines.remote.messages import (
     Packet,
     failed_packet,
@@ -114,6 +115,8 @@ class Site:
         secure: SecureSums | bool = False,
     ) -> None:
         self._policy = policy or SitePolicy()
+        audit, key = self._policy.audit, self._policy.audit_key
+        self._audit = None if audit is None else AuditLog(Path(audit), None if key is None else Path(key))
         self.name, self._make_module, self._folder = name, module, folder
         self._trainer_options, self._questions = dict(trainer or {}), {*QUESTIONS, *questions}
         self._settings, made = settings(), data()
@@ -134,9 +137,25 @@ class Site:
                 f"site {name!r} has data of {made.num_clients} clients: a site is one. Use OneClient()."
             )
 
-    def answer(self, packet: Packet) -> Packet:
+    def answer(self, packet: Packet, who: str = "") -> Packet:
         """Reply to a message of the server. Errors are reported by kind and place only, because their text may quote
-        samples; this site's log has them in full. What the site's policy forbids is said in words."""
+        samples; this site's log has them in full. What the site's policy forbids is said in words.
+
+        Args:
+            packet: the message.
+            who: has sent it, for the site's audit log.
+        """
+        reply = self._answer(packet)
+        if self._audit is None:
+            return reply
+        try:
+            self._audit.add(who, packet, reply)
+        except OSError:
+            _log.exception("site %r could not write its audit log, and answers nothing", self.name)
+            return Packet("failed", {"error": f"site {self.name!r}: its audit log cannot be written"})
+        return reply
+
+    def _answer(self, packet: Packet) -> Packet:
         replies = {"hello": self._hello, "train": self._train, "ask": self._ask, "test": self._test}
         if self._sums is not None:
             answers = {"keys": self._sums.keys, "shares": self._sums.shares, "unmask": self._sums.unmask}

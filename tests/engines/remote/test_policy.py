@@ -48,7 +48,8 @@ def test_a_file_says_what_is_allowed(tmp_path: Path) -> None:
     [
         (
             "least_site = 3",
-            r"\['least_site'\]. There are \['questions', 'least_sites', 'max_epsilon', 'delta', 'secure', 'peers'\]",
+            r"\['least_site'\]. There are \['questions', 'least_sites', 'max_epsilon', 'delta', 'secure', 'peers', "
+            r"'audit', 'audit_key'\]",
         ),
         ("least_sites = 0", "least_sites=0.*at least 1"),
         ("max_epsilon = -1", "max_epsilon=-1"),
