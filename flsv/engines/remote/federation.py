@@ -34,6 +34,7 @@ from flsv.engines.remote.secure.settings import SecureSums
 from flsv.engines.remote.transport import Directory
 from flsv.errors import ConfigurationError
 from flsv.participants import LocalData
+from flsv.report.folder import FolderLock
 from flsv.round import Instruction, Round
 from flsv.server import RoundServer
 from flsv.server.checks import check_names
@@ -265,8 +266,11 @@ def rehearse(
 
 @contextmanager
 def told_status(folder: Path) -> Iterator[None]:
-    """Say in a folder's ``status.json`` how what is done within ends: ``"running"``, then ``"finished"`` or
-    ``"failed"`` and why. A run that was killed stays ``"running"``, since when it says.
+    """Say in a folder's ``status.json`` how what is done within ends: ``"running"``, then ``"finished"``, ``"failed"``
+    and why, or ``"stopped"`` from outside. A run that was killed stays ``"running"``, since when it says.
+
+    Raises:
+        ConfigurationError: another server is at work in this folder; what it says of itself is left as it is.
 
     Example:
         >>> import tempfile
@@ -278,20 +282,27 @@ def told_status(folder: Path) -> Iterator[None]:
         'finished'
     """
     path = folder / "status.json"
-    _write(path, "running")
+    lock = FolderLock(folder / "checkpoints")  # the run itself holds the folder later
     try:
-        yield
-    except BaseException as error:
-        why = f"{type(error).__name__}: {error}"
-        _write(path, "failed", why)
-        said = f"flsv: the run has failed: {why}. See {path}."
-        if hasattr(error, "add_note"):  # from Python 3.11 on: the last line of its traceback
-            error.add_note(said)
-        else:
-            print(said, file=sys.stderr, flush=True)
-        raise
-    _write(path, "finished")
-    print(f"flsv: the run has finished. See {path}.", file=sys.stderr, flush=True)
+        _write(path, "running")
+        try:
+            yield
+        except (SystemExit, KeyboardInterrupt):  # as Flower ends an app whose SuperLink is gone
+            _write(path, "stopped")
+            raise
+        except BaseException as error:
+            why = f"{type(error).__name__}: {error}"
+            _write(path, "failed", why)
+            said = f"flsv: the run has failed: {why}. See {path}."
+            if hasattr(error, "add_note"):  # from Python 3.11 on: the last line of its traceback
+                error.add_note(said)
+            else:
+                print(said, file=sys.stderr, flush=True)
+            raise
+        _write(path, "finished")
+        print(f"flsv: the run has finished. See {path}.", file=sys.stderr, flush=True)
+    finally:
+        lock.release()
 
 
 def _write(path: Path, status: str, why: str | None = None) -> None:

@@ -152,7 +152,7 @@ class Site:
             self._audit.add(who, packet, reply)
         except OSError:
             _log.exception("site %r could not write its audit log, and answers nothing", self.name)
-            return Packet("failed", {"error": f"site {self.name!r}: its audit log cannot be written"})
+            return failed_packet(f"site {self.name!r}: its audit log cannot be written", self.name, unwilling=True)
         return reply
 
     def _answer(self, packet: Packet) -> Packet:

@@ -84,7 +84,7 @@ def test_nothing_is_answered_that_cannot_be_written(tmp_path: Path) -> None:
     log.unlink()
     log.parent.rmdir()
     reply = asked.answer(Packet("hello", {"sites": NAMES}))
-    assert reply.plain == {"error": "site 'Boston': its audit log cannot be written"}
+    assert (reply.kind, reply.plain["error"]) == ("failed", "site 'Boston': its audit log cannot be written")
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="audit log .* cannot be written"):
         site(tmp_path, 0, shapfed, policy=SitePolicy(audit=str(tmp_path / "file" / "audit.jsonl")))

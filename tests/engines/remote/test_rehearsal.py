@@ -81,3 +81,16 @@ def test_how_a_run_has_ended_is_in_a_file(tmp_path: Path, capsys: pytest.Capture
     with pytest.raises(ValueError, match="too bad"), told_status(tmp_path):
         raise ValueError("too bad")
     assert (said()["status"], said()["why"]) == ("failed", "ValueError: too bad")
+    with pytest.raises(SystemExit), told_status(tmp_path):
+        raise SystemExit(0)  # as Flower ends an app whose SuperLink is gone
+    assert (said()["status"], said()["why"]) == ("stopped", None)
+
+
+def test_a_second_server_in_one_folder_leaves_the_first_ones_words_alone(tmp_path: Path) -> None:
+    with told_status(tmp_path):
+        before = (tmp_path / "status.json").read_bytes()
+        with pytest.raises(ConfigurationError, match="another run is writing"), told_status(tmp_path):
+            pass
+        assert (tmp_path / "status.json").read_bytes() == before
+    with told_status(tmp_path):
+        pass
