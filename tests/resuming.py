@@ -35,7 +35,7 @@ def assert_resumes(
     resumed = fit(rest, folder, module(), data(), rounds=4, ckpt_path=path, **saving)
     assert torch.equal(vector(resumed), vector(uninterrupted))
     mine, theirs = rest.state_dict(), whole.state_dict()
-    for name in ("starts", "clients", "trained", "buffers", "strategies", "client_accuracy"):
+    for name in ("starts", "clients", "trained", "buffers", "strategies", "client_scores"):
         assert _same(mine[name], theirs[name]), name
     return whole
 

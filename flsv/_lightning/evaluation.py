@@ -11,6 +11,7 @@ import torch
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import CombinedLoader
 from torch import Tensor, nn
+from torchmetrics import Metric
 
 from flsv.errors import ConfigurationError
 
@@ -72,34 +73,22 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             layer.training = True
 
 
-def accuracy(trainer: L.Trainer, batches: Iterable[Any]) -> float:
-    """The share of samples whose largest logit is the label's, with the trainer's module in evaluation mode.
+@torch.no_grad()
+def count_answers(trainer: L.Trainer, batches: Iterable[Any], counts: Metric) -> None:
+    """Give a metric the outputs of the trainer's module, in evaluation mode, and the labels.
 
-    Device, precision and the batch-transfer hooks are those of the fit.
+    Device, precision and the batch-transfer hooks are those of the fit. Nothing waits for the device.
 
     Args:
         trainer: its module's ``forward`` gives logits ``[B, M]``.
         batches: pairs ``(x, y)``.
-
-    Returns:
-        A number in [0, 1]; NaN without samples.
+        counts: its ``update`` takes logits and labels; it is moved to the module's device.
     """
-    hits, total = count_hits(trainer, batches)
-    return hits.item() / total if total else float("nan")
-
-
-@torch.no_grad()
-def count_hits(trainer: L.Trainer, batches: Iterable[Any]) -> tuple[Tensor, int]:
-    """How many samples :func:`accuracy` finds classified correctly, on the module's device, and of how many. Nothing
-    waits for the device."""
     module = trainer.lightning_module
-    hits = torch.zeros((), dtype=torch.long, device=module.device)
-    total = 0
+    counts.to(module.device)
     with evaluating(module), trainer.strategy.precision_plugin.forward_context():
         for x, y in on_device(trainer, batches):
-            hits += (module(x).argmax(-1) == y).sum()
-            total += len(y)
-    return hits, total
+            counts.update(module(x), y)
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -218,7 +218,7 @@ def rows(outcomes: Sequence[Outcome], measure: str, models: Models = "received")
 
 
 def markdown(outcomes: Sequence[Outcome], models: Models = "received") -> str:
-    """Both measures as Markdown tables; negative gains in bold, and what the rows are."""
+    """All measures as Markdown tables; negative gains in bold, and what the rows are."""
     parts = []
     for measure in MEASURES:
         head, *body = rows(outcomes, measure, models)
@@ -287,7 +287,7 @@ def _style(cell: str) -> str:
 
 
 def _title(measure: str, models: Models, tests: Tests) -> str:
-    name = measure.replace("_", " ").capitalize()
+    name = "AUROC" if measure == "auroc" else measure.replace("_", " ").capitalize()
     where = "on the test set" if tests == "shared" else "on the clients' own test samples"
     return f"{name} {where}, %, of the models that the clients {models} (gain over standalone)"
 

@@ -23,10 +23,11 @@ from flsv.errors import ConfigurationError
 from flsv.functional import collaborative_fairness
 from flsv.games import ModelEvaluator
 from flsv.loop import FederatedLoop
+from flsv.models.imbalance import OWN_SCORES, ClassScores
 from flsv.participants import LocalData
 from flsv.server.identity import Identity
 
-MEASURES = ("accuracy", "balanced_accuracy")
+MEASURES = OWN_SCORES
 Tests = Literal["shared", "own"]
 Models = Literal["received", "trained"]
 
@@ -44,7 +45,7 @@ class OwnModels(L.Callback):
 
     Attributes:
         scores: after the fit, ``"received"`` and ``"trained"`` to measure to ``[n]``, and ``"global"`` to measure to
-            ``[1]``, with own tests the mean over the clients; measures are ``"accuracy"`` and ``"balanced_accuracy"``.
+            ``[1]``, with own tests the mean over the clients; measures are :data:`flsv.models.imbalance.OWN_SCORES`.
         seconds: that the evaluation took.
 
     Raises:
@@ -87,6 +88,7 @@ class OwnModels(L.Callback):
             self.loop.space,
             on_device(trainer, self._batches(data)),
             num_classes=data.num_classes,
+            metric=_AUROC(data.num_classes),
             context=trainer.strategy.precision_plugin.forward_context,
         )
         everybody, private = list(range(data.num_clients)), bool(self.loop.space.private_names)
@@ -111,15 +113,22 @@ class OwnModels(L.Callback):
         self.seconds = time.perf_counter() - start
 
 
+class _AUROC(ClassScores):
+    """The last of the three alone."""
+
+    def compute(self) -> Tensor:  # type: ignore[override]
+        return super().compute()["auroc"]
+
+
 def kept_private(local: LocalData) -> dict[str, Tensor]:
     """Asked of a client: what it has of the model beside the vector, for a simulation's tests."""
     return dict(local.private)
 
 
 def _values(evaluate: ModelEvaluator, models: list[Tensor]) -> Tensor:
-    """``[K, 2]``, the measures of the models."""
+    """``[K, 3]``, the measures of the models."""
     scores = evaluate(torch.stack(models))
-    return torch.stack([scores.value(measure) for measure in MEASURES], dim=1)
+    return torch.stack([scores.value("custom" if name == "auroc" else name) for name in MEASURES], dim=1)
 
 
 def _place(model: Tensor, distinct: list[Tensor]) -> int:

@@ -14,7 +14,7 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from flsv._lightning.evaluation import all_on_device, as_given, count_hits, each_loader, evaluating, on_device
+from flsv._lightning.evaluation import all_on_device, as_given, count_answers, each_loader, evaluating, on_device
 from flsv._lightning.validation import keep_batches
 from flsv.clients.algorithms.base import used_model
 from flsv.data import FederatedDataModule
@@ -23,6 +23,7 @@ from flsv.errors import ConfigurationError
 from flsv.games import ModelEvaluator, ModelScore, ValidatedModels
 from flsv.games.metric_of_outputs import validated_models
 from flsv.games.replica import Replica
+from flsv.models.imbalance import OWN_SCORES, ClassScores, plain_scores
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, ClientStates, LocalData, Owners, Split, State, at
 from flsv.participants.local_data import Prefixed
@@ -183,22 +184,25 @@ class ClientManager:
                 models[client] = model
         return models
 
-    def accuracy(self, clients: Iterable[int], models: Mapping[int, Tensor], global_vector: Tensor) -> Tensor:
-        """The accuracy of each client's model, the global one where it has none, on its own test split; NaN without.
+    def own_scores(
+        self, clients: Iterable[int], models: Mapping[int, Tensor], global_vector: Tensor
+    ) -> dict[str, Tensor]:
+        """Name to the scores of these clients' models, the global one where a client has none, on their own test
+        splits, see :data:`flsv.models.imbalance.OWN_SCORES`; NaN without samples.
 
         The trainer's module is left with the last client's model.
         """
-        module, hits, totals = self._trainer.lightning_module, [], []
+        module, counted = self._trainer.lightning_module, []
         private = self._space.read_private(module)
         for client in clients:
             self._space.write(module, models.get(client, global_vector))
             with at(self.locals[client]) as local:
                 self._space.write_private(module, {**private, **local.private})
-            correct, total = count_hits(self._trainer, self._data.client_loader(client, "test"))
-            hits.append(correct)
-            totals.append(total)
-        counts = torch.stack(hits).tolist() if hits else []
-        return torch.tensor([hit / total if total else float("nan") for hit, total in zip(counts, totals)])
+            counts = ClassScores(self._num_classes, sync_on_compute=False)  # other processes have other clients
+            count_answers(self._trainer, self._data.client_loader(client, "test"), counts)
+            counted.append(counts)
+        scores = [plain_scores(counts) for counts in counted]
+        return {name: torch.tensor([each[name] for each in scores]) for name in OWN_SCORES}
 
     def _state(self, client: int) -> State:
         if self._owners is not None and not self._owners.has(client):

@@ -164,12 +164,12 @@ class OneProcess:
     def _make_training(self, local: LocalTraining) -> CohortTraining:
         return CohortTraining(local, self.manager)
 
-    def _own_accuracy(self) -> Tensor:
-        """``[n]``, of the clients' own models on their own test splits."""
+    def _own_scores(self) -> dict[str, Tensor]:
+        """Name to ``[n]``, of the clients' own models on their own test splits."""
         state = self._state
         trained = state.trained if self._config.evaluation.models == "trained" else {}
         models = {**self._received(), **trained}
-        return self.manager.accuracy(self._mine(), models, state.model())
+        return self.manager.own_scores(self._mine(), models, state.model())
 
     def _mine(self) -> Sequence[int]:
         """The clients that are in this process."""
@@ -337,7 +337,7 @@ class OneProcess:
         state.heard[[*training.broken, *(update.client_id for update in training.updates)]] += 1
         self.evaluated = evaluate()
         if self.evaluated:
-            state.client_accuracy = self._own_accuracy()
+            state.client_scores = self._own_scores()
         state.chunk = self.manager.chunk
         self._instructions = {}  # they hold the model of the round before
         training.end_round(round.server_vector)

@@ -23,6 +23,7 @@ from flsv.functional.peers import (
     relevance_auroc,
     without_own,
 )
+from flsv.functional.ranking import log_odds, macro_auroc
 from flsv.functional.shapley import *
 from flsv.functional.transport import *
 
@@ -84,7 +85,9 @@ __all__ = [
     "leave_one_out",
     "leave_one_out_cosines",
     "leverage_shapley",
+    "log_odds",
     "lower_bound",
+    "macro_auroc",
     "normalize_differences",
     "normalize_shapley",
     "participant_weights",

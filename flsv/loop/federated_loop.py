@@ -64,10 +64,10 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     module were trained on this client's data alone. ``trainer.is_last_batch`` is the client's.
 
     Other callbacks see the global model between rounds, in any order. ``trainer.callback_metrics`` holds the last
-    contributions, the round's weights and the last accuracies of the clients' own models, by names
+    contributions, the round's weights and the last scores of the clients' own models, by names
     (``<metric>/client_<i>``, ``weight/client_<i>``, ``client_accuracy/client_<i>``, ``.../mean``, ``.../min``,
-    ``.../std``), for ``EarlyStopping``, ``ModelCheckpoint``. A client never seen has no contribution, one outside the
-    cohort no weight. ``WeightAveraging`` averages the global models, once a round.
+    ``.../std``; so ``client_balanced_accuracy``, ``client_auroc``), for ``EarlyStopping``, ``ModelCheckpoint``. Who was
+    never seen has no contribution, who is not in the cohort no weight. ``WeightAveraging`` averages the global models.
 
     Args:
         aggregator: how the clients' models become the next global one. Default: FedAvg.
@@ -136,7 +136,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     weights: Tensor | None
     #: int64 ``[n]``, the number of rounds that each client's update was part of.
     participations: Tensor
-    #: ``[n]``, the last evaluation of the clients' own models, or None.
+    #: Of clients' own models: ``accuracy`` (also ``client_accuracy``), ``balanced_accuracy``, ``auroc`` to ``[n]``.
+    client_scores: dict[str, Tensor]
     client_accuracy: Tensor | None
     #: Client id to the model ``[P]`` that it trained last, with ``ClientEvaluation(keep_trained=True)``.
     trained: dict[int, Tensor]
@@ -149,8 +150,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     channel: Channel
     #: The map between the module and vectors.
     space: ParameterSpace
-    #: What the filters found: fault to client id to in how many rounds. Faults are ``"not_finite"``, ``"large"`` and,
-    #: with a :class:`flsv.filters.CopyFilter`, ``"copy"``.
+    #: Fault (``"not_finite"``, ``"large"``, ``"copy"``), as the filters found it, to client id to in how many rounds.
     noticed: dict[str, dict[int, int]]
     #: Client id to in how many rounds its update was at fault (not finite, or far too large), of how many that it sent;
     #: without those in order. A round in which a client was named counts nothing for it: no metric has measured what it
@@ -158,17 +158,17 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     named: dict[int, tuple[int, int]]
     #: The groups of clients who were found to send one another's updates, as one client under several names does.
     copies: list[list[int]]
-    #: Whose payment is held back until somebody has looked at it, ascending: all members of all ``copies``. Who is to
-    #: be paid after all is named with ``flsv pay RUN --release``; what the metrics say of them is in ``contributions``.
+    #: Whose payment is held back until somebody has looked at it, ascending: all members of all ``copies``. Who is paid
+    #: after all is named with ``flsv pay RUN --release``; what the metrics say of them is in ``contributions``.
     held: list[int]
-    #: Metric to what each client may be paid by, ``[n]``: one number per client, as the report has it, NaN for those
-    #: who were never measured and for the ``held``, 0 for who was ``named`` in all of its rounds.
+    #: Metric to what each client may be paid by, ``[n]``, as the report has it: NaN for those who were never measured
+    #: and for the ``held``, 0 for who was ``named`` in all of its rounds.
     payable: dict[str, Tensor]
     _read_only = frozenset(field.name for field in fields(FederationConfig))
     _parts: ClassVar = {
         "config": tuple(_read_only),
         "board": ("contributions",),
-        "state": ("round_index", "weights", "participations", "client_accuracy", "trained", "models"),
+        "state": ("round_index", "weights", "participations", "client_scores", "client_accuracy", "trained", "models"),
         "_fit": ("clients", "channel", "space"),
         "_found": ("noticed", "named", "copies", "held", "payable"),
     }

@@ -117,7 +117,7 @@ def table(loop: FederatedLoop, client_names: Sequence[str] | None) -> RunTable:
     """
     bound = (getattr(metric, "client_names", None) for metric in loop.metrics.values())
     names = next(filter(None, [client_names, *bound]), map(str, range(len(loop.participations))))
-    last = {"weight": loop.weights, "accuracy": loop.client_accuracy}
+    last = {"weight": loop.weights, **loop.client_scores}
     numbers = [
         *numbers_of(loop.metrics, loop.contributions, None),
         *(Numbers(name, value.cpu()) for name, value in last.items() if value is not None),

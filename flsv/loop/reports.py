@@ -92,10 +92,10 @@ class RunReports:
             loop.weights,
             losses={} if round.losses is None else dict(zip(round.client_ids.tolist(), round.losses.tolist())),
             norms=self._engine.server.norms,
-            accuracy=loop.client_accuracy if self._engine.evaluated else None,
+            scores=loop.client_scores if self._engine.evaluated else {},
         )
         self.record_found()
-        known, monitored = self.reporter.monitored(loop.weights, loop.client_accuracy), trainer.callback_metrics
+        known, monitored = self.reporter.monitored(loop.weights, loop.client_scores), trainer.callback_metrics
         for name in self._monitored - known.keys():
             monitored.pop(name, None)
         monitored.update(known)
@@ -147,7 +147,7 @@ class RunReports:
         learned = self._paid_in(values)
         if self.reporter.csv is not None:
             write_record(self.reporter.folder, {**self._record, **ended(trainer, loop.round_index), **learned})
-        known = self._run.data.known_num_samples, loop.participations, values, loop.weights, loop.client_accuracy
+        known = self._run.data.known_num_samples, loop.participations, values, loop.weights, loop.client_scores
         self.reporter.finish(*known, last_round=max(loop.round_index - 1, 0))
         if loop.reporting.table and trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
             logged = ended(trainer, loop.round_index)["logged"]

@@ -67,8 +67,8 @@ class ClassifierClient(L.LightningModule):
 
     Batches are ``(x [B, *input_shape], y int64 [B])``. ``training_step`` returns the mean cross-entropy and logs
     nothing; validation and test log, once an epoch, ``val_loss``, ``val_accuracy`` (share of samples),
-    ``val_balanced_accuracy`` (mean recall over the classes that occur) and, of two classes, ``val_auroc``, or
-    ``test_...``, over all their dataloaders.
+    ``val_balanced_accuracy`` (mean recall over the classes that occur) and, of up to 100 classes, ``val_auroc`` (mean
+    over the classes that occur, each against the rest), or ``test_...``, over all their dataloaders.
     The loss is the training loss, label smoothing and class weights included. ``predict_step`` returns probabilities
     ``[B, M]`` in single precision or better.
 

@@ -7,24 +7,104 @@ from typing import Any
 import torch
 from torch import Tensor
 from torchmetrics import Metric
-from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.utilities import dim_zero_cat
 
 from flsv.errors import ConfigurationError
+from flsv.functional.ranking import macro_auroc
+
+NAN = float("nan")
 
 
-class EpochScores(Metric):
-    """Loss, accuracy and balanced accuracy of an epoch, from counts per class; of two classes the AUROC, too.
+#: What :class:`ClassScores` says, and so what clients' own models are scored by.
+OWN_SCORES = ("accuracy", "balanced_accuracy", "auroc")
+#: Of more classes the AUROC is not worked out: every sample's logits would be kept, and ordered for each class.
+MOST_RANKED = 100
 
-    - ``loss``: sum of the batches' mean losses, each times its weight, over the sum of weights.
+
+class ClassScores(Metric):
+    """Accuracy, balanced accuracy and AUROC of logits ``[B, M]`` for classes ``[B]``.
+
     - ``accuracy``: share of samples that are classified correctly.
     - ``balanced_accuracy``: mean over the classes that occur of the share of their samples that are classified
       correctly. torchmetrics' macro accuracy differs where a class does not occur but is predicted: it counts there
       as recall 0. This one is scikit-learn's ``balanced_accuracy_score``.
-    - ``auroc``, of two classes that both occur: how often a sample of class 1 has a larger logit for it than one of
-      class 0 has. A model that always gives the rarer class a probability below 1/2 may still tell the two apart.
+    - ``auroc``: how often a sample of a class is given a larger probability of it than one of another class, the mean
+      over the classes that occur, see :func:`flsv.functional.macro_auroc`. A model that always gives the rarer class a
+      probability below 1/2 may still tell the two apart. NaN where fewer than two classes occur, and of more than
+      100 classes.
 
     Its states are not persistent: they never enter a ``state_dict``.
+
+    Args:
+        num_classes: M.
+        options: torchmetrics' own.
+
+    Example:
+        >>> scores = ClassScores(num_classes=3)
+        >>> scores.update(torch.tensor([[2.0, 0, 0], [2, 0, 0], [0, 2, 0], [0, 0, 2]]), torch.tensor([0, 0, 1, 1]))
+        >>> {name: value.item() for name, value in scores.compute().items()}
+        {'accuracy': 0.75, 'balanced_accuracy': 0.75, 'auroc': 0.875}
+    """
+
+    is_differentiable = False
+    higher_is_better: bool | None = True
+    full_state_update = False
+
+    correct: Tensor
+    support: Tensor
+    logits: list[Tensor]
+    labels: list[Tensor]
+
+    def __init__(self, num_classes: int, **options: Any) -> None:
+        super().__init__(**options)
+        self.num_classes = num_classes
+        self.add_state("correct", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("support", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
+        self.add_state("logits", [], dist_reduce_fx="cat")
+        self.add_state("labels", [], dist_reduce_fx="cat")
+
+    def update(self, logits: Tensor, y: Tensor) -> None:
+        """Count a batch.
+
+        Args:
+            logits: ``[B, M]``.
+            y: classes ``[B]``, integers.
+        """
+        # bincount and boolean indices would make the host wait for the device.
+        y = y.long()  # cross_entropy takes bytes, too
+        self.support.index_add_(0, y, torch.ones_like(y))
+        self.correct.index_add_(0, y, (logits.argmax(dim=1) == y).long())
+        if self.num_classes <= MOST_RANKED:
+            self.logits.append(logits.detach())
+            self.labels.append(y)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Scalars by name, NaN before the first batch."""
+        present = self.support > 0
+        accuracy = self.correct.sum() / self.support.sum()
+        ranked = macro_auroc(dim_zero_cat(self.logits), dim_zero_cat(self.labels)) if self.logits else accuracy * NAN
+        return {
+            "accuracy": accuracy,
+            "balanced_accuracy": (self.correct[present] / self.support[present]).mean(),
+            "auroc": ranked.to(accuracy),
+        }
+
+
+def plain_scores(counts: ClassScores) -> dict[str, float]:
+    """The scores as Python's numbers, without a warning where nothing was counted.
+
+    Example:
+        >>> plain_scores(ClassScores(2))
+        {'accuracy': nan, 'balanced_accuracy': nan, 'auroc': nan}
+    """
+    if not counts.update_called:
+        return dict.fromkeys(OWN_SCORES, NAN)
+    return {name: value.item() for name, value in counts.compute().items()}
+
+
+class EpochScores(ClassScores):
+    """The same of an epoch, and its loss: sum of the batches' mean losses, each times its weight, over the sum of
+    weights. An AUROC that cannot be told is left out.
 
     Args:
         num_classes: M.
@@ -32,33 +112,22 @@ class EpochScores(Metric):
     Example:
         >>> scores = EpochScores(num_classes=3)
         >>> logits = torch.tensor([[2.0, 0, 0], [2, 0, 0], [0, 2, 0], [0, 0, 2]])
-        >>> scores.update(logits, torch.tensor([0, 0, 1, 1]), loss=torch.tensor(0.5), weight=4)
+        >>> scores.update(logits, torch.tensor([0, 0, 0, 0]), loss=torch.tensor(0.5), weight=4)
         >>> {name: value.item() for name, value in scores.compute().items()}
-        {'loss': 0.5, 'accuracy': 0.75, 'balanced_accuracy': 0.75}
+        {'loss': 0.5, 'accuracy': 0.5, 'balanced_accuracy': 0.5}
     """
 
-    is_differentiable = False
     higher_is_better = None  # the accuracies: yes; the loss: no
-    full_state_update = False
 
-    correct: Tensor
-    support: Tensor
     loss: Tensor
     weight: Tensor
-    margins: list[Tensor]
-    labels: list[Tensor]
 
     def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self.num_classes = num_classes
-        self.add_state("correct", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
-        self.add_state("support", torch.zeros(num_classes, dtype=torch.long), dist_reduce_fx="sum")
+        super().__init__(num_classes)
         self.add_state("loss", torch.tensor(0.0), dist_reduce_fx="sum")
         self.add_state("weight", torch.tensor(0.0), dist_reduce_fx="sum")
-        self.add_state("margins", [], dist_reduce_fx="cat")
-        self.add_state("labels", [], dist_reduce_fx="cat")
 
-    def update(self, logits: Tensor, y: Tensor, loss: Tensor, weight: Tensor | float) -> None:
+    def update(self, logits: Tensor, y: Tensor, loss: Tensor, weight: Tensor | float) -> None:  # type: ignore[override]
         """Count a batch.
 
         Args:
@@ -67,32 +136,17 @@ class EpochScores(Metric):
             loss: mean loss of the batch, a scalar.
             weight: what that mean was divided by: B, or the sum of the samples' weights.
         """
-        # bincount and boolean indices would make the host wait for the device.
-        y = y.long()  # cross_entropy takes bytes, too
-        self.support.index_add_(0, y, torch.ones_like(y))
-        self.correct.index_add_(0, y, (logits.argmax(dim=1) == y).long())
+        super().update(logits, y)
         self.loss += loss * weight
         self.weight += weight
-        if self.num_classes == 2:
-            self.margins.append(logits[:, 1] - logits[:, 0])
-            self.labels.append(y)
 
     def compute(self) -> dict[str, Tensor]:
-        """Scalars ``loss``, ``accuracy``, ``balanced_accuracy``, NaN before the first batch, and ``auroc`` if both of
-        two classes occur."""
-        present = self.support > 0
-        both = self.num_classes == 2 and bool(present.all())
-        return {
-            "loss": self.loss / self.weight,
-            "accuracy": self.correct.sum() / self.support.sum(),
-            "balanced_accuracy": (self.correct[present] / self.support[present]).mean(),
-            **({"auroc": self._auroc()} if both else {}),
-        }
-
-    def _auroc(self) -> Tensor:
-        # By order: probabilities would round large margins to 1, all alike.
-        places = dim_zero_cat(self.margins).cpu().unique(return_inverse=True)[1].double()
-        return binary_auroc(places / len(places), dim_zero_cat(self.labels).cpu()).to(self.loss)
+        """Scalars by name: ``loss``, ``accuracy``, ``balanced_accuracy`` and, where at least two of at most 100 classes
+        occur, ``auroc``."""
+        scores = {"loss": self.loss / self.weight, **super().compute()}
+        if not self.logits or int((self.support > 0).sum()) < 2:
+            del scores["auroc"]
+        return scores
 
 
 def balanced_weights(datamodule: Any, num_classes: int) -> Tensor:

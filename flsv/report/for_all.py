@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from flsv.errors import ConfigurationError
+from flsv.models.imbalance import OWN_SCORES
 from flsv.report.blocks import (
     NONE,
     Bars,
@@ -43,6 +44,7 @@ from flsv.report.facts import (
 )
 from flsv.report.folder import CONTRIBUTIONS
 from flsv.report.front import front_page
+from flsv.report.measured import own_title
 from flsv.report.payment import SHARES_ONLY, Terms, payment_by
 from flsv.report.reading import NAN, Run
 from flsv.report.repeated import finals
@@ -164,7 +166,7 @@ def _contributions(run: Run, repeats: Sequence[Run]) -> list[Section]:
     blocks: list[Block] = []
     found = [values_of(run, metric) for metric in run.metrics]
     columns = {values.name: values.shown(order) for values in found}
-    for title, key in (("last weight", "weight"), ("own accuracy", "accuracy")):
+    for title, key in (("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)):
         last = run.final(key)
         if any(value == value for value in last):
             columns[title] = numbers([last[client] for client in order])
@@ -204,6 +206,8 @@ def _over_rounds(run: Run) -> list[Section]:
     titles |= {
         "weight": "The weight of each client in the aggregate",
         "accuracy": "Accuracy of the clients' own models",
+        "balanced_accuracy": "Balanced accuracy of the clients' own models",
+        "auroc": "AUROC of the clients' own models",
     }
     blocks = over_rounds(run, order, [client_label(run, client) for client in order], titles)
     return [Section("Over the rounds", blocks)] if blocks else []
@@ -238,6 +242,7 @@ def _gains(run: Run) -> list[Section]:
     where = "on the test set" if tests == "shared" else "on each client's own test samples"
     table = Table(["client", *GAIN_HEAD], [[name, *row] for name, row in zip(names, cells)])
     text = f"Accuracy {where}: of a model that the client trains alone for as many rounds, and of what it receives."
+    text += BESIDE_GAINS
     return [Section("Compared with training alone", [Text(text), Bars(names, gains), table])]
 
 
@@ -272,15 +277,22 @@ def retrained_cells(row: Mapping[str, float]) -> list[str]:
     return [value, f"{low} to {high}" if row["low"] == row["low"] else low, percent(row["share"])]
 
 
-GAIN_HEAD = ("alone", "received", "gain", "trained last")
+GAIN_HEAD = ("alone", "received", "gain", "trained last", "balanced accuracy", "AUROC")
+BESIDE_GAINS = " Balanced accuracy and AUROC are those of the same two models."
 
 
 def gain_cells(row: Mapping[str, float]) -> list[str]:
-    """A client's accuracies in ``GAIN_HEAD``'s order."""
+    """A client's scores in ``GAIN_HEAD``'s order."""
     if not row:
         return [number(NAN)] * len(GAIN_HEAD)
     alone, received, trained = (row[f"accuracy_{what}"] for what in ("alone", "received", "trained"))
-    return [percent(alone), percent(received), f"{100 * (received - alone):+.1f} points", percent(trained)]
+    balanced, area = (
+        [row.get(f"{name}_{what}", NAN) for what in ("alone", "received")] for name in ("balanced_accuracy", "auroc")
+    )
+    return [
+        *(percent(alone), percent(received), f"{100 * (received - alone):+.1f} points", percent(trained)),
+        *(" to ".join(map(percent, balanced)), " to ".join(map(number, area))),
+    ]
 
 
 def _suspicious(run: Run) -> list[Block]:

@@ -30,7 +30,7 @@ from flsv.report.facts import (
     state_of,
     values_of,
 )
-from flsv.report.for_all import GAIN_HEAD, RETRAINED, RETRAINED_HEAD, gain_cells, retrained_cells
+from flsv.report.for_all import BESIDE_GAINS, GAIN_HEAD, RETRAINED, RETRAINED_HEAD, gain_cells, retrained_cells
 from flsv.report.reading import NAN, Run
 
 #: Clients below which nothing is told that is worked out from all of them.
@@ -149,6 +149,7 @@ def _gains(run: Run, client: int) -> list[Section]:
         return []
     where = "the test set" if rows[client].get("tests", "shared") == "shared" else "your own test samples"
     text = f"Accuracy on {where}: of a model that you train alone for as many rounds, and of what you receive."
+    text += BESIDE_GAINS
     return [Section("Compared with training alone", [Text(text), Table(GAIN_HEAD, [gain_cells(rows[client])])])]
 
 

@@ -16,6 +16,7 @@ from torchmetrics import Metric
 
 from flsv.functional.allocation import collaborative_fairness
 from flsv.metrics import ContributionMetric
+from flsv.models.imbalance import OWN_SCORES
 from flsv.report.run_table import Numbers, RunTable
 
 
@@ -74,15 +75,38 @@ def shared_numbers(metrics: Mapping[str, Metric], contributions: Mapping[str, Te
     return {name: value.item() for name, value in (*wholes, *_diagnostics(metrics)) if value.ndim == 0}
 
 
-def spread(accuracy: Tensor) -> dict[str, float]:
-    """Of the clients' accuracies ``[n]``. Their standard deviation is how unevenly they are served: Li, Sanjabi,
-    Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, definition 1."""
-    known = accuracy[~accuracy.isnan()].double()
-    if not len(known):
-        return {}
-    # NaN where somebody has no accuracy: it is a mean of all.
-    values = {"mean": accuracy.mean(), "min": known.min(), "std": known.std(correction=0)}
-    return {f"client_accuracy/{what}": value.item() for what, value in values.items()}
+def spread(scores: Mapping[str, Tensor]) -> dict[str, float]:
+    """Of the scores ``[n]`` of clients' own models, by name. The accuracies' standard deviation is how unevenly clients
+    are served: Li, Sanjabi, Beirami, Smith, "Fair Resource Allocation in Federated Learning", ICLR 2020, definition 1.
+
+    Example:
+        >>> import torch
+        >>> spread({"accuracy": torch.tensor([0.5, 1.0])})
+        {'client_accuracy/mean': 0.75, 'client_accuracy/min': 0.5, 'client_accuracy/std': 0.25}
+    """
+    found: dict[str, float] = {}
+    for name, score in scores.items():
+        known = score[~score.isnan()].double()
+        if len(known):
+            # NaN where somebody has no score: it is a mean of all.
+            values = {"mean": score.mean(), "min": known.min(), "std": known.std(correction=0)}
+            found |= {f"{client_score(name)}/{what}": value.item() for what, value in values.items()}
+    return found
+
+
+def client_score(name: str) -> str:
+    """The tag of a score of clients' own models."""
+    return f"client_{name}"
+
+
+def own_title(name: str) -> str:
+    """The head of its column.
+
+    Example:
+        >>> [own_title(name) for name in OWN_SCORES]
+        ['own accuracy', 'own balanced accuracy', 'own AUROC']
+    """
+    return f"own {'AUROC' if name == 'auroc' else name.replace('_', ' ')}"
 
 
 def fairness(metrics: Mapping[str, Metric], table: RunTable, accuracy: Tensor) -> dict[str, float]:
@@ -191,7 +215,7 @@ def scalars_of(
         found.share(tag, number)
     for _, metric, client, column, value, _, _, low, high in table.rows():
         if not column:
-            found.add("client_accuracy" if metric == "accuracy" else metric, client, value)
+            found.add(client_score(metric) if metric in OWN_SCORES else metric, client, value)
             if low == low:
                 found.add(f"{metric}/low", client, low)
                 found.add(f"{metric}/high", client, high)

@@ -12,6 +12,7 @@ import numpy as np
 
 from flsv.csv_files import NAN, Cell, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
+from flsv.models.imbalance import OWN_SCORES
 from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.report.record import read_record
 from flsv.report.run_table import OF_A_ROUND, RunTable
@@ -173,8 +174,9 @@ class Run:
 
     def gains(self) -> list[dict[str, Any]]:
         """``[n]``, what each client has alone and in the federation, where ``flsv compare`` has measured it."""
-        accuracies = [f"accuracy_{models}" for models in ("alone", "received", "trained")]
-        return self._by_client(self.folder / GAINS, dict.fromkeys(accuracies, number_or_nan))
+        columns = {name: [f"{name}_{models}" for models in ("alone", "received", "trained")] for name in OWN_SCORES}
+        others = dict.fromkeys([*columns["balanced_accuracy"], *columns["auroc"]], number_or_nan)
+        return self._by_client(self.folder / GAINS, dict.fromkeys(columns["accuracy"], number_or_nan), others)
 
     def retrained(self) -> list[dict[str, Any]]:
         """``[n]``, what each client is worth by training with some of the clients only, where ``flsv retrain`` has."""

@@ -84,11 +84,10 @@ def record_of(
 def ended(trainer: L.Trainer, rounds: int) -> dict[str, Any]:
     """What is added when the fit has come to its end: after how many rounds, and what the module has logged."""
     logged = {name: value.item() for name, value in trainer.callback_metrics.items() if value.numel() == 1}
-    own = ("contribution/", "weight/", "client_accuracy/")
     return {
         "ended": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "rounds_done": rounds,
-        "logged": {name: value for name, value in logged.items() if "/" not in name and not name.startswith(own)},
+        "logged": {name: value for name, value in logged.items() if "/" not in name},
     }
 
 

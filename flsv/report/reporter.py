@@ -21,7 +21,16 @@ from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
 from flsv.report.folder import CONTRIBUTIONS, Reporting, run_folder
-from flsv.report.measured import client_tag, columns_of, fairness, numbers_of, scalars_of, shared_numbers, spread
+from flsv.report.measured import (
+    client_score,
+    client_tag,
+    columns_of,
+    fairness,
+    numbers_of,
+    scalars_of,
+    shared_numbers,
+    spread,
+)
 from flsv.report.run_table import ContributionsFile, Numbers, RunTable
 from flsv.report.tensorboard import Picture, TensorBoardRun
 from flsv.report.terminal import print_contributions
@@ -102,19 +111,19 @@ class Reporter:
         weights: Tensor,
         losses: Mapping[int, float],
         norms: Mapping[int, float],
-        accuracy: Tensor | None,
+        scores: Mapping[str, Tensor],
     ) -> None:
         """Write one round: what has changed of the metrics' values, and the clients' aggregation weights ``[n]``,
-        training losses and norms of updates by client id, and the accuracies ``[n]`` of their own models where they
-        were evaluated. NaN is not written."""
+        training losses and norms of updates by client id, and the scores ``[n]`` of their own models by name where
+        they were evaluated. NaN is not written."""
         before, self._known = self._known, self._measured(round_index, contributions)
         own = [Numbers("weight", weights.cpu()), Numbers("update_norm", [*norms.values()], clients=[*norms])]
-        own += [] if accuracy is None else [Numbers("accuracy", accuracy.cpu())]
+        own += [Numbers(name, values.cpu()) for name, values in scores.items()]
         table = self._known.changes(before) + self._rows(round_index, *own)
         self._shared = shared_numbers(self._metrics, contributions)
         shared = dict(self._shared)
-        if accuracy is not None:
-            shared |= spread(accuracy) | fairness(self._metrics, self._known, accuracy)
+        if scores:
+            shared |= spread(scores) | fairness(self._metrics, self._known, scores["accuracy"])
         curves = [name for name in contributions if self._per_class and columns_of(self._metrics[name]) is None]
         scalars = scalars_of(table, self._known, curves, shared, self._client_names, self._class_names)
         for client, loss in losses.items():
@@ -128,16 +137,16 @@ class Reporter:
             self.csv.append(table)
         self.board.round(round_index, contributions, self._known)
 
-    def monitored(self, weights: Tensor, accuracy: Tensor | None) -> dict[str, Tensor]:
+    def monitored(self, weights: Tensor, scores: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What callbacks may monitor after :meth:`round`, by names like those in loggers without runs per client, in
         which clients have their numbers alone (``cssv/client_0``): every metric's value of each client, what its
-        diagnostics say of all, the round's weights ``[n]``, the last known accuracies ``[n]``, their mean, least and
-        spread. NaN is left out."""
+        diagnostics say of all, the round's weights ``[n]``, the last known scores ``[n]`` of clients' own models, their
+        mean, least and spread. NaN is left out."""
         last = {name: self._known.last(name, len(weights)) for name in self._metrics}
         last["weight"] = weights.tolist()
-        last |= {} if accuracy is None else {"client_accuracy": accuracy.tolist()}
+        last |= {client_score(name): values.tolist() for name, values in scores.items()}
         scalars = {client_tag(name, i): value for name, values in last.items() for i, value in enumerate(values)}
-        scalars |= self._shared | ({} if accuracy is None else spread(accuracy))
+        scalars |= self._shared | spread(scores)
         return {name: torch.tensor(value) for name, value in scalars.items() if value == value}
 
     def finish(
@@ -146,7 +155,7 @@ class Reporter:
         rounds: Tensor,
         contributions: Mapping[str, Tensor],
         weights: Tensor | None,
-        accuracy: Tensor | None,
+        scores: Mapping[str, Tensor],
         last_round: int,
     ) -> None:
         """After the last round: what everybody was worth, as a text in TensorBoard.
@@ -156,10 +165,10 @@ class Reporter:
             rounds: ``[n]``, how many rounds each client took part in.
             contributions: by which clients may be paid.
             weights: ``[n]`` of the last aggregation.
-            accuracy: ``[n]`` of the clients' own models.
+            scores: of the clients' own models, by name, ``[n]``.
             last_round: its number.
         """
-        counts = {"samples": num_samples, "rounds": rounds, "weight": weights, "accuracy": accuracy}
+        counts = {"samples": num_samples, "rounds": rounds, "weight": weights, **scores}
         own = [Numbers(name, values.cpu()) for name, values in counts.items() if values is not None]
         self._last = self._measured(last_round, contributions) + self._rows(last_round, *own)
         known = {name: columns_of(metric) for name, metric in self._metrics.items() if name in contributions}

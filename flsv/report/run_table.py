@@ -19,6 +19,7 @@ import pandas
 from flsv._lightning.durable import append, replacing
 from flsv.csv_files import NAN, Cell, csv_text, number, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
+from flsv.models.imbalance import OWN_SCORES
 
 #: Column to its type, in the order of the file. ``round`` counts from 0. ``class`` is the number of a class, or the
 #: name of another column, as text; "" for a client's overall value. ``low`` and ``high`` are the ends of an overall
@@ -45,7 +46,7 @@ MEANING = (
     "another seed, other participants or another validation set would change"
 )
 #: Metrics that belong to one round: no value stays until the next.
-OF_A_ROUND = ("weight", "accuracy", "update_norm")
+OF_A_ROUND = ("weight", *OWN_SCORES, "update_norm")
 
 
 @dataclass(frozen=True)
@@ -230,7 +231,7 @@ class RunTable:
 
     def history(self, metric: str, clients: int, column: str, rounds: Sequence[int]) -> list[list[float]]:
         """``[r][n]`` of these rounds. A value, once measured, stays until it is measured again; what belongs to one
-        round (weights, accuracies, norms) is NaN in the others."""
+        round (weights, scores of clients' own models, norms) is NaN in the others."""
         table = self.part(metric, column).frame.pivot(index="round", columns="client", values="value")
         table = table.reindex(index=rounds, columns=range(clients))
         return (table if metric in OF_A_ROUND else table.ffill()).to_numpy().tolist()

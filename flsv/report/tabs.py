@@ -26,8 +26,9 @@ from flsv.charts import client_labels, label_text
 from flsv.csv_files import NAN
 from flsv.metrics import ContributionMetric
 from flsv.metrics.base import what_it_is
+from flsv.models.imbalance import OWN_SCORES
 from flsv.report.blocks import markdown_table, plain
-from flsv.report.measured import MOST_PER_CLASS, class_part, client_part
+from flsv.report.measured import MOST_PER_CLASS, class_part, client_part, own_title
 from flsv.report.run_table import RunTable
 
 #: Pictures of a metric in a run, unless something else is asked for; TensorBoard keeps as many.
@@ -283,7 +284,8 @@ def results_text(table: RunTable, metrics: Iterable[str], labels: Sequence[str])
     """A row per client.
 
     Args:
-        table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and ``accuracy``.
+        table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and the scores of clients'
+            own models.
         metrics: names of those that are columns.
         labels: what the clients are called, n of them.
     """
@@ -293,9 +295,9 @@ def results_text(table: RunTable, metrics: Iterable[str], labels: Sequence[str])
     for name in metrics:
         ends = (table.last(name, len(labels), what=what) for what in ("value", "low", "high"))
         columns[name] = [*map(cell, *ends, table.last(f"{name}/stderr", len(labels)))]
-    for name, title in (("weight", "weight"), ("accuracy", "own accuracy")):
+    for name in ("weight", *OWN_SCORES):
         if name in table.metrics:
-            columns[title] = [*map(cell, table.last(name, len(labels)))]
+            columns[own_title(name) if name in OWN_SCORES else name] = [*map(cell, table.last(name, len(labels)))]
     return text_table(columns)
 
 

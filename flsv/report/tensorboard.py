@@ -32,9 +32,10 @@ from torchmetrics import Metric
 
 from flsv.charts import client_labels, drawing
 from flsv.metrics import ContributionMetric
+from flsv.models.imbalance import OWN_SCORES
 from flsv.participants.artifacts import client_folders
 from flsv.report.folder import Reporting
-from flsv.report.measured import MOST_PER_CLASS, RoundScalars, class_part, columns_of, judged
+from flsv.report.measured import MOST_PER_CLASS, RoundScalars, class_part, client_score, columns_of, judged
 from flsv.report.run_table import RunTable
 from flsv.report.tabs import (
     FixedScale,
@@ -330,7 +331,7 @@ class TensorBoardRun:
 
     def _logged(self) -> list[str]:
         """What the module has logged so far, by name."""
-        ours = (*self._metrics, "weight", "client_accuracy")
+        ours = (*self._metrics, "weight", *map(client_score, OWN_SCORES))
         return [name for name in self._trainer.callback_metrics if name.split("/")[0] not in ours]
 
     def _write_table(self, logged: Sequence[str]) -> None:
@@ -339,6 +340,7 @@ class TensorBoardRun:
             # TensorBoard ticks the first five.
             results += ["client_accuracy/mean", *(f"{name}/fairness" for name in judged(self._metrics))]
             results += ["client_accuracy/min", "client_accuracy/std"]
+            results += [f"{client_score(name)}/mean" for name in OWN_SCORES[1:]]
         for logger, files in zip(self._loggers, self._files):
             version = logger.version if isinstance(logger.version, str) else f"version_{logger.version}"
             # Runs of one name would be taken for repetitions of one, whose mean is shown.
@@ -350,7 +352,7 @@ class TensorBoardRun:
 
     def _layout(self, by_client: bool) -> Any:
         curves = {name: self._curves(metric) for name, metric in self._metrics.items()}
-        more = ["weight", "train_loss", "update_norm", *(["client_accuracy"] if self._evaluated else [])]
+        more = ["weight", "train_loss", "update_norm", *(map(client_score, OWN_SCORES) if self._evaluated else [])]
         names, classes = self._client_names, self._class_names or ()
         ends = [n for n, m in self._metrics.items() if isinstance(m, ContributionMetric) and m.over_rounds is not None]
         return layout(curves, len(names), len(classes), names, classes, by_client, more, ends, FIRST)

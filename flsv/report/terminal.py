@@ -17,6 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from flsv.charts import shortened
+from flsv.models.imbalance import OWN_SCORES
+from flsv.report.measured import own_title
 from flsv.report.run_table import MEANING, RunTable
 
 #: Clients that are shown one by one; of more the highest and the lowest ten.
@@ -31,7 +33,8 @@ def print_contributions(
     """Print what the clients had and what they were worth, per class for up to ten classes.
 
     Args:
-        table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and ``accuracy``.
+        table: of the last round: the metrics' rows, and ``samples``, ``rounds``, ``weight`` and the scores of clients'
+            own models.
         metrics: name to what its columns are called ("class").
         client_names: n names.
         learned: what the run's record says of the model that the metrics share out, see :func:`lines_of`.
@@ -45,9 +48,10 @@ def print_contributions(
         by = f", by {first}" if first else ""
         title += f" of {len(rows)} of {count} clients{by}; all are in contributions.csv"
     ends = {name: [table.last(name, count, what=end) for end in ("low", "high")] for name in metrics}
-    weight, accuracy = (table.last(name, count) if name in table.metrics else None for name in ("weight", "accuracy"))
+    weight = table.last("weight", count) if "weight" in table.metrics else None
+    own = {name: table.last(name, count) for name in OWN_SCORES if name in table.metrics}
     samples = table.last("samples", count) if "samples" in table.metrics else None
-    columns = client_columns(samples, values, weight, accuracy, table.last("rounds", count), ends)
+    columns = client_columns(samples, values, weight, own, table.last("rounds", count), ends)
     if any("[" in cell for cells in columns.values() for cell in cells):
         title += f"; in brackets {MEANING.partition(':')[0]}"
     print_table(console, title, client_names, columns, rows, gap)
@@ -65,7 +69,7 @@ def client_columns(
     num_samples: Iterable[float] | None,
     values: Mapping[str, Iterable[float]],
     weights: Iterable[float] | None,
-    accuracy: Iterable[float] | None = None,
+    own: Mapping[str, Iterable[float]] | None = None,
     rounds: Iterable[float] | None = None,
     intervals: Mapping[str, Iterable[Iterable[float]]] | None = None,
 ) -> dict[str, list[str]]:
@@ -75,7 +79,7 @@ def client_columns(
         num_samples: ``[n]`` training samples; None: not known.
         values: metric name to ``[n]``, a client's overall contribution.
         weights: ``[n]`` weights of the last aggregation, NaN for clients outside its cohort.
-        accuracy: ``[n]`` accuracy of the clients' own models.
+        own: name to the scores ``[n]`` of the clients' own models.
         rounds: ``[n]``, how many rounds each client took part in.
         intervals: metric name to the low and high ends ``[2, n]``, which stand in brackets behind the values.
     """
@@ -86,8 +90,8 @@ def client_columns(
         columns[name] = _with_intervals(value, (intervals or {}).get(name, ()))
     if weights is not None:
         columns["weight"] = _numbers(weights, 3)
-    if accuracy is not None:
-        columns["own accuracy"] = _numbers(accuracy, 3)
+    for name, scores in (own or {}).items():
+        columns[own_title(name)] = _numbers(scores, 3)
     return columns
 
 

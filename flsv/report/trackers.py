@@ -11,6 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import CometLogger, Logger, MLFlowLogger, WandbLogger
 
 from flsv.charts import drawing
+from flsv.models.imbalance import OWN_SCORES
 from flsv.report.run_table import RunTable
 
 #: A table: its header and its rows.
@@ -33,7 +34,7 @@ def tables_of(table: RunTable, metrics: Mapping[str, str], client_names: Sequenc
         {'contributions': (['client', 'samples', 'sv'], [['Boston', 30.0, 0.5], ['Lyon', 10.0, None]])}
     """
     count = len(client_names)
-    known = [name for name in ("samples", "rounds", *metrics, "weight", "accuracy") if name in table.metrics]
+    known = [name for name in ("samples", "rounds", *metrics, "weight", *OWN_SCORES) if name in table.metrics]
     found = {"contributions": _rows(known, [table.last(name, count) for name in known], client_names)}
     for name, kind in metrics.items():
         keys = table.columns(name)

@@ -75,7 +75,8 @@ class FederationState:
             one.
         trained: client id to the model ``[P]`` that it trained last, where it is kept.
         weights: ``[n]`` weights of the last aggregation, NaN outside its cohort.
-        client_accuracy: ``[n]``, the last evaluation of the clients' own models.
+        client_scores: the last evaluation of the clients' own models: ``"accuracy"``, ``"balanced_accuracy"`` and
+            ``"auroc"`` to ``[n]``, NaN where it cannot be told; empty before the first.
         participations: int64 ``[n]``, the number of rounds that each client's update was part of.
         chunk: how many models are evaluated at once; None: not known, or one by one. By memory, and batched kernels
             round by it: so a resumed run must not find another.
@@ -96,7 +97,7 @@ class FederationState:
     starts: dict[int, Tensor] = field(default_factory=dict)
     trained: dict[int, Tensor] = field(default_factory=dict)
     weights: Tensor | None = None
-    client_accuracy: Tensor | None = None
+    client_scores: dict[str, Tensor] = field(default_factory=dict)
     participations: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
     chunk: int | None = None
     heard: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
@@ -110,6 +111,11 @@ class FederationState:
     def models(self) -> dict[int, Tensor]:
         """The same as ``starts``, by the name that it has in a loop."""
         return self.starts
+
+    @property
+    def client_accuracy(self) -> Tensor | None:
+        """``[n]`` of the last evaluation; None before the first."""
+        return self.client_scores.get("accuracy")
 
     def model(self) -> Tensor:
         """The global model.

@@ -17,9 +17,12 @@ from lightning.pytorch.callbacks import (
 
 from flsv._lightning.round_boundary import REPLACED, WeightAveraging
 from flsv.errors import ConfigurationError
+from flsv.models.imbalance import OWN_SCORES
+from flsv.report.measured import client_score
 
 _CLIENT = re.compile(r"(?P<metric>[^/]+)/client_(?P<client>\d+)")
-_OURS = ("weight", "client_accuracy")
+_SCORES = tuple(map(client_score, OWN_SCORES))
+_OURS = ("weight", *_SCORES)
 _BEFORE = "contribution/"
 
 
@@ -110,7 +113,7 @@ def _check_monitor(callback: Any, metrics: set[str], num_clients: int, evaluate_
         return
     if found is not None and int(found["client"]) >= num_clients:
         raise ConfigurationError(f"{who}: the clients are 0 to {num_clients - 1}.")
-    if metric == "client_accuracy" or name in [f"client_accuracy/{what}" for what in ("mean", "min", "std")]:
+    if metric in _SCORES or name in [f"{score}/{what}" for score in _SCORES for what in ("mean", "min", "std")]:
         if not evaluate_every:
             raise ConfigurationError(
                 f"{who}: nobody measures it. Set FederatedLoop(evaluation=ClientEvaluation(every=1))."

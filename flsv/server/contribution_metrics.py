@@ -14,9 +14,14 @@ from flsv import counting
 from flsv.arguments import attribute_of, plain_name
 from flsv.errors import ConfigurationError
 from flsv.metrics import ContributionMetric
+from flsv.models.imbalance import OWN_SCORES
+from flsv.report.measured import client_score
 from flsv.round import HEAD_FIELDS, VOCABULARY, Round, Stage, needs_sums_only, stage_of
 
-RESERVED = ("weight", "accuracy", "update_norm", "train_loss", "client_accuracy", "data", "how to read")
+RESERVED = (
+    *("weight", *OWN_SCORES, "update_norm", "train_loss", *map(client_score, OWN_SCORES)),
+    *("data", "how to read"),
+)
 GAME_ARGUMENTS = {"utility", "gradient_products", "hessian_products"}
 #: What a round has before any client has uploaded, or that does not depend on what it uploads.
 APART_FROM_UPDATES = {

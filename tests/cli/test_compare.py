@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from sklearn.metrics import roc_auc_score
 from toys import Plain, fit, toy_data
 
 import flsv
@@ -136,11 +137,14 @@ def test_own_models_are_those_of_the_loop(tmp_path: Path) -> None:
         assert torch.equal(received[client], loop.trained.get(client, initial))
         loop.space.write(module, received[client])
         with torch.no_grad():
-            right = module(x).argmax(1) == y
+            logits = module(x)
+        right = logits.argmax(1) == y
+        area = roc_auc_score(y, logits.double().softmax(1), multi_class="ovr")
         balanced = torch.stack([right[y == label].double().mean() for label in range(3)]).mean()
         for models in ("received", "trained"):
             assert own.scores[models]["accuracy"][client].item() == pytest.approx(right.double().mean().item())
             assert own.scores[models]["balanced_accuracy"][client].item() == pytest.approx(balanced.item())
+            assert own.scores[models]["auroc"][client].item() == pytest.approx(area, abs=1e-6)
 
 
 def test_watching_changes_nothing(tmp_path: Path) -> None:
@@ -184,12 +188,15 @@ def test_tables(tmp_path: Path) -> None:
     assert ["coalitions", "0", "0", "4"] in table
     text = markdown(outcomes)
     assert "| client 0 | 75.0 | **62.5 (-12.5)** | 87.5 (+12.5) |" in text
-    assert text.count("| mean |") == 2
+    assert text.count("| mean |") == len(MEASURES)
+    assert "**AUROC on the test set, %" in text
     assert "**Bold**: the client has lost by taking part" in text
     named = [replace(each, client_names=("a|b", "*c*")) for each in outcomes]
     assert "| a\\|b | 75.0 |" in markdown(named)  # a name makes neither columns nor markup
     write_csv(tmp_path / "table.csv", outcomes)
-    assert (tmp_path / "table.csv").read_text().splitlines()[1] == ("standalone,received,0,0.750000,0.750000,1.500,0")
+    assert (tmp_path / "table.csv").read_text().splitlines()[1] == (
+        "standalone,received,0,0.750000,0.750000,0.750000,1.500,0"
+    )
 
 
 def test_one_clients_gains_go_to_its_runs_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -295,14 +302,15 @@ def test_a_run_that_was_stopped(tmp_path: Path) -> None:
 
 
 def test_own_tests_are_each_clients_own(tmp_path: Path) -> None:
-    """The received models' accuracies are those that the loop finds, and the metric for it agrees."""
+    """The received models' scores are those that the loop finds, and the metric for accuracy agrees."""
     loop = FederatedLoop(
         FedAvg(), personalizer=Standalone(), evaluation=ClientEvaluation(every=2, keep_trained=True), seed=1
     )
     own, data, module = OwnModels(loop, tests="own"), toy_data(), Plain()
     fit(loop, tmp_path, module, data, rounds=2, callbacks=[own])
     assert loop.client_accuracy is not None
-    torch.testing.assert_close(own.scores["received"]["accuracy"].float(), loop.client_accuracy)
+    for measure in MEASURES:
+        torch.testing.assert_close(own.scores["received"][measure].float(), loop.client_scores[measure])
     mean = MeanTestAccuracy(3)
     server = loop.space.read(module)
     module.eval()

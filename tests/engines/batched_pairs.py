@@ -54,9 +54,9 @@ def pair(
         close(many.contributions[name], value, msg=name)
     close(many.weights, one.weights)
     assert torch.equal(many.participations, one.participations)
-    assert (many.client_accuracy is None) == (one.client_accuracy is None)
-    if one.client_accuracy is not None:
-        close(many.client_accuracy, one.client_accuracy)
+    assert many.client_scores.keys() == one.client_scores.keys()
+    for name, scores in one.client_scores.items():
+        close(many.client_scores[name], scores)
     assert many.models.keys() == one.models.keys()
     for client, model in one.models.items():
         close(many.models[client], model)

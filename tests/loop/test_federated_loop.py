@@ -12,6 +12,7 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 from small_loops import KeepUpdates, shapfed
 from torch import Tensor, nn
 from toys import Plain, adam, fit, network, sgd, toy_data, vector
@@ -293,7 +294,13 @@ def test_clients_own_models_are_evaluated_on_their_own_test_split(tmp_path: Path
         loop.space.write(module, loop.received()[client])
         module.eval()
         x, y = (torch.cat(parts) for parts in zip(*data.client_loader(client, "test")))
-        assert loop.client_accuracy[client] == pytest.approx((module(x).argmax(-1) == y).float().mean().item())
+        logits = module(x).detach().double()
+        expected = {
+            "accuracy": accuracy_score(y, logits.argmax(1)),
+            "balanced_accuracy": balanced_accuracy_score(y, logits.argmax(1)),
+            "auroc": sum(roc_auc_score(y == c, logits.softmax(1)[:, c]) for c in y.unique()) / len(y.unique()),
+        }
+        assert {name: scores[client].item() for name, scores in loop.client_scores.items()} == pytest.approx(expected)
     assert not torch.equal(before, vector(module))
 
 

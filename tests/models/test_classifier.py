@@ -13,7 +13,7 @@ import yaml
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.cli import ReduceLROnPlateau as CliPlateau
 from sklearn.datasets import load_digits
-from sklearn.metrics import accuracy_score, balanced_accuracy_score
+from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 from torch.utils.data import DataLoader, TensorDataset
@@ -160,7 +160,9 @@ def test_scores_are_scikit_learns_over_the_whole_set(trainer, class_weights):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         balanced = balanced_accuracy_score(y, predicted)
-    assert set(val) == {"val_loss", "val_accuracy", "val_balanced_accuracy"}
+    assert set(val) == {"val_loss", "val_accuracy", "val_balanced_accuracy", "val_auroc"}
+    areas = [roc_auc_score(y == c, logits.double().softmax(1)[:, c]) for c in y.unique()]
+    assert val["val_auroc"] == pytest.approx(sum(areas) / 9)
     assert val["val_accuracy"] == pytest.approx(accuracy_score(y, predicted))
     assert val["val_balanced_accuracy"] == pytest.approx(balanced)
     assert val["val_loss"] == pytest.approx(F.cross_entropy(logits, y, client.class_weights).item(), rel=1e-5)

@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from sklearn.metrics import accuracy_score, balanced_accuracy_score, roc_auc_score
 from sklearn.utils.class_weight import compute_class_weight
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC
 
-from flsv.models.imbalance import EpochScores
+from flsv.models.imbalance import ClassScores, EpochScores
 
 
 def _scored(logits, y, batch_size, class_weights=None):
@@ -89,10 +89,28 @@ def test_auroc_of_two_classes_against_scikit_learn(scale: int) -> None:
     assert _scored(logits, y, 32)["auroc"].item() == pytest.approx(roc_auc_score(y, logits.diff()))
 
 
-def test_auroc_needs_both_classes_and_no_more() -> None:
+def test_auroc_needs_two_classes_and_at_most_a_hundred() -> None:
     assert "auroc" not in _scored(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long), 2)
-    assert "auroc" not in _scored(torch.zeros(4, 3), torch.arange(4) % 3, 2)
+    assert "auroc" not in _scored(torch.zeros(4, 101), torch.arange(4) % 3, 2)
+    assert _scored(torch.zeros(4, 100), torch.arange(4) % 3, 2)["auroc"] == 0.5
     assert _scored(torch.zeros(4, 2), torch.arange(4) % 2, 2)["auroc"] == 0.5
+    never = ClassScores(2)
+    never.update(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
+    assert never.compute()["auroc"].isnan()
+
+
+def test_auroc_of_more_classes_against_torchmetrics_and_scikit_learn() -> None:
+    torch.manual_seed(0)
+    y = torch.arange(120) % 5
+    logits = torch.randn(120, 5) + torch.nn.functional.one_hot(y, 5)
+    found = _scored(logits, y, 32)["auroc"]
+    torch.testing.assert_close(found, MulticlassAUROC(5, average="macro")(logits, y))
+    expected = roc_auc_score(y, logits.double().softmax(1), multi_class="ovr", average="macro")
+    assert found.item() == pytest.approx(expected, abs=1e-6)
+    # Of classes that do not occur nothing can be told: they are left out, not counted as 0.
+    some = y < 3
+    each = [roc_auc_score(y[some] == c, logits[some].double().softmax(1)[:, c]) for c in range(3)]
+    assert _scored(logits[some], y[some], 32)["auroc"].item() == pytest.approx(sum(each) / 3, abs=1e-6)
 
 
 def test_balanced_weights_are_scikit_learns() -> None:

@@ -14,6 +14,7 @@ from made_runs import NAMES, made_value, make_run
 
 from flsv.cli import main
 from flsv.errors import ConfigurationError
+from flsv.models.imbalance import OWN_SCORES
 from flsv.report import open_run, write_report
 from flsv.report.blocks import NONE, Table, number
 from flsv.report.facts import values_of
@@ -157,18 +158,19 @@ def run_with_everything(folder: Path, others: tuple[int, ...] = (0, 1, 2, 4)) ->
         (own / "flagged.csv").write_text(f"index,label,score,why\n{9000 + client},class 1,0.5{client}7,far\n")
     with (folder / "gains.csv").open("w", newline="") as file:
         writer = csv.writer(file)
-        head = ["client", "client_name", "tests", *(f"accuracy_{w}" for w in ("alone", "received", "trained"))]
-        writer.writerow(head)
+        scores = [f"{name}_{w}" for name in OWN_SCORES for w in ("alone", "received", "trained")]
+        writer.writerow(["client", "client_name", "tests", *scores])
         for i in range(5):
             accuracies = [0.5131 + 0.0517 * i, 0.8117 - 0.0213 * i, 0.6171 + 0.0311 * i]
-            writer.writerow([place[i], NAMES[i], "shared", *accuracies])
+            beside = [0.3377 + 0.0791 * i, 0.7713 - 0.0411 * i]
+            writer.writerow([place[i], NAMES[i], "shared", *accuracies, *beside, 0.5, *beside[::-1], 0.5])
     return folder
 
 
 def test_one_clients_page_has_its_own_values_and_means(tmp_path: Path) -> None:
     mean = sum(made_value(i, 0, 4) for i in range(5)) / 5
     for text in texts(run_with_everything(tmp_path), client="Oslo"):
-        for own in ("Oslo", f"{made_value(OWN, 0, 4):.3f}", "9003", "121", "03" * 8, f"{mean:.2g}", "5 of 5"):
+        for own in ("Oslo", f"{made_value(OWN, 0, 4):.3f}", "9003", "121", "03" * 8, f"{mean:.2g}", "5 of 5", "57.5 %"):
             assert own in text, own
 
 
@@ -182,6 +184,9 @@ def test_one_clients_page_has_nothing_of_the_others(tmp_path: Path) -> None:
             assert f">{100 + 7 * other}<" not in text
             assert f"| {100 + 7 * other} |" not in text
             assert f"{51.31 + 5.17 * other:.1f} %" not in text
+            for beside in (0.3377 + 0.0791 * other, 0.7713 - 0.0411 * other):
+                assert f"{100 * beside:.1f} %" not in text
+                assert f"{beside:.3f}" not in text
             for column, r in itertools.product(range(3), range(1, 5)):  # in round 0 all are near 0
                 value = made_value(other, column, r)
                 for shown in {f"{value:.3f}", f"{value:.4f}", f"{value:.6f}"}:

@@ -30,7 +30,7 @@ def many_columns(clients: int) -> dict[str, list[str]]:
     draw = torch.Generator().manual_seed(0)
     values = {name: torch.rand(clients, generator=draw) for name in ("cssv", "fedsv", "leave_one_out", "relevance")}
     counts = torch.arange(clients) + 100
-    return client_columns(counts, values, torch.rand(clients, generator=draw), counts / 1000, counts)
+    return client_columns(counts, values, torch.rand(clients, generator=draw), {"accuracy": counts / 1000}, counts)
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 200, 10_000])

@@ -27,6 +27,7 @@ from flsv.data import FederatedDataModule
 from flsv.functional import collaborative_fairness
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley, CommunicationCost, CumulativeShapley
+from flsv.models.imbalance import OWN_SCORES
 from flsv.report.measured import RoundScalars, followed
 from flsv.report.tabs import FixedScale, cell, due, text_table
 
@@ -90,7 +91,8 @@ def test_every_client_and_class_has_a_run(fitted: tuple[FederatedLoop, Path]) ->
     groups = {tag.partition("/")[0] for numbers in found.values() for tag in numbers}
     assert min(groups) == "Contributions"  # which TensorBoard shows first
     for i, place in enumerate(clients):
-        assert {*tags, "weight", "train_loss", "update_norm", "client_accuracy"} <= set(found[place])
+        own = {"client_accuracy", "client_balanced_accuracy", "client_auroc"}
+        assert {*tags, "weight", "train_loss", "update_norm", *own} <= set(found[place])
         assert [step for step, _ in found[place]["Contributions/cssv"]] == [0, 1, 2, 3]
         assert [step for step, _ in found[place]["client_accuracy"]] == [1, 3]
         assert found[place]["cssv/class_1_Dress"][-1][1] == pytest.approx(loop.contributions["cssv"][i, 1].item())
@@ -125,7 +127,7 @@ def test_custom_scalars_find_their_curves(fitted: tuple[FederatedLoop, Path]) ->
     clients = sorted(place for place in found if place.startswith("clients/"))
     classes = sorted(place for place in found if place.startswith("classes/"))
     everybody = [("all clients", name) for name in ("cssv", "sv", "cost", "weight", "train_loss", "update_norm")]
-    everybody += [("all clients", "client_accuracy")]
+    everybody += [("all clients", f"client_{name}") for name in ("accuracy", "balanced_accuracy", "auroc")]
     everybody += [("cssv by class", name) for name in ("T-shirt/top", "Dress", "class 2")]
     assert shown == {
         **dict.fromkeys(everybody, clients),
@@ -214,7 +216,7 @@ def test_the_table_of_runs(fitted: tuple[FederatedLoop, Path]) -> None:
     results = [info.name.tag for info in experiment.metric_infos]
     assert results == [
         *("val_acc", "client_accuracy/mean", "cssv/fairness", "sv/fairness"),
-        *("client_accuracy/min", "client_accuracy/std"),
+        *("client_accuracy/min", "client_accuracy/std", "client_balanced_accuracy/mean", "client_auroc/mean"),
     ]
     seen = scalars(folder)["."]
     assert "hp_metric" not in seen
@@ -241,7 +243,8 @@ def test_texts(fitted: tuple[FederatedLoop, Path]) -> None:
         for line in ("what it is", "unit", "sign", "needs", "cost"):
             assert re.search(rf"^\| {line} \| \S.*\|$", told, re.M), (name, line)
     table = text(seen, "contributions").splitlines()
-    assert table[0] == "| client | samples | rounds | cssv | sv | cost | weight | own accuracy |"
+    own = "own accuracy | own balanced accuracy | own AUROC"
+    assert table[0] == f"| client | samples | rounds | cssv | sv | cost | weight | {own} |"
     assert [line.split(" | ")[0] for line in table[2:]] == ["| Boston", "| St. Mary's/East", "| client 2"]
     low, high = loop.metrics["sv"].intervals()
     assert f"{loop.contributions['sv'][1]:.4g} \\[{low[1]:.4g}, {high[1]:.4g}\\]" in table[3]
@@ -330,7 +333,7 @@ def test_a_killed_run_goes_on_without_doubles_and_gaps(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     wanted = defaultdict(list)
     for row in rows:
-        tag = row["metric"].replace("accuracy", "client_accuracy")
+        tag = f"client_{row['metric']}" if row["metric"] in OWN_SCORES else row["metric"]
         tag += f"/class_{row['class']}" if row["class"] else ""
         tag = f"Contributions/{tag}" if tag == "cssv" else tag
         wanted[row["client"], tag].append((int(row["round"]), pytest.approx(float(row["value"]), rel=1e-6)))

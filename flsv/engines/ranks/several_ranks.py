@@ -307,11 +307,12 @@ class SeveralRanks(OneProcess):
             self._logged.remove()
         super().close()
 
-    def _own_accuracy(self) -> Tensor:
-        own = super()._own_accuracy()
-        result = torch.full((self._state.num_clients,), float("nan"))
-        for clients, values in self.ranks.everybody((self._mine(), own), "the clients' tests"):
-            result[clients] = values
+    def _own_scores(self) -> dict[str, Tensor]:
+        own = super()._own_scores()
+        result = {name: torch.full((self._state.num_clients,), float("nan")) for name in own}
+        for clients, scores in self.ranks.everybody((self._mine(), own), "the clients' tests"):
+            for name, values in scores.items():
+                result[name][clients] = values
         return result
 
     def _mine(self) -> list[int]:

@@ -29,6 +29,7 @@ from flsv.engines.remote.messages import (
 )
 from flsv.engines.remote.transport import Directory
 from flsv.errors import ConfigurationError
+from flsv.models.imbalance import OWN_SCORES
 from flsv.parameters import ParameterSpace
 from flsv.participants import Channel, Client, LocalData, NoAnswer
 from flsv.round import ClientUpdate, FederationState, Instruction
@@ -329,20 +330,19 @@ class Remote:
         else:
             stands[site] = before
 
-    def test(self, round_index: int, models: Mapping[int, Instruction]) -> dict[int, float]:
-        """The accuracy of every site's own model on its own test samples; who does not reply, or sends something else,
-        is named in a warning and missing."""
+    def test(self, round_index: int, models: Mapping[int, Instruction]) -> dict[int, dict[str, float]]:
+        """The :data:`OWN_SCORES` of sites' own models on their own test samples; a warning names who sends none."""
         packets = {}
         for site, told in models.items():
             packet = instruction_packet(told, self._facts(site))
             packets[site] = Packet("test", packet.plain, packet.tensors)
-        found: dict[int, float] = {}
+        found: dict[int, dict[str, float]] = {}
         for site, reply in self.directory.exchange(packets).items():
             try:
-                accuracy = float(check_done(reply).plain["accuracy"])
-                if accuracy < 0 or accuracy > 1:  # NaN: it has no test samples
-                    raise BadReply(f"its accuracy is {accuracy}")
-                found[site] = accuracy
+                scores = {name: float(check_done(reply).plain[name]) for name in OWN_SCORES}
+                if any(value < 0 or value > 1 for value in scores.values()):  # NaN: there is nothing to tell it by
+                    raise BadReply(f"its scores are {scores}")
+                found[site] = scores
             except (BadReply, KeyError, TypeError, ValueError, OverflowError) as why:
                 said = why if isinstance(why, BadReply) else f"its reply lacks or garbles {why!s:.200}"
                 self._warn(site, "has not tested its model", said)

@@ -33,6 +33,7 @@ from flsv.engines.remote.secure.checks import by_samples, check_sums_only
 from flsv.engines.remote.secure.settings import SecureSums
 from flsv.engines.remote.transport import Directory
 from flsv.errors import ConfigurationError
+from flsv.models.imbalance import OWN_SCORES
 from flsv.participants import LocalData
 from flsv.report.folder import FolderLock
 from flsv.round import Instruction, Round
@@ -188,9 +189,11 @@ class RemoteFederation(IdleProcess):
     def _make_training(self, local: LocalTraining) -> CohortTraining:
         return RemoteCohort(local, self.manager, self._remote, self._sent)
 
-    def _own_accuracy(self) -> Tensor:
+    def _own_scores(self) -> dict[str, Tensor]:
         told = self._remote.test(self._state.round_index, self.server.instruct(self._mine(), self._state))
-        return torch.tensor([told.get(client, float("nan")) for client in range(self._state.num_clients)])
+        unknown = dict.fromkeys(OWN_SCORES, float("nan"))
+        everybody = [told.get(client, unknown) for client in range(self._state.num_clients)]
+        return {name: torch.tensor([scores[name] for scores in everybody]) for name in OWN_SCORES}
 
 
 class RemoteClientManager(ClientManager):

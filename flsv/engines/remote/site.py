@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import lightning as L
 from lightning.fabric.utilities.apply_func import move_data_to_device
 
-from flsv._lightning.evaluation import accuracy
+from flsv._lightning.evaluation import count_answers
 from flsv.clients.algorithms.base import used_model
 from flsv.clients.client_manager import ClientManager
 from flsv.data import FederatedDataModule, OneClient, Splits
@@ -44,6 +44,7 @@ from flsv.engines.remote.visit import (
     site_key,
 )
 from flsv.errors import ConfigurationError
+from flsv.models.imbalance import ClassScores, plain_scores
 from flsv.parameters import ParameterSpace
 from flsv.participants import ClientStates, LocalData, at
 from flsv.round import Instruction
@@ -225,21 +226,25 @@ class Site:
         return update_packet(visit.update, lost=kept is None)
 
     def _test(self, packet: Packet) -> Packet:
-        """The accuracy of the model that this site would use, on its own test samples."""
+        """The scores of the model that this site would use, on its own test samples."""
         instruction = read_instruction(packet)
         with self._memory(packet) as memory:
-            tested = _Asked(partial(self._accuracy, instruction, self._kept(memory, packet), packet.plain["classes"]))
+            tested = _Asked(partial(self._scores, instruction, self._kept(memory, packet), packet.plain["classes"]))
             self._trainer(instruction.round_index, 0, tested).fit(self._make_module(), self._data.client_loader(0))
-        return Packet("tested", {"accuracy": tested.answer})
+        return Packet("tested", tested.answer)
 
-    def _accuracy(self, instruction: Instruction, kept: Kept, num_classes: int | None, trainer: L.Trainer) -> float:
+    def _scores(
+        self, instruction: Instruction, kept: Kept, num_classes: int | None, trainer: L.Trainer
+    ) -> dict[str, float]:
         space, local = self._open(kept, num_classes, trainer)
         with at(local):
             model = used_model(local, instruction, self._settings.config.strategies)
             assert model is not None
             space.write(trainer.lightning_module, model)
             space.write_private(trainer.lightning_module, dict(local.private))
-        return accuracy(trainer, self._data.client_loader(0, "test"))
+        counts = ClassScores(num_classes or self._data.num_classes)
+        count_answers(trainer, self._data.client_loader(0, "test"), counts)
+        return plain_scores(counts)
 
     def _ask(self, packet: Packet) -> Packet:
         plain = packet.plain
@@ -323,8 +328,10 @@ class Site:
 class _Asked(L.Callback):
     """Answers a question where a fit would begin: the module is on its device, and nothing is trained."""
 
+    answer: Any = None
+
     def __init__(self, reply: Callable[[L.Trainer], Any]) -> None:
-        self._reply, self.answer = reply, None
+        self._reply = reply
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.answer = self._reply(trainer)

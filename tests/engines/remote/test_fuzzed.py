@@ -164,7 +164,7 @@ def test_an_answer_is_one_or_there_is_none(tmp_path_factory: pytest.TempPathFact
 
 
 @FUZZED
-@given(packet=packets(Packet("tested", {"accuracy": 0.5})))
+@given(packet=packets(Packet("tested", {"accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5})))
 def test_an_accuracy_is_one_or_there_is_none(tmp_path_factory: pytest.TempPathFactory, packet: Packet | None) -> None:
     if packet is None:
         return
@@ -174,7 +174,7 @@ def test_an_accuracy_is_one_or_there_is_none(tmp_path_factory: pytest.TempPathFa
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = here.test(0, {1: Instruction(0, 1, 7, torch.zeros(3))})
-    assert not any(value < 0 or value > 1 for value in found.values())
+    assert not any(value < 0 or value > 1 for scores in found.values() for value in scores.values())
 
 
 def test_of_two_that_report_different_things_nobody_knows_who_is_right(tmp_path: Path) -> None:

@@ -165,10 +165,10 @@ def test_no_answer_ends_a_run(sites: tuple[Replay, Directory]) -> None:
 def test_no_accuracy_ends_a_run(sites: tuple[Replay, Directory]) -> None:
     transport, directory = sites
     told = {1: Instruction(0, 1, 7, torch.zeros(3))}
-    for packet in spoiled(Packet("tested", {"accuracy": 0.5})):
+    for packet in spoiled(Packet("tested", {"accuracy": 0.5, "balanced_accuracy": 0.5, "auroc": 0.5})):
         transport.says["test"] = {101: packet}
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             found = remote(directory).test(0, told)
         assert (1 in found) != any("site 'Lyon' (client 1) has not tested its model" in str(w.message) for w in said)
-        assert all(not value < 0 and not value > 1 for value in found.values())
+        assert all(not value < 0 and not value > 1 for scores in found.values() for value in scores.values())
