@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Subset
 
 from flsv import ClassifierClient, FederatedDataModule
 from flsv.data import GroupPartitioner, load_image_data
-from flsv.engines.remote import Packet, Site
+from flsv.engines.remote import Packet, Site, Wait
 
 NAMES = ["Boston", "Lyon", "Osaka"]
 SEED = 7
@@ -68,7 +68,7 @@ class Replay:
     def present(self) -> list[int]:
         return [100, 101, 102]
 
-    def exchange(self, packets: Mapping[int, Packet], timeout: float) -> dict[int, Any]:
+    def exchange(self, packets: Mapping[int, Packet], wait: Wait) -> dict[int, Any]:
         return {address: self.says[packet.kind][address] for address, packet in packets.items()}
 
 
@@ -86,7 +86,7 @@ class SiteTransport:
     def present(self) -> Sequence[int]:
         return list(self.sites)
 
-    def exchange(self, packets: Mapping[int, Packet], timeout: float) -> dict[int, Any]:
+    def exchange(self, packets: Mapping[int, Packet], wait: Wait) -> dict[int, Any]:
         replies: dict[int, Any] = {}
         for address, packet in packets.items():
             if address not in self.sites:

@@ -76,7 +76,7 @@ class Wire:
     def present(self) -> list[int]:
         return list(range(len(self.sites)))
 
-    def exchange(self, packets: Any, timeout: float) -> dict[int, Any]:
+    def exchange(self, packets: Any, wait: Any) -> dict[int, Any]:
         return {address: self.sites[address].answer(packet) for address, packet in packets.items()}
 
 

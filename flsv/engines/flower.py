@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from flsv.engines.flower_resident import TOOK
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, SecureSums, Site, SitePolicy, agreement
 from flsv.engines.remote.federation import PLENTY, rehearse, told_status
 from flsv.engines.remote.messages import failure_packet
 from flsv.engines.remote.site import Settings
+from flsv.engines.remote.waiting import Wait, Waiting
 from flsv.errors import ConfigurationError
 
 __all__ = ["client_app", "server_app"]
 
 #: Seconds between two looks for replies.
-POLL = 1.0
+POLL = 0.25
 #: Flower's types of messages for what servers say.
 MESSAGE_TYPES = {"hello": "query", "ask": "query", "train": "train", "test": "evaluate"}
 MESSAGE_TYPES |= dict.fromkeys(("keys", "shares", "unmask"), "query")
@@ -57,11 +60,22 @@ def from_record(record: RecordDict) -> Packet:
         raise ValueError(f"this is no packet: {type(error).__name__}: {error!s:.200}") from error
 
 
+@dataclass(frozen=True)
+class _Sent:
+    """A message that has not been answered: to whom, of which kind, what about, and when."""
+
+    node: int
+    kind: str
+    about: str
+    at: float
+
+
 class GridTransport:
     """Carries packets over a Flower Grid.
 
     A SuperNode answers one message after the other. So a site that is still at an earlier one is sent nothing that
-    would wait behind it, but what it is asked as soon as it has answered, with the time that is left.
+    would wait behind it, but what it is asked as soon as it has answered, with the time that is left; or, where a late
+    reply is of use, nothing: its answer to the earlier message is its answer.
 
     Args:
         grid: of the ServerApp.
@@ -69,52 +83,75 @@ class GridTransport:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        self._owed: dict[str, tuple[int, str]] = {}  # messages that nobody waits for any more: whose, and what about
+        self._owed: dict[str, _Sent] = {}  # messages that nobody waits for any more
+        self._late: dict[int, tuple[str, Packet | str]] = {}  # of nodes: the kind of what they were asked, their reply
 
     def present(self) -> Sequence[int]:
         return list(self._grid.get_node_ids())
 
-    def exchange(self, packets: Mapping[int, Packet], timeout: float) -> dict[int, Packet | str]:
-        deadline = time.monotonic() + timeout
-        waiting, asked = dict(packets), dict[str, tuple[int, str]]()
+    def exchange(self, packets: Mapping[int, Packet], wait: Wait) -> dict[int, Packet | str]:
+        waiting, asked = dict(packets), dict[str, _Sent]()
         replies: dict[int, Packet | str] = {}
         while True:
             for message_id, reply in self._pull([*self._owed, *asked]):
-                if self._owed.pop(message_id, None) is None:
-                    replies[asked.pop(message_id)[0]] = _said(reply)
-            at = dict(self._owed.values())
-            left = deadline - time.monotonic()
-            if left <= 0 or not (asked or waiting):
+                if (sent := asked.pop(message_id, None)) is not None:
+                    replies[sent.node] = _said(reply, sent)
+                else:
+                    self._came_late(self._owed.pop(message_id), reply, wait)
+            for node, packet in dict(waiting).items():
+                if wait.keep_late and self._late.get(node, ("", ""))[0] == packet.kind:
+                    replies[node] = self._late.pop(node)[1]
+                    del waiting[node]
+            at = {sent.node: sent.about for sent in self._owed.values()}
+            if wait.left > 0:
+                asked |= self._push({node: packet for node, packet in waiting.items() if node not in at}, wait)
+                waiting = {node: packet for node, packet in waiting.items() if node in at}
+            if wait.over(replies, [*waiting, *(sent.node for sent in asked.values())]):
                 break
-            asked |= self._push({node: packet for node, packet in waiting.items() if node not in at}, left)
-            waiting = {node: packet for node, packet in waiting.items() if node in at}
-            time.sleep(min(POLL, left))
+            time.sleep(max(0.0, min(POLL, wait.left)))
         self._owed |= asked
-        return replies | {node: f"it is still at {at[node]}" for node in waiting}
+        return replies | {node: f"it is still at {at[node]}" for node in waiting if node in at}
 
-    def _push(self, packets: Mapping[int, Packet], seconds: float) -> dict[str, tuple[int, str]]:
+    def _came_late(self, sent: _Sent, reply: Message, wait: Wait) -> None:
+        wait.came_late(sent.node, sent.about, time.monotonic() - sent.at)
+        if wait.keep_late:
+            self._late[sent.node] = sent.kind, _said(reply, sent)
+
+    def _push(self, packets: Mapping[int, Packet], wait: Wait) -> dict[str, _Sent]:
         """Send; message to whose it is, and what about."""
+        seconds = min(wait.seconds, wait.left)
         messages = []
         for node, packet in packets.items():
             content = to_record(Packet(packet.kind, {**packet.plain, "seconds": seconds}, packet.tensors))
             # What nobody has fetched by then is of no use; what is being worked on ends itself, or is late for good.
-            messages.append(Message(content, node, MESSAGE_TYPES[packet.kind], ttl=2 * seconds + POLL))
-        about = [(node, _about(packet)) for node, packet in packets.items()]
-        sent = self._grid.push_messages(messages) if messages else ()
-        return {message_id: told for message_id, told in zip(sent, about) if message_id}
+            messages.append(Message(content, node, MESSAGE_TYPES[packet.kind], ttl=2 * wait.limit + POLL))
+        about = [_Sent(node, each.kind, _about(each), time.monotonic()) for node, each in packets.items()]
+        ids = self._grid.push_messages(messages) if messages else ()
+        return {message_id: sent for message_id, sent in zip(ids, about) if message_id}
 
     def _pull(self, message_ids: Sequence[str]) -> list[tuple[str, Message]]:
         found = self._grid.pull_messages(message_ids) if message_ids else ()
         return [(reply.metadata.reply_to_message_id, reply) for reply in found]
 
 
-def _said(reply: Message) -> Packet | str:
+def _said(reply: Message, sent: _Sent) -> Packet | str:
     if reply.has_error():
         return f"{reply.error.reason or 'it failed'} (code {reply.error.code})"
     try:
-        return from_record(reply.content)
+        packet = from_record(reply.content)
     except ValueError as error:
         return str(error)
+    return replace(packet, took=_took(reply.content, time.monotonic() - sent.at))
+
+
+def _took(content: RecordDict, total: float) -> dict[str, float]:
+    """What the seconds until a reply went for: what its site says, where that can be, and the rest."""
+    said = content.config_records.get(TOOK, {})
+    parts = {name: said.get(name) for name in ("start", "import", "work")}
+    told = {name: float(part) for name, part in parts.items() if isinstance(part, float) and 0 <= part <= total}
+    if len(told) < len(parts) or sum(told.values()) > total:
+        return {"in all": total}
+    return {**told, "wire": total - sum(told.values())}
 
 
 def _about(packet: Packet) -> str:
@@ -224,6 +261,7 @@ def server_app(
     trainer: Mapping[str, Any] | None = None,
     timeout: float = 600.0,
     wait: float = 600.0,
+    waiting: Waiting | None = None,
     secure: SecureSums | bool = False,
 ) -> ServerApp:
     """A Flower ServerApp that runs a :class:`flsv.FederatedLoop`'s rounds on sites.
@@ -246,8 +284,10 @@ def server_app(
         datamodule: makes the server's own data: its validation loader is what coalition games are played on.
         folder: where the run writes.
         trainer: arguments of the server's Trainer, such as ``{"callbacks": [...]}``.
-        timeout: seconds that a site has for a reply.
+        timeout: seconds that a site has for its work; what its first contact took comes on top, for the start of its
+            process.
         wait: seconds to wait for all sites before the first round.
+        waiting: with whose answers a round ends, :class:`flsv.engines.remote.Waiting`. None: with those of all.
         secure: let sites send sums only: True, or :class:`flsv.engines.remote.SecureSums`, the same as the sites.
 
     Raises:
@@ -268,7 +308,7 @@ def server_app(
         book, last = where / "sites.json", where / "checkpoints" / "last.ckpt"
         if not last.is_file():
             book.unlink(missing_ok=True)  # of another run
-        directory = Directory(transport, sites, agreement(module, loop, secure), book, timeout, wait)
+        directory = Directory(transport, sites, agreement(module, loop, secure), book, timeout, wait, waiting)
         own = None if datamodule is None else datamodule()
         options = {"max_epochs": rounds, "num_sanity_val_steps": 0, **(trainer or {})}
         counted = SecureSums.of(secure) is None

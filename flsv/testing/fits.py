@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from flsv.data import FederatedDataModule, OneClient, Splits
-from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, agreement
+from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, Site, Wait, agreement
 from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric
@@ -347,7 +347,7 @@ class _Wire:
     def present(self) -> list[int]:
         return list(self._sites)
 
-    def exchange(self, packets: Mapping[int, Packet], timeout: float) -> dict[int, Packet]:
+    def exchange(self, packets: Mapping[int, Packet], wait: Wait) -> dict[int, Packet]:
         return {address: _through(self._sites[address].answer(_through(each))) for address, each in packets.items()}
 
 

@@ -8,6 +8,7 @@ from flsv.engines.remote.policy import SitePolicy
 from flsv.engines.remote.secure import SecureSums
 from flsv.engines.remote.site import Site
 from flsv.engines.remote.transport import Directory, Transport, agreement
+from flsv.engines.remote.waiting import Wait, Waiting
 
 __all__ = [
     "AuditLog",
@@ -19,6 +20,8 @@ __all__ = [
     "Site",
     "SitePolicy",
     "Transport",
+    "Wait",
+    "Waiting",
     "agreement",
     "verify_audit",
 ]

@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from flsv.engines.remote.messages import Packet
-from flsv.engines.remote.transport import Reply
+from flsv.engines.remote.waiting import Reply
 from flsv.participants import Client
 
 T = TypeVar("T")

@@ -113,6 +113,7 @@ class RemoteFederation(IdleProcess):
         trainer, data, state, _, board, config, *_ = options
         if (sums := SecureSums.of(secure)) is not None:
             sums.threshold_of(len(directory.names))
+            directory.waiting.check_sums(sums, len(directory.names))
             check_sums_only(config, board)
         if config.evaluation.keeps or config.evaluation.models == "trained":
             raise ConfigurationError(

@@ -196,6 +196,7 @@ class Packet:
         kind: what it is about.
         plain: what JSON can say.
         tensors: by name; dense ones, of numbers.
+        took: of a reply, what the seconds until it was there went for, where the transport knows; it does not cross.
 
     Raises:
         ValueError: it is none, whatever was said to be one.
@@ -204,6 +205,7 @@ class Packet:
     kind: str
     plain: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    took: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not isinstance(self.plain, Mapping):

@@ -18,11 +18,8 @@ from flsv.engines.one_process import shared_space
 from flsv.engines.remote.messages import BadReply, Packet, Unwilling, check_done, whole
 from flsv.engines.remote.secure.checks import by_samples
 from flsv.engines.remote.secure.settings import SecureSums
+from flsv.engines.remote.waiting import Address, Reply, Wait, Waiting
 from flsv.errors import ConfigurationError
-
-Address = int
-Reply = Packet | str
-"""A packet, or in words why there is none."""
 
 
 class Transport(Protocol):
@@ -37,8 +34,8 @@ class Transport(Protocol):
     def present(self) -> Sequence[Address]:
         """Addresses of the sites that can be reached now."""
 
-    def exchange(self, packets: Mapping[Address, Packet], timeout: float) -> Mapping[Address, Reply]:
-        """Replies to packets; who has not replied within ``timeout`` seconds is missing."""
+    def exchange(self, packets: Mapping[Address, Packet], wait: Wait) -> Mapping[Address, Reply]:
+        """Replies to packets; who has not replied when the wait is over is missing."""
 
 
 #: What a site can have of a split: the server counts them one by one.
@@ -60,8 +57,10 @@ class Directory:
         ours: what the server has, see :func:`flsv.engines.remote.transport.agreement`.
         book: the file in which it is kept how many samples the sites have and who they are, so that a server goes on
             while some are away.
-        timeout: seconds that a site has for a reply.
+        timeout: seconds that a site has for its work; what its first contact took comes on top, for the start of its
+            process.
         wait: seconds to wait for all sites before the first round, and for any site within a run.
+        waiting: with whose answers a round ends.
     """
 
     def __init__(
@@ -72,7 +71,9 @@ class Directory:
         book: Path,
         timeout: float = 600.0,
         wait: float = 600.0,
+        waiting: Waiting | None = None,
     ) -> None:
+        self.waiting, self._starts = waiting or Waiting(), dict[int, float]()
         if len(set(names)) < len(names) or not names:
             raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
         self.names, self.timeout, self.wait = list(names), timeout, wait
@@ -125,7 +126,10 @@ class Directory:
         self._known = {a: site for a, site in self._known.items() if a in present or site is not None}
         new = [address for address in present if address not in self._known]
         hello = Packet("hello", {"sites": self.names})
-        replies = self._transport.exchange(dict.fromkeys(new, hello), self.timeout) if new else {}
+        # The first contact starts a process and reads the data: it has the time that there is before the first round.
+        first = Wait(max(self.timeout, self.wait) if strict else self.timeout, what="who is there")
+        replies = self._transport.exchange(dict.fromkeys(new, hello), first) if new else {}
+        first.tell(replies)
         for address, reply in replies.items():
             try:
                 site = self._greeted(address, check_done(reply), present, strict)
@@ -143,17 +147,30 @@ class Directory:
             # In the place of where the site was before.
             self._known = {a: known for a, known in self._known.items() if known is None or known != site}
             self._known[address] = site
+            if site is not None and isinstance(reply, Packet):
+                self._starts[site] = sum(reply.took.values())
         return {site: a for a, site in self._known.items() if site is not None and a in present}
 
-    def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
+    def exchange(self, packets: Mapping[int, Packet], keep_late: bool = False) -> dict[int, Reply]:
         """Replies of sites, by their numbers; who is away, late or fails replies with words. If none is there at all,
-        as where all have been restarted, the first one is waited for."""
+        as where all have been restarted, the first one is waited for.
+
+        Args:
+            packets: by the numbers of the sites.
+            keep_late: whether the reply to an earlier packet of the same kind, which comes now, is one to this.
+        """
         deadline = time.monotonic() + self.wait
         while not (here := self.refresh()) and time.monotonic() < deadline:
             time.sleep(min(0.5, self.wait))
         sent = {here[site]: packet for site, packet in packets.items() if site in here}
-        replies = self._transport.exchange(sent, self.timeout) if sent else {}
-        late = f"no reply within {self.timeout:g} s"
+        if not sent:
+            return dict.fromkeys(packets, "it is away")
+        start = max(self._starts.get(site, 0.0) for site in packets if site in here)
+        names = {address: self.names[site] for site, address in here.items()}
+        wait = Wait(self.timeout, start, _about(packets), names, len(packets), self.waiting, keep_late)
+        replies = self._transport.exchange(sent, wait)
+        wait.tell(replies)
+        late = wait.why_missing()
         return {s: replies.get(here[s], late) if s in here else "it is away" for s in packets}
 
     def greet_again(self, site: int) -> None:
@@ -211,6 +228,12 @@ class Directory:
                 raise
             return str(error)
         return ""
+
+
+def _about(packets: Mapping[int, Packet]) -> str:
+    """What is asked of all of them, in words."""
+    packet = next(iter(packets.values()))
+    return f"round {packet.plain['round']}, {packet.kind}" if "round" in packet.plain else packet.kind
 
 
 def _entry(said: Mapping[str, Any], address: Address) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from remote_federation import CASES, Remotely, assert_same, momentum, shapfed, site
 from remote_sites import NAMES, Replay, module
 
-from flsv.engines.remote import Directory, Packet, agreement
+from flsv.engines.remote import Directory, Packet, Waiting, agreement
 from flsv.engines.remote.messages import failure_packet
 from flsv.errors import ConfigurationError
 from flsv.uploads import TopK
@@ -32,7 +32,7 @@ class Slow:
         self.absent -= 1
         return [] if self.absent >= 0 else [100]
 
-    def exchange(self, packets: Any, timeout: float) -> dict[int, Any]:
+    def exchange(self, packets: Any, wait: Any) -> dict[int, Any]:
         if any(packet.kind == "hello" for packet in packets.values()):
             self.mute -= 1
             if self.mute >= 0:
@@ -230,3 +230,39 @@ def test_nobody_replies(tmp_path: Path) -> None:
     assert [(each["client"], each["what"]) for each in incidents] == [
         (client, "is left out: no reply within 1 s") for client in range(3)
     ]
+
+
+class Starting:
+    """Sites whose first contact takes as long as their processes take to start."""
+
+    def __init__(self, seconds: list[float]) -> None:
+        self.seconds, self.waits = seconds, list[Any]()
+
+    def present(self) -> list[int]:
+        return [100 + site for site in range(len(self.seconds))]
+
+    def exchange(self, packets: Any, wait: Any) -> dict[int, Any]:
+        self.waits.append(wait)
+        ours = agreement(module(), shapfed())
+        return {
+            a: Packet(
+                "here",
+                {**ours, "name": NAMES[a - 100], "key": str(a), "sizes": SIZES},
+                took={"start": self.seconds[a - 100], "wire": 1.0},
+            )
+            for a in packets
+        }
+
+
+def test_a_reply_may_take_what_the_start_of_a_process_takes_besides(tmp_path: Path) -> None:
+    transport = Starting([9.0, 2.0, 4.0])
+    told = (agreement(module(), shapfed()), tmp_path / "book")
+    directory = Directory(transport, NAMES, *told, timeout=60, wait=500, waiting=Waiting(0.5, 30))
+    directory.gather()
+    directory.exchange({1: Packet("ask"), 2: Packet("ask")})
+    directory.exchange({0: Packet("ask"), 1: Packet("ask")})
+    first, *later = transport.waits
+    assert first.limit == 500  # nobody knows yet what a start takes
+    assert [(wait.seconds, wait.limit) for wait in later] == [(60, 65), (60, 70)]
+    assert [wait.why_missing() for wait in later] == ["no reply within 65 s", "no reply within 70 s"]
+    assert later[0].over({101: Packet("answer")}, [102]) is False  # a quorum, before the deadline
