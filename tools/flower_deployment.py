@@ -1,8 +1,9 @@
-"""A SuperLink and three SuperNodes with TLS and authentication, as processes, started as the template's README says."""
+"""A SuperLink and SuperNodes with TLS and authentication, as processes, started by the template's own scripts."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -11,11 +12,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 SITES = ["Boston", "Lyon", "Osaka"]
 BIN = Path(sys.executable).parent
 SECONDS = 420
 ACCEPTED = "SuperNode ID:"  # what a SuperNode says when its SuperLink has let it in
+POLICY = "questions = []\nleast_sites = 3\n"
 
 
 class Deployment:
@@ -24,52 +27,64 @@ class Deployment:
     Args:
         folder: of the project that ``flsv init --flower`` made.
         policy: of every site.
+        others: names of further SuperNodes that have a key; they are not started.
     """
 
-    def __init__(self, folder: Path, policy: str = "questions = []\nleast_sites = 3\n") -> None:
-        self._policy = policy
+    def __init__(self, folder: Path, policy: str = POLICY, others: tuple[str, ...] = ()) -> None:
+        self.folder, self._policy, self._names = folder, policy, [*SITES, *others]
+        port, *ports = free_ports(1 + len(self._names))
+        self._ports = dict(zip(self._names, ports))
         own = {"FLWR_HOME": str(folder / ".flwr"), "OMP_NUM_THREADS": "1", "PATH": f"{BIN}:{os.environ['PATH']}"}
-        own["FLWR_SUPEREXEC_TASK_POLL_INTERVAL"] = "0.1"
-        self.folder, self.env = folder, {**os.environ, **own}
+        self.env = {**os.environ, **own, "SUPERLINK": f"127.0.0.1:{port}", "FLWR_TELEMETRY_ENABLED": "0"}
         self.processes: dict[str, subprocess.Popen] = {}
 
     def begin(self) -> None:
-        self._do(sys.executable, "keys.py", *SITES)
-        self._port, *ports = free_ports(1 + len(SITES))
-        self._ports = dict(zip(SITES, ports))
-        config = self.folder / ".flwr" / "config.toml"
-        config.write_text(config.read_text().replace("127.0.0.1:8000", f"127.0.0.1:{self._port}"))
-        tls = ["--ssl-ca-certfile", "keys/ca.pem", "--ssl-certfile", "keys/server.pem"]
-        tls += ["--ssl-keyfile", "keys/server.key"]
-        link = ("flower-superlink", "--port", str(self._port), *tls, "--enable-supernode-auth")
-        self._start("link", *link, "--disable-runtime-dependency-installation")
-        self.wait_for("link", lambda log: "Uvicorn running" in log)
+        self._do(sys.executable, "keys.py", *self._names)
+        (self.folder / "flsv-site.toml").write_text(self._policy)
+        self.start_link()
+        self._do(sys.executable, "deploy/run.py", "register")
         for site in SITES:
-            self._do("flwr", "supernode", "register", f"keys/{site}.pub", "trial")
             self.start_site(site)
 
-    def start_site(self, site: str, until_accepted: bool = False) -> None:
+    def start_link(self) -> None:
+        """Start the SuperLink, and wait until it listens."""
+        self._start("link", "sh", "deploy/superlink.sh")
+        self.wait_for("link", lambda log: "Uvicorn running" in log)
+
+    def start_site(self, site: str, until_accepted: bool = False, says: str = "") -> None:
         """Start a SuperNode.
 
         Args:
-            site: its name.
+            site: whose key it has.
             until_accepted: again and again, as a supervisor does it: the SuperLink refuses one that it thinks is there.
+            says: another name than its own.
         """
-        node = ("flower-supernode", "--superlink", f"127.0.0.1:{self._port}", "--root-certificates", "keys/ca.pem")
-        key = ("--auth-supernode-private-key", f"keys/{site}")
-        policy = self.folder / "site.toml"
-        policy.write_text(self._policy)
-        config = ("--node-config", f'site="{site}" folder="{self.folder}/sites" policy="{policy}"')
-        command = (*node, *key, "--port", str(self._ports[site]), *config)
         again = ("sh", "-c", 'until "$@"; do sleep 2; done', "sh") if until_accepted else ()
-        self._start(site, *again, *command)
+        more = {"SITE": says or site, "KEY": f"keys/{site}", "PORT": str(self._ports[site])}
+        if says:
+            more["FOLDER"] = str(self.folder / f"of_{site}")
+        self._start(site, *again, "sh", "deploy/supernode.sh", **more)
 
     def run(self, name: str = "run") -> None:
         """Start the server's rounds; ``name``.log is what they print."""
-        self._start(name, "flwr", "run", ".", "trial", "--stream")
+        self._start(name, "flwr", "run", ".", "federation", "--stream")
+
+    def supervise(self, name: str, status: Path) -> None:
+        """Likewise, by the template's ``run.py``, which starts them again until ``status`` says that they are done."""
+        self._start(name, sys.executable, "deploy/run.py", STATUS=str(status))
+
+    def signal(self, name: str, number: int) -> None:
+        """To a process started here and to all that it started."""
+        os.killpg(self.processes[name].pid, number)
+
+    def stop(self, name: str) -> None:
+        """Properly."""
+        process = self.processes.pop(name)
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait(30)
 
     def kill(self, name: str) -> None:
-        """SIGKILL, to a process started here and to all that it started."""
+        """SIGKILL, likewise."""
         process = self.processes.pop(name)
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(20)
@@ -96,17 +111,22 @@ class Deployment:
         done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stdout + done.stderr
 
-    def _start(self, name: str, *command: str) -> None:
+    def _start(self, name: str, *command: str, **more: str) -> None:
         log = (self.folder / f"{name}.log").open("w")
         self.processes[name] = subprocess.Popen(
-            command, cwd=self.folder, env=self.env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command,
+            cwd=self.folder,
+            env={**self.env, **more},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
         )
 
 
 @contextmanager
-def deployment(folder: Path, *policy: str) -> Iterator[Deployment]:
+def deployment(folder: Path, *options: Any, **more: Any) -> Iterator[Deployment]:
     """One that ends all its processes."""
-    deployed = Deployment(folder, *policy)
+    deployed = Deployment(folder, *options, **more)
     try:
         deployed.begin()
         yield deployed
@@ -115,8 +135,15 @@ def deployment(folder: Path, *policy: str) -> Iterator[Deployment]:
 
 
 def free_ports(count: int) -> list[int]:
+    """Below those that a client is given for its end of a connection: a port that is free for a moment, while its
+    server is started again, would be taken by one of those who try to reach it."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        found: list[int] = []
+        for port in random.sample(range(10_000, 30_000), 1000):
+            each = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                each.bind(("127.0.0.1", port))
+                found.append(port)
+            if len(found) == count:
+                return found
+    raise OSError("no ports are free")

@@ -27,6 +27,7 @@ from flsv.engines.flower_resident import TOOK
 from flsv.engines.remote import Directory, Packet, RemoteData, RemoteFederation, SecureSums, Site, SitePolicy, agreement
 from flsv.engines.remote.federation import PLENTY, rehearse, told_status
 from flsv.engines.remote.messages import failure_packet
+from flsv.engines.remote.prometheus import PrometheusFile
 from flsv.engines.remote.site import Settings
 from flsv.engines.remote.waiting import Wait, Waiting
 from flsv.errors import ConfigurationError
@@ -272,7 +273,8 @@ def server_app(
     A site that is away, late, or sends garbage or a model that is not finite is named and left out of the round. Its
     contributions stay what they were.
 
-    How a run stands is in ``status.json`` of the folder: ``flwr run`` ends with status 0 whatever becomes of the run.
+    How a run stands is in ``status.json`` of the folder: ``flwr run`` ends with status 0 whatever becomes of the run;
+    and after every round in ``metrics.prom``, for Prometheus' node exporter.
 
     Args:
         make_module: makes the LightningModule.
@@ -320,7 +322,8 @@ def server_app(
         )
         saving = ModelCheckpoint(where / "checkpoints", save_last=True)
         engine = partial(RemoteFederation, directory, secure=secure)
-        callbacks = [*options.pop("callbacks", []), saving, loop.replace(engine=engine)]
+        loop = loop.replace(engine=engine)
+        callbacks = [*options.pop("callbacks", []), saving, PrometheusFile(where / "metrics.prom", loop), loop]
         # One folder for all starts of a run, so that its logs go on, too.
         logger = options.pop("logger", TensorBoardLogger(where, name="", version=""))
         L.Trainer(**{**options, "logger": logger, "callbacks": callbacks}).fit(

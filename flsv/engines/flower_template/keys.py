@@ -74,12 +74,6 @@ def main(sites: list[str]) -> None:
         write(site, private(key, serialization.PrivateFormat.OpenSSH))
         public = serialization.PublicFormat.OpenSSH
         write(f"{site}.pub", key.public_key().public_bytes(serialization.Encoding.OpenSSH, public))
-    # Where `flwr` finds the SuperLink; with absolute paths, as it wants them.
-    flower = Path(".flwr")
-    flower.mkdir(exist_ok=True)
-    trial = {"address": "127.0.0.1:8000", "root-certificates": str((FOLDER / "ca.pem").resolve())}
-    lines = ["[superlink]", 'default = "trial"', "", "[superlink.trial]", *(f'{k} = "{v}"' for k, v in trial.items())]
-    (flower / "config.toml").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

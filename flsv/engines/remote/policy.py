@@ -43,7 +43,7 @@ class SitePolicy:
         peers: by name, the identities of all sites that it sums with, this one among them, which their owners tell each
             other (:func:`flsv.engines.remote.secure.identity`). None: it takes the server's word for who they are.
         audit: path of the file in which the site writes what it was asked and has answered
-            (:class:`flsv.engines.remote.AuditLog`). None: it writes none.
+            (:class:`flsv.engines.remote.AuditLog`); a relative one is in the site's folder. None: it writes none.
         audit_key: path of the private key that signs it.
 
     Raises:

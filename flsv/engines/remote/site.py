@@ -117,7 +117,7 @@ class Site:
     ) -> None:
         self._policy = policy or SitePolicy()
         audit, key = self._policy.audit, self._policy.audit_key
-        self._audit = None if audit is None else AuditLog(Path(audit), None if key is None else Path(key))
+        self._audit = None if audit is None else AuditLog(folder / name / audit, None if key is None else Path(key))
         self.name, self._make_module, self._folder = name, module, folder
         self._trainer_options, self._questions = dict(trainer or {}), {*QUESTIONS, *questions}
         self._settings, made = settings(), data()

@@ -1,8 +1,11 @@
-"""A SuperLink and three SuperNodes with TLS and authentication, as the template's README starts them."""
+"""A SuperLink and three SuperNodes with TLS and authentication, as the guide starts them."""
 
 from __future__ import annotations
 
 import csv
+import os
+import re
+import subprocess
 from pathlib import Path
 
 import lightning as L
@@ -13,11 +16,10 @@ from flsv.data import Splits
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
-from flower_deployment import SECONDS, deployment
+from flower_deployment import BIN, SECONDS, free_ports
 from flwr.app import RecordDict
 
 from flsv import FederatedDataModule, FederatedLoop
-from flsv.cli import main
 from flsv.data import GroupPartitioner
 from flsv.engines.flower import client_app, from_record, site_name, to_record
 from flsv.engines.remote import Packet
@@ -26,17 +28,28 @@ from flsv.errors import ConfigurationError
 pytestmark = pytest.mark.flower
 
 
-def rounds_done(checkpoint: Path) -> int:
-    return torch.load(checkpoint, weights_only=False)["epoch"] + 1 if checkpoint.is_file() else 0
+PAGE = Path(__file__).parents[3] / "docs" / "deployment.md"
 
 
-def test_the_template_gives_what_one_process_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "app"
-    assert main(["init", "--flower", str(folder)]) == 0
+def as_the_page_says(folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run the first commands of the guide, but for those that install what is installed here."""
+    (block,) = re.findall(r"## Try it on one machine\n.*?```bash\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    install, rest = block.split("flsv init", 1)
+    assert len(install.splitlines()) == 2
+    script = f"set -e; trap 'kill $(jobs -p) 2> /dev/null' EXIT\nflsv init{rest}"
+    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    env["SUPERLINK"] = f"127.0.0.1:{free_ports(1)[0]}"
+    return subprocess.run(["bash", "-c", script], cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS)
+
+
+def test_the_guides_commands_give_what_one_process_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "federation"
     last = folder / "runs" / "checkpoints" / "last.ckpt"
-    with deployment(folder) as processes:
-        processes.run()
-        processes.wait_for("run", lambda _: rounds_done(last) == 3, SECONDS)
+    done = as_the_page_says(tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the run has finished" in done.stdout
+    assert "4 entries." in done.stdout  # of Boston's audit log: its name, and three rounds
+    assert (folder / "runs" / "report.html").is_file()
     deployed = torch.load(last, weights_only=False)
 
     monkeypatch.syspath_prepend(folder)

@@ -1,0 +1,103 @@
+"""The files by which an operator runs a federation: their own linters accept them, and Flower knows what they say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flsv.engines.remote import SitePolicy
+
+TEMPLATE = Path(__file__).parents[2] / "flsv" / "engines" / "flower_template"
+DEPLOY = TEMPLATE / "deploy"
+UNITS = sorted(path.name for path in DEPLOY.glob("*.service"))
+SCRIPTS = {"superlink.sh": "flower-superlink", "supernode.sh": "flower-supernode"}
+
+
+def commands(value: Any) -> list[str]:
+    """Every word of a tree that names a file of deploy/."""
+    if isinstance(value, dict):
+        return [word for each in value.values() for word in commands(each)]
+    if isinstance(value, list):
+        return [word for each in value for word in commands(each)]
+    return re.findall(r"\bdeploy/[\w.]+", value) if isinstance(value, str) else []
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_scripts_are_ones_of_any_shell(name: str) -> None:
+    done = subprocess.run(["sh", "-n", DEPLOY / name], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_supernode_that_is_told_no_name_does_not_start() -> None:
+    done = subprocess.run(
+        ["sh", DEPLOY / "supernode.sh"], capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}
+    )
+    assert done.returncode
+    assert "SITE: is the name of this site, one of SITES" in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+@pytest.mark.parametrize("name", UNITS)
+def test_systemd_accepts_the_units(tmp_path: Path, name: str) -> None:
+    for each in UNITS:  # as they require one another
+        here = (DEPLOY / each).read_text().replace("/srv/federation/.venv/bin/python", sys.executable)
+        (tmp_path / each).write_text(here)
+    done = subprocess.run(["systemd-analyze", "verify", tmp_path / name], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_started_is_there() -> None:
+    started = [word for name in UNITS for word in commands((DEPLOY / name).read_text())]
+    for name in ("compose.yaml", "kubernetes.yaml"):
+        found = [word for part in yaml.safe_load_all((DEPLOY / name).read_text()) for word in commands(part)]
+        assert {"deploy/superlink.sh", "deploy/supernode.sh", "deploy/run.py"} <= set(found)
+        started += found
+    assert len(UNITS) == 3
+    assert [word for word in started if not (TEMPLATE / word).is_file()] == []
+
+
+def test_the_server_and_a_site_are_set_up_apart() -> None:
+    parts = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
+    assert {part["metadata"]["labels"]["part"] for part in parts} == {"server", "site"}
+    assert yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["supernode"]["profiles"] == ["site"]
+
+
+def test_no_key_gets_into_an_image() -> None:
+    copied = re.findall(r"^COPY (?:--\S+ )*(.+) \S+$", (DEPLOY / "Dockerfile").read_text(), flags=re.MULTILINE)
+    assert set(" ".join(copied).split()) == {"pyproject.toml", "flsv-site.toml", "fedapp", "deploy"}
+
+
+def test_the_policy_is_one() -> None:
+    policy = SitePolicy.read(TEMPLATE / "flsv-site.toml")
+    assert (policy.questions, policy.least_sites, policy.audit) == ([], 3, "audit.jsonl")
+
+
+@pytest.mark.flower
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_flower_knows_every_option(name: str) -> None:
+    pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+    known = subprocess.run([Path(sys.executable).parent / SCRIPTS[name], "--help"], capture_output=True, text=True)
+    options = set(re.findall(r"(?<!\S)--[a-z-]+|(?<=:\+)--[a-z-]+", (DEPLOY / name).read_text()))
+    assert len(options) >= 7
+    assert sorted(each for each in options if not re.search(rf"(?<![\w-]){each}(?![\w-])", known.stdout)) == []
+
+
+@pytest.mark.flower
+def test_sites_reach_what_they_need_of_the_superlink_and_nothing_else() -> None:
+    pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
+    from flwr.superlink.main import create_app, iter_route_contexts
+
+    paths = {context.route.path for context in iter_route_contexts(create_app().routes)}
+    (let_through,) = re.findall(r"location ~ (\S+) \{", (DEPLOY / "nginx.conf").read_text())
+    open_to_all = {path for path in paths if re.search(let_through, path)}
+    fleet = {path for path in paths if path.startswith("/v1/fleet/")}
+    assert fleet - open_to_all == {"/v1/fleet/register-node", "/v1/fleet/unregister-node"}
+    assert open_to_all <= fleet
+    assert {"/v1/control/start-run", "/v1/control/register-node", "/v1/runtime/acquire-task"} <= paths
