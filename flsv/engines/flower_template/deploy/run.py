@@ -74,4 +74,7 @@ def run() -> int:
 if __name__ == "__main__":
     if sys.argv[1:] == ["ready"]:
         sys.exit(0 if ready() else 1)
-    sys.exit(register() if sys.argv[1:] == ["register"] else run())
+    elif sys.argv[1:] == ["register"]:
+        register()
+    else:
+        sys.exit(run())
