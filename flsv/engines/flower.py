@@ -203,7 +203,7 @@ def client_app(
             f"{hiding[0]} lets only sums of updates reach the server, in messages of its own that flsv's server does "
             "not send. Leave it out, and take client_app(secure=True) and server_app(secure=True)."
         )
-    app = ClientApp(mods=list(mods))
+    app = ClientApp(mods=[_without_texts, *mods])
     sites: dict[str, tuple[SitePolicy | None, Site]] = {}
 
     def site(node_config: Mapping[str, Any]) -> Site:
@@ -220,18 +220,24 @@ def client_app(
         return sites[name][1]
 
     def reply(message: Message, context: Context) -> Message:
-        try:
-            who = f"Flower run {message.metadata.run_id}"
-            answer = site(context.node_config).answer(from_record(message.content), who)
-        except Exception as error:  # else Flower would send what it says, which may be of the samples
-            name = str(context.node_config.get("site", ""))
-            _log.exception("site %r could not be made", name)
-            answer = failure_packet(error, name)
-        return Message(content=to_record(answer), reply_to=message)
+        who = f"Flower run {message.metadata.run_id}"
+        return Message(
+            content=to_record(site(context.node_config).answer(from_record(message.content), who)), reply_to=message
+        )
 
     for register in (app.train(), app.query(), app.evaluate()):
         register(reply)
     return app
+
+
+def _without_texts(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
+    """A mod: of an error, also of another mod, Flower would send what it says, which may be of the samples."""
+    try:
+        return call_next(message, context)
+    except Exception as error:
+        name = str(context.node_config.get("site", ""))
+        _log.exception("site %r could not answer", name)
+        return Message(content=to_record(failure_packet(error, name)), reply_to=message)
 
 
 def site_name(node_config: Mapping[str, Any]) -> str:
