@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import chain, islice
@@ -140,7 +140,7 @@ class CohortTraining:
         self.broken: list[int] = []
         self.active = False
 
-    def begin_round(self, loader: CohortLoader, instructions: Mapping[int, Instruction], num_samples: Tensor) -> None:
+    def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
         """The module holds the global model, as :attr:`LocalTraining.global_vector` does.
 
         Args:

@@ -63,12 +63,16 @@ def from_record(record: RecordDict) -> Packet:
 
 @dataclass(frozen=True)
 class _Sent:
-    """A message that has not been answered: to whom, of which kind, what about, and when."""
+    """A message that has not been answered: to whom, what, and when."""
 
     node: int
-    kind: str
-    about: str
+    packet: Packet
     at: float
+
+    @property
+    def about(self) -> str:
+        plain = self.packet.plain
+        return f"round {plain['round']}" if "round" in plain else f"its {self.packet.kind!r}"
 
 
 class GridTransport:
@@ -85,7 +89,7 @@ class GridTransport:
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
         self._owed: dict[str, _Sent] = {}  # messages that nobody waits for any more
-        self._late: dict[int, tuple[str, Packet | str]] = {}  # of nodes: the kind of what they were asked, their reply
+        self._late: dict[int, Packet] = {}  # replies to such messages, by node, for the next packet of their kind
 
     def present(self) -> Sequence[int]:
         return list(self._grid.get_node_ids())
@@ -100,8 +104,9 @@ class GridTransport:
                 else:
                     self._came_late(self._owed.pop(message_id), reply, wait)
             for node, packet in dict(waiting).items():
-                if wait.keep_late and self._late.get(node, ("", ""))[0] == packet.kind:
-                    replies[node] = self._late.pop(node)[1]
+                late = self._late.get(node)
+                if late is not None and late.asked is not None and late.asked.kind == packet.kind:
+                    replies[node] = self._late.pop(node)
                     del waiting[node]
             at = {sent.node: sent.about for sent in self._owed.values()}
             if wait.left > 0:
@@ -114,9 +119,10 @@ class GridTransport:
         return replies | {node: f"it is still at {at[node]}" for node in waiting if node in at}
 
     def _came_late(self, sent: _Sent, reply: Message, wait: Wait) -> None:
+        said = _said(reply, sent)
         wait.came_late(sent.node, sent.about, time.monotonic() - sent.at)
-        if wait.keep_late:
-            self._late[sent.node] = sent.kind, _said(reply, sent)
+        if wait.keep_late and isinstance(said, Packet):
+            self._late[sent.node] = replace(said, asked=sent.packet)
 
     def _push(self, packets: Mapping[int, Packet], wait: Wait) -> dict[str, _Sent]:
         """Send; message to whose it is, and what about."""
@@ -126,9 +132,9 @@ class GridTransport:
             content = to_record(Packet(packet.kind, {**packet.plain, "seconds": seconds}, packet.tensors))
             # What nobody has fetched by then is of no use; what is being worked on ends itself, or is late for good.
             messages.append(Message(content, node, MESSAGE_TYPES[packet.kind], ttl=2 * wait.limit + POLL))
-        about = [_Sent(node, each.kind, _about(each), time.monotonic()) for node, each in packets.items()]
+        sent = [_Sent(node, packet, time.monotonic()) for node, packet in packets.items()]
         ids = self._grid.push_messages(messages) if messages else ()
-        return {message_id: sent for message_id, sent in zip(ids, about) if message_id}
+        return {message_id: each for message_id, each in zip(ids, sent) if message_id}
 
     def _pull(self, message_ids: Sequence[str]) -> list[tuple[str, Message]]:
         found = self._grid.pull_messages(message_ids) if message_ids else ()
@@ -153,10 +159,6 @@ def _took(content: RecordDict, total: float) -> dict[str, float]:
     if len(told) < len(parts) or sum(told.values()) > total:
         return {"in all": total}
     return {**told, "wire": total - sum(told.values())}
-
-
-def _about(packet: Packet) -> str:
-    return f"round {packet.plain['round']}" if "round" in packet.plain else f"its {packet.kind!r}"
 
 
 _log = logging.getLogger(__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -74,7 +73,7 @@ class VmapCohort(CohortTraining):
         self._training: BatchedTraining | None = None
         self._now: int | None = None
 
-    def begin_round(self, loader: CohortLoader, instructions: Mapping[int, Instruction], num_samples: Tensor) -> None:
+    def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
         super().begin_round(loader, instructions, num_samples)
         self._loader, self._now = loader, None
         self._tensors = None if self._transfers else loader.tensors

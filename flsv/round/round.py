@@ -51,6 +51,7 @@ class Round:
             model.
         losses: ``[k]`` mean training losses.
         num_steps: ``[k]`` integers, optimizer steps of each.
+        late: ``[k]`` integers, how many rounds ago each was asked for its update; None: all in this one.
         reports: name to ``[k, ...]``, what strategies let the clients report.
         clients: the cohort, to be asked for what follows from their data; None outside of a fit.
         server_data: the server's validation set; None where there is none.
@@ -80,6 +81,7 @@ class Round:
     starts: Sequence[Start] | None = None
     losses: Tensor | None = None
     num_steps: Tensor | None = None
+    late: Tensor | None = None
     reports: Mapping[str, Tensor] = field(default_factory=dict)
     clients: Sequence[Client] | None = None
     server_data: LocalData | None = None
@@ -346,12 +348,14 @@ _PER_CLIENT = (
     "client_ids",
     "num_samples",
     "client_vectors",
+    "late",
     "losses",
     "num_steps",
     "aggregation_weights",
     "peer_values",
 )
 _INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports", "left_out", "unmeasured", "trained"}
+_INTERNAL |= {"late"}
 #: What a metric's ``update`` may name.
 VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - _INTERNAL)
 HEAD_FIELDS = {name for name in _DERIVED if "_head" in name}

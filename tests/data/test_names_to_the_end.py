@@ -19,7 +19,7 @@ from flsv.data import (
     GroupPartitioner,
     IIDPartitioner,
 )
-from flsv.engines.remote.clients import RemoteData
+from flsv.engines.remote.data import RemoteData
 from flsv.errors import ConfigurationError
 from flsv.metrics import ClassSpecificShapley
 from flsv.server.identity import of_fit

@@ -50,7 +50,7 @@ class RankTraining(CohortTraining):
 
     idle = False
 
-    def begin_round(self, loader: CohortLoader, instructions: Mapping[int, Instruction], num_samples: Tensor) -> None:
+    def begin_round(self, loader: CohortLoader, instructions: dict[int, Instruction], num_samples: Tensor) -> None:
         super().begin_round(loader, instructions, num_samples)
         self.idle, self._cohort = not loader.visits, list(instructions)
         self._trained: dict[int, Tensor] | None = None

@@ -1,7 +1,7 @@
 """Federations whose clients are other processes: sites train, a server runs the rounds, over any transport."""
 
 from flsv.engines.remote.audit import AuditLog, verify_audit
-from flsv.engines.remote.clients import RemoteData
+from flsv.engines.remote.data import RemoteData
 from flsv.engines.remote.federation import RemoteFederation
 from flsv.engines.remote.messages import Packet
 from flsv.engines.remote.policy import SitePolicy

@@ -27,7 +27,8 @@ from flsv.clients.cohort import CohortTraining
 from flsv.clients.train_client import LocalTraining
 from flsv.data import FederatedDataModule
 from flsv.engines.one_process import IdleProcess
-from flsv.engines.remote.clients import Remote, RemoteClient, RemoteData
+from flsv.engines.remote.clients import Remote, RemoteClient
+from flsv.engines.remote.data import RemoteData
 from flsv.engines.remote.secure.at_server import SecureRemote
 from flsv.engines.remote.secure.checks import by_samples, check_sums_only
 from flsv.engines.remote.secure.settings import SecureSums
@@ -124,6 +125,7 @@ class RemoteFederation(IdleProcess):
             raise ConfigurationError(
                 f"uploads={colluders}: sites do not see each other's updates. Try collusion out in a simulation."
             )
+        directory.keep_late = config.strategies["aggregator"].takes_late
         state.run = state.run or secrets.token_hex(8)
         # A batch has a sample at least; who steps by hand may do so several times a batch.
         steps = config.local_epochs * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)

@@ -197,6 +197,7 @@ class Packet:
         plain: what JSON can say.
         tensors: by name; dense ones, of numbers.
         took: of a reply, what the seconds until it was there went for, where the transport knows; it does not cross.
+        asked: of a reply that comes late, the earlier packet that it answers; nor does this.
 
     Raises:
         ValueError: it is none, whatever was said to be one.
@@ -206,6 +207,7 @@ class Packet:
     plain: Mapping[str, Any] = field(default_factory=dict)
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     took: Mapping[str, float] = field(default_factory=dict, compare=False)
+    asked: Packet | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or not isinstance(self.plain, Mapping):

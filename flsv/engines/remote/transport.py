@@ -61,6 +61,9 @@ class Directory:
             process.
         wait: seconds to wait for all sites before the first round, and for any site within a run.
         waiting: with whose answers a round ends.
+
+    Attributes:
+        keep_late: whether an update that comes late is of use to the round that its site is drawn for next.
     """
 
     def __init__(
@@ -73,7 +76,7 @@ class Directory:
         wait: float = 600.0,
         waiting: Waiting | None = None,
     ) -> None:
-        self.waiting, self._starts = waiting or Waiting(), dict[int, float]()
+        self.waiting, self.keep_late, self._starts = waiting or Waiting(), False, dict[int, float]()
         if len(set(names)) < len(names) or not names:
             raise ConfigurationError(f"sites={list(names)}: expected names, each once.")
         self.names, self.timeout, self.wait = list(names), timeout, wait
@@ -151,14 +154,9 @@ class Directory:
                 self._starts[site] = sum(reply.took.values())
         return {site: a for a, site in self._known.items() if site is not None and a in present}
 
-    def exchange(self, packets: Mapping[int, Packet], keep_late: bool = False) -> dict[int, Reply]:
+    def exchange(self, packets: Mapping[int, Packet]) -> dict[int, Reply]:
         """Replies of sites, by their numbers; who is away, late or fails replies with words. If none is there at all,
-        as where all have been restarted, the first one is waited for.
-
-        Args:
-            packets: by the numbers of the sites.
-            keep_late: whether the reply to an earlier packet of the same kind, which comes now, is one to this.
-        """
+        as where all have been restarted, the first one is waited for."""
         deadline = time.monotonic() + self.wait
         while not (here := self.refresh()) and time.monotonic() < deadline:
             time.sleep(min(0.5, self.wait))
@@ -167,7 +165,7 @@ class Directory:
             return dict.fromkeys(packets, "it is away")
         start = max(self._starts.get(site, 0.0) for site in packets if site in here)
         names = {address: self.names[site] for site, address in here.items()}
-        wait = Wait(self.timeout, start, _about(packets), names, len(packets), self.waiting, keep_late)
+        wait = Wait(self.timeout, start, _about(packets), names, len(packets), self.waiting, self.keep_late)
         replies = self._transport.exchange(sent, wait)
         wait.tell(replies)
         late = wait.why_missing()

@@ -93,7 +93,7 @@ class Wait:
         names: of the sites, by their addresses.
         asked: how many sites are, also those that are away.
         waiting: with whose answers it ends.
-        keep_late: whether a late reply is of use in a later exchange.
+        keep_late: whether the reply to an earlier packet of a kind is one to the next packet of that kind.
 
     Example:
         >>> wait = Wait(60.0, asked=2, waiting=Waiting(quorum=0.5))
@@ -155,7 +155,7 @@ class Wait:
 
     def came_late(self, address: Address, what: str, seconds: float) -> None:
         """Say of a reply that nobody waited for any more what becomes of it."""
-        fate = "kept for its next round" if self.keep_late else "dropped"
+        fate = "kept for the round that it is drawn for next" if self.keep_late else "dropped"
         rank_zero_info(f"flsv: {self._name(address)!r} has answered {what} after {seconds:.0f} s: late, and {fate}.")
 
     def tell(self, replies: Mapping[Address, Reply]) -> None:
