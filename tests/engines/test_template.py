@@ -79,6 +79,40 @@ def test_the_policy_is_one() -> None:
     assert (policy.questions, policy.least_sites, policy.audit) == ([], 3, "audit.jsonl")
 
 
+def flwr_of(folder: Path, script: str) -> subprocess.CompletedProcess:
+    """deploy/run.py with another ``flwr``, and a SuperLink that is there."""
+    shutil.copytree(TEMPLATE, folder / "app")
+    flwr = folder / "flwr"
+    flwr.write_text(f"#!{sys.executable}\nimport json, pathlib, sys\nif sys.argv[1] == 'run':\n{script}\n")
+    flwr.chmod(0o755)
+    code = "import runpy, sys, time; sys.argv = ['run.py']; time.sleep = lambda _: None; import urllib.request as u; "
+    code += (
+        "import ssl; ssl.create_default_context = lambda **_: None; u.urlopen = lambda *_, **__: open('/dev/null'); "
+    )
+    code += f"runpy.run_path({str(folder / 'app/deploy/run.py')!r}, run_name='__main__')"
+    env = {"PATH": f"{folder}:/usr/bin:/bin"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+
+
+def test_a_run_that_is_ended_goes_on_to_its_end(tmp_path: Path) -> None:
+    done = flwr_of(tmp_path, """
+    status = pathlib.Path(sys.argv[2]) / "runs" / "status.json"
+    status.parent.mkdir(exist_ok=True)
+    times = json.loads(status.read_text())["since"] + 1 if status.is_file() else 0
+    said = {"status": "finished" if times == 5 else "running", "since": times, "why": None}
+    status.write_text(json.dumps(said))""")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("started again") == 5
+    assert "the run has finished" in done.stdout
+
+
+def test_an_app_that_never_begins_is_given_up(tmp_path: Path) -> None:
+    done = flwr_of(tmp_path, "    print('ModuleNotFoundError', flush=True)")
+    assert done.returncode == 1
+    assert done.stdout.count("ModuleNotFoundError") == 3
+    assert "has not begun, three times" in done.stdout
+
+
 @pytest.mark.flower
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_flower_knows_every_option(name: str) -> None:

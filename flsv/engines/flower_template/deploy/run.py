@@ -2,7 +2,8 @@
 
 Waits until the SuperLink is there, registers the public keys of all sites (keys/*.pub), and starts the server's app.
 Where that is ended from outside (killed, stopped, with the SuperLink), it starts it again, and it goes on from its last
-checkpoint. Ends with 0 when the run has finished, and with 1 when it has failed; runs/status.json says why.
+checkpoint. Ends with 0 when the run has finished, and with 1 when it has failed (runs/status.json says why) or its app
+has three times not begun at all.
 
     python deploy/run.py ready       # only: is the SuperLink there? (0 or 1)
     python deploy/run.py register    # only: wait for the SuperLink, and register the keys
@@ -59,7 +60,8 @@ def status() -> dict[str, str]:
 
 
 def run() -> int:
-    while True:
+    not_begun = 0
+    while not_begun < 3:
         before = status()
         register()
         subprocess.run(["flwr", "run", HOME, NAME, "--stream"], check=False)
@@ -67,8 +69,11 @@ def run() -> int:
         if now != before and now["status"] in ("finished", "failed"):
             print(f"the run has {now['status']}: {now['why'] or STATUS}", flush=True)
             return 0 if now["status"] == "finished" else 1
+        not_begun = not_begun + 1 if now == before else 0
         print("the run has been ended from outside: it is started again", flush=True)
         time.sleep(5)
+    print("the server's app has not begun, three times: what it prints above says why", flush=True)
+    return 1
 
 
 if __name__ == "__main__":
