@@ -38,6 +38,7 @@ class Federation:
         local_epochs: passes over a client's data per round.
         uploads: what happens to the clients' updates before they leave.
         client_names: by number.
+        metrics: the contribution metrics, by name.
     """
 
     global_vector: Tensor
@@ -51,6 +52,7 @@ class Federation:
     local_epochs: int = 1
     uploads: Sequence[Any] = ()
     client_names: Sequence[str] = ()
+    metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Component(ABC):  # noqa: B024 - its subclasses have the abstract methods

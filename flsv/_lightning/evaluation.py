@@ -91,6 +91,13 @@ def count_answers(trainer: L.Trainer, batches: Iterable[Any], counts: Metric) ->
             counts.update(module(x), y)
 
 
+def free_cached(device: torch.device) -> None:
+    """Give back the blocks that torch holds on a device and does not use, after an allocation failed."""
+    backend: Any = getattr(torch, device.type, None)
+    if hasattr(backend, "empty_cache"):
+        backend.empty_cache()
+
+
 def free_memory(device: torch.device) -> int | None:
     """Bytes that can still be had on a device; None where it cannot tell.
 

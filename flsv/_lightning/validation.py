@@ -9,6 +9,7 @@ trainer, its loggers and its results see nothing of it.
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -134,12 +135,29 @@ class ValidationRun:
 
     def batches(self) -> Generator[Any, None, None]:
         """All batches, as ``validation_step`` would be given them, within the context in which it would run."""
-        plugin = self._stand_in.precision_plugin
+        for told in self._given():
+            yield told["batch"]
+
+    def steps(self) -> Generator[tuple[tuple[Any, ...], int | None], None, None]:
+        """The arguments of every ``validation_step``, and of several loaders which one it is; within the context and
+        the precision in which it would run, with the module in the mode in which it would be."""
+        self.module.on_validation_model_eval()
+        for told in self._given():
+            arguments = self._loop._build_step_args_from_hook_kwargs(told, "validation_step")
+            with self._stand_in.precision_plugin.val_step_context():
+                yield arguments, told.get("dataloader_idx")
+
+    def _given(self) -> Generator[OrderedDict[str, Any], None, None]:
+        plugin, several = self._stand_in.precision_plugin, len(self._loaders) > 1
         with validating(self._trainer), torch.no_grad():
             for index, loader in enumerate(self._loaders):
-                for batch in loader:
+                for position, batch in enumerate(loader):
                     batch = self.module._on_before_batch_transfer(plugin.convert_input(batch), index)
-                    yield self._stand_in.strategy.batch_to_device(batch, dataloader_idx=index)
+                    batch = self._stand_in.strategy.batch_to_device(batch, dataloader_idx=index)
+                    told = OrderedDict(batch=batch, batch_idx=position)
+                    if several:
+                        told["dataloader_idx"] = index
+                    yield told
 
 
 class _Loop(_EvaluationLoop):

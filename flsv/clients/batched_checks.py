@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from flsv._lightning.patches import unlogged
+from flsv._lightning.precision import tolerance
 from flsv.clients.batched import BatchedTraining, GivenBatches, ManyBatches
 from flsv.clients.batched_step import State, loss_of, step_arguments
 from flsv.errors import ConfigurationError
@@ -28,6 +29,8 @@ HOOKS_OF_A_STEP = (
     "on_after_backward",
     "on_before_optimizer_step",
 )
+#: In which many models can take a step as each would.
+PRECISIONS = ("32-true", "64-true", "bf16-mixed")
 #: Those that only modules have.
 HOOKS_OF_A_MODULE = (
     *HOOKS_OF_A_STEP,
@@ -88,8 +91,8 @@ def not_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str, sched
         return "gradients are accumulated over batches. Leave accumulate_grad_batches at 1"
     if trainer.gradient_clip_val is not None and trainer.gradient_clip_algorithm == "value":
         return "gradient_clip_algorithm='value' clips within a step. Clip by norm"
-    if trainer.precision not in TOLERANCES:
-        return f"precision={trainer.precision!r} scales or rounds within a step. Use one of {', '.join(TOLERANCES)}"
+    if trainer.precision not in PRECISIONS:
+        return f"precision={trainer.precision!r} scales or rounds within a step. Use one of {', '.join(PRECISIONS)}"
     stepped = [c.scheduler for c in trainer.lr_scheduler_configs if c.interval == "step"]
     if stepped and not schedules:
         return f"{type(stepped[0]).__name__} steps after every batch of a client. Use interval='epoch' (a round)"
@@ -104,8 +107,6 @@ def not_batched(trainer: L.Trainer, algorithm: Any, client_optimizer: str, sched
     return None
 
 
-#: By precision, relative to numbers above 1 and absolute below: how far models trained at once may be from others.
-TOLERANCES = {"32-true": 1e-5, "64-true": 1e-5, "bf16-mixed": 1e-2}
 #: What torch.func says, and what it means.
 _WORDS = (
     ("random operation", "it draws random numbers, as dropout does"),
@@ -257,14 +258,14 @@ def _refusal(module: nn.Module, reason: str) -> NotBatched:
 
 
 def _compare(trainer: L.Trainer, name: str, batched: Tensor, ordinary: Tensor) -> None:
-    module, tolerance = trainer.lightning_module, TOLERANCES[trainer.precision]
-    if torch.allclose(batched, ordinary, rtol=tolerance, atol=tolerance, equal_nan=True):
+    module, allowed = trainer.lightning_module, tolerance(trainer)
+    if torch.allclose(batched, ordinary, rtol=allowed, atol=allowed, equal_nan=True):
         return
     far = (batched - ordinary).abs().max().item()
     raise _refusal(
         module,
         f"after at most three batches of the cohort's first client, {name!r} differs by {far:.2g} from what the same "
-        f"batches make of it one after the other, where {tolerance} is allowed (an optimizer that divides by a "
+        f"batches make of it one after the other, where {allowed} is allowed (an optimizer that divides by a "
         "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "
         "before batch normalisation)",
     )

@@ -195,6 +195,7 @@ class OneProcess:
             self._strategies,
             epochs,
             self._config.uploads,
+            self.server.board.metrics,
         )
         for part in (*self._strategies.values(), *self.server.filters):
             (part.resume if resumed else part.begin)(known)

@@ -32,11 +32,12 @@ By what is measured is said in :mod:`flsv.games.performance`. An autoencoder's c
 from flsv.games.coalition import CoalitionGames, CoalitionUtility
 from flsv.games.evaluator import ModelEvaluator
 from flsv.games.gradients import GradientProducts, validation_gradient_products
+from flsv.games.logged_values import LoggedValues
 from flsv.games.metric_of_outputs import MetricOfOutputs
 from flsv.games.performance import ModelScore, performance_of
 from flsv.games.scores import METRICS, Scores, UtilityMetric
 from flsv.games.table import CoalitionTable, Renormalized, Weighting
-from flsv.games.validated import LoggedValues, ValidatedModels
+from flsv.games.validated import ValidatedModels
 
 __all__ = [
     "METRICS",

@@ -186,7 +186,7 @@ class CoalitionGames:
         self._ranks = ranks
         self.evaluator, self.server_lr, self._validated = evaluator, server_lr, dict(validated or {})
         self._round: Round | None = None
-        self._gradients: dict[bool, tuple[Tensor, Tensor]] = {}
+        self._gradients: dict[str, tuple[Tensor, Tensor]] = {}
         self._products: dict[str, Any] = {}
         self._tables: dict[Hashable, CoalitionTable] = {}
         self._before = self._models = 0
@@ -263,29 +263,31 @@ class CoalitionGames:
         self._models += count
         return utility_of(table.evaluate(build, count), metric)
 
-    def gradient(self, vector: Tensor, balanced: bool = False) -> Tensor:
+    def gradient(self, vector: Tensor, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
         """float64 ``[P']``: the validation loss's gradient at a model ``[P]``, over its leading P' entries, the
         parameters; ``balanced``: of the loss in which all classes count the same. That of a round's start is worked out
-        once."""
-        if balanced not in self._gradients or self._gradients[balanced][0] is not vector:
-            evaluator: ModelEvaluator = self.evaluator_of("negative_loss")
-            self._gradients[balanced] = vector, evaluator.gradient(vector, balanced)
-        return self._gradients[balanced][1]
+        once. ``loss``: what is derived, see :func:`flsv.games.performance.loss_of`."""
+        key = loss.name if isinstance(loss, ModelScore) else f"{balanced=}"
+        if key not in self._gradients or self._gradients[key][0] is not vector:
+            evaluator = self.evaluator_of(loss)
+            how = loss.name if isinstance(loss, ModelScore) else balanced
+            self._gradients[key] = vector, evaluator.gradient(vector, how)
+        return self._gradients[key][1]
 
-    def slopes(self, balanced: bool = False) -> Tensor:
+    def slopes(self, balanced: bool = False, loss: str | ModelScore = "negative_loss") -> Tensor:
         """float64 ``[k]``: products of the current round's updates with :meth:`gradient` at its start; worked out
         once."""
-        key = f"slopes, {balanced=}"
+        key = f"slopes, {loss.name}" if isinstance(loss, ModelScore) else f"slopes, {balanced=}"
         if key not in self._products:
-            gradient = self.gradient(self.round.global_vector, balanced)
+            gradient = self.gradient(self.round.global_vector, balanced, loss)
             self._products[key] = self.round.matrix.dot(gradient).cpu()
         return self._products[key]
 
-    def gradient_products(self, order: int = 1) -> GradientProducts:
-        """Products of the current round's updates with the validation loss's gradient (and Hessian) at its start;
-        worked out once."""
+    def gradient_products(self, order: int = 1, loss: str | ModelScore = "negative_loss") -> GradientProducts:
+        """Products of the current round's updates with the validation loss's gradient (and Hessian, of a classifier's)
+        at its start; worked out once."""
         if order == 1:
-            return GradientProducts(self.slopes(), None)
+            return GradientProducts(self.slopes(loss=loss), None)
         key = f"products, {order=}"
         if key not in self._products:
             evaluator: ModelEvaluator = self.evaluator_of("negative_loss")

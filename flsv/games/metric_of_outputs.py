@@ -22,10 +22,11 @@ from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassExa
 
 from flsv._lightning.validation import ValidationRun, keep_batches
 from flsv.errors import ConfigurationError
+from flsv.games.logged_values import LoggedValues
 from flsv.games.performance import ModelScore
 from flsv.games.replica import metric_value, private_metric
 from flsv.games.scores import ClassScore, class_1, is_binary, loss_dtype
-from flsv.games.validated import LoggedValues, ValidatedModels
+from flsv.games.validated import ValidatedModels
 from flsv.parameters import ParameterSpace
 from flsv.seeding import isolated_rngs
 
@@ -203,7 +204,8 @@ def validated_models(
     if logged:
         names = list(dict.fromkeys(logged.values()))
         asking = {name: ", ".join(who for who, each in logged.items() if each == name) for name in names}
-        found["logged"] = LoggedValues(trainer, space, kept, names=names, seed=seed, asking=asking)
+        derived = [measure.name for measure in asked.values() if measure.derived]
+        found["logged"] = LoggedValues(trainer, space, kept, names=names, derived=derived, seed=seed, asking=asking)
     for name, measure in asked.items():
         if isinstance(measure.of, Metric):
             found[measure.evaluator] = MetricOfOutputs(trainer, space, kept, metric=measure.of, seed=seed, asking=name)

@@ -34,7 +34,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -57,6 +57,7 @@ class ModelScore:
         of: the name, or the metric.
         mode: whether less (``"min"``) or more is better.
         called: the name by which the metric was asked for, such as ``"auroc"``; empty: it was given itself.
+        derived: whether the gradient of a logged value is asked for, not models' values only.
 
     Example:
         >>> ModelScore("val_loss", "min")
@@ -66,6 +67,7 @@ class ModelScore:
     of: str | Metric
     mode: Mode
     called: str = ""
+    derived: bool = False
 
     def __repr__(self) -> str:
         return repr(self.called) if self.called else f"ModelScore(of={self.of!r}, mode={self.mode!r})"
@@ -88,6 +90,25 @@ class ModelScore:
     def utility(self, values: Tensor) -> Tensor:
         """More is better."""
         return -values if self.mode == "min" else values
+
+
+def loss_of(owner: Any, loss: str | None) -> str | ModelScore:
+    """What models are measured by where the gradient of a loss is asked for: the mean cross-entropy of a classifier, or
+    a loss that the module logs in ``validation_step``.
+
+    Args:
+        owner: whose argument ``loss`` is, for messages.
+        loss: the name, such as ``"val_loss"``; None: the cross-entropy.
+
+    Example:
+        >>> loss_of("GradientShapley", None), loss_of("GradientShapley", "val_loss").derived
+        ('negative_loss', True)
+    """
+    if loss is None:
+        return "negative_loss"
+    found = performance_of(owner, loss, "min", "loss")
+    assert isinstance(found, ModelScore)
+    return replace(found, derived=True)
 
 
 def is_logged(measure: Any) -> bool:

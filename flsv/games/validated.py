@@ -1,9 +1,10 @@
-"""Evaluates models of any task one by one, each in a fresh copy of the module, by what ``validation_step`` logs."""
+"""Evaluates models of any task, each in a fresh copy of the module, in the fit's own validation."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass
 from itertools import islice
@@ -14,8 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from flsv._lightning.validation import KeptBatches, ValidationRun, number
-from flsv.errors import ConfigurationError
+from flsv._lightning.validation import KeptBatches, ValidationRun
 from flsv.games.copies import check_copies, copied
 from flsv.games.replica import Build, VectorEvaluator, module_device, named_tensors, rows_of
 from flsv.parameters import ParameterSpace
@@ -31,7 +31,8 @@ class FreshCopies:
     A user's ``validation_step`` may count, collect outputs and keep the best value so far. So that a model's score
     depends on nothing but its vector and the fit's module, every model has a copy of its own, in which the module's
     Python state, metrics and buffers are as they are in the module now. Only the tensors that a vector holds are not
-    allocated anew: all copies share one set of them, which a new copy overwrites. One copy is valid at a time.
+    allocated anew: all copies share one set of them, which a new copy overwrites; and the parameters that nobody trains
+    are not copied at all. One copy is valid at a time.
 
     Args:
         module: it is read, never written.
@@ -58,6 +59,7 @@ class FreshCopies:
         instead: dict[int, Any] = {
             id(t): self._held[name] for name, t in named_tensors(self._module) if name in self._held
         }
+        instead |= {id(tensor): tensor for tensor in self._space.constants(self._module).values()}
         for layer in self._module.modules():
             for value in vars(layer).values():
                 instead.update(_shared(value))
@@ -160,14 +162,19 @@ class ValidatedModels(VectorEvaluator):
         rows: list[Mapping[str, float]] = []
         private = None if self._private is None else self._private()
         for index in range(count):
-            with (
-                isolated_rngs(self._seed, "utility"),
-                torch.inference_mode(False),
-                torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
-            ):
-                run = ValidationRun(self._trainer, self._copies.copy(build, index, private), self._loaders)
+            with self._validation(build, index, private) as run:
                 rows.append(self._score(run))
         return NamedScores({n: torch.tensor([row[n] for row in rows], dtype=torch.float64) for n in self.names})
+
+    @contextmanager
+    def _validation(self, build: Build, index: int, private: Mapping[str, Tensor] | None) -> Iterator[ValidationRun]:
+        """Of model ``index``, with the random numbers that every model is given."""
+        with (
+            isolated_rngs(self._seed, "utility"),
+            torch.inference_mode(False),
+            torch.autocast(self._trainer.strategy.root_device.type, enabled=False),
+        ):
+            yield ValidationRun(self._trainer, self._copies.copy(build, index, private), self._loaders)
 
     def attempt(self) -> None:
         """Evaluate the fit's module as it is.
@@ -193,36 +200,3 @@ class ValidatedModels(VectorEvaluator):
     @abstractmethod
     def _score(self, run: ValidationRun) -> Mapping[str, float]:
         """One model's."""
-
-
-class LoggedValues(ValidatedModels):
-    """Scores models by what they log: runs ``validation_step`` and the validation hooks around it.
-
-    Args:
-        names: what is asked for, among the names of ``trainer.callback_metrics`` after a validation.
-        asking: who asks for each of them, for messages.
-
-    Raises:
-        ConfigurationError: while evaluating, a name that is not logged, or not as one number.
-    """
-
-    def __init__(
-        self, *args: Any, names: Sequence[str], asking: Mapping[str, str] | None = None, **kwargs: Any
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        self.names, self._asking = list(dict.fromkeys(names)), asking or {}
-
-    def _evidence(self, run: ValidationRun) -> Mapping[str, Any]:
-        return run.logged()
-
-    def _score(self, run: ValidationRun) -> Mapping[str, float]:
-        logged = run.logged()
-        for name in self.names:
-            if name not in logged:
-                who, module = self._asking.get(name, "a utility"), type(self._trainer.lightning_module).__name__
-                raise ConfigurationError(
-                    f"{who}: {module} logs no {name!r} when it validates. It logs {sorted(logged)}. Log it in "
-                    f"validation_step, self.log({name!r}, value), or name one of those; what callbacks log does not "
-                    "count."
-                )
-        return {name: number(name, logged) for name in self.names}

@@ -19,6 +19,7 @@ from flsv.arguments import check_number
 from flsv.errors import ConfigurationError
 from flsv.functional.gradients import client_in_run_values, gradient_shapley
 from flsv.functional.over_rounds import momentum_add, momentum_merge, momentum_value
+from flsv.games.performance import loss_of
 from flsv.metrics.base import ContributionMetric, Guide
 
 
@@ -43,10 +44,13 @@ class GradientShapley(ContributionMetric):
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         order: 1 or 2.
         momentum: mu in [0, 1) of a moving average over a client's rounds; 0: the last round's value.
+        loss: for modules that are no classifiers, such as language models: the loss that they log in
+            ``validation_step``, such as ``"val_loss"``, with order 1. None: the classifier's cross-entropy.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: another order, momentum outside [0, 1).
+        ConfigurationError: another order, momentum outside [0, 1), order 2 of a ``loss``; before the first round, a
+            loss that the module does not log, or not with its graph.
 
     Example:
         >>> metric = GradientShapley(num_clients=3)
@@ -57,24 +61,29 @@ class GradientShapley(ContributionMetric):
 
     per_class = False
     over_rounds = "momentum"
-    measured_by = "negative_loss"
     history: Tensor
 
     def __init__(
-        self, num_clients: int | None = None, order: Literal[1, 2] = 1, momentum: float = 0.0, **kwargs: Any
+        self,
+        num_clients: int | None = None,
+        order: Literal[1, 2] = 1,
+        momentum: float = 0.0,
+        loss: str | None = None,
+        **kwargs: Any,
     ) -> None:
-        if order not in (1, 2):
-            raise ConfigurationError(f"GradientShapley(order={order}): expected 1 or 2.")
+        _check_order(self, order, loss)
         check_number(self, "momentum", momentum, least=0, below=1)
-        self.order, self.momentum = order, momentum
+        self.order, self.momentum, self.loss = order, momentum, loss
+        #: What models are measured by, see :meth:`flsv.Round.play`.
+        self.measured_by = loss_of(self, loss)
         super().__init__(num_clients, None, **kwargs)
 
     @property
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``."""
         return {
-            "gradient_products": lambda round: round.gradient_products(self.order).gradient,
-            "hessian_products": lambda round: round.gradient_products(self.order).hessian,
+            "gradient_products": lambda round: round.gradient_products(self.order, self.measured_by).gradient,
+            "hessian_products": lambda round: round.gradient_products(self.order, self.measured_by).hessian,
         }
 
     def guide(self) -> Guide:
@@ -139,11 +148,14 @@ class InRunShapley(ContributionMetric):
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
         num_classes: M, likewise.
         order: 1, or 2, which takes k Hessian-vector products on the validation set a round.
+        loss: for modules that are no classifiers, such as language models: the loss that they log in
+            ``validation_step``, such as ``"val_loss"``, with order 1; samples without classes are of one. None: the
+            classifier's cross-entropy.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
-        ConfigurationError: another order; in a loop, clients that do not report: without
-            ``client_algorithm=InRunValues()``.
+        ConfigurationError: another order, order 2 of a ``loss``; in a loop, clients that do not report: without
+            ``client_algorithm=InRunValues()``; a loss that the module does not log, or not with its graph.
 
     Example:
         >>> metric = InRunShapley(num_clients=3, num_classes=2)
@@ -158,26 +170,36 @@ class InRunShapley(ContributionMetric):
     """
 
     over_rounds = "sum"
-    measured_by = "negative_loss"
     reported_by = "FederatedLoop(client_algorithm=flsv.clients.algorithms.InRunValues())"
 
     total: Tensor
     seen: Tensor
 
     def __init__(
-        self, num_clients: int | None = None, num_classes: int | None = None, order: Literal[1, 2] = 1, **kwargs: Any
+        self,
+        num_clients: int | None = None,
+        num_classes: int | None = None,
+        order: Literal[1, 2] = 1,
+        loss: str | None = None,
+        **kwargs: Any,
     ) -> None:
-        if order not in (1, 2):
-            raise ConfigurationError(f"InRunShapley(order={order}): expected 1 or 2.")
-        self.order = order
+        _check_order(self, order, loss)
+        self.order, self.loss = order, loss
+        #: What models are measured by, see :meth:`flsv.Round.play`.
+        self.measured_by = loss_of(self, loss)
         super().__init__(num_clients, num_classes, **kwargs)
+
+    @property
+    def needs_classes(self) -> bool:
+        """A loss of the module's own is one of samples without classes, too."""
+        return self.loss is None
 
     @property
     def round_fields(self) -> dict[str, Any]:
         """Where a ``FederatedLoop`` finds the arguments of ``update``."""
         return {
-            "gradient_products": lambda round: round.gradient_products(self.order).gradient,
-            "hessian_products": lambda round: round.gradient_products(self.order).hessian,
+            "gradient_products": lambda round: round.gradient_products(self.order, self.measured_by).gradient,
+            "hessian_products": lambda round: round.gradient_products(self.order, self.measured_by).hessian,
             "server_lr": lambda round: 1.0 if round.games is None else round.games.server_lr,
         }
 
@@ -230,3 +252,11 @@ class InRunShapley(ContributionMetric):
 
     def per_client(self, value: Tensor) -> Tensor:
         return value.sum(-1)
+
+
+def _check_order(metric: ContributionMetric, order: int, loss: str | None) -> None:
+    who = type(metric).__name__
+    if order not in (1, 2):
+        raise ConfigurationError(f"{who}(order={order}): expected 1 or 2.")
+    if order == 2 and loss is not None:
+        raise ConfigurationError(f"{who}(order=2, loss={loss!r}): of a loss that is logged there is the first order.")

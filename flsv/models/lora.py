@@ -12,6 +12,7 @@ al., ACL 2025), adds what is missing to W, which then has to travel; it is not o
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -68,11 +69,14 @@ def add_lora(network: nn.Module, rank: int, alpha: float, targets: Sequence[str]
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
         raise ConfigurationError("LoRA layers are peft's, which is not installed: pip install 'flsv[lora]'.") from error
-    if targets == "all-linear":  # peft's own word is for transformers only
+    # peft's own word is for transformers only; there it leaves out what gives the tokens' logits.
+    if targets == "all-linear" and not hasattr(network, "get_output_embeddings"):
         targets = [name for name, layer in network.named_modules() if isinstance(layer, nn.Linear)]
     try:
         config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, **kwargs)  # type: ignore[arg-type]
-        return inject_adapter_in_model(config, network)
+        with warnings.catch_warnings():  # of what peft finds out by itself: which weights are transposed
+            warnings.filterwarnings("ignore", "fan_in_fan_out is set to")
+            return inject_adapter_in_model(config, network)
     except (ValueError, TypeError) as error:
         raise ConfigurationError(f"peft cannot put LoRA into {type(network).__name__}: {error}") from error
 

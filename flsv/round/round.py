@@ -155,9 +155,9 @@ class Round:
         """Another coalition game of this round; all games of a round share their evaluations."""
         return self._games.utility(metric, weighting)
 
-    def gradient_products(self, order: int = 1) -> Any:
+    def gradient_products(self, order: int = 1, loss: Any = "negative_loss") -> Any:
         """g . d_i ``[k]`` and, for order 2, d_i^T H d_j ``[k, k]`` of the validation loss at the global model."""
-        return self._games.gradient_products(order)
+        return self._games.gradient_products(order, loss)
 
     def slopes(self, balanced: bool = False) -> Tensor:
         """g . d_i ``[k]`` alone; ``balanced``: of the validation loss in which all classes count the same."""

@@ -26,6 +26,7 @@ def federation(
     strategies: Mapping[str, Strategy],
     local_epochs: int = 1,
     uploads: Sequence[Any] = (),
+    metrics: Mapping[str, Metric] | None = None,
 ) -> Federation:
     """What strategies know before the first round."""
     clients = range(data.num_clients)
@@ -35,7 +36,7 @@ def federation(
     }
     counts = data.num_clients, data.num_classes
     known = global_vector, space, *counts, sizes, seed, optimizers, strategies, local_epochs, uploads
-    return Federation(*known, data.client_names)
+    return Federation(*known, data.client_names, metrics or {})
 
 
 def settings(

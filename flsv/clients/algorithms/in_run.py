@@ -12,6 +12,8 @@ Departures:
   a buffer brings along from an earlier round, weight decay, clipping and uploads do is no sample's: the server's metric
   has it as the rest.
 - ``every`` looks at some of the steps only.
+
+A sample is one element of the data set: of a language model a piece of text, whose tokens' losses are all its own.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities.data import extract_batch_size
 from torch import Tensor
 
 from flsv.arguments import check_number
@@ -29,6 +32,7 @@ from flsv.clients.ghost import GhostProducts
 from flsv.data.labels import batch_labels
 from flsv.errors import ConfigurationError
 from flsv.functional.gradients import step_weights
+from flsv.metrics import InRunShapley
 from flsv.participants import LocalData
 from flsv.participants.artifacts import keep_artifact
 from flsv.privacy import GaussianPrivacy
@@ -40,6 +44,8 @@ GRADIENT, VALUES = "validation_gradient", "in_run_values"
 #: Of the client's state: the class of every training sample, as its last batch said.
 CLASSES = "in_run_classes"
 UNSEEN = torch.iinfo(torch.long).min
+#: Of a sample in a batch without classes.
+NO_CLASS = -1
 #: How far the products of a step may be from its gradient's, by rounding.
 _TOLERANCE = 1e-2
 
@@ -52,7 +58,11 @@ class InRunValues(ClientAlgorithm):
     state, in the order of its training samples, and ``in_run_values.csv`` in its folder, as often as pictures are
     drawn.
 
-    One more forward pass of every layer in each step that is looked at; small layers make it for some batches at once.
+    One more forward pass of every trained layer in each step that is looked at (of LoRA, that of the adapters alone);
+    small layers make it for some batches at once.
+
+    With ``InRunShapley(loss="val_loss")`` data need no classes: all samples are of one. Nothing shows then whether a
+    ``collate_fn`` changes the order of a batch's samples, which it must not.
 
     Args:
         every: one step of so many is looked at, and counts for all of them; which ones moves on with the rounds. A
@@ -74,13 +84,12 @@ class InRunValues(ClientAlgorithm):
 
     sends = (GRADIENT,)
     reports = (VALUES,)
-    needs_classes = True
-    needs_class_counts = False  # a sample's class is that of its batch
 
     def __init__(self, every: int = 1) -> None:
         check_number(self, "every", every, least=1, whole=True)
         self.every = every
         self._games: Any = None
+        self._loss: Any = "negative_loss"
         self._sent: tuple[Tensor, Tensor] | None = None
         self._ghost: GhostProducts | None = None
 
@@ -94,6 +103,13 @@ class InRunValues(ClientAlgorithm):
 
     def resume(self, federation: Federation) -> None:
         self._games = self._sent = None
+        losses = {m.loss: m.measured_by for m in federation.metrics.values() if isinstance(m, InRunShapley)}
+        if len(losses) > 1:
+            raise ConfigurationError(
+                f"{self!r} follows the gradient of one loss, and metrics ask for {list(losses)} (None: the "
+                "classifier's cross-entropy). Give all InRunShapley metrics the same loss."
+            )
+        self._loss = next(iter(losses.values()), "negative_loss")
         groups = [group for optimizer in federation.optimizers for group in optimizer.param_groups]
         rates = {(group["lr"], group.get("momentum")) for group in groups}
         plain = not any(group.get("nesterov") or group.get("dampening") or group.get("maximize") for group in groups)
@@ -120,7 +136,7 @@ class InRunValues(ClientAlgorithm):
             )
         vector = state.model()
         if self._sent is None or self._sent[0] is not vector:
-            self._sent = vector, self._games.gradient(vector).to(vector)
+            self._sent = vector, self._games.gradient(vector, loss=self._loss).to(vector)
         return {GRADIENT: self._sent[1]}
 
     # ---- at a client
@@ -143,11 +159,13 @@ class InRunValues(ClientAlgorithm):
     def begin_batch(self, context: ClientContext, batch: Any) -> None:
         assert self._ghost is not None
         classes = batch_labels(batch)
-        if classes is None:
+        if classes is None and self._loss == "negative_loss":
             raise ConfigurationError(
                 f"{self!r} needs batches (x, y) with one class for every sample, int64 [B]; this one is a "
-                f"{type(batch).__name__} without."
+                f"{type(batch).__name__} without. Where the module logs its loss, take InRunShapley(loss='val_loss')."
             )
+        if classes is None:
+            classes = torch.full((extract_batch_size(batch),), NO_CLASS)
         rows, classes = self._rows(context, len(classes)), classes.clone()
         self._seen.append((rows, classes))
         looks = (context.num_steps - self._offset) % self.every == 0
@@ -192,6 +210,8 @@ class InRunValues(ClientAlgorithm):
         return {}
 
     def report(self, local: LocalData) -> Mapping[str, Tensor | float]:
+        if self._loss != "negative_loss" and local.num_classes == 1:
+            self._classes = torch.zeros_like(self._classes)
         wrong = self._classes[(self._classes < 0) | (self._classes >= local.num_classes)]
         if len(wrong):
             raise ConfigurationError(

@@ -33,6 +33,7 @@ from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter
 from flsv.metrics import ShadowShapley
 from flsv.metrics.shadow import Coalitions, Part, coalition_masks
+from flsv.participants.sharing import sharing
 from flsv.round import FederationState, Round, TrainedCoalitions
 from flsv.strategy import Federation
 
@@ -131,8 +132,11 @@ class ShadowTraining(ClientAlgorithm):
         changing = [e for e in config.filters if not isinstance(e, OutlierFilter) or e.exclude]
         if changing:
             return f"filters={changing} change a cohort's updates by what the others send. Leave one of the two out"
-        if config.share != "all":
-            return f"with share={config.share!r} a part of the model stays at the clients. Share all of it"
+        if kept := sharing(config.share, trainer.lightning_module, config.head).kept:
+            return (
+                f"with share={config.share!r} {sorted(kept)[0]!r} and others stay at the clients. Share all that is "
+                "trained"
+            )
         why = not_batched(trainer, None, config.client_optimizer, schedules=True)
         if self.one_by_one and why is not None and why.startswith("precision"):
             why = None  # a step of one model is in the trainer's own

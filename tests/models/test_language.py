@@ -1,0 +1,221 @@
+"""Causal language models of Hugging Face's, made from their configurations, with LoRA adapters in a federation."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from resuming import assert_resumes
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+from toys import fit, vector
+
+from flsv import Reporting
+from flsv.clients.algorithms import InRunValues
+from flsv.data import FederatedDataModule
+from flsv.errors import ConfigurationError
+from flsv.games import LoggedValues, metric_of_outputs
+from flsv.loop import FederatedLoop
+from flsv.metrics import (
+    CosineGradientShapley,
+    CumulativeShapley,
+    GradientAgreement,
+    GradientShapley,
+    InRunShapley,
+    ShadowShapley,
+)
+from flsv.models.language import CausalLMClient
+from flsv.seeding import generator_for
+
+pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install 'flsv[lora]'")
+TOKENS, LENGTH, LR = 12, 6, 0.5
+
+
+@pytest.fixture(scope="module", params=["gpt2", pytest.param("llama", marks=pytest.mark.slow)])
+def network(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder; both share the weight of the embedding and of the last layer."""
+    torch.manual_seed(0)
+    if request.param == "gpt2":
+        still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 0}
+        sizes = {"vocab_size": TOKENS, "n_positions": LENGTH, "n_embd": 8, "n_layer": 2, "n_head": 2}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **still))
+    else:
+        sizes = {"vocab_size": TOKENS, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2}
+        heads = {"num_attention_heads": 2, "max_position_embeddings": LENGTH, "tie_word_embeddings": True}
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, **heads))
+    folder = tmp_path_factory.mktemp(request.param)
+    model.save_pretrained(folder)
+    return str(folder)
+
+
+class Texts(Dataset):
+    """Dictionaries, with -100 for what does not count, and without classes."""
+
+    def __init__(self, count: int, seed: int) -> None:
+        draw = torch.Generator().manual_seed(seed)
+        start = torch.randint(0, TOKENS, (count, 1), generator=draw)
+        self.tokens = (start + torch.arange(LENGTH) * (1 + seed % 2)) % TOKENS
+        self.labels = self.tokens.clone()
+        self.labels[::3, :3] = -100
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        mask = torch.ones(LENGTH, dtype=torch.long)
+        return {"input_ids": self.tokens[index], "labels": self.labels[index], "attention_mask": mask}
+
+
+def texts() -> FederatedDataModule:
+    clients = {name: Texts(count, seed) for seed, (name, count) in enumerate({"a": 10, "b": 7, "c": 9}.items())}
+    return FederatedDataModule(clients=clients, val=Texts(11, 4), batch_size=4)
+
+
+def client(network: str, **options: Any) -> CausalLMClient:
+    torch.manual_seed(1)
+    return CausalLMClient(network, rank=2, optimizer=partial(torch.optim.SGD, lr=LR), **options)
+
+
+def federated(**options: Any) -> FederatedLoop:
+    return FederatedLoop(share="trainable", seed=5, reporting=Reporting(table=False), **options)
+
+
+def test_adapters_travel_and_are_valued_by_the_loss(network: str, tmp_path: Path) -> None:
+    metrics = {
+        "agreement": CosineGradientShapley(),
+        "slope": GradientShapley(loss="val_loss"),
+        "both": GradientAgreement(loss="val_loss"),
+        "game": CumulativeShapley(performance="val_loss", mode="min", weighting="samples"),
+        "shadow": ShadowShapley(performance="val_loss", mode="min", coalitions="all"),
+    }
+    module = client(network)
+    frozen = {n: p.detach().clone() for n, p in module.named_parameters() if not p.requires_grad}
+    before = vector(module)
+    loop = federated(metrics=metrics)
+    fit(loop, tmp_path, module, texts(), rounds=2)
+    assert {name.split(".")[-3] for name in loop.space.names} == {"lora_B"}
+    assert set(loop.space.constant_names) == set(frozen)
+    assert all(torch.equal(p, frozen[n]) for n, p in module.named_parameters() if n in frozen)
+    assert not torch.equal(vector(module), before)
+    values = loop.contributions
+    assert all(values[name].isfinite().all() for name in metrics)
+    assert float(values["game"].sum()) == pytest.approx(float(values["shadow"].sum()), abs=1e-5)
+    assert float(values["both"].sum()) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_batched_game_of_adapters_is_the_sequential_one(network: str, tmp_path: Path) -> None:
+    """All coalitions, to rounding, and the frozen network is copied for none of them."""
+    found, made = {}, []
+
+    class Made(LoggedValues):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs, backend=backend)
+            made.append(self)
+
+    for backend in ("serial", "vmap"):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(metric_of_outputs, "LoggedValues", Made)
+            loop = federated(metrics={"game": CumulativeShapley(performance="val_loss", mode="min")})
+            fit(loop, tmp_path / backend, client(network), texts(), rounds=2)
+        found[backend] = loop.contributions["game"]
+    assert [each.backend for each in made] == ["serial", "vmap"]
+    torch.testing.assert_close(found["vmap"], found["serial"], rtol=1e-5, atol=1e-6)
+    assert len(set(found["serial"].tolist())) == 3
+
+
+def loss_of(module: CausalLMClient, texts: Texts, rows: Any) -> tuple[Tensor, Tensor]:
+    """The sum of every sample's losses ``[B]``, and how many tokens count."""
+    tokens, labels = texts.tokens[rows], texts.labels[rows, 1:]
+    logits = module(tokens)[:, :-1]
+    losses = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=-100, reduction="none")
+    return losses.view(labels.shape).sum(1), (labels != -100).sum()
+
+
+def slopes(loss: Tensor, parameters: list[Tensor]) -> Tensor:
+    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, parameters, retain_graph=True)])
+
+
+def test_in_run_values_of_samples_are_those_of_explicit_gradients(network: str, tmp_path: Path) -> None:
+    data, module = texts(), client(network)
+    by_hand = client(network)
+    loop = federated(metrics={"in_run": InRunShapley(loss="val_loss")}, client_algorithm=InRunValues())
+    fit(loop, tmp_path, module, data, rounds=1)
+    kept = {number: state["in_run_values"] for number, state in loop.state_dict()["clients"].items()}
+    own = [p for p in by_hand.parameters() if p.requires_grad]
+    start = [p.detach().clone() for p in own]
+    # The server's batches of 4 have different numbers of tokens, and are averaged by samples, as Lightning does it.
+    val, g = Texts(11, 4), torch.zeros(sum(p.numel() for p in own))
+    sizes = [len(batch["input_ids"]) for batch in data.val_dataloader()]
+    for first, size in zip([sum(sizes[:i]) for i in range(len(sizes))], sizes):
+        losses, counted = loss_of(by_hand, val, slice(first, first + size))
+        g += slopes(losses.sum() / counted, own) * size / 11
+    for number, count in enumerate((10, 7, 9)):
+        train = Texts(count, number)
+        for parameter, value in zip(own, start):
+            parameter.data.copy_(value)
+        expected = torch.zeros(count, dtype=torch.float64)
+        for rows in torch.randperm(count, generator=generator_for(5, "shuffle", 0, number, 0)).split(4):
+            losses, counted = loss_of(by_hand, train, rows)
+            for row, loss in zip(rows, losses):
+                expected[row] += LR * float(slopes(loss / counted, own) @ g)
+            step = slopes(losses.sum() / counted, own)
+            for parameter, part in zip(own, step.split([p.numel() for p in own])):
+                parameter.data -= LR * part.view_as(parameter)
+        torch.testing.assert_close(kept[number], expected, rtol=1e-3, atol=1e-7)
+    values = loop.contributions["in_run"]
+    assert values.shape == (3, 2)
+    assert values[:, 1].abs().max() < 1e-6
+    weights = torch.tensor([10, 7, 9]) / 26
+    torch.testing.assert_close(values[:, 0], (weights * torch.stack([kept[i].sum() for i in range(3)])).float())
+
+
+def test_clients_at_once_are_those_one_after_the_other(network: str, tmp_path: Path) -> None:
+    """Of pieces of text without a mask, whose entries a step would read."""
+    clients = {
+        name: TensorDataset(Texts(count, seed).tokens) for seed, (name, count) in enumerate({"a": 9, "b": 6}.items())
+    }
+    found = []
+    for engine in ("sequential", "vmap"):
+        data = FederatedDataModule(clients=dict(clients), val=TensorDataset(Texts(5, 4).tokens), batch_size=4)
+        found.append(vector(fit(federated(engine=engine), tmp_path / engine, client(network), data, rounds=2)))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
+def test_resumes(network: str, tmp_path: Path) -> None:
+    options = {"metrics": {"in_run": InRunShapley(loss="val_loss")}, "client_algorithm": InRunValues()}
+    assert_resumes(lambda: federated(**options), tmp_path, module=lambda: client(network), data=texts)
+
+
+def test_a_checkpoint_is_the_model(network: str, tmp_path: Path) -> None:
+    module = fit(federated(), tmp_path, client(network), texts(), rounds=1)
+    path = tmp_path / "saved.ckpt"
+    module.trainer.save_checkpoint(path)
+    again = CausalLMClient.load_from_checkpoint(path, weights_only=False)
+    tokens = Texts(3, 0).tokens
+    assert torch.equal(again.eval()(tokens), module.eval()(tokens))
+    assert again.predict_step((tokens,), 0).sum(-1).allclose(torch.ones(3, LENGTH))
+
+
+def test_what_cannot_work_is_said(network: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"no folder of this name with a config.json"):
+        CausalLMClient(str(tmp_path / "nothing"))
+    with pytest.raises(ConfigurationError, match=r"peft cannot put LoRA into .*not found"):
+        CausalLMClient(network, targets=["nothing"])
+    with pytest.raises(ConfigurationError, match=r"needs batches .* is a Tensor"):
+        client(network).training_step(torch.zeros(2, 3), 0)
+    with pytest.raises(ConfigurationError, match=r"order=2, loss='val_loss'"):
+        InRunShapley(order=2, loss="val_loss")
+    losses = {"one": InRunShapley(loss="val_loss"), "other": InRunShapley(loss="other_loss")}
+    with pytest.raises(ConfigurationError, match="the same loss"):
+        fit(federated(metrics=losses, client_algorithm=InRunValues()), tmp_path, client(network), texts())
+
+
+def test_classes_are_still_asked_for_where_values_are_those_of_classes(network: str, tmp_path: Path) -> None:
+    loop = federated(metrics={"in_run": InRunShapley()}, client_algorithm=InRunValues())
+    with pytest.raises(ConfigurationError, match=r"\['in_run'\] work with classes"):
+        fit(loop, tmp_path, client(network), texts(), rounds=1)
