@@ -58,9 +58,10 @@ def by_a_plain_loop(
     cohorts: Sequence[Sequence[int]],
     weighting: str = "samples",
     rate: float = 1.0,
+    dealt: FederatedDataModule | None = None,
 ) -> Tensor:
     """FedAvg of these clients alone, ``[P]``."""
-    module, dealt = copy.deepcopy(module).train(), data()
+    module, dealt = copy.deepcopy(module).train(), dealt or data()
     dealt.setup("fit")
     names = [name for name, _ in module.named_parameters()]
     for index, cohort in enumerate(cohorts):

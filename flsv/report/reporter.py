@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from torchmetrics import Metric
 
+from flsv.metrics import ContributionMetric
 from flsv.report.folder import CONTRIBUTIONS, Reporting, run_folder
 from flsv.report.measured import (
     client_score,
@@ -191,6 +192,10 @@ class Reporter:
         classes; what of it all the model has, as the run's record says; what the model has logged last; and where the
         results are."""
         print_contributions(self._last, self._columns, self._client_names, learned or {})
+        for name in self._columns:
+            metric = self._metrics[name]
+            if isinstance(metric, ContributionMetric) and (of := metric.guide().values_of):
+                print(f"{name}: values of {of}")
         if logged:
             print(f"Model:   {', '.join(f'{name} {value:.4g}' for name, value in logged.items())}")
         for line in where:

@@ -25,6 +25,7 @@ FROM_SUMS = {
     "server_vector",
     "server_update",
     "server_data",
+    "coalitions",
     "aggregation_weights",
     "sum_weight",
     "uploaded",

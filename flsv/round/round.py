@@ -20,7 +20,7 @@ from flsv.functional.agreement import common_entries
 from flsv.parameters import Head, ParameterSpace
 from flsv.participants import Channel, Client, LocalData, run_protocol
 from flsv.round.fields import after, derived, known_after
-from flsv.round.games import Games, TrainedCoalitions
+from flsv.round.games import Games, RowAverages, TrainedCoalitions
 from flsv.round.matrix import BLOCK_BYTES, CPU_BLOCK_BYTES, ClientMatrix
 from flsv.seeding import generator_for
 
@@ -64,6 +64,7 @@ class Round:
             client itself knows its weight.
         sum_weight: where the server sees sums only, and clients weigh what they do not tell: the sum of their weights.
             Then every row of ``client_vectors`` is the cohort's average.
+        row_averages: where the server sees sums only, what it knows of rows that clients have trained beside.
         left_out: ids of the clients that have sent an update, too, and were excluded.
         unmeasured: ids of clients of the cohort whose updates are far too large: they are aggregated, and not measured.
         peer_values: ``[k, n]``, what every client of the cohort found every client's model to be worth to it, NaN for
@@ -92,6 +93,7 @@ class Round:
     server_vector: Tensor | None = None
     aggregation_weights: Tensor | None = None
     sum_weight: float | None = None
+    row_averages: RowAverages | None = None
     peer_values: Tensor | None = None
     trained: TrainedCoalitions | None = None
     left_out: Sequence[int] = ()
@@ -355,7 +357,7 @@ _PER_CLIENT = (
     "peer_values",
 )
 _INTERNAL = {"space", "seed", "chances", "games", "channel", "starts", "reports", "left_out", "unmeasured", "trained"}
-_INTERNAL |= {"late"}
+_INTERNAL |= {"late", "row_averages"}
 #: What a metric's ``update`` may name.
 VOCABULARY = _DERIVED | (set(Round.__dataclass_fields__) - _INTERNAL)
 HEAD_FIELDS = {name for name in _DERIVED if "_head" in name}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flsv.participants import Client, LocalData
-from flsv.round import ClientUpdate, FederationState, Instruction, Round
+from flsv.round import ClientUpdate, FederationState, Instruction, Round, RowAverages
 from flsv.server.round_server import RoundServer
 
 
@@ -18,13 +18,14 @@ class SumServer(RoundServer):
     number of samples.
 
     Args:
-        sum_weight: gives the sum of the weights in the last average; None where all clients weigh the same.
+        sums: gives what there is of the last round beside the average: the sum of its weights, None where all clients
+            weigh the same; and the averages of rows that clients have trained beside, or None.
         options: those of :class:`RoundServer`.
     """
 
-    def __init__(self, sum_weight: Callable[[], float | None], *options: Any, **more: Any) -> None:
+    def __init__(self, sums: Callable[[], tuple[float | None, RowAverages | None]], *options: Any, **more: Any) -> None:
         super().__init__(*options, **more)
-        self._sum_weight = sum_weight
+        self._sums = sums
 
     def collect(
         self,
@@ -39,6 +40,7 @@ class SumServer(RoundServer):
     ) -> Round:
         """See :meth:`RoundServer.collect`."""
         model = state.model()
+        sum_weight, row_averages = self._sums()
         self._receive(updates)
         self.norms = {}
         return Round(
@@ -55,5 +57,6 @@ class SumServer(RoundServer):
             chances=chances,
             games=self.games,
             channel=self.channel,
-            sum_weight=self._sum_weight(),
+            sum_weight=sum_weight,
+            row_averages=row_averages,
         )

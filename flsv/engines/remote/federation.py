@@ -131,7 +131,8 @@ class RemoteFederation(IdleProcess):
         steps = config.local_epochs * (1 if trainer.lightning_module.automatic_optimization else STEPS_BY_HAND)
         num_classes = data.num_classes if data.no_classes is None else None
         known = directory, state, trainer.max_epochs or 1, steps, check_names(config.strategies), num_classes
-        self._remote = Remote(*known) if sums is None else SecureRemote(sums, by_samples(config), *known)
+        more = by_samples(config), config.client_algorithm
+        self._remote = Remote(*known) if sums is None else SecureRemote(sums, *more, *known)
         super().__init__(*options)
         for role, strategy in self._strategies.items():
             if strategy.needs_class_counts:
@@ -186,7 +187,7 @@ class RemoteFederation(IdleProcess):
     def _make_server(self, *options: Any, **more: Any) -> RoundServer:
         remote = self._remote
         if isinstance(remote, SecureRemote):
-            return SumServer(lambda: remote.sum_weight, *options, **more)
+            return SumServer(lambda: (remote.sum_weight, remote.row_averages), *options, **more)
         return super()._make_server(*options, **more)
 
     def _make_training(self, local: LocalTraining) -> CohortTraining:

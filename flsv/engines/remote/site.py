@@ -126,7 +126,9 @@ class Site:
         if self._secure is not None:
             config = self._settings.config
             check_sums_only(config)
-            self._sums = SumsAtSite(self._secure, name, self._secret, self._policy, by_samples(config))
+            self._sums = SumsAtSite(
+                self._secure, name, self._secret, self._policy, by_samples(config), config.client_algorithm
+            )
         if not isinstance(made, FederatedDataModule):
             made = FederatedDataModule(made, OneClient(), splits=Splits(server_val=0.0))
         self._data = made
@@ -190,6 +192,7 @@ class Site:
         module, data = self._make_module(), self._data
         sizes = {split: len(data.client_indices(0, split)) for split in ("train", "val", "test")}  # type: ignore[arg-type]
         if self._sums is not None:
+            self._sums.check_groups()
             sizes = flags(sizes)
         agreed = agreement(module, self._settings, self._secure or False)
         return Packet("hello", {"name": self.name, "key": site_key(self._secret), "sizes": sizes, **agreed})

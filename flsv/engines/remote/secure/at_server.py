@@ -12,13 +12,14 @@ from torch import Tensor
 
 from flsv.engines.remote.clients import Remote
 from flsv.engines.remote.messages import BadReply, Packet, check_done, instruction_packet
-from flsv.engines.remote.secure.payload import HEAD, NoSum, Summed, summed, told_alike
+from flsv.engines.remote.secure.payload import NoSum, Summed, groups_of, length, summed, told_alike
 from flsv.engines.remote.secure.protocol import unmasked
-from flsv.engines.remote.secure.settings import SIGNED, SecureSums
+from flsv.engines.remote.secure.settings import LEAST, SIGNED, SecureSums
 from flsv.errors import ConfigurationError
 from flsv.parameters import ParameterSpace
 from flsv.participants import Traffic
-from flsv.round import ClientUpdate, Instruction
+from flsv.round import ClientUpdate, Instruction, RowAverages
+from flsv.strategy import Strategy
 
 
 class SecureRemote(Remote):
@@ -27,17 +28,22 @@ class SecureRemote(Remote):
     Args:
         sums: what the federation agrees on.
         by_samples: whether sites weigh as much as they have samples.
+        algorithm: what happens at clients; its :attr:`row_sums` are summed, too.
         options: those of :class:`Remote`.
 
     Attributes:
         sum_weight: of the last round, the sum of the weights that sites do not tell; None where all weigh 1.
         steps: of the last round, optimizer steps of all.
+        row_averages: of the last round; None where there are no rows.
     """
 
-    def __init__(self, sums: SecureSums, by_samples: bool, *options: Any) -> None:
+    def __init__(self, sums: SecureSums, by_samples: bool, algorithm: Strategy | None, *options: Any) -> None:
         super().__init__(*options)
         self._sums, self._by_samples = sums, by_samples
+        self._rows = None if algorithm is None else algorithm.row_sums
+        self._members = None if algorithm is None else algorithm.row_members()
         self.sum_weight: float | None = None
+        self.row_averages: RowAverages | None = None
         self.steps = 0
 
     def train(
@@ -66,16 +72,20 @@ class SecureRemote(Remote):
             for_it = {str(other): texts[str(site)] for other, texts in sealed.items() if other != site}
             facts = {**self._facts(site), "visit": visits[site], "sealed": for_it, "told": told}
             packets[site] = instruction_packet(instructions[site], facts)
-        size = space.size
-        masked, broken, lost = self._masked(packets, HEAD + size)
+        first = next(iter(instructions.values()))
+        start, starts = first.start, None if self._members is None else first.tensors[self._rows[0]]  # type: ignore[index]
+        assert start is not None
+        rows = (0, 0) if starts is None else (len(starts), starts.shape[1])
+        count = length(space.size, rows)
+        masked, broken, lost = self._masked(packets, count)
+        self._leave_small_groups(masked)
         self._enough(announced, len(masked), "have sent their masked models")
-        total = self._unmasked(announced, list(sealed), masked, [told], size)
+        total = self._unmasked(announced, list(sealed), masked, [told], rows)
         for site in lost:
             self._warn(site, "no longer held what it kept, and went on from nothing", when=self._in_round)
         self._trained = {site: visits[site] for site in masked}
-        start = next(iter(instructions.values())).start
-        assert start is not None
-        return self._updates(list(masked), total, start.to(device), HEAD + size), broken
+        self.row_averages = None if starts is None else total.rows_after(starts.to(device))
+        return self._updates(list(masked), total, start.to(device), count), broken
 
     def steps_of(self, updates: Sequence[ClientUpdate]) -> int:
         return self.steps
@@ -89,7 +99,9 @@ class SecureRemote(Remote):
         Raises:
             RuntimeError: they are sent different things.
         """
-        sent = [told_alike(each.seed, instruction_packet(each, {}).tensors) for each in instructions.values()]
+        sent = [
+            told_alike(each.seed, instruction_packet(each, {}).tensors, self._members) for each in instructions.values()
+        ]
         if any(each != sent[0] for each in sent):
             raise RuntimeError(
                 "secure sums need one start point for all sites, and a strategy sends them different ones."
@@ -141,7 +153,7 @@ class SecureRemote(Remote):
         sharing: Sequence[int],
         masked: Mapping[int, Any],
         told: Sequence[Any],
-        size: int,
+        rows: tuple[int, int],
     ) -> Summed:
         survivors = sorted(masked)
         replies = self._asked(survivors, "unmask", lambda _: {"survivors": survivors}, ("shares",))
@@ -149,14 +161,27 @@ class SecureRemote(Remote):
         about = self._state.run, self._state.round_index
         try:
             total = unmasked(masked, announced, sharing, shares, self._sums, about, told)
-            found = summed(total, self._sums, len(masked), len(announced))
+            found = summed(total, self._sums, len(masked), len(announced), rows)
         except (NoSum, TypeError, KeyError, ValueError) as error:
             raise RuntimeError(
                 f"round {self._state.round_index}: there is no sum of sites {self._names(survivors)}: {error}. {_AGAIN}"
             ) from error
         if found.clipped:
-            self._clipped(found.clipped, len(masked) * size)
+            trained = 0 if self._members is None else int(self._members[:, survivors].sum())
+            self._clipped(found.clipped, len(masked) * len(found.step) + trained * rows[1])
         return found
+
+    def _leave_small_groups(self, masked: dict[int, Any]) -> None:
+        """Take back those of whose group too few are left: a sum over these would tell too much, and nobody would help
+        to unmask it."""
+        for group in [] if self._members is None else groups_of(self._members):
+            left = sorted(masked.keys() & set(group))
+            if 0 < len(left) < LEAST:
+                for site in left:
+                    del masked[site]
+                    others = self._names(set(group) - set(left))
+                    why = f"of its group {others} are missing, and a sum over {len(left)} tells too much of each"
+                    self._warn(site, "is left out", why, self._in_round)
 
     def _updates(self, sites: Sequence[int], total: Summed, start: Tensor, count: int) -> list[ClientUpdate]:
         average = total.after(start)

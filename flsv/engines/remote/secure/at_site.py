@@ -16,12 +16,13 @@ from flsv._lightning.durable import replacing
 from flsv.engines.remote.messages import START, TOLD, Packet, unpack
 from flsv.engines.remote.policy import Refused, SitePolicy
 from flsv.engines.remote.secure import primitives
-from flsv.engines.remote.secure.payload import numbers_of, tensor_hash, told_alike
+from flsv.engines.remote.secure.payload import Rows, groups_of, numbers_of, tensor_hash, told_alike
 from flsv.engines.remote.secure.protocol import Session
 from flsv.engines.remote.secure.settings import LEAST, SecureSums
 from flsv.engines.remote.visit import SiteMemory, own_secret
 from flsv.errors import ConfigurationError
 from flsv.round import ClientUpdate
+from flsv.strategy import Strategy
 
 #: Questions whose answer is no update: a number of a client's validation samples.
 OF_SUMS = ("flsv.metrics.peers:leave_self_out",)
@@ -53,11 +54,38 @@ class SumsAtSite:
         secret: its own.
         policy: of its owner.
         by_samples: whether sites weigh as much as they have samples.
+        algorithm: what happens at clients; its :attr:`row_sums` are summed, too.
     """
 
-    def __init__(self, sums: SecureSums, name: str, secret: str, policy: SitePolicy, by_samples: bool) -> None:
+    def __init__(
+        self,
+        sums: SecureSums,
+        name: str,
+        secret: str,
+        policy: SitePolicy,
+        by_samples: bool,
+        algorithm: Strategy | None = None,
+    ) -> None:
         self._sums, self._name, self._by_samples = sums, name, by_samples
         self._signing, self._policy, self._least = _signing(secret), policy, max(LEAST, policy.least_sites)
+        self._rows = None if algorithm is None else algorithm.row_sums
+        self._members = None if algorithm is None else algorithm.row_members()
+
+    def check_groups(self) -> None:
+        """Before the first round.
+
+        Raises:
+            Refused: a group over which there would be a sum is smaller than its policy wants.
+        """
+        for group in self._groups:
+            if len(group) < self._least:
+                raise Refused(
+                    f"there would be a sum over a group of {len(group)} sites, and it wants {self._least} or more"
+                )
+
+    @property
+    def _groups(self) -> list[list[int]]:
+        return [] if self._members is None else groups_of(self._members)
 
     def keys(self, memory: SiteMemory, packet: Packet) -> Packet:
         """The first message. Whatever was left of an earlier sum is forgotten."""
@@ -89,14 +117,22 @@ class SumsAtSite:
         if session.stage != "shares":
             raise Refused(f"the sum of round {session.round} stands after {session.stage!r}, not after 'shares'")
         sent = {n: tensor for n, tensor in packet.tensors.items() if n == START or n.startswith(TOLD)}
-        if START not in sent or told_alike(packet.plain["seed"], sent) != packet.plain["told"]:
+        if START not in sent or told_alike(packet.plain["seed"], sent, self._members) != packet.plain["told"]:
             raise Refused("what it is sent to start from is not what the server says that all sites are sent")
 
     def masked(self, memory: SiteMemory, packet: Packet, update: ClientUpdate, lost: bool) -> Packet:
-        """The third."""
+        """The third; ``"broken"`` where a row that this site trains is not finite: a sum without it would tell more of
+        the others."""
         session, plain = self._session(memory, packet), packet.plain
+        rows = None
+        if self._members is not None and self._rows is not None:
+            sent, made = self._rows
+            if not bool(update.reports[made][:, 0].all()):
+                return Packet("broken")
+            mine = self._members[:, session.own]
+            rows = Rows(update.reports[made][:, 1:].cpu().double() - packet.tensors[TOLD + sent][mine].double(), mine)
         start = packet.tensors[START]
-        values = numbers_of(update, start, self._sums, len(session.publics), self._by_samples)
+        values = numbers_of(update, start, self._sums, len(session.publics), self._by_samples, rows)
         ring = session.mask(plain["sealed"], values, self._sums, [plain["told"]])
         self._keep(memory, session)  # before it leaves: there is no second one with these masks
         return Packet("masked", {"lost": lost}, {"masked": torch.from_numpy(self._sums.signed(ring))})
@@ -106,7 +142,7 @@ class SumsAtSite:
         session, survivors = self._session(memory, packet), [int(each) for each in packet.plain["survivors"]]
         book = _read(memory.folder / SUMMED)
         earlier = book.get(str(session.round), {}).get("over")
-        told = session.unmask(survivors, self._sums, self._least, before=earlier)
+        told = session.unmask(survivors, self._sums, self._least, before=earlier, groups=self._groups)
         book.setdefault(str(session.round), {})["over"] = session.survivors
         _write(memory.folder / SUMMED, book)
         self._keep(memory, session)

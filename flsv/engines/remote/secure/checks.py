@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from flsv.engines.remote.secure.payload import groups_of
+from flsv.engines.remote.secure.settings import LEAST
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter
+from flsv.sampling import FullParticipation
 from flsv.server import ContributionMetrics
 from flsv.server.config import FederationConfig
 
@@ -40,11 +43,15 @@ def _wrong(config: FederationConfig, board: ContributionMetrics | None) -> Itera
         )
     for role, instead in (
         ("aggregator", "Take FedAvg, FedAvgM, FedAdam or another ServerOptimizer."),
-        ("client_algorithm", "Take FedProx, Ditto, PerFedAvg, FedRep or none."),
+        (
+            "client_algorithm",
+            "Take FedProx, Ditto, PerFedAvg, FedRep or none; ShadowShapley(groups=...), of three clients or more each.",
+        ),
         ("sampler", "Take UniformSampler or FullParticipation."),
     ):
         if role in strategies and not strategies[role].sums_only:
             yield f"{role} {strategies[role]!r} needs single ones, or what single clients report", instead
+    yield from _wrong_groups(strategies)
     for each in config.filters:
         if type(each) is not OutlierFilter or each.exclude:
             yield f"filters {each!r} look at single ones", "Leave it out: clip=... bounds what one site can do."
@@ -62,5 +69,23 @@ def _wrong(config: FederationConfig, board: ContributionMetrics | None) -> Itera
     for name, arguments in ({} if board is None else board.single_metrics).items():
         yield (
             f"the metric {name!r} ({type(board.metrics[name]).__name__}) asks for {', '.join(arguments)}",  # type: ignore[union-attr]
-            "Take EverybodyElse, or CommunicationCost.",
+            "Take EverybodyElse, ShadowShapley(groups=...), or CommunicationCost.",
+        )
+
+
+def _wrong_groups(strategies: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    algorithm, sampler = strategies.get("client_algorithm"), strategies.get("sampler")
+    members = None if algorithm is None else algorithm.row_members()
+    if members is None:
+        return
+    small = [group for group in groups_of(members) if len(group) < LEAST]
+    if small:
+        yield (
+            f"{algorithm!r} has sums over {small}: of a sum of two, each knows the other's part",
+            f"Make each group {LEAST} clients or more.",
+        )
+    if not isinstance(sampler, FullParticipation):
+        yield (
+            f"sampler {sampler!r} draws cohorts in which too few of a group of {algorithm!r} may be",
+            "Take FullParticipation.",
         )

@@ -164,6 +164,7 @@ class Session:
         sums: SecureSums,
         least: int = LEAST,
         before: Sequence[int] | None = None,
+        groups: Sequence[Sequence[int]] = (),
     ) -> dict[str, list[str]]:
         """The fourth message: by number, which share and the share: of who is left the seed's, of who went the key's.
 
@@ -173,6 +174,7 @@ class Session:
             least: how many of them this site wants, at least.
             before: whom the sum of the same round was unmasked for earlier, if it was: its difference to another one
                 is what some sites have sent.
+            groups: of sites over which there are sums, too: of each there have to be ``least`` left, or nobody.
 
         Raises:
             Refused: the sum would be of too few, or is asked for a second time for others.
@@ -189,6 +191,11 @@ class Session:
             raise Refused(f"it is asked for the shares of sites {list(survivors)!r:.80}, and they are not this sum's")
         if len(left) < wanted:
             raise Refused(f"a sum over {len(left)} sites tells too much: it wants {wanted} or more")
+        for group in groups:
+            if 0 < len(left.intersection(group)) < least:
+                raise Refused(
+                    f"of sites {self._called(group)} too few are left: a sum over these wants {least} or more"
+                )
         which = {number: SEED if int(number) in left else MASK for number in self.held}
         told = {number: [which[number], self.held[number][which[number]]] for number in self.held}
         self.stage, self.survivors = "unmasked", sorted(left)

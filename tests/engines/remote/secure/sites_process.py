@@ -1,6 +1,7 @@
-"""A server whose three sites are another process, and what of them is in its memory when it averages.
+"""A server whose sites are another process, and what of them is in its memory when it averages.
 
-``python sites_process.py FOLDER SECURE`` prints how many of the sites' numbers it has found.
+``python sites_process.py FOLDER SECURE GROUPED`` prints how many of the sites' numbers it has found. ``GROUPED``: six
+sites, which also train the models of two groups; in the first round each site's part of these is its own model.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import mmap
 import multiprocessing
 import sys
 import warnings
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -18,27 +20,32 @@ ROOT = Path(__file__).parents[4]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
 
 import torch  # noqa: E402
-from remote_federation import Remotely, shapfed, site  # noqa: E402
+from remote_federation import Remotely, ServerData, shapfed, site  # noqa: E402
 from remote_sites import NAMES, module  # noqa: E402
 
 from flsv import FederatedLoop  # noqa: E402
 from flsv.aggregation import FedAvg  # noqa: E402
 from flsv.engines.remote import Packet  # noqa: E402
+from flsv.metrics import ShadowShapley  # noqa: E402
+
+SIX = [*NAMES, "Quito", "Perth", "Turin"]
 
 
-def loop() -> FederatedLoop:
-    return shapfed(aggregator=FedAvg(), metrics={})
+def loop(grouped: bool) -> FederatedLoop:
+    shadow = ShadowShapley(coalitions="all", groups=[[0, 1, 2], [3, 4, 5]])
+    return shapfed(aggregator=FedAvg(), metrics={"shadow": shadow} if grouped else {})
 
 
 def plainly(packet: Packet) -> Any:
     return packet.kind, dict(packet.plain), {name: tensor.numpy() for name, tensor in packet.tensors.items()}
 
 
-def answering(pipe: Connection, folder: Path, secure: bool) -> None:
+def answering(pipe: Connection, folder: Path, secure: bool, grouped: bool) -> None:
     """The process of the sites."""
+    names, make = SIX if grouped else NAMES, partial(loop, grouped)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    sites = {100 + i: site(folder, i, loop, secure=secure) for i in range(len(NAMES))}
+    sites = {100 + i: site(folder, i, make, secure=secure, names=names) for i in range(len(names))}
     while (asked := pipe.recv()) is not None:
         address, (kind, plain, tensors) = asked
         packet = Packet(kind, plain, {name: torch.from_numpy(array) for name, array in tensors.items()})
@@ -85,16 +92,17 @@ def pieces(vector: torch.Tensor, step: torch.Tensor) -> list[bytes]:
     return [row.numpy().tobytes() for row in rows[:: max(1, len(rows) // 2)]]
 
 
-def main(folder: Path, secure: bool) -> None:
+def main(folder: Path, secure: bool, grouped: bool) -> None:
+    names, make = SIX if grouped else NAMES, partial(loop, grouped)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
-    process = context.Process(target=answering, args=(there, folder / "there", secure), daemon=True)
+    process = context.Process(target=answering, args=(there, folder / "there", secure, grouped), daemon=True)
     process.start()
     remote = Remotely.__new__(Remotely)
-    remote.tmp, remote.make, remote.make_module, remote.secure, remote.names = folder, loop, module, secure, NAMES
-    remote.connect({100 + i: Elsewhere(here, 100 + i) for i in range(len(NAMES))})
+    remote.tmp, remote.make, remote.make_module, remote.secure, remote.names = folder, make, module, secure, names
+    remote.connect({100 + i: Elsewhere(here, 100 + i) for i in range(len(names))})
     aggregate, core = FedAvg.aggregate, folder / "memory"
 
     def dumping(self: Any, round: Any, contributions: Any) -> Any:
@@ -103,10 +111,10 @@ def main(folder: Path, secure: bool) -> None:
         return found
 
     FedAvg.aggregate = dumping  # type: ignore[method-assign]
-    average = remote.fit(1).state.model()
+    average = remote.fit(1, own=ServerData() if grouped else None).state.model()
     here.send(None)
     process.join(20)
-    paths = [next((folder / "there" / "sites" / name).rglob("state.pt")) for name in NAMES]
+    paths = [next((folder / "there" / "sites" / name).rglob("state.pt")) for name in names]
     kept = [next(iter(torch.load(path, weights_only=True).values())) for path in paths]
     moved = [each["trained"] - each["start"] for each in kept]
     models = [piece for each, step in zip(kept, moved) for piece in pieces(each["trained"], step)]
@@ -117,4 +125,4 @@ def main(folder: Path, secure: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2] == "1")
+    main(Path(sys.argv[1]), sys.argv[2] == "1", sys.argv[3] == "1")

@@ -123,11 +123,13 @@ def test_no_update_of_a_site_is_on_the_wire(tmp_path: Path, secure: bool) -> Non
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="reads the memory of its process as Linux shows it")
+@pytest.mark.parametrize("grouped", [False, True], ids=["sites", "groups"])
 @pytest.mark.parametrize("secure", [False, True])
-def test_no_update_of_a_site_is_in_the_servers_memory(tmp_path: Path, secure: bool) -> None:
+def test_no_update_of_a_site_is_in_the_servers_memory(tmp_path: Path, secure: bool, grouped: bool) -> None:
     """Sites are another process. All that this one can write to is dumped when it has the round's average, and what the
     sites have kept of their own models is looked for in it, and their steps."""
-    command = [sys.executable, str(Path(__file__).with_name("sites_process.py")), str(tmp_path), str(int(secure))]
+    command = [sys.executable, str(Path(__file__).with_name("sites_process.py")), str(tmp_path)]
+    command += [str(int(secure)), str(int(grouped))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout.splitlines()[-1])
