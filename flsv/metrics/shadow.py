@@ -187,12 +187,7 @@ class ShadowShapley(ContributionMetric):
             )
         self.coalitions = coalitions if isinstance(coalitions, str) else [list(members) for members in coalitions]
         self.part = part if isinstance(part, str) else list(part)
-        self.groups = None if groups is None else [list(members) for members in groups]
-        grouped = [client for members in self.groups or () for client in members]
-        if self.groups is not None and (not all(self.groups) or len(set(grouped)) < len(grouped)):
-            raise ConfigurationError(
-                f"ShadowShapley(groups={self.groups}): expected the members of each group, each client in one."
-            )
+        self.groups = None if groups is None else _checked(groups)
         check_number(self, "every", every, least=1, whole=True)
         self.one_by_one, self.every = one_by_one, every
         self._last: int | None = None
@@ -293,6 +288,16 @@ class ShadowShapley(ContributionMetric):
         value = self.compute() if value is None else value
         half = t_quantile(level).to(value) * self.stderr.squeeze(-1).to(value)
         return value - half, value + half
+
+
+def _checked(groups: Groups) -> list[list[int]]:
+    found = [list(members) for members in groups]
+    clients = [client for members in found for client in members]
+    if not all(found) or len(set(clients)) < len(clients):
+        raise ConfigurationError(
+            f"ShadowShapley(groups={found}): expected the members of each group, each client in one."
+        )
+    return found
 
 
 def _in_words(groups: Groups | None) -> str:
