@@ -37,6 +37,8 @@ __all__ = ["resident"]
 LOOK = 0.5
 #: What a reply says of its seconds: a record of this name.
 TOOK = "took"
+#: Where Flower installs what an app depends on (``--allow-runtime-dependency-installation``).
+ENVIRONMENTS = "runtime-envs"
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +51,8 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
     The process is the site's own: started by its SuperNode's, under the same user, reached through a socket in the
     site's folder that nobody else may use. It ends with the SuperNode, where the message that it works on is given up,
     or when nothing has come for ``idle`` seconds. Where it has died, the next message starts another one, and one over
-    which it has died goes to another one once. Where no such process can be, each message is answered in its own.
+    which it has died goes to another one once. Where no such process can be (on Windows, or where Flower installs what the
+    app needs anew for every message), each message is answered in its own.
 
     Its data module is made once: data that change within a run are seen after the next start of the SuperNode.
 
@@ -105,7 +108,9 @@ def _age() -> float:
 def _place(context: Context) -> Path | None:
     """The socket of this site's process for this run; None where there cannot be one."""
     name = context.node_config.get("site")
-    if not hasattr(socket, "AF_UNIX") or not isinstance(name, str):
+    # What Flower has installed for this message, it deletes when this process ends.
+    installed = any(ENVIRONMENTS in Path(each).parts for each in sys.path)
+    if installed or not hasattr(socket, "AF_UNIX") or not isinstance(name, str):
         return None
     folder = Path(str(context.node_config.get("folder", "flsv-sites"))) / name
     folder.mkdir(parents=True, exist_ok=True)

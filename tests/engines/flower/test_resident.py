@@ -170,6 +170,13 @@ def test_where_there_can_be_no_socket_messages_are_answered_all_the_same(site: S
     assert first["process"] == first["own"]
 
 
+def test_what_flower_deletes_after_a_message_is_not_lived_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = site.folder / "runtime-envs" / "1" / "lib"
+    monkeypatch.setenv("PYTHONPATH", str(installed), prepend=os.pathsep)
+    first = site.send("a")
+    assert first["process"] == first["own"]
+
+
 def test_a_socket_that_others_may_use_is_not_spoken_to(site: Site) -> None:
     first = site.send("a")
     site.socket().chmod(0o666)

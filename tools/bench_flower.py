@@ -1,0 +1,72 @@
+"""What a round of real SuperNodes costs: start, import, work and wire, with a process of the site's own and without.
+
+    python tools/bench_flower.py                          # both, 8 rounds each
+    python tools/bench_flower.py --resident --rounds 20   # only with it
+
+A SuperLink and three SuperNodes with TLS and authentication on this machine, as the template's README starts them. The
+table is of what the server's log says of every round but the first (in which the processes start): medians, and the
+slowest round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/engines"))
+
+from common import grid
+from flower_deployment import SECONDS, deployment
+
+from flsv.cli import main as flsv
+
+LINE = re.compile(
+    r"flsv: round (\d+), train: \d of 3 sites in ([\d.]+) s\. The slowest, .*?: (.*?)\.\s*$", re.MULTILINE
+)
+PARTS = ("start", "import", "work", "wire")
+
+
+def measured(folder: Path, resident: bool, rounds: int) -> list[dict[str, float]]:
+    """Of every round the server's seconds for the exchange, and what the slowest site's went for."""
+    flsv(["init", "--flower", str(folder)])
+    federation, site = folder / "fedapp/federation.py", folder / "fedapp/site.py"
+    federation.write_text(federation.read_text().replace("rounds=3", f"rounds={rounds}"))
+    if not resident:
+        site.write_text(site.read_text().replace('client")', 'client", idle=0)'))
+    status = folder / "runs/status.json"
+    with deployment(folder) as processes:
+        processes.run()
+        processes.wait_for("run", lambda _: status.is_file() and "finished" in status.read_text(), SECONDS)
+        # The log comes through the SuperLink, some seconds later.
+        processes.wait_for("run", lambda log: len(LINE.findall(log)) == rounds, 60)
+    lines = LINE.findall((folder / "run.log").read_text())
+    return [{"all": float(seconds), **_parts(parts)} for _, seconds, parts in lines]
+
+
+def _parts(said: str) -> dict[str, float]:
+    return {name: float(seconds) for name, seconds in (part.split() for part in said.split(", "))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--resident", action=argparse.BooleanOptionalAction, help="only with it, or only without")
+    given = parser.parse_args()
+    rows = [["process", "", "seconds a round", *PARTS]]
+    for resident in (False, True) if given.resident is None else (given.resident,):
+        with tempfile.TemporaryDirectory() as place:
+            first, *later = measured(Path(place) / "app", resident, given.rounds)
+        name = "one for the run" if resident else "one a message"
+        rows.append([name, "first round", *(f"{first[key]:.1f}" for key in ("all", *PARTS))])
+        rows.append([name, "median", *(f"{median(row[key] for row in later):.1f}" for key in ("all", *PARTS))])
+        slowest = max(later, key=lambda row: row["all"])
+        rows.append([name, "slowest", *(f"{slowest[key]:.1f}" for key in ("all", *PARTS))])
+    print(grid(rows))
+
+
+if __name__ == "__main__":
+    main()
