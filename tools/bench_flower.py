@@ -12,12 +12,9 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/engines"))
 
 from common import grid
 from flower_deployment import SECONDS, deployment

@@ -51,8 +51,8 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
     The process is the site's own: started by its SuperNode's, under the same user, reached through a socket in the
     site's folder that nobody else may use. It ends with the SuperNode, where the message that it works on is given up,
     or when nothing has come for ``idle`` seconds. Where it has died, the next message starts another one, and one over
-    which it has died goes to another one once. Where no such process can be (on Windows, or where Flower installs what the
-    app needs anew for every message), each message is answered in its own.
+    which it has died goes to another one once. Where no such process can be (on Windows, or where Flower installs
+    dependencies anew for every message), each message is answered in its own.
 
     Its data module is made once: data that change within a run are seen after the next start of the SuperNode.
 
@@ -76,8 +76,12 @@ def resident(app: str, *, idle: float = 300.0) -> ClientApp:
         place = _place(context) if idle else None
         reply = None if place is None else _hand_over(app, place, idle, message, context)
         if reply is None:  # in this process, as Flower alone would have it
-            client, importing = _load(app), time.monotonic() - began
-            reply = client(message, context), importing
+            try:
+                client, importing = _load(app), time.monotonic() - began
+                reply = client(message, context), importing
+            except Exception as error:
+                _log.exception("the app could not answer")
+                raise RuntimeError(_untold(error)) from None
         answered, importing = reply
         if answered.has_content():
             seconds = {"start": start, "import": importing, "work": time.monotonic() - began - importing}
@@ -284,4 +288,9 @@ def _answered(app: ClientApp, identity: list[int], message: Message, context: Co
         return app(message, context), context.state, None
     except Exception as error:
         _log.exception("the app could not answer")
-        return None, None, f"{type(error).__name__}: {error}"
+        return None, None, _untold(error)
+
+
+def _untold(error: Exception) -> str:
+    """What Flower may tell the server of an error: its text may be of the samples."""
+    return f"{type(error).__name__}, the site's own log says more"

@@ -78,7 +78,7 @@ class Site:
     def begin(self, what: str, idle: float = 60, run: int = 1) -> subprocess.Popen:
         told = json.dumps([what, idle, run, {"site": "Lyon", "folder": str(self.folder / "sites")}])
         # Files: the process that lives on has them, too, so a pipe would not end.
-        with (self.folder / "out").open("w") as out, (self.folder / "log").open("w") as log:
+        with (self.folder / "out").open("w") as out, (self.folder / "log").open("a") as log:
             return subprocess.Popen([sys.executable, "-c", MESSAGE, told], cwd=self.folder, stdout=out, stderr=log)
 
     def send(self, what: str, idle: float = 60, run: int = 1) -> dict[str, Any]:
@@ -134,7 +134,11 @@ def test_a_killed_process_is_replaced(site: Site) -> None:
 
 def test_an_error_of_the_app_is_the_messages_alone(site: Site) -> None:
     first = site.send("a")
-    assert "RuntimeError: OSError: the disk is gone" in site.send("raise")["error"]
+    for idle in (60, 0):  # in the process that lives on, and in the message's own
+        said = site.send("raise", idle=idle)["error"]
+        # Flower tells the server the last line; the site's log has the text.
+        assert said.splitlines()[-1] == "RuntimeError: OSError, the site's own log says more"
+        assert "the disk is gone" in said
     assert site.send("b")["process"] == first["process"]
 
 
