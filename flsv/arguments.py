@@ -11,7 +11,7 @@ import inspect
 import math
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from flsv.errors import ConfigurationError
@@ -102,6 +102,31 @@ def old_names_told(constructor: _Function) -> _Function:
         constructor(self, *args, **kwargs)
 
     return cast(_Function, told)
+
+
+def client_number(given: object, names: Sequence[str], option: str) -> int:
+    """The number of the client with this name or number.
+
+    Args:
+        given: what a user says.
+        names: of the run's clients.
+        option: what it was said to, for the message.
+
+    Raises:
+        ConfigurationError: there is none, or more than one.
+
+    Example:
+        >>> client_number("Lyon", ["Boston", "Lyon"], "client"), client_number(0, ["Boston", "Lyon"], "client")
+        (1, 0)
+    """
+    text = str(given)
+    named = [number for number, name in enumerate(names) if name == text]
+    if len(named) > 1:
+        raise ConfigurationError(f"{option}={given!r}: clients {named} have this name. Say the number.")
+    if named or (text.isdigit() and int(text) < len(names)):
+        return named[0] if named else int(text)
+    told = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "")
+    raise ConfigurationError(f"{option}={given!r}: the run has no such client. It has {told}.")
 
 
 def attribute_of(part: Any, name: str, default: Any = None) -> Any:

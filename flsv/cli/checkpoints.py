@@ -61,16 +61,6 @@ def default_checkpoints(given: Sequence[L.Callback]) -> list[L.Callback]:
     return [BestCheckpoint(), ModelCheckpoint(filename="last", save_on_train_epoch_end=True)]
 
 
-def check_there(path: str) -> None:
-    """Check that a named checkpoint is there; Lightning's own words and remote paths are left to it.
-
-    Raises:
-        ConfigurationError: it is not.
-    """
-    if path != "hpc" and ":" not in path and not Path(path).exists():
-        raise ConfigurationError(f"there is no checkpoint {path}. Name one that is there, or leave ckpt_path out.")
-
-
 def find_checkpoint(word: Literal["last", "best"], trainer: L.Trainer, weights_only: bool | None = None) -> Path:
     """The newest checkpoint that can be read, or the best of the run that it is of.
 

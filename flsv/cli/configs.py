@@ -8,12 +8,17 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from flsv.errors import ConfigurationError
 
 _PACKAGE = Path(__file__).parents[1]
 #: In a wheel they lie within the package; in a checkout (an editable install) beside it.
 FOLDER = next(folder for folder in (_PACKAGE / "configs", _PACKAGE.parent / "configs") if folder.is_dir())
 
+#: Sections of a file; a model may be named by its class alone.
+SECTIONS = ("trainer", "model", "data", "federation")
+_FORMS: dict[str, Any] = dict.fromkeys(SECTIONS, yaml.MappingNode) | {"model": (yaml.MappingNode, yaml.ScalarNode)}
 #: Mappings of parts, which come together; every other mapping is one part.
 _SECTIONS = ("", "data", "federation", "federation.metrics", "model", "model.init_args", "trainer")
 
@@ -69,6 +74,59 @@ def find_config(given: str) -> Path:
     near = [bare] if bare in names else difflib.get_close_matches(bare, names, 1)
     hint = f" Did you mean --config {near[0]}, which comes with flsv?" if near else ""
     raise ConfigurationError(f"there is no configuration file {given}.{hint} By name: {', '.join(names)}.")
+
+
+def check_file(path: Path) -> None:
+    """Raise if a YAML file cannot be meant: no text, no sections, or a key twice in one mapping: one would be lost.
+
+    Raises:
+        ConfigurationError: the file, and what is wrong with it where.
+    """
+    try:
+        root = yaml.compose(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"{path} is no YAML file: it is not text in UTF-8 ({error}). Save it as that."
+        ) from error
+    except yaml.YAMLError:
+        return  # the parser says what is wrong
+    if not isinstance(root, yaml.MappingNode):
+        raise ConfigurationError(
+            f"{path} has no sections: expected trainer:, model:, data:, federation: and what is in them."
+        )
+    for key, value in root.value:
+        empty = isinstance(value, yaml.ScalarNode) and value.tag == "tag:yaml.org,2002:null"
+        if key.value in SECTIONS and (empty or not isinstance(value, _FORMS[key.value])):
+            found = "nothing" if empty else "no options by name"
+            raise ConfigurationError(
+                f"{path}, line {key.start_mark.line + 1}: {key.value} has {found}. Give its options, or leave it out."
+            )
+    nodes: list[tuple[yaml.Node, tuple[int, ...]]] = [(root, ())]
+    seen: set[int] = set()
+    while nodes:
+        node, around = nodes.pop()
+        if id(node) in around:
+            raise ConfigurationError(
+                f"{path}, line {node.start_mark.line + 1}: an alias stands within what it stands for."
+            )
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        around = (*around, id(node))
+        if isinstance(node, yaml.SequenceNode):
+            nodes += [(value, around) for value in node.value]
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[str, int] = {}
+            for key, value in node.value:
+                line = key.start_mark.line + 1
+                if key.value in lines and isinstance(key, yaml.ScalarNode):
+                    raise ConfigurationError(
+                        f"{path}, line {line}: the key {key.value!r} is in line {lines[key.value]} already, and one of "
+                        "them would be lost. Keep one."
+                    )
+                if isinstance(key, yaml.ScalarNode):
+                    lines[key.value] = line
+                nodes.append((value, around))
 
 
 def overridden(files: Iterable[tuple[str, Any]], used: Mapping[str, Any]) -> list[str]:

@@ -112,7 +112,9 @@ def _run(given: list[str]) -> int:
         return int(main(given[1:], quiet) or 0)
     elif first in OF_LIGHTNING:
         from flsv.cli.command import NO_BARS
+        from flsv.cli.configs import SECTIONS
         from flsv.cli.names import check_options
+        from flsv.cli.values import check_values
 
         if any(word in ("-h", "--help") for word in given[1:]):
             from flsv.cli.brief_help import brief_help
@@ -121,6 +123,7 @@ def _run(given: list[str]) -> int:
             raise SystemExit(0)
         given = ["--help" if word == "--help=all" else word for word in given]
         check_options(given[1:])  # before anything is imported that takes seconds
+        check_values(given[1:], SECTIONS)
         _quieten(quiet)
         from flsv.cli.parser import make_cli
 

@@ -21,7 +21,7 @@ from flsv.arguments import new_name
 from flsv.cli.configs import find_config
 
 OWNERS = {"federation": "FederatedLoop", "data": "FederatedDataModule"}
-_PACKAGE = Path(__file__).parents[1]
+PACKAGE = Path(__file__).parents[1]
 #: Section to package, file and class whose constructor's arguments are its options.
 _SECTIONS = {
     "trainer": ("lightning", "pytorch/trainer/trainer.py", "Trainer"),
@@ -90,7 +90,7 @@ def _tree(file: Path) -> ast.Module:
 
 def docstring(module: str) -> str | None:
     """Of a module of flsv that is not imported, such as ``"cli/retrain.py"``."""
-    return ast.get_docstring(_tree(_PACKAGE / module))
+    return ast.get_docstring(_tree(PACKAGE / module))
 
 
 def declared(module: str, name: str) -> tuple[str, ...]:
@@ -100,7 +100,7 @@ def declared(module: str, name: str) -> tuple[str, ...]:
         >>> declared("functional/shapley/few_coalitions.py", "Which")
         ('singles', 'pairs', 'leave-one-out', 'both', 'all')
     """
-    for node in _tree(_PACKAGE / module).body:
+    for node in _tree(PACKAGE / module).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             value = node.value  # type: ignore[attr-defined]
@@ -117,12 +117,8 @@ def arguments_of(section: str) -> frozenset[str]:
         >>> "max_epochs" in arguments_of("trainer"), "local_epochs" in arguments_of("federation")
         (True, True)
     """
-    found = _class_of(section)
-    if found is None:
-        return frozenset()
-    made = _constructor(found)
-    given = [*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]
-    return frozenset(each.arg for each in given) - {"self"}
+    found = section_class(section)
+    return frozenset() if found is None else frozenset(annotations_of(constructor_of(found)))
 
 
 def argument_texts(section: str) -> dict[str, str]:
@@ -132,10 +128,9 @@ def argument_texts(section: str) -> dict[str, str]:
         >>> argument_texts("federation")["local_epochs"]
         "passes over a client's data per round."
     """
-    found = _class_of(section)
-    if found is None:
-        return {}
-    told = "\n".join(ast.get_docstring(each) or "" for each in (found, _constructor(found)))
+    found = section_class(section)
+    made = None if found is None else constructor_of(found)
+    told = "\n".join(ast.get_docstring(each) or "" for each in (found, made) if each is not None)
     texts: dict[str, str] = {}
     for part in re.findall(r"^Args:\n((?:(?: {4}.*)?\n|(?: {4}.*)?$)+)", told, re.MULTILINE):
         for name, text in re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*|\n(?=\n* {8}))*)", part, re.MULTILINE):
@@ -143,19 +138,30 @@ def argument_texts(section: str) -> dict[str, str]:
     return {name: text for name, text in texts.items() if name in arguments_of(section)}
 
 
-def _class_of(section: str) -> ast.ClassDef | None:
+def section_class(section: str) -> ast.ClassDef | None:
+    """The class whose constructor's arguments are a section's options; None where its file is not found."""
     package, file, kind = _SECTIONS[section]
     spec = importlib.util.find_spec(package)
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder, file)
-        for node in ast.walk(_tree(path)) if path.is_file() else ():
-            if isinstance(node, ast.ClassDef) and node.name == kind:
-                return node
-    return None
+    paths = [Path(folder, file) for folder in ((spec.submodule_search_locations if spec else None) or ())]
+    return next((class_in(path, kind) for path in paths if path.is_file()), None)
 
 
-def _constructor(found: ast.ClassDef) -> ast.FunctionDef:
-    return next(each for each in found.body if isinstance(each, ast.FunctionDef) and each.name == "__init__")
+def class_in(file: Path, name: str) -> ast.ClassDef | None:
+    """A class of a file, as it is written."""
+    found = (node for node in ast.walk(_tree(file)) if isinstance(node, ast.ClassDef) and node.name == name)
+    return next(found, None)
+
+
+def constructor_of(found: ast.ClassDef) -> ast.FunctionDef | None:
+    """Its own; None where it has none."""
+    made = (each for each in found.body if isinstance(each, ast.FunctionDef) and each.name == "__init__")
+    return next(made, None)
+
+
+def annotations_of(made: ast.FunctionDef | None) -> dict[str, ast.expr | None]:
+    """The arguments of a constructor but ``self``, and their annotations."""
+    given = [] if made is None else [*made.args.posonlyargs, *made.args.args, *made.args.kwonlyargs]
+    return {each.arg: each.annotation for each in given if each.arg != "self"}
 
 
 def check_options(arguments: Iterable[str], own: Iterable[str] = (), sections: Sequence[str] = _OF_FIT) -> None:

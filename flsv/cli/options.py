@@ -12,22 +12,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter
 from lightning.pytorch.cli import LightningArgumentParser
 
 from flsv._lightning.patches import old_class_named
 from flsv.arguments import new_name
 from flsv.cli.command import TextHelp
-from flsv.cli.configs import find_config
+from flsv.cli.configs import check_file, find_config
 from flsv.cli.names import OWNERS, UNKNOWN, suggestion
-from flsv.errors import ConfigurationError
 
 #: Dictionaries by name: a file adds to those of the files before it, name by name, and ``{}`` drops them.
 BY_NAME = ("federation.metrics",)
-#: Sections of a file; a model may be named by its class alone.
-SECTIONS = ("trainer", "model", "data", "federation")
-_FORMS: dict[str, Any] = dict.fromkeys(SECTIONS, yaml.MappingNode) | {"model": (yaml.MappingNode, yaml.ScalarNode)}
 CONFIG_HELP = (
     "A YAML file, or the name of one that comes with flsv (quickstart); give several: a later one overrides, which is "
     "said, and adds to federation.metrics by name."
@@ -50,59 +45,6 @@ class ConfigFile(ActionConfigFile):
             now = cfg.get(name)
             if isinstance(held, dict) and isinstance(now, dict) and now:
                 cfg[name] = {**held, **now}
-
-
-def check_file(path: Path) -> None:
-    """Raise if a YAML file cannot be meant: no text, no sections, or a key twice in one mapping: one would be lost.
-
-    Raises:
-        ConfigurationError: the file, and what is wrong with it where.
-    """
-    try:
-        root = yaml.compose(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            f"{path} is no YAML file: it is not text in UTF-8 ({error}). Save it as that."
-        ) from error
-    except yaml.YAMLError:
-        return  # the parser says what is wrong
-    if not isinstance(root, yaml.MappingNode):
-        raise ConfigurationError(
-            f"{path} has no sections: expected trainer:, model:, data:, federation: and what is in them."
-        )
-    for key, value in root.value:
-        empty = isinstance(value, yaml.ScalarNode) and value.tag == "tag:yaml.org,2002:null"
-        if key.value in SECTIONS and (empty or not isinstance(value, _FORMS[key.value])):
-            found = "nothing" if empty else "no options by name"
-            raise ConfigurationError(
-                f"{path}, line {key.start_mark.line + 1}: {key.value} has {found}. Give its options, or leave it out."
-            )
-    nodes: list[tuple[yaml.Node, tuple[int, ...]]] = [(root, ())]
-    seen: set[int] = set()
-    while nodes:
-        node, around = nodes.pop()
-        if id(node) in around:
-            raise ConfigurationError(
-                f"{path}, line {node.start_mark.line + 1}: an alias stands within what it stands for."
-            )
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        around = (*around, id(node))
-        if isinstance(node, yaml.SequenceNode):
-            nodes += [(value, around) for value in node.value]
-        elif isinstance(node, yaml.MappingNode):
-            lines: dict[str, int] = {}
-            for key, value in node.value:
-                line = key.start_mark.line + 1
-                if key.value in lines and isinstance(key, yaml.ScalarNode):
-                    raise ConfigurationError(
-                        f"{path}, line {line}: the key {key.value!r} is in line {lines[key.value]} already, and one of "
-                        "them would be lost. Keep one."
-                    )
-                if isinstance(key, yaml.ScalarNode):
-                    lines[key.value] = line
-                nodes.append((value, around))
 
 
 class OptionHelp(TextHelp, DefaultHelpFormatter):

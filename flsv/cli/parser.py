@@ -24,8 +24,8 @@ from torch import Tensor
 from flsv import ClassifierClient, FederatedDataModule, FederatedLoop, __version__
 from flsv._lightning.durable import check_writable, replacing
 from flsv.aggregation import Aggregator
-from flsv.cli.checkpoints import check_there, default_checkpoints, find_checkpoint
-from flsv.cli.command import shown
+from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
+from flsv.cli.command import check_there, shown
 from flsv.cli.configs import config_name, overridden
 from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
 from flsv.clients.algorithms import ClientAlgorithm

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import difflib
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from flsv.cli.command import command_parser, existing, positive
-from flsv.cli.names import check_options, declared, docstring
+import yaml
+
+from flsv.cli.command import check_clients, command_parser, existing, positive
+from flsv.cli.configs import SECTIONS
+from flsv.cli.names import PACKAGE, check_options, declared, docstring
+from flsv.cli.values import check_class, check_values
 from flsv.errors import ConfigurationError
 
 #: Options of ``flsv value`` beside its sections; and sections of a configuration that mean nothing there.
@@ -25,15 +30,60 @@ def check_arguments(command: str, arguments: Sequence[str]) -> None:
     """
     if command in FURTHER:
         parser = FURTHER[command]()
-        parser.parse_known_args(list(arguments))
+        options, _ = parser.parse_known_args(list(arguments))
         check_options(arguments, [option for action in parser._actions for option in action.option_strings])
+        if command == "retrain":
+            _check_measure(options.metric, options.mode)
+        for name in getattr(options, "aggregator", ()):
+            check_class("--aggregator", name, "Aggregator")
+        check_values(arguments, SECTIONS, one=command != "compare")
     elif command == "value":
         check_unused(arguments)
         check_options(arguments, VALUE, ("data", "value"))
+        check_values(arguments, ("data", "value"))
     elif command == "data":
         check_options(arguments, ("--out", *(f"--{section}" for section in UNUSED_BY_DATA)), ("data",))
+        check_values(arguments, ("data",))
     elif command in PARSERS:
-        PARSERS[command]().parse_args(list(arguments))
+        options = PARSERS[command]().parse_args(list(arguments))
+        _check_names(options.metric or (), options.federations or ())
+        if getattr(options, "run", None) is not None:
+            check_clients(options.run, options.partner or (), "--partner")
+
+
+def _check_names(metrics: Iterable[str], federations: Iterable[str]) -> None:
+    """Raise ConfigurationError for what ``flsv bench --list`` does not have, and is no path of one's own."""
+    known = [*yaml.safe_load((PACKAGE / "benchmark" / "metrics.yaml").read_text(encoding="utf-8"))]
+    for name in metrics:
+        path = name.partition("(")[0]
+        if name in known:
+            continue
+        if "." in path:
+            check_class("--metric", path, "Metric")
+        else:
+            raise ConfigurationError(_no_name("metric", name, known, "or the path of a class, my_package.MyMetric"))
+    sets = declared("benchmark/federation.py", "SETS")
+    known = [*sets, *sorted(path.stem for path in (PACKAGE / "benchmark" / "federations").glob("*.yaml"))]
+    for name in federations:
+        if name not in known and not (name.endswith((".yaml", ".yml")) and Path(name).is_file()):
+            raise ConfigurationError(_no_name("federation", name, known, "or a YAML file"))
+
+
+def _no_name(what: str, name: str, known: Sequence[str], other: str) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}, {other}."
+    return f"there is no {what} {name!r}. {hint}"
+
+
+def _check_measure(metric: str | None, mode: str | None) -> None:
+    """Raise ConfigurationError for a measure that is none of a classifier's, and is not said to be logged."""
+    known = (*declared("games/performance.py", "CLASSIFICATION"), *declared("games/scores.py", "CLASS_SCORES"))
+    if metric is None or mode is not None or metric in (*known, "per_class_accuracy"):
+        return
+    raise ConfigurationError(
+        f"--metric {metric}: expected one of {', '.join(known)}; or, with --mode min or --mode max, what the module "
+        "logs in validation_step."
+    )
 
 
 def check_unused(arguments: Sequence[str]) -> None:

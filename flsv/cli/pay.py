@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flsv.cli.command import command_parser, existing, shown
+from flsv.cli.command import check_clients, command_parser, existing, shown
 from flsv.cli.terms import add_terms, terms_given
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     options = parser.parse_args(list(args))
     if options.budget is None and not options.release:
         parser.error("say what is to be shared out: --budget 10000 (or --release CLIENT)")
+    check_clients(options.run, options.release or (), "client")
     from flsv.report import pay, release  # only now: what is wrong above is said without waiting for torch
 
     if options.release:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from flsv._lightning.durable import check_writable
-from flsv.cli.command import command_parser, existing, shown
+from flsv.cli.command import check_clients, command_parser, existing, shown
 from flsv.cli.terms import add_terms, terms_given
 
 
@@ -31,6 +31,7 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument("--valuation", type=existing, metavar="DIR", help="a folder of flsv value, to be added")
     add_terms(parser)
     options = parser.parse_args(list(args))
+    check_clients(options.run, [options.client] if options.client else (), "client")
     from flsv.report import write_report  # only now: what is wrong above is said without waiting for torch
 
     check_writable(Path(options.run) if options.out is None else options.out.parent)

@@ -28,6 +28,7 @@ from typing import Any
 
 from rich.console import Console
 
+from flsv.arguments import client_number
 from flsv.benchmark.federation import Federation, federations
 from flsv.benchmark.page import Trials, best_of_each, by_gain, most, stress_markdown
 from flsv.benchmark.registry import METRICS as KNOWN
@@ -139,21 +140,9 @@ def _shipped(options: Namespace, say: Callable[[str], None]) -> _Asked:
 def _of_run(options: Namespace, scratch: Path) -> _Asked:
     own, metrics = federation_of(options.run, scratch)
     names = own.datamodule().client_names
+    who = [*dict.fromkeys(client_number(each, names, "--partner") for each in options.partner or ())]
     entries = dict(entry(name) for name in options.metric) if options.metric else {**metrics, **SIZE}
-    return _Asked({own.name: own}, entries, names, _numbers(options.partner or (), names), own.loop, own.seed)
-
-
-def _numbers(given: Sequence[str], names: Sequence[str]) -> list[int]:
-    """Clients by their names or numbers.
-
-    Raises:
-        ConfigurationError: there is none of this name.
-    """
-    known = {**{str(number): number for number in range(len(names))}, **{name: i for i, name in enumerate(names)}}
-    for name in given:
-        if name not in known:
-            raise ConfigurationError(f"--partner {name}: the partners are {', '.join(names)}.")
-    return list(dict.fromkeys(known[name] for name in given))
+    return _Asked({own.name: own}, entries, names, who, own.loop, own.seed)
 
 
 def _validating(federation: Federation, share: float) -> Federation:

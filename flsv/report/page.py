@@ -12,6 +12,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from flsv._lightning.durable import replacing
+from flsv.arguments import client_number
 from flsv.charts import shortened
 from flsv.errors import ConfigurationError
 from flsv.report import drawing
@@ -73,7 +74,7 @@ def write_report(
     kept, kept_repeats = terms_of(run)
     folder_of_repeats = Path(repeated) if repeated is not None else kept_repeats
     repeats = repeated_runs(run, folder_of_repeats)
-    who = None if client is None else find_client(run, client)
+    who = None if client is None else client_number(client, run.client_names, "client")
     page = page_for_all(run, terms or kept, repeats) if who is None else page_for_one(run, who)
     if out is None:
         folder = run.folder if who is None else run.folder / "clients" / run.folders[who]
@@ -103,31 +104,13 @@ def release(path: str | Path, clients: Sequence[int | str]) -> Run:
         ConfigurationError: no run there, no such client, or one whose payment is not held back.
     """
     run = open_run(path)
-    found = [find_client(run, client) for client in clients]
+    found = [client_number(client, run.client_names, "client") for client in clients]
     for who, client in zip(found, clients):
         if who not in run.held:
             held = ", ".join(run.client_names[each] for each in run.held) or "nobody"
             raise ConfigurationError(f"client={client!r}: its payment is not held back. Held: {held}.")
     write_record(run.folder, {**run.record, "paid": sorted({*run.record.get("paid", ()), *found})})
     return open_run(path)
-
-
-def find_client(run: Run, client: int | str) -> int:
-    """The number of the client with this name or number.
-
-    Raises:
-        ConfigurationError: there is none, or more than one.
-    """
-    named = [i for i, name in enumerate(run.client_names) if name == str(client)]
-    if len(named) == 1:
-        return named[0]
-    if len(named) > 1:
-        raise ConfigurationError(f"client={client!r}: clients {named} have this name. Say the number.")
-    text = str(client)
-    if text.isdigit() and int(text) < run.num_clients:
-        return int(text)
-    names = ", ".join(run.client_names[:10]) + (", ..." if run.num_clients > 10 else "")
-    raise ConfigurationError(f"client={client!r}: the run has no such client. It has {names}.")
 
 
 #: Columns up to which a heatmap has numbers.
