@@ -8,15 +8,25 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("flwr", reason="needs pip install 'flsv[flower]'")
 
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from flsv import FederatedLoop
+from flsv.engines.flower import from_record, to_record
 from flsv.engines.flower_resident import resident
+from flsv.engines.one_process import shared_space
+from flsv.engines.remote.messages import instruction_packet
 from flsv.errors import ConfigurationError
+from flsv.round import Instruction
 
 pytestmark = pytest.mark.flower
 
@@ -185,6 +195,77 @@ def test_a_socket_that_others_may_use_is_not_spoken_to(site: Site) -> None:
     first = site.send("a")
     site.socket().chmod(0o666)
     assert site.send("b")["process"] != first["process"]
+
+
+# A site that goes on from its momentum, whose process may be killed between two rounds.
+TRAINING = """
+from functools import partial
+import lightning as L
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from flsv import ClassifierClient, FederatedLoop
+from flsv.engines.flower import client_app
+
+def make_module():
+    torch.manual_seed(0)
+    adam = partial(torch.optim.Adam, lr=0.1)
+    return ClassifierClient("mlp", num_classes=2, input_shape=(3,), optimizer=adam)
+
+class Data(L.LightningDataModule):
+    def train_dataloader(self):
+        points = torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
+        return DataLoader(TensorDataset(points, (points[:, 0] > 0).long()), batch_size=8, shuffle=True)
+
+app = client_app(make_module, lambda node: Data(), partial(FederatedLoop, client_optimizer="keep"))
+"""
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_rounds_are_equal_to_the_bit_whatever_becomes_of_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kill: bool
+) -> None:
+    (tmp_path / "their_training.py").write_text(TRAINING)
+    monkeypatch.syspath_prepend(tmp_path)
+    from their_training import make_module  # type: ignore[import-not-found]
+
+    for name in ("task_id", "run_id", "node_id"):
+        monkeypatch.setattr(TaskIdentity, f"_{name}", 1, raising=False)
+    start = shared_space(make_module(), FederatedLoop().config)[0].read(make_module())
+
+    def rounds(folder: Path, idle: float) -> list[Any]:
+        node: dict[str, Any] = {"site": "Lyon", "folder": str(folder)}
+        context = Context(run_id=1, node_id=1, node_config=node, state=RecordDict(), run_config={})
+        app, models, visits = resident("their_training:app", idle=idle), [start], [None, "a", "b", "c"]
+        for index in range(3):
+            facts = {"run": "0123456789abcdef", "rounds": 3, "clients": 1, "classes": 2, "client": 0}
+            about = {**facts, "counted": visits[index], "visit": visits[index + 1]}
+            packet = instruction_packet(Instruction(index, 0, 7, models[-1]), about)
+            message = Message(to_record(packet), 1, "train")
+            message.metadata.__dict__.update(_message_id="m", _src_node_id=1, _run_id=1)
+            models.append(from_record(app(message, context).content).tensors["vector"])
+            if kill and idle:
+                (process,) = living(folder)
+                os.kill(process, signal.SIGKILL)
+                assert gone(process)
+        for process in living(folder):
+            os.kill(process, signal.SIGKILL)
+        return models
+
+    expected, found = rounds(tmp_path / "own", idle=0), rounds(tmp_path / "living", idle=60)
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one, other)
+    assert not torch.equal(expected[-1], expected[-2])
+
+
+def living(folder: Path) -> set[int]:
+    """The processes that live on for sites with this folder."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            line = path.read_bytes()
+            if b"flower_resident import _live" in line and str(folder).encode() in line:
+                found.add(int(path.parent.name))
+    return found
 
 
 @pytest.mark.parametrize(("app", "idle"), [("fedapp.federation", 1), ("a:b", -1), ("a:b", float("nan"))])
