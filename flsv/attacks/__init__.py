@@ -8,6 +8,7 @@ from flsv.attacks.false_reports import FalseReports
 from flsv.attacks.free_rider import FreeRider
 from flsv.attacks.gradient_poisoning import GradientPoisoning
 from flsv.attacks.head_alignment import HeadAlignment
+from flsv.attacks.inner_product import InnerProductManipulation
 from flsv.attacks.min_max import MinMax
 from flsv.attacks.scaling import Scaling
 from flsv.attacks.sign_flip import SignFlip
@@ -21,6 +22,7 @@ __all__ = [
     "FreeRider",
     "GradientPoisoning",
     "HeadAlignment",
+    "InnerProductManipulation",
     "MinMax",
     "Scaling",
     "SignFlip",

@@ -27,7 +27,7 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from flsv.arguments import check_number
-from flsv.attacks import Attack
+from flsv.attacks import Attack, Collusion
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.games.performance import Mode, performance_of
@@ -199,10 +199,10 @@ class Federation:
         parser.add_subclass_arguments(L.LightningModule, "model")
         return self._built(parser, {"model": dict(self.model)}).model
 
-    def attackers(self) -> list[Attack]:
+    def attackers(self) -> list[Attack | Collusion]:
         """New objects of its attacks."""
         parser = ArgumentParser(exit_on_error=False)
-        parser.add_argument("--attacks", type=list[Attack])
+        parser.add_argument("--attacks", type=list[Attack | Collusion])
         return self._built(parser, {"attacks": copy.deepcopy(list(self.attacks))}).attacks
 
     def trainer(self, *callbacks: L.Callback) -> L.Trainer:

@@ -263,7 +263,7 @@ def stress_parser() -> ArgumentParser:
         choices=safeguards,
         metavar="SAFEGUARD",
         default=["copies"],
-        help="beside none: copies (CopyFilter(0.7, gap=0.45): nothing for who is held), claims "
+        help="beside none: copies (CopyFilter(): nothing for who is held), claims "
         "(NormCap(1.25), SampleCap(1.25)), all (these two), uniform (equal weights), both (copies and uniform). "
         "Their filters stand in the place of a run's own. Default: copies",
     )

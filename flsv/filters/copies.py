@@ -1,4 +1,4 @@
-"""CopyFilter: finds clients that send copies of each other's updates, as one client under several names does."""
+"""CopyFilter: finds clients that send copies of each other's updates, or of the server's last step."""
 
 from __future__ import annotations
 
@@ -12,32 +12,40 @@ from flsv.errors import ConfigurationError
 from flsv.filters.base import Cohort, UpdateFilter
 from flsv.functional.updates import (
     ALIKE,
+    ECHO,
     GAP,
     ROUNDS,
     SPEAKING,
     alike,
+    echoes,
     groups_of,
     similarities,
     standing_apart,
 )
+from flsv.round import ClientMatrix
 from flsv.strategy import Federation
 
-COPY = "copy"
+COPY, ECHOING = "copy", "echo"
 
 
 class CopyFilter(UpdateFilter):
     """Finds clients whose updates are more alike than the cohort's common direction explains, over three rounds or
     more.
 
+    Likewise clients that send back the step that the server has just taken, in three rounds or more; seen of a client
+    that takes part in two rounds on end.
+
     They stay in the model and in the metrics; the payment of all of them is held back until somebody has looked at it,
     see ``loop.held``. The rules are those of :mod:`flsv.functional.updates`. The server keeps 32 bytes for every
-    pair of clients.
+    pair of clients, and the last round's model.
 
     Args:
         threshold: two clients are alike from this similarity on, in (0, 1]. None: similarities by themselves are not
             judged.
         gap: a group stands apart where its members are by so much more alike than any of them is to others, in (0, 2],
             in the first three rounds that they spend together; for cohorts of six or more. None: not judged.
+        echo: a client sends the server's last step back from this mean of :func:`flsv.functional.updates.echoes` on, in
+            (0, 1]. None: not judged.
 
     Raises:
         ConfigurationError: a number out of range; neither rule.
@@ -50,53 +58,85 @@ class CopyFilter(UpdateFilter):
         []
     """
 
-    faults: ClassVar = {COPY: "sent updates that are one another's but for little, in several rounds"}
+    faults: ClassVar = {
+        COPY: "sent updates that are one another's but for little, in several rounds",
+        ECHOING: "sent the server's own last step back, in several rounds",
+    }
     may_change = True
 
-    def __init__(self, threshold: float | None = ALIKE, gap: float | None = GAP) -> None:
-        if threshold is None and gap is None:
+    def __init__(self, threshold: float | None = ALIKE, gap: float | None = GAP, echo: float | None = ECHO) -> None:
+        if threshold is None and gap is None and echo is None:
             raise ConfigurationError(
-                "CopyFilter(threshold=None, gap=None): there is no rule. Give one, or leave it out."
+                "CopyFilter(threshold=None, gap=None, echo=None): there is no rule. Give one, or leave it out."
             )
         if threshold is not None:
             check_number(self, "threshold", threshold, above=0, most=1)
         if gap is not None:
             check_number(self, "gap", gap, above=0, most=2)
-        self.threshold, self.gap = threshold, gap
+        if echo is not None:
+            check_number(self, "echo", echo, above=0, most=1)
+        self.threshold, self.gap, self.echo = threshold, gap, echo
         # [4, n, n]: the sum of each pair's similarities, the rounds that it spent together, those that spoke for it,
         # and whether it was found to be alike, which stays.
         self._pairs = torch.zeros(4, 0, 0, dtype=torch.float64)
+        # [4, n]: the same of each client and the server's last step; and the last round's model.
+        self._echoes = torch.zeros(4, 0, dtype=torch.float64)
+        self._start: Tensor | None = None
 
     def begin(self, federation: Federation) -> None:
-        self._pairs = self._pairs.new_zeros(4, 0, 0)
+        self._pairs, self._echoes, self._start = self._pairs.new_zeros(4, 0, 0), self._echoes.new_zeros(4, 0), None
         super().begin(federation)
 
     def resume(self, federation: Federation) -> None:
         super().resume(federation)
         if not self._pairs.numel():
             self._pairs = self._pairs.new_zeros(4, federation.num_clients, federation.num_clients)
+        if not self._echoes.numel():
+            self._echoes = self._echoes.new_zeros(4, federation.num_clients)
 
     @property
     def groups(self) -> list[list[int]]:
-        """All members of each group of clients that were found to be alike, ascending."""
-        return groups_of(self._pairs[3] > 0)
+        """All members of each group of clients that were found to be alike, ascending; who sends the server's last step
+        back is a group of its own, or in that of its copies."""
+        together = groups_of(self._pairs[3] > 0)
+        alone = {*(self._echoes[3] > 0).nonzero().flatten().tolist()}.difference(*together)
+        return sorted([*together, *([client] for client in alone)])
 
     def apply(self, cohort: Cohort) -> Cohort:
         if cohort.gram is None:
             return cohort
         here = torch.tensor(cohort.ids, dtype=torch.long)
-        similar = self._compare(here, cohort.gram)
+        similar, stepping = self._compare(here, cohort.gram), self._compare_step(here, cohort, cohort.gram)
+        echoing = (self._echoes[3] > 0).nonzero().flatten().tolist()
         said = []
-        for group in self.groups:
+        for fault, group in [*((COPY, group) for group in self.groups), (ECHOING, echoing)]:
             members = [client for client in group if client in cohort.ids]
-            if len(members) > 1 and self.notices.due(COPY, members):
-                most = similar[members][:, members].fill_diagonal_(-1).max().item()
+            if len(members) > (fault == COPY) and self.notices.due(fault, members):
+                most = stepping[members] if fault == ECHOING else similar[members][:, members].fill_diagonal_(-1)
+                each = "each of them" if len(members) > 1 else "this one"
                 said.append(
-                    f"{self.notices.said(COPY, members)}, up to round {cohort.round_index} (similarity {most:.2f}): "
-                    "they are aggregated and measured all the same, and the payment of each of them is held back until "
-                    "somebody has looked at it (flsv pay --release)."
+                    f"{self.notices.said(fault, members)}, up to round {cohort.round_index} (similarity "
+                    f"{most.max().item():.2f}): aggregated and measured all the same, and the payment of {each} is "
+                    "held back until somebody has looked at it (flsv pay --release)."
                 )
         return cohort.say(*said)
+
+    def _compare_step(self, here: Tensor, cohort: Cohort, gram: Tensor) -> Tensor:
+        """Fold the likeness of the clients ``here [k]`` to the server's last step in; their means, ``[n]``."""
+        before, start, end = self._start, cohort.common_start, cohort.num_parameters
+        self._start = None if start is None or self.echo is None else start.detach().clone()
+        total, rounds, speaking, found = self._echoes
+        if self.echo is not None and before is not None and start is not None:
+            step = (start - before.to(start))[:end]
+            products = ClientMatrix(cohort.matrix, [start] * len(here)).until(end).dot(step).cpu()
+            now = echoes(gram, products, float(step.double() @ step.double()), cohort.num_samples)
+            moved = float(bool((step != 0).any()))
+            total, rounds = total.index_add(0, here, now), rounds.index_add(0, here, torch.full_like(now, moved))
+            speaking = speaking.index_add(0, here, (now >= self.echo).double())
+        mean = total / rounds.clamp_min(1)
+        found = found.where((mean < (self.echo or 2)) | (speaking < ROUNDS), 1.0)
+        self._echoes = torch.stack([total, rounds, speaking, found])
+        return mean
 
     def _compare(self, here: Tensor, gram: Tensor) -> Tensor:
         """Fold the products of the clients ``here [k]`` in; the mean similarity of each of their pairs, ``[n, n]``."""
@@ -117,8 +157,11 @@ class CopyFilter(UpdateFilter):
         return similar
 
     def state_dict(self) -> dict[str, Any]:
-        return {**super().state_dict(), "pairs": self._pairs}
+        return {**super().state_dict(), "pairs": self._pairs, "echoes": self._echoes, "start": self._start}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._pairs = state["pairs"].cpu()
+        self._pairs, self._start = state["pairs"].cpu(), state.get("start")
+        self._echoes = state.get(
+            "echoes", self._echoes.new_zeros(4, 0)
+        ).cpu()  # which earlier versions did not look for

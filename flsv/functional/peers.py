@@ -84,14 +84,20 @@ def leave_one_out_cosines(gram: Tensor, weights: Tensor) -> Tensor:
     return cosines.clamp(-1, 1)
 
 
-def contribution_estimates(cosines: Tensor, scores: Tensor, combine: Combine = "times", floor: float = 1e-3) -> Tensor:
+def contribution_estimates(
+    cosines: Tensor, scores: Tensor, combine: Combine = "times", floor: float = 1e-3, cap: float | None = None
+) -> Tensor:
     """FedCE's weights.
+
+    A score is what a client says of the others' model, and the worse it says that this is, the more it counts for: at
+    will, where nothing bounds the errors 1 - m. With ``cap`` none counts beyond so many medians of the cohort's.
 
     Args:
         cosines: ``[n]``, means over the rounds so far, in [-1, 1].
         scores: ``[n]``, likewise of the aggregate without the client's part on the client's samples, in [0, 1].
         combine: ``"times"`` or ``"plus"``.
         floor: no share is below it.
+        cap: the largest error that counts, in medians; None: what is told counts.
 
     Returns:
         float64 ``[n]``. As in the authors' code they sum to 1 up to what the floor has added.
@@ -103,13 +109,18 @@ def contribution_estimates(cosines: Tensor, scores: Tensor, combine: Combine = "
     Example:
         >>> contribution_estimates(torch.tensor([0.5, 0.5, -0.5]), torch.tensor([0.9, 0.8, 0.8]))
         tensor([0.1111, 0.2222, 0.6667], dtype=torch.float64)
+        >>> contribution_estimates(torch.zeros(3), torch.tensor([0.8, 0.8, 0.0]), cap=1.25)
+        tensor([0.3077, 0.3077, 0.3846], dtype=torch.float64)
     """
     if combine not in ("times", "plus"):
         raise ConfigurationError(f'contribution_estimates(combine={combine!r}): expected "times" or "plus".')
     if bool(((scores < 0) | (scores > 1)).any()):
         raise ValueError(f"FedCE's error is 1 - score, of a score in [0, 1]; got {scores.tolist()}.")
     directions = _shares(1 - cosines.double(), floor)
-    errors = _shares(1 - scores.double(), floor)
+    told = 1 - scores.double()
+    if cap is not None and len(told):
+        told = told.clamp_max(cap * told.quantile(0.5))
+    errors = _shares(told, floor)
     return _shares(directions * errors if combine == "times" else directions + errors, floor)
 
 

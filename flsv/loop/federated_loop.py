@@ -150,13 +150,13 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     channel: Channel
     #: The map between the module and vectors.
     space: ParameterSpace
-    #: Fault (``"not_finite"``, ``"large"``, ``"copy"``), as the filters found it, to client id to in how many rounds.
+    #: Fault (``"not_finite"``, ``"large"``, ``"copy"``, ``"echo"``), by the filters, to client to in how many rounds.
     noticed: dict[str, dict[int, int]]
     #: Client id to in how many rounds its update was at fault (not finite, or far too large), of how many that it sent;
     #: without those in order. A round in which a client was named counts nothing for it: no metric has measured what it
     #: sent, and ``flsv retrain`` takes the round's share off its value.
     named: dict[int, tuple[int, int]]
-    #: The groups of clients who were found to send one another's updates, as one client under several names does.
+    #: Groups of clients who were found to send one another's updates; of one: who sent the server's last step back.
     copies: list[list[int]]
     #: Whose payment is held back until somebody has looked at it, ascending: all members of all ``copies``. Who is paid
     #: after all is named with ``flsv pay RUN --release``; what the metrics say of them is in ``contributions``.

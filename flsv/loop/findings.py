@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flsv.errors import ConfigurationError
 from flsv.filters import CopyFilter, UpdateFilter
-from flsv.filters.copies import COPY
+from flsv.filters.copies import COPY, ECHOING
 from flsv.filters.outliers import LARGE, NOT_FINITE
 from flsv.report.measured import numbers_of, overall
 from flsv.report.reading import read_run
@@ -42,7 +42,7 @@ class Findings:
 
     @property
     def noticed(self) -> dict[str, dict[int, int]]:
-        found: dict[str, dict[int, int]] = {fault: {} for fault in (NOT_FINITE, LARGE, COPY)}
+        found: dict[str, dict[int, int]] = {fault: {} for fault in (NOT_FINITE, LARGE, COPY, ECHOING)}
         for each in self.filters:
             found |= each.notices.state_dict()
         return found

@@ -94,6 +94,8 @@ class ContributionEstimation(ContributionMetric):
         consensus: how the others' updates are weighed: ``"weights"`` or ``"uniform"``.
         floor: no share is below it.
         mode: ``"max"`` for a value that the module logs.
+        cap: no client's mean error counts for more than so many medians of the clients', whatever it tells; None, as in
+            the paper: what is told counts.
         kwargs: see ``torchmetrics.Metric``.
 
     Raises:
@@ -138,6 +140,7 @@ class ContributionEstimation(ContributionMetric):
         consensus: Literal["weights", "uniform"] = "weights",
         floor: float = 1e-3,
         mode: Mode | None = None,
+        cap: float | None = None,
         **kwargs: Any,
     ) -> None:
         who = type(self).__name__
@@ -146,13 +149,15 @@ class ContributionEstimation(ContributionMetric):
         if consensus not in ("weights", "uniform"):
             raise ConfigurationError(f'{who}(consensus={consensus!r}): expected "weights" or "uniform".')
         check_number(self, "floor", floor, least=0, below=1)
+        if cap is not None:
+            check_number(self, "cap", cap, above=0)
         self.performance = performance_of(self, performance, mode)
         if self.performance == "negative_loss" or getattr(self.performance, "mode", "max") == "min":
             raise ConfigurationError(
                 f"{who}(performance={performance!r}): the error is 1 - score, of a score in [0, 1] of which more is "
                 'better. Use "accuracy" or "balanced_accuracy".'
             )
-        self.combine, self.consensus, self.floor = combine, consensus, floor
+        self.combine, self.consensus, self.floor, self.cap = combine, consensus, floor, cap
         super().__init__(num_clients, None, **kwargs)
 
     def guide(self) -> Guide:
@@ -201,7 +206,8 @@ class ContributionEstimation(ContributionMetric):
         value = torch.full_like(self.cosines, float("nan"))
         if known.any():
             cosines, scores = self._means()
-            estimates = contribution_estimates(cosines[known].cpu(), scores[known].cpu(), self.combine, self.floor)
+            means = cosines[known].cpu(), scores[known].cpu()
+            estimates = contribution_estimates(*means, self.combine, self.floor, self.cap)
             value[known] = estimates.to(value)
         return value
 

@@ -36,6 +36,12 @@ PLAIN = {
     "average_precision": "average precision",
     "f1": "F1 score",
 }
+#: Of clients whose payment is held back.
+COPYING = (
+    "These sent one another's updates but for little, as one client under several names does, or one who wants to "
+    "bring another into disrepute: {}. Which of them copies which, updates do not tell."
+)
+ECHOING = "This one sent the model's own last step back, as one does who has not trained: {}."
 #: Of the waterfall, besides the clients at both ends when there are more.
 MOST_STEPS = 12
 #: By how much of the difference the values may miss it, to add up to it.
@@ -82,11 +88,8 @@ def red_lines(run: Run, found: Sequence[Basis]) -> list[str]:
         state = (
             f"The payment is held back of: {held}" if held else "Somebody has looked at it, and all of them are paid"
         )
-        lines.append(
-            f"These sent one another's updates but for little, as one client under several names does, or one who "
-            f"wants to bring another into disrepute: {names}. Which of them copies which, updates do not tell. {state}."
-            " Who is to be paid after all is named with flsv pay --release."
-        )
+        what = COPYING if len(group) > 1 else ECHOING
+        lines.append(f"{what.format(names)} {state}. Who is to be paid after all is named with flsv pay --release.")
     return lines
 
 

@@ -122,7 +122,8 @@ class Run:
 
     @property
     def copies(self) -> list[list[int]]:
-        """The groups of clients who were found to send one another's updates, all members of each."""
+        """The groups of clients who were found to send one another's updates, all members of each; who sent the
+        server's last step back is a group of its own."""
         return self.record.get("copies", [])
 
     @cached_property

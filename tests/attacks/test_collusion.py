@@ -12,10 +12,11 @@ from torch import Tensor
 from toys import Plain, fit, network, toy_data, vector
 
 from flsv import ClientEvaluation
-from flsv.attacks import ALittleIsEnough, Collusion, MinMax
+from flsv.attacks import ALittleIsEnough, Collusion, InnerProductManipulation, MinMax
 from flsv.attacks.a_little_is_enough import largest_z
 from flsv.benchmark.registry import SampleCount
 from flsv.errors import ConfigurationError
+from flsv.functional.updates import large_updates
 from flsv.loop import FederatedLoop
 from flsv.metrics import CommunicationCost
 from flsv.personalization import Standalone
@@ -151,3 +152,18 @@ def test_refused(tmp_path: Path) -> None:
 
     with pytest.raises(ConfigurationError, match=r"made \[1, 2\]; expected \[40\] or \[1, 40\]"):
         Short(clients=[1]).sent(range(7), UPDATES, 7, 0)
+
+
+def test_the_opposite_of_what_all_have_learnt_is_as_long_as_nobody_looks_closer_at() -> None:
+    lengths = UPDATES.norm(dim=1)
+    for knows, known in (("all", UPDATES), ("colluders", UPDATES[[0, 3]])):
+        sent = InnerProductManipulation(4.9, clients=[0, 3], knows=knows).sent(range(7), UPDATES, 7, 0)  # type: ignore[arg-type]
+        assert torch.equal(sent[0], sent[3])
+        assert float(sent[0].norm()) == pytest.approx(4.9 * float(known.norm(dim=1).quantile(0.5)), rel=1e-5)
+        assert float(torch.cosine_similarity(sent[0], known.mean(0), dim=0)) == pytest.approx(-1, abs=1e-6)
+    sent = InnerProductManipulation(clients=[0, 3]).sent(range(7), UPDATES, 7, 0)
+    assert not large_updates(torch.cat([sent[0].norm()[None].expand(2), lengths[[1, 2, 4, 5, 6]]])).any()
+    nothing = torch.zeros(3, 4)
+    assert torch.equal(InnerProductManipulation().collude(nothing, 1, 3, torch.Generator()), nothing[0])
+    with pytest.raises(ConfigurationError, match="length"):
+        InnerProductManipulation(0.0)

@@ -15,6 +15,7 @@ from flsv.benchmark.registry import entry
 from flsv.benchmark.stress import CHEATS, SAFEGUARDS, Trial, gain, stress
 from flsv.errors import ConfigurationError
 from flsv.filters import OutlierFilter, SampleCap
+from flsv.personalization import Standalone
 
 
 def trial(before: float, after: float) -> Trial:
@@ -43,7 +44,7 @@ def test_cheats_change_one_client_and_keep_what_there_is() -> None:
         attacks = cheated.attackers()
         assert attacks[0].clients == [2]
         if len(attacks) > 1:
-            assert attacks[1].clients == [0]
+            assert attacks[1].clients == [0, *cheat.together(0, 3)]
             assert torch.equal(after, samples)
 
 
@@ -156,6 +157,36 @@ def test_a_false_report_pays_where_clients_judge_models(tmp_path: Path) -> None:
     assert one.after["ContributionEstimation"] > one.before["ContributionEstimation"] + 0.01
     assert one.after["size"] == one.before["size"]
     assert one.cost == 0
+
+
+def test_two_that_send_the_opposite_are_paid_for_it_unless_updates_are_bounded(tmp_path: Path) -> None:
+    proportions = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [1] * 8, "seed": 1}}
+    federation = small(rounds=5, attacks=[], bad={})
+    federation = replace(federation, data={**federation.data, "partitioner": proportions})
+    entries, guards = dict([entry("cssv")]), ["none", "claims", "all"]
+    found = stress(
+        {"small": federation}, entries, ["flip"], guards, seeds=1, attackers_each=1, folder=tmp_path, say=len
+    )
+    free, bounded, guarded = (found["flip", guard][0] for guard in guards)
+    gains = [each.after["cssv"] - each.before["cssv"] for each in (free, bounded, guarded)]
+    assert free.before["cssv"] == pytest.approx(0.25, abs=0.1)
+    assert gains[0] > 0.3
+    assert max(gains[1:]) < gains[0] / 3
+    assert free.cost > 2 * max(bounded.cost, 0)
+    assert (free.noticed, guarded.after["cssv"]) == (0, 0)
+
+
+def test_a_cheat_that_a_federation_refuses_is_left_out_and_said(tmp_path: Path) -> None:
+    said: list[str] = []
+    options = {"personalizer": Standalone()}
+    found = stress(
+        {"small": small()}, dict([entry("size")]), ["flip", "duplication"], ["none"],
+        seeds=1, attackers_each=1, options=options, folder=tmp_path, say=said.append,
+    )  # fmt: skip
+    assert found["flip", "none"] == []
+    assert len(found["duplication", "none"]) == 1
+    assert any("flip of 0, is left out: " in line and "everybody starts from the global model" in line for line in said)
+    assert "| flip | " in markdown(found, ["size"])
 
 
 def test_unknown_cheats() -> None:

@@ -134,7 +134,8 @@ def test_what_cannot_be(wrong: dict[str, Any], said: str) -> None:
         (lambda: NormCap(0.0), r"NormCap\(cap=0\.0\)"),
         (lambda: SampleCap(float("nan")), r"SampleCap\(cap=nan\)"),
         (lambda: CopyFilter(gap=0.0), r"CopyFilter\(gap=0\.0\)"),
-        (lambda: CopyFilter(None, None), "there is no rule"),
+        (lambda: CopyFilter(echo=1.5), r"CopyFilter\(echo=1\.5\)"),
+        (lambda: CopyFilter(None, None, None), "there is no rule"),
     ],
 )
 def test_wrong_numbers(make: Any, said: str) -> None:

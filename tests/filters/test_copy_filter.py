@@ -15,7 +15,7 @@ from torch import Tensor
 from toys import Plain, fit, toy_data, trainer_for, vector
 
 from flsv.aggregation import FedAvg
-from flsv.attacks import Attack
+from flsv.attacks import Alignment, Attack
 from flsv.errors import ConfigurationError
 from flsv.filters import Cohort, CopyFilter, OutlierFilter, UpdateFilter
 from flsv.loop import FederatedLoop
@@ -23,6 +23,8 @@ from flsv.metrics import (
     CosineGradientShapley,
 )
 from flsv.report import open_run, release
+from flsv.report.front import red_lines
+from flsv.report.verdict import bases
 from flsv.round import ClientUpdate
 
 
@@ -63,7 +65,7 @@ def test_copies_are_named_together_held_together_and_stay_in_the_model(tmp_path:
     assert "the payment of each of them is held back" in said[0]
     assert len(said) == 2  # when it was found, and at the end
     assert loop.participations.tolist() == [5] * 7
-    assert loop.noticed == {"not_finite": {}, "large": {}, "copy": {1: 3, 3: 3}}
+    assert loop.noticed == {"not_finite": {}, "large": {}, "copy": {1: 3, 3: 3}, "echo": {}}
     assert (loop.copies, loop.held) == ([[1, 3]], [1, 3])
     assert loop.contributions["cgsv"].isfinite().all()
     assert loop.payable["cgsv"].isnan().tolist() == [False, True, False, True, False, False, False]
@@ -221,3 +223,52 @@ def test_an_outlier_stays_out_of_a_round_with_copies() -> None:
 def test_a_similarity_out_of_range(threshold: float) -> None:
     with pytest.raises(ConfigurationError, match="threshold"):
         CopyFilter(threshold)
+
+
+ECHOING = [OutlierFilter(), CopyFilter(None, gap=None)]
+
+
+def of_an_echo(folder: Path, mix: float = 1.0, **options: Any) -> tuple[FederatedLoop, list[str]]:
+    metrics = {"cgsv": CosineGradientShapley()}
+    loop = FederatedLoop(uploads=[Alignment(mix, clients=[2])], metrics=metrics, filters=ECHOING, seed=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(loop, folder, data=toy_data((4, 3, 4, 3, 4, 3, 4)), **{"rounds": 6, **options})
+    return loop, [str(w.message) for w in caught if "last step back" in str(w.message)]
+
+
+def test_who_sends_the_servers_last_step_back_is_held_alone(tmp_path: Path) -> None:
+    loop, said = of_an_echo(tmp_path)
+    # Of six rounds the first has no step before it, and the attacker none to send; three have to speak.
+    assert said[0].startswith("client 2 sent the server's own last step back, in several rounds, up to round 3 (")
+    assert "(similarity 1.00): aggregated and measured all the same, and the payment of this one is held" in said[0]
+    assert (loop.copies, loop.held) == ([[2]], [2])
+    assert loop.noticed["echo"] == {2: 3}
+    assert loop.noticed["copy"] == {}
+    assert loop.payable["cgsv"].isnan().tolist() == [i == 2 for i in range(7)]
+    (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
+    run = open_run(folder)
+    assert (run.copies, run.held) == ([[2]], (2,))
+    (line,) = [line for line in red_lines(run, bases(run, [])) if "held back" in line]
+    assert line.startswith("This one sent the model's own last step back, as one does who has not trained: client 2.")
+
+
+@pytest.mark.parametrize(("mix", "rounds"), [(0.5, 6), (1.0, 3)])
+def test_half_an_echo_or_two_rounds_of_one_prove_nothing(tmp_path: Path, mix: float, rounds: int) -> None:
+    loop, said = of_an_echo(tmp_path, mix, rounds=rounds)
+    assert (said, loop.held, loop.noticed["echo"]) == ([], [], {})
+
+
+def test_an_echo_is_found_in_a_resumed_run(tmp_path: Path) -> None:
+    whole, _ = of_an_echo(tmp_path / "whole")
+    metrics = {"cgsv": CosineGradientShapley()}
+    part = FederatedLoop(uploads=[Alignment(1.0, clients=[2])], metrics=metrics, filters=ECHOING, seed=1)
+    trainer = trainer_for(part, tmp_path / "part", 2)
+    trainer.fit(Plain(), toy_data((4, 3, 4, 3, 4, 3, 4)))
+    assert part.held == []
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    later, _ = of_an_echo(tmp_path / "rest", ckpt_path=tmp_path / "two.ckpt")
+    assert later.held == [2]
+    ours, theirs = (each.state_dict()["filters"]["CopyFilter"] for each in (whole, later))
+    assert torch.equal(ours["echoes"], theirs["echoes"])
+    assert torch.equal(ours["start"], theirs["start"])

@@ -63,7 +63,12 @@ def test_a_huge_update_is_named_in_its_round_and_left_out_where_nothing_else_wou
         module = fit(loop, tmp_path, data=toy_data((4, 3, 4, 3)), rounds=4)
     (said,) = [str(w.message) for w in caught if "update" in str(w.message) or "NaN" in str(w.message)]
     assert said.startswith("client 1 sent an update far larger than the cohort's in round 1 (norm ")
-    assert loop.noticed == {"not_finite": {}, "large": {1: 1}, "copy": {}}  # nobody else is named, then or later
+    assert loop.noticed == {
+        "not_finite": {},
+        "large": {1: 1},
+        "copy": {},
+        "echo": {},
+    }  # nobody else is named, then or later
     assert loop.named == {1: (1, 4)}
     assert "left out of the round" in said
     assert loop.participations.tolist() == [4, 3, 4, 4]

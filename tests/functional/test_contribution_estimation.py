@@ -8,6 +8,7 @@ import torch
 
 from flsv.errors import ConfigurationError
 from flsv.functional import contribution_estimates, leave_one_out_cosines
+from flsv.metrics import ContributionEstimation
 
 
 def reference_cosines(updates: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
@@ -85,3 +86,18 @@ def test_the_floor_and_a_sum_of_0() -> None:
         contribution_estimates(torch.zeros(2), torch.tensor([-0.7, 0.2]))
     with pytest.raises(ConfigurationError, match='expected "times" or "plus"'):
         contribution_estimates(torch.zeros(2), torch.zeros(2), "minus")  # type: ignore[arg-type]
+
+
+def test_no_error_counts_beyond_the_cap() -> None:
+    cosines, scores = torch.tensor([0.1, 0.3, -0.2, 0.0]), torch.tensor([0.9, 0.8, 0.6, 0.7])
+    plain = contribution_estimates(cosines, scores)
+    assert torch.equal(contribution_estimates(cosines, scores, cap=10.0), plain)
+    lied = torch.tensor([0.0, 0.8, 0.6, 0.7])
+    told, capped = (contribution_estimates(cosines, lied, cap=cap) for cap in (None, 1.25))
+    errors = np.array([min(each, 1.25 * 0.35) for each in (1.0, 0.2, 0.4, 0.3)])
+    expected = (1 - cosines.double().numpy()) * errors
+    np.testing.assert_allclose(capped.numpy(), expected / expected.sum(), atol=1e-6)
+    assert told[0] > 1.5 * capped[0]
+    assert capped[0] > plain[0]
+    with pytest.raises(ConfigurationError, match="cap"):
+        ContributionEstimation(cap=0.0)

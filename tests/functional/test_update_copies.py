@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from flsv.functional.updates import (
+    ECHO,
     alike,
+    echoes,
     groups_of,
     similarities,
     standing_apart,
@@ -100,3 +102,60 @@ def test_more_than_half_are_no_group_and_few_clients_have_none() -> None:
     similar[3, :3] = similar[:3, 3] = -0.5
     assert groups_of(standing_apart(similar, 0.4)) == [[0, 1, 2]]
     assert not standing_apart(similar[1:6, 1:6], 0.4).any()
+
+
+def echoes_written_out(updates: np.ndarray, step: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """For each of the two means, of the updates' directions and the step's."""
+    k = len(updates)
+    lengths = np.linalg.norm(updates, axis=1)
+    u, g = updates / lengths[:, None], step / np.linalg.norm(step)
+    found = []
+    for weights in (np.full(k, 1 / k), samples * lengths / (samples * lengths).sum()):
+        c = k / (k + 1) * weights @ u + g / (k + 1)
+        found.append([(d - c) @ (g - c) / np.linalg.norm(d - c) / np.linalg.norm(g - c) for d in u])
+    return np.minimum(*np.array(found))
+
+
+def test_echoes_equal_to_the_formula_written_out() -> None:
+    draw = np.random.default_rng(0)
+    updates, step, samples = draw.normal(size=(5, 9)), draw.normal(size=9), draw.integers(1, 50, 5)
+    updates[2] = 0.3 * step
+    mine = torch.from_numpy(updates), torch.from_numpy(step)
+    found = echoes(mine[0] @ mine[0].T, mine[0] @ mine[1], float(mine[1] @ mine[1]), torch.from_numpy(samples)).numpy()
+    np.testing.assert_allclose(found, echoes_written_out(updates, step, samples), atol=1e-12)
+    assert found[2] == pytest.approx(1)
+    assert found.argmax() == 2
+
+
+def test_an_update_or_a_step_of_nothing_is_no_echo() -> None:
+    updates = torch.eye(4)[:3]
+    updates[1] = 0
+    gram = updates @ updates.T
+    assert echoes(gram, updates @ updates[0], 1.0, torch.ones(3))[1] == 0
+    assert echoes(gram, torch.zeros(3), 0.0, torch.ones(3)).tolist() == [0, 0, 0]
+    assert echoes(gram, updates @ updates[0], 1.0, torch.zeros(3)).isfinite().all()
+
+
+@pytest.mark.parametrize("weights", ["samples", "uniform"])
+def test_who_weighs_more_than_all_others_and_learns_smoothly_is_no_echo(weights: str) -> None:
+    """Gradient descent on logistic regressions: the step is nearly the largest client's own, and by its cosine alone,
+    or without the mean of equal weights alone, it would be one."""
+    for seed in range(5):
+        draw = torch.Generator().manual_seed(seed)
+        samples = torch.tensor([570, 6, 6, 6, 6, 6])
+        base, data = torch.randn(10, generator=draw, dtype=torch.float64), []
+        for count in samples.tolist():
+            x = torch.randn(count, 10, generator=draw, dtype=torch.float64)
+            own = base + 0.5 * torch.randn(10, generator=draw, dtype=torch.float64)
+            data.append((x, (torch.sigmoid(x @ own) > torch.rand(count, generator=draw)).double()))
+        model, step, nearest, found = torch.zeros(10, dtype=torch.float64), None, 0.0, []
+        of_all = samples / samples.sum() if weights == "samples" else torch.full((6,), 1 / 6)
+        for _ in range(12):
+            sent = torch.stack([-0.1 * x.T @ (torch.sigmoid(x @ model) - y) / len(y) for x, y in data])
+            if step is not None:
+                nearest = max(nearest, float(torch.cosine_similarity(sent, step, dim=1).max()))
+                found.append(echoes(sent @ sent.T, sent @ step, float(step @ step), samples))
+            step = of_all.double() @ sent
+            model = model + step
+        assert torch.stack(found).mean(0).max() < ECHO
+        assert nearest > (0.98 if weights == "samples" else 0.6)
