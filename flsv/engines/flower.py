@@ -120,8 +120,7 @@ class GridTransport:
 
     def _came_late(self, sent: _Sent, reply: Message, wait: Wait) -> None:
         said = _said(reply, sent)
-        wait.came_late(sent.node, sent.about, time.monotonic() - sent.at)
-        if wait.keep_late and isinstance(said, Packet):
+        if wait.came_late(sent.node, said, sent.about, time.monotonic() - sent.at) and isinstance(said, Packet):
             self._late[sent.node] = replace(said, asked=sent.packet)
 
     def _push(self, packets: Mapping[int, Packet], wait: Wait) -> dict[str, _Sent]:

@@ -153,10 +153,20 @@ class Wait:
             return f"no reply when {self._waiting.quorum:.0%} had answered and {self._waiting.deadline:g} s were over"
         return f"no reply within {self.limit:.4g} s"
 
-    def came_late(self, address: Address, what: str, seconds: float) -> None:
-        """Say of a reply that nobody waited for any more what becomes of it."""
+    def came_late(self, address: Address, reply: Reply, what: str, seconds: float) -> bool:
+        """Whether a reply that nobody waited for any more is of use; what becomes of it is said.
+
+        Args:
+            address: of its site.
+            reply: has come now.
+            what: it answers, in words.
+            seconds: that it took.
+        """
+        if not _is_answer(reply):  # that it has failed makes no difference now
+            return False
         fate = "kept for the round that it is drawn for next" if self.keep_late else "dropped"
         rank_zero_info(f"flsv: {self._name(address)!r} has answered {what} after {seconds:.0f} s: late, and {fate}.")
+        return self.keep_late
 
     def tell(self, replies: Mapping[Address, Reply]) -> None:
         """Say how long it took, and what the last one to answer spent its time on."""

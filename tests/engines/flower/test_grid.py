@@ -128,6 +128,17 @@ def test_a_late_answer_can_be_that_of_a_later_round() -> None:
     assert [replies[node].plain for node in (1, 2)] == [{"of": 3}] * 2  # type: ignore[union-attr]
 
 
+def test_a_late_failure_is_no_answer_to_a_later_round(caplog: pytest.LogCaptureFixture) -> None:
+    grid = Grid(patience=float("inf"), error=True)
+    transport = GridTransport(grid)  # type: ignore[arg-type]
+    assert transport.exchange(train(0), Wait(60.0, waiting=Waiting(quorum=0.5))).keys() == {1}
+    grid._patience = 1
+    with caplog.at_level("INFO"):
+        replies = transport.exchange(train(1), Wait(60.0, keep_late=True))
+    assert [replies[node].plain for node in (1, 2)] == [{"of": 1}] * 2  # type: ignore[union-attr]
+    assert "late" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("said", "parts"),
     [
