@@ -277,7 +277,10 @@ def preload(
         for column, field in zip(columns, fields, strict=True):
             column[start : start + len(field)] = field
         start += len(fields[0])
-    return TensorDataset(*columns)
+    kept = TensorDataset(*columns)
+    if hasattr(dataset, "row_names"):  # by which predictions say whose they are
+        kept.row_names = dataset.row_names  # type: ignore[attr-defined]
+    return kept
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,11 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from typing import ClassVar
 
+import lightning as L
 import pytest
+import torch
 import yaml
 
 from flsv import ClassifierClient
@@ -19,7 +22,8 @@ from flsv.cli import main
 from flsv.cli.brief_help import TRAINER
 from flsv.cli.names import arguments_of, declared, unknown_option
 from flsv.cli.options import OptionParser
-from flsv.data import FederatedDataModule
+from flsv.cli.parser import WritePredictions
+from flsv.data import FederatedDataModule, Loader, SizePartitioner
 from flsv.loop import FederatedLoop
 from flsv.valuation import FedBary
 
@@ -105,8 +109,6 @@ def test_it_is_said_what_is_wrong(line: str, said: str, capsys: pytest.CaptureFi
 def test_what_is_read_off_the_source_is_what_there_is() -> None:
     import inspect
 
-    import lightning as L
-
     kinds = {"trainer": L.Trainer, "data": FederatedDataModule, "federation": FederatedLoop, "value": FedBary}
     kinds["model"] = ClassifierClient
     for section, kind in kinds.items():
@@ -163,8 +165,9 @@ def test_an_evaluation_makes_no_run(tmp_path: Path, capfd: pytest.CaptureFixture
     assert (tmp_path / "lightning_logs/version_0/predictions.csv").is_file()
 
 
+@pytest.mark.parametrize("preload", [False, True])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_predictions_have_the_rows_own_ids(wrapped: bool, tmp_path: Path) -> None:
+def test_predictions_have_the_rows_own_ids(wrapped: bool, preload: bool, tmp_path: Path) -> None:
     draws = random.Random(0)
 
     def rows(first: int, count: int) -> list[str]:
@@ -181,6 +184,7 @@ def test_predictions_have_the_rows_own_ids(wrapped: bool, tmp_path: Path) -> Non
         given = {"path": "train.csv", "test_path": "test.csv", "target": "ill", "group": "ward", "root": str(tmp_path)}
         source = {"class_path": "flsv.data.TableData", "init_args": {**given, "exclude": ["patient"]}}
         config = {"source": source, "partitioner": "flsv.data.GroupPartitioner"}
+    config["loader"] = {"preload": preload}
     file = tmp_path / "run.yaml"
     trainer = {"accelerator": "cpu", "default_root_dir": str(tmp_path / "runs"), "logger": False}
     file.write_text(yaml.safe_dump({"data": config, "trainer": trainer}))
@@ -192,3 +196,25 @@ def test_predictions_have_the_rows_own_ids(wrapped: bool, tmp_path: Path) -> Non
     assert [row["client"] for row in found] == [cells[3] for _, cells in kept]
     assert [row["line"] for row in found] == [str(place) for place, _ in kept]
     assert list(found[0])[:5] == ["index", "line", "client", "patient", "prediction"]
+
+
+class Patients(torch.utils.data.Dataset):
+    """A data set of one's own, whose rows have ids."""
+
+    row_names: ClassVar = {"patient": [f"P{i}" for i in range(6)]}
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        return torch.full((2,), float(index)), index % 2
+
+
+@pytest.mark.parametrize("preload", [False, True])
+def test_preloaded_data_keep_the_rows_own_ids(preload: bool, tmp_path: Path) -> None:
+    data = FederatedDataModule(Patients(), SizePartitioner([1, 1]), test=Patients(), loader=Loader(preload=preload))
+    writer = WritePredictions()
+    trainer = L.Trainer(accelerator="cpu", logger=False, default_root_dir=tmp_path, callbacks=[writer])
+    trainer.predict(ClassifierClient("softmax", num_classes=2, input_shape=(2,)), data, return_predictions=False)
+    with next(tmp_path.rglob("predictions.csv")).open() as opened:
+        assert [row["patient"] for row in csv.DictReader(opened)] == Patients.row_names["patient"]
