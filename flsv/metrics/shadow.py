@@ -112,7 +112,8 @@ class ShadowShapley(ContributionMetric):
 
     When not to use it:
         With large models or slow sites: clients train and send several models. Where sites must not tell more than one
-        update: coalitions' models say more. Once, after the run, ``flsv retrain`` gives the same values.
+        update: coalitions' models say more, but for those of groups under secure sums. Groups tell nobody in them
+        apart. Once, after the run, ``flsv retrain`` gives the same values.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.

@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("cryptography", reason="needs pip install 'flsv[secure]'")
 
+from lightning.pytorch.callbacks import ModelCheckpoint
 from remote_federation import Remotely, ServerData, shapfed, site
 from remote_sites import NAMES
 
@@ -84,6 +85,18 @@ def test_a_groups_models_are_its_own_federations(tmp_path: Path) -> None:
             warnings.simplefilter("ignore")
             model = alone.fit(3).state.model()
         torch.testing.assert_close(rows_of(masked)[place], model, rtol=0, atol=2e-5)
+
+
+def test_a_run_that_is_resumed_goes_on_to_the_bit(tmp_path: Path) -> None:
+    """The masks are others; the sums, of coalitions' models too, are not."""
+    whole = fit(remotely(tmp_path / "a"), 4)
+    remote = remotely(tmp_path / "b")
+    saving = ModelCheckpoint(tmp_path / "b" / "checkpoints", save_last=True)
+    remote.fit(2, own=ServerData(), enable_checkpointing=True, callbacks=[saving])
+    last = tmp_path / "b" / "checkpoints" / "last.ckpt"
+    resumed = remote.fit(4, own=ServerData(), enable_checkpointing=True, ckpt_path=last)
+    assert torch.equal(rows_of(resumed), rows_of(whole))
+    assert torch.equal(resumed.contributions["shadow"], whole.contributions["shadow"])
 
 
 def test_groups_are_who_is_in_the_same_sums() -> None:
