@@ -195,7 +195,7 @@ def _list() -> None:
 
 def _show(summaries: Mapping[str, Summary], known: Known) -> None:
     many = " of many clients" if any(each.circles for each, _ in known.values()) else ""
-    title = f"Rank correlation with the retrained Shapley values, {len(known)} federations{many}"
+    title = f"Rank correlation with the retrained Shapley values, {len(known)} federation{'s' * (len(known) > 1)}{many}"
     ceiling = sum(truth.ceiling for _, truth in known.values()) / len(known)
     shown = [which for which in SETS if any(each.set == which for each, _ in known.values())]
     rows = [["the truth, one other seed", *[""] * len(shown), f"{ceiling:.2f}", ""]]

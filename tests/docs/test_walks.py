@@ -152,8 +152,22 @@ def test_an_engineer_with_x_rays_changes_no_line_of_her_project() -> None:
         assert "It cannot be said to have learned" not in report
 
 
-def test_a_researcher_scores_a_metric_of_her_own() -> None:
-    """The page's commands; then the bench on the cheapest federation, with her metric beside a baseline."""
+WARDS = """
+title: three wards of the digits
+set: tuning
+rounds: 2
+data:
+  source: digits
+  splits: {max_samples: 300, server_val: 0.2, seed: 0}
+  partitioner: {class_path: flsv.data.SizePartitioner, init_args: {proportions: [1, 2, 4], seed: 0}}
+model:
+  class_path: flsv.ClassifierClient
+  init_args: {network: softmax, optimizer: {class_path: torch.optim.SGD, init_args: {lr: 0.1}}}
+"""
+
+
+def test_a_researcher_scores_a_metric_of_her_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's commands, the bench's on a federation of her own, whose coalitions she trains first."""
     page = ROOT / "docs" / "howto" / "own_metric.md"
     for words in commands_of(page):
         if words[:2] == ["flsv", "new"]:
@@ -165,6 +179,17 @@ def test_a_researcher_scores_a_metric_of_her_own() -> None:
         text=True,
     )
     assert passed.returncode == 0, passed.stdout[-2000:]
+
+    bench = re.search(r"^flsv (bench .*) my_package\.MeanNorm$", page.read_text(), flags=re.MULTILINE)
+    assert bench is not None
+    monkeypatch.syspath_prepend(str(Path("update_length").absolute()))
+    Path("wards.yaml").write_text(WARDS)
+    given = [*bench[1].split(), "update_length.UpdateLength", "--federations", "wards.yaml"]
+    assert main([*given, "--truth", "--truth-seeds", "2"]) == 0
+    assert main(given) == 0
+    board = list(csv.DictReader(Path("runs/benchmark/leaderboard.csv").read_text().splitlines()))
+    assert {row["metric"] for row in board} == {"UpdateLength", "size", "training_loss", "cgsv", "fedsv_samples"}
+    assert all(-1 <= float(row["all"]) <= 1 for row in board)
 
 
 def test_a_teacher_shows_contributions_in_tensorboard() -> None:
