@@ -110,7 +110,7 @@ flower: ## the tests of Flower, whose pins are its own, in an environment of the
 	rm -rf .venv-flower
 	python3 -m venv .venv-flower
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
-	.venv-flower/bin/python -m pytest -m flower tests/engines/flower
+	.venv-flower/bin/python -m pytest -m flower tests/engines/flower tests/engines/test_template.py
 
 # Flower's tests mostly wait for each other, so the rest is run beside them.
 ci: check docs test ## all of it
