@@ -2,7 +2,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install check lint workflows format types layers size test slow coverage docs tables lowest conformance wheel-test test-map mutants release constraints flower ci
+.PHONY: help install check lint workflows format types layers size test slow coverage docs tables lowest conformance wheel-test test-map mutants release constraints flower cuda ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,10 @@ size: ## lines of code, and what is over a limit of length, complexity or argume
 # Two at a time, and a file's tests one after the other: they share what is made once.
 test: ## the tests and doctests but the slow ones
 	$(PYTHON) -m pytest -n 2 --dist loadfile
+
+# GPU_REPORT="--out here.md --only Resume". Without a GPU it says so, and runs what goes on the emulated device or the CPU.
+cuda: ## all that a person with a GPU is asked for, into docs/results/gpu.md
+	$(PYTHON) tools/gpu_report.py $(GPU_REPORT)
 
 slow: ## the slow tests
 	$(PYTHON) -m pytest -n 2 --dist loadfile -m slow

@@ -4,6 +4,7 @@
 
 - A round of ``bench_round.py`` (10 clients x 600 Fashion-MNIST images, LeNet5): plain PyTorch with its images on the
   device, ``FederatedLoop`` with the data there (``on_device``) and copied batch by batch.
+- 100 LeNets one after the other, and at once by ``engine="vmap"``.
 - Coalitions of ``bench_coalitions.py``: one after the other, and by ``CoalitionUtility`` under vmap and serially.
 - ``configs/cifar10_resnet34.yaml`` for a few rounds, on random images where ``$FLSV_DATA_ROOT`` has no CIFAR-10.
 
@@ -33,7 +34,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from flsv import ClassifierClient, FederatedDataModule, ParameterSpace, Reporting, Round
 from flsv.aggregation import ShapFedWA
-from flsv.data import DirichletPartitioner, Splits, load_image_data
+from flsv.data import DirichletPartitioner, IIDPartitioner, Loader, Splits, load_image_data
 from flsv.errors import ConfigurationError
 from flsv.games import CoalitionUtility, ModelEvaluator
 from flsv.metrics import ClassSpecificShapley
@@ -53,10 +54,10 @@ def rounds(device: torch.device, accelerator: str, count: int) -> list[Row]:
     ways: dict[str, Callable[[], list[float]]] = {
         "plain PyTorch": lambda: bench_round.plain(*there, count + 1),
         "FederatedLoop, data on the device": lambda: bench_round.federated(
-            x, y, count + 1, True, accelerator=accelerator, on_device=True
+            x, y, count + 1, True, accelerator=accelerator, loader=Loader(on_device=True)
         ),
         "FederatedLoop, batches copied": lambda: bench_round.federated(
-            x, y, count + 1, True, accelerator=accelerator, on_device=False
+            x, y, count + 1, True, accelerator=accelerator, loader=Loader(on_device=False)
         ),
     }
     # A run's first round warms up.
@@ -141,6 +142,36 @@ def resnet(accelerator: str, count: int, samples: int | None) -> list[Row]:
     return [("ResNet-34 round, s", what, statistics.median(loop.seconds[1:]), 1.0)]
 
 
+def clients_at_once(accelerator: str, clients: int, count: int) -> list[Row]:
+    """Seconds of a round of many LeNets with 60 images each, one after the other and at once."""
+    x, y = torch.randn(clients * 60, 1, 28, 28), torch.arange(clients * 60) % 10
+    found = {}
+    for engine in ("sequential", "vmap"):
+        data = FederatedDataModule(
+            TensorDataset(x, y), IIDPartitioner(num_clients=clients, seed=0), batch_size=20, splits=Splits(server_val=0)
+        )
+        loop = bench_round.TimedLoop(seed=0, reporting=Reporting(table=False, files=False), engine=engine)
+        trainer = L.Trainer(
+            max_epochs=count + 1,
+            accelerator=accelerator,
+            devices=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[loop],
+        )
+        client = ClassifierClient(
+            bench_round.lenet(),
+            num_classes=10,
+            input_shape=(1, 28, 28),
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.01),
+        )
+        trainer.fit(client, data)
+        found[f"engine={engine}"] = statistics.median(loop.seconds[1:])
+    return compared(f"{clients} LeNets, round, s", found)
+
+
 def compared(kind: str, found: dict[str, float]) -> list[Row]:
     """With ratios to the first."""
     base = next(iter(found.values()))
@@ -151,6 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--coalitions", type=int, default=256)
+    parser.add_argument("--clients", type=int, default=100, help="LeNets at once")
     parser.add_argument("--resnet-rounds", type=int, default=2, help="0: none")
     parser.add_argument("--resnet-samples", type=int, default=None, help="of CIFAR-10; default: all")
     parser.add_argument("--accelerator", choices=("cuda", "cpu"), default="cuda")
@@ -162,6 +194,7 @@ def main() -> None:
     warnings.filterwarnings("ignore")
     torch.manual_seed(0)
     rows = rounds(device, arguments.accelerator, arguments.rounds) + coalitions(device, arguments.coalitions)
+    rows += clients_at_once(arguments.accelerator, arguments.clients, arguments.rounds)
     if arguments.resnet_rounds:
         rows += resnet(arguments.accelerator, arguments.resnet_rounds, arguments.resnet_samples)
     table = Table("what", "how", "median", "ratio")

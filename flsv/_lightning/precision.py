@@ -20,6 +20,14 @@ def tolerance(trainer: L.Trainer) -> float:
     return max(rounding, TF32) if precision == "32-true" and uses_tf32(trainer.strategy.root_device) else rounding
 
 
+def share_of_way(trainer: L.Trainer) -> float:
+    """Of the way that training has moved a model, how much rounding may be; 0 where no step rounds."""
+    precision: Any = trainer.precision
+    if precision == "bf16-mixed":
+        return 0.1
+    return 0.02 if precision == "32-true" and uses_tf32(trainer.strategy.root_device) else 0.0
+
+
 def uses_tf32(device: torch.device) -> bool:
     """Whether products or convolutions of float32 may be rounded to TensorFloat32: on CUDA convolutions are, unless
     ``torch.backends.cudnn.allow_tf32 = False``, and products where

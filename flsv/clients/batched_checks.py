@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from flsv._lightning.patches import unlogged
-from flsv._lightning.precision import tolerance
+from flsv._lightning.precision import TOLERANCES, share_of_way, tolerance
 from flsv.clients.batched import BatchedTraining, GivenBatches, ManyBatches
 from flsv.clients.batched_step import State, loss_of, step_arguments
 from flsv.errors import ConfigurationError
@@ -173,9 +173,10 @@ def try_batched(
     with _refusing(module, (Exception,)):
         trained, means = at_once(trainer, training, both, GivenBatches([given, given[:1]]))
     for row, (model, mean) in enumerate(((models[-1], torch.stack(losses).mean()), (models[0], losses[0]))):
-        _compare(trainer, "the loss", means[row], mean.to(means))
+        _compare(trainer, "the loss", means[row], mean.to(means), tolerance(trainer))
+        way = sum(float((model[name] - tensor).float().square().sum()) for name, tensor in start.items()) ** 0.5
         for name, tensor in trained.items():
-            _compare(trainer, name, tensor[row], model[name])
+            _compare(trainer, name, tensor[row], model[name], TOLERANCES[trainer.precision], way)
     return unused
 
 
@@ -257,13 +258,17 @@ def _refusal(module: nn.Module, reason: str) -> NotBatched:
     return error
 
 
-def _compare(trainer: L.Trainer, name: str, batched: Tensor, ordinary: Tensor) -> None:
-    module, allowed = trainer.lightning_module, tolerance(trainer)
+def _compare(
+    trainer: L.Trainer, name: str, batched: Tensor, ordinary: Tensor, allowed: float, way: float = 0.0
+) -> None:
+    """``way``: how far the model has moved; where precision rounds, a share of it may differ."""
     if torch.allclose(batched, ordinary, rtol=allowed, atol=allowed, equal_nan=True):
+        return
+    if float((batched - ordinary).float().norm()) <= share_of_way(trainer) * way:
         return
     far = (batched - ordinary).abs().max().item()
     raise _refusal(
-        module,
+        trainer.lightning_module,
         f"after at most three batches of the cohort's first client, {name!r} differs by {far:.2g} from what the same "
         f"batches make of it one after the other, where {allowed} is allowed (an optimizer that divides by a "
         "gradient's size makes the rounding of a gradient that ought to be 0 as large as others, as that of a bias "
