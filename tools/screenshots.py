@@ -1,8 +1,9 @@
-"""Screenshots for the documentation: a report's first page, the board, and TensorBoard's first tab.
+"""Screenshots for the documentation: a report's first page, the board, TensorBoard's first tab, and a notebook.
 
     python tools/screenshots.py docs/images --chromium /usr/bin/chromium
 
-Trains the federation of docs/tutorials/hospitals.md, and lets Chromium look at what comes of it.
+Trains the federation of docs/tutorials/hospitals.md, and lets Chromium look at what comes of it; and at the lesson on
+payment, which the site has run. ``--site`` is a site that was built before, ``--only notebook`` one of the pictures.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from flsv.report import Terms, write_report
 from flsv.report.board import Board
 
 PAGE = Path(__file__).parents[1] / "docs" / "tutorials" / "hospitals.md"
+NAMES = ("report", "board", "tensorboard", "notebook")
 #: A picture's bytes, at most, and its colours: few are needed for text and charts.
 MOST, COLOURS = 150_000, 64
 QUIET = (
@@ -106,21 +108,43 @@ def tensorboard(runs: Path) -> Iterator[str]:
         server.wait()
 
 
+def built(folder: Path) -> Path:
+    """The site, whose notebooks are run."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]
+    subprocess.run(command, check=True, cwd=PAGE.parents[2], env={**os.environ, "NO_MKDOCS_2_WARNING": "1"})
+    return folder
+
+
+def of_a_run(chromium: str, out: Path, names: Sequence[str]) -> None:
+    """Pictures of a federation's report, board and curves."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = trained(Path(folder))
+        if "report" in names:
+            page, _ = write_report(run, terms=Terms(10_000.0, currency="EUR"))
+            take(chromium, page.as_uri(), out / "report.png", (1000, 1400))
+        if "board" in names:
+            with board(run) as url:
+                take(chromium, url, out / "board.png", (1000, 920))
+        if "tensorboard" in names:
+            with tensorboard(run.parent) as url:
+                take(chromium, url, out / "tensorboard.png", (1400, 900), wait=90)
+
+
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder of the pictures")
     parser.add_argument("--chromium", default=os.environ.get("CHROMIUM", "chromium"))
+    parser.add_argument("--site", type=Path, help="of mkdocs build; by default it is built")
+    parser.add_argument("--only", choices=NAMES, action="append", help="give several; by default all")
     options = parser.parse_args()
-    out = options.out.resolve()
-    with tempfile.TemporaryDirectory() as folder:
-        run = trained(Path(folder))
-        page, _ = write_report(run, terms=Terms(10_000.0, currency="EUR"))
-        take(options.chromium, page.as_uri(), out / "report.png", (1000, 1400))
-        with board(run) as url:
-            take(options.chromium, url, out / "board.png", (1000, 920))
-        with tensorboard(run.parent) as url:
-            take(options.chromium, url, out / "tensorboard.png", (1400, 900), wait=90)
+    out, names = options.out.resolve(), options.only or NAMES
+    if "notebook" in names:
+        with tempfile.TemporaryDirectory() as folder:
+            page = (options.site or built(Path(folder))) / "notebooks" / "quickstart.html"
+            take(options.chromium, page.resolve().as_uri(), out / "notebook.png", (1200, 1400), wait=10)
+    if {*names} - {"notebook"}:
+        of_a_run(options.chromium, out, names)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,12 @@ class Grower(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+quiet = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 # %% [markdown]
 # Alone:

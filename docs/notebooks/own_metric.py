@@ -53,7 +53,12 @@ loop = FederatedLoop(
     seed=0,
     reporting=Reporting(files=False, table=False),
 )
-quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+quiet = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 trainer = L.Trainer(max_epochs=5, callbacks=[loop], **quiet)
 trainer.fit(ClassifierClient("mlp", optimizer=partial(torch.optim.SGD, lr=0.1)), FederatedDataModule("digits"))
 {name: values.tolist() for name, values in loop.contributions.items()}

@@ -20,7 +20,12 @@ found = load_breast_cancer()
 x = ((found.data - found.data.min(0)) / (found.data.max(0) - found.data.min(0))).astype("float32")
 y = found.target_names[found.target]
 names = ["Boston", "Lyon", "Osaka", "Quito"]
-quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+quiet = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 
 
 def values(seed):

@@ -34,7 +34,12 @@ plot_partition(data.class_counts, data.class_names, data.client_names)
 
 # %%
 loop = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, seed=0, reporting=Reporting(files=False))
-quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+quiet = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 trainer = L.Trainer(max_epochs=8, callbacks=[loop], **quiet)
 trainer.fit(ClassifierClient("mlp", optimizer=partial(torch.optim.SGD, lr=0.1)), data)
 

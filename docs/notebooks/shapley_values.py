@@ -87,7 +87,12 @@ L.seed_everything(0)
 loop = FederatedLoop(
     metrics={"value": CumulativeShapley(weighting="samples")}, seed=0, reporting=Reporting(files=False, table=False)
 )
-quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+quiet = {
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+}
 trainer = L.Trainer(max_epochs=6, callbacks=[loop], **quiet)
 trainer.fit(
     ClassifierClient("mlp", optimizer=partial(torch.optim.SGD, lr=0.1)),
