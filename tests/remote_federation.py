@@ -92,9 +92,9 @@ class Remotely:
         """To other sites than those of this process."""
         self.sites, self.transport = sites, SiteTransport(sites)
 
-    def fit(self, rounds: int = ROUNDS, own: Any = None, **options: Any) -> FederatedLoop:
+    def fit(self, rounds: int = ROUNDS, own: Any = None, waiting: Any = None, **options: Any) -> FederatedLoop:
         ours = agreement(self.make_module(), self.make(), self.secure)
-        directory = Directory(self.transport, self.names, ours, self.tmp / "book.json", timeout=1, wait=0.2)
+        directory = Directory(self.transport, self.names, ours, self.tmp / "book.json", 1, 0.2, waiting)
         directory.gather()
         sizes = [directory.sizes[i] for i in range(len(self.names))]
         data = RemoteData(self.names, sizes, 10, own=own, counted=not self.secure)

@@ -17,7 +17,7 @@ from remote_sites import NAMES
 from flsv import ClientEvaluation, FederatedLoop
 from flsv.aggregation import FedAvg, FedNova, GeometricMedian, ShapFedWA
 from flsv.clients.algorithms import SCAFFOLD
-from flsv.engines.remote import Packet, SecureSums, SitePolicy
+from flsv.engines.remote import Packet, SecureSums, SitePolicy, Waiting
 from flsv.engines.remote.secure.at_site import identity
 from flsv.errors import ConfigurationError
 from flsv.filters import NormCap, OutlierFilter
@@ -74,6 +74,13 @@ def test_a_part_that_looks_at_single_updates(tmp_path: Path, what: str) -> None:
     options, match = SINGLE[what]
     with pytest.raises(ConfigurationError, match=f"With secure sums the server sees no update by itself, and {match}"):
         Remotely(tmp_path, partial(loop, **options), secure=True, **SPLITS)
+
+
+def test_a_quorum_that_can_leave_too_few(tmp_path: Path) -> None:
+    remote = Remotely(tmp_path, loop, secure=True, **SPLITS)
+    with pytest.raises(ConfigurationError, match="can leave 2 of 3 sites in a secure sum, which needs 3 or more"):
+        remote.fit(1, waiting=Waiting(quorum=0.6))
+    remote.fit(1, waiting=Waiting(quorum=0.9))
 
 
 @pytest.mark.parametrize("what", METRICS)
