@@ -272,7 +272,8 @@ def _live() -> None:
     with suppress(KeyboardInterrupt):
         while True:
             link, _ = listener.accept()
-            with link, link.makefile("rwb") as file, suppress(EOFError, BrokenPipeError):
+            # Outermost: a file that is closed sends what it still has.
+            with suppress(EOFError, ConnectionError, pickle.UnpicklingError), link, link.makefile("rwb") as file:
                 given = pickle.load(file)
                 with needed.by(link):
                     answered = _answered(app, *given)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -168,6 +169,15 @@ def test_a_message_that_is_given_up_is_no_longer_worked_on(site: Site) -> None:
     process.kill()
     assert gone(int(asleep.read_text()))
     assert site.send("b")["seen"] == ["b"]
+
+
+def test_half_a_message_is_no_message(site: Site) -> None:
+    first = site.send("a")
+    for half in (b"", b"\x80\x04\x95", b"no pickle"):
+        with socket.socket(socket.AF_UNIX) as link:
+            link.connect(os.path.relpath(site.socket()))
+            link.sendall(half)
+    assert site.send("b")["process"] == first["process"]
 
 
 def test_it_ends_with_who_started_the_short_process(site: Site, tmp_path: Path) -> None:
