@@ -31,6 +31,7 @@ from flsv.engines.remote.clients import Remote, RemoteClient
 from flsv.engines.remote.data import RemoteData
 from flsv.engines.remote.secure.at_server import SecureRemote
 from flsv.engines.remote.secure.checks import by_samples, check_sums_only
+from flsv.engines.remote.secure.payload import groups_of
 from flsv.engines.remote.secure.settings import SecureSums
 from flsv.engines.remote.transport import Directory
 from flsv.errors import ConfigurationError
@@ -114,8 +115,10 @@ class RemoteFederation(IdleProcess):
         trainer, data, state, _, board, config, *_ = options
         if (sums := SecureSums.of(secure)) is not None:
             sums.threshold_of(len(directory.names))
-            directory.waiting.check_sums(sums, len(directory.names))
             check_sums_only(config, board)
+            members = None if config.client_algorithm is None else config.client_algorithm.row_members()
+            groups = [] if members is None else groups_of(members)
+            directory.waiting.check_sums(sums, len(directory.names), groups)
         if config.evaluation.keeps or config.evaluation.models == "trained":
             raise ConfigurationError(
                 "models that sites have trained stay there: leave ClientEvaluation(keep_trained=True) and "

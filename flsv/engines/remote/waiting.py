@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from flsv.arguments import check_number
 from flsv.engines.remote.messages import BadReply, Packet, check_done
-from flsv.engines.remote.secure.settings import SecureSums
+from flsv.engines.remote.secure.settings import LEAST, SecureSums
 from flsv.errors import ConfigurationError
 
 Address = int
@@ -63,8 +63,8 @@ class Waiting:
         """How many answers of so many sites end a round, once the deadline is over."""
         return math.ceil(round(self.quorum * sites, 9))
 
-    def check_sums(self, sums: SecureSums, sites: int) -> None:
-        """Before the first round of secure sums over so many sites.
+    def check_sums(self, sums: SecureSums, sites: int, groups: Collection[Collection[int]] = ()) -> None:
+        """Before the first round of secure sums over so many sites, and over groups of them.
 
         Raises:
             ConfigurationError: a sum could be left with fewer sites than it needs.
@@ -80,6 +80,12 @@ class Waiting:
             raise ConfigurationError(
                 f"{self!r} can leave {left} of {sites} sites in a secure sum, which needs {least} or more: each of a "
                 "round's four messages may end with a quorum of those who have answered the one before. Raise quorum."
+            )
+        smallest = min((len(group) for group in groups), default=sites) - (sites - left)
+        if groups and smallest < LEAST:
+            raise ConfigurationError(
+                f"{self!r} can leave {max(0, smallest)} sites of a group in a secure sum, which needs {LEAST} or more. "
+                "Raise quorum, or make groups larger."
             )
 
 

@@ -100,3 +100,13 @@ def test_a_quorum_that_leaves_too_few_for_a_secure_sum_is_refused() -> None:
         Waiting(quorum=0.6).check_sums(SecureSums(), 3)
     Waiting(quorum=0.9).check_sums(SecureSums(), 10)
     Waiting().check_sums(SecureSums(), 3)
+
+
+def test_a_quorum_that_leaves_too_few_of_a_group_is_refused() -> None:
+    threes, fours = [range(3), range(3, 10)], [range(4), range(4, 10)]
+    with pytest.raises(ConfigurationError, match="can leave 2 sites of a group in a secure sum, which needs 3"):
+        Waiting(quorum=0.9).check_sums(SecureSums(threshold=6), 10, threes)
+    Waiting(quorum=1.0).check_sums(SecureSums(), 10, threes)
+    Waiting(quorum=0.9).check_sums(SecureSums(threshold=6), 10, fours)
+    with pytest.raises(ConfigurationError, match="sites of a group"):
+        Waiting(quorum=0.85).check_sums(SecureSums(threshold=6), 10, fours)

@@ -21,6 +21,7 @@ from flsv import FederatedLoop
 from flsv.aggregation import FedAvg
 from flsv.engines.remote import Packet, SecureSums, SitePolicy
 from flsv.engines.remote.secure.payload import groups_of
+from flsv.engines.remote.waiting import Waiting
 from flsv.errors import ConfigurationError
 from flsv.metrics import EverybodyElse, ShadowShapley
 from flsv.sampling import UniformSampler
@@ -254,6 +255,14 @@ def test_a_coalitions_model_that_is_not_finite_leaves_its_site_out(tmp_path: Pat
 def test_what_would_tell_more_is_refused_before_training(tmp_path: Path, options: Any, match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         fit(remotely(tmp_path, make=partial(loop, **options)))
+
+
+def test_a_quorum_that_leaves_too_few_of_a_group_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flsv.engines.remote.transport.Waiting", partial(Waiting, quorum=0.8))
+    with pytest.raises(ConfigurationError, match="can leave 1 sites of a group in a secure sum"):
+        fit(remotely(tmp_path))
 
 
 def test_a_site_that_wants_larger_groups_says_so(tmp_path: Path) -> None:
