@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
 from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
+from flsv.functional.shapley.undecided import times_to_tell_apart, told_apart
 from flsv.loop.findings import without
 from flsv.loop.learned import verdicts
+from flsv.metrics import ContributionMetric
 from flsv.report.folder import leaves_files, where_results_are
 from flsv.report.progress import ProgressText
 from flsv.report.record import ended, record_of, write_record
@@ -140,11 +144,30 @@ class RunReports:
             )
         return {"paid_in": paid} | ({} if unknown is None else {"not_known": unknown})
 
+    def _undecided(self) -> dict[str, Any]:
+        """For the run's record: metrics whose sampled values tell no pair of clients apart, the evaluations that they
+        have had, and those that would, see :mod:`flsv.functional.shapley.undecided`."""
+        found = {}
+        for name, value in self._loop.contributions.items() if self._looks else ():
+            metric = self._loop.metrics[name]
+            if not isinstance(metric, ContributionMetric):
+                continue
+            told = metric.diagnostics()
+            if value.ndim != 1 or not {"stderr", "evaluations"} <= told.keys() or not bool((told["stderr"] > 0).any()):
+                continue
+            values, errors = value.cpu(), told["stderr"].cpu()
+            known = int((values.isfinite() & errors.isfinite()).sum())
+            freedom = float(torch.as_tensor(metric.error_freedom()).nan_to_num(nan=math.inf).min())
+            if known > 1 and not told_apart(values, errors, freedom):
+                spent, times = int(told["evaluations"]), times_to_tell_apart(values, errors, freedom)
+                found[name] = {"evaluations": spent, "needed": math.ceil(spent * times)}
+        return {"undecided": found} if found else {}
+
     def finish(self) -> None:
         """The fit is over."""
         loop, trainer = self._loop, self._run.trainer
         values = without(loop.board, loop.held)
-        learned = self._paid_in(values)
+        learned = {**self._paid_in(values), **self._undecided()}
         if self.reporter.csv is not None:
             write_record(self.reporter.folder, {**self._record, **ended(trainer, loop.round_index), **learned})
         known = self._run.data.known_num_samples, loop.participations, values, loop.weights, loop.client_scores

@@ -14,6 +14,7 @@ from flsv import charts
 from flsv.report.blocks import NONE, Block, Heat, Lines, Table, number, numbers, percent
 from flsv.report.reading import NAN, Run
 from flsv.report.run_table import MEANING
+from flsv.report.terminal import undecided
 
 
 def mean(values: Sequence[float]) -> float:
@@ -93,7 +94,7 @@ def caveats_of(run: Run) -> list[str]:
     for metric in run.metrics:
         for text in caveats(run.about(metric), values_of(run, metric).kind != ""):
             of.setdefault(text, []).append(metric)
-    return [f"{', '.join(metrics)}: {text}" for text, metrics in of.items()]
+    return [*(f"{text}." for text in undecided(run.record)), *(f"{', '.join(m)}: {text}" for text, m in of.items())]
 
 
 @dataclass(frozen=True)

@@ -221,6 +221,7 @@ def _entries(clients: int, classes: int | None) -> dict[str, tuple[Is, str]]:
         "validation": (_or_none(_validation), "of what the validation set is, and its rows"),
         "paid": (_list(client), f"clients, 0 to {clients - 1}"),
         "paid_in": (_map(_paid_in), "performances by metric"),
+        "undecided": (_map(_undecided), "evaluations by metric"),
         "not_known": (_text, "why it is not known whether the model has learned"),
         "logged": (_map(_or_none(_number)), "numbers by name"),
     }
@@ -246,6 +247,10 @@ def _paid_in(value: Any) -> bool:
         and isinstance(value["told_apart"], bool | None)
         and all(_or_none(_number)(value[name]) for name in numbers)
     )
+
+
+def _undecided(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys() == {"evaluations", "needed"} and all(map(_whole, value.values()))
 
 
 def _payment(value: Any) -> bool:

@@ -197,6 +197,23 @@ def _width(column: tuple[str, Sequence[str]]) -> int:
     return 3 + max(Text(text).cell_len for text in (header, *cells))
 
 
+def undecided(record: Mapping[str, Any]) -> list[str]:
+    """A sentence for each metric whose sampled values tell no pair of clients apart.
+
+    Example:
+        >>> undecided({"undecided": {"sv": {"evaluations": 2550, "needed": 10234}}})[0].partition("; ")[2]
+        'about 10,000 would tell one apart, in half of all cases'
+    """
+    sentences = []
+    for metric, told in record.get("undecided", {}).items():
+        needed = float(f"{told['needed']:.2g}")
+        sentences.append(
+            f"{metric}: no pair of clients can be told apart at this budget ({told['evaluations']:,} evaluations); "
+            f"about {needed:,.0f} would tell one apart, in half of all cases"
+        )
+    return sentences
+
+
 def lines_of(record: Mapping[str, Any]) -> list[str]:
     """What a run's record says of the model that its metrics share out, a line each: the performance at the start and
     at the end, what the values sum to, and whether it is anything.
@@ -211,6 +228,7 @@ def lines_of(record: Mapping[str, Any]) -> list[str]:
         start, end, whole = (NONE if told[x] is None else f"{told[x]:.4g}" for x in ("start", "end", "sum"))
         line = f"{told['by']} {start} -> {end}" + (f", the values of {metric} sum to {whole}" if metric else "")
         lines.append(line + (": not told apart from a constant prediction" if told["told_apart"] is False else ""))
+    lines += undecided(record)
     if "not_known" in record:
         lines.append(f"whether the model has learned anything is not known: {record['not_known']}")
     return lines
