@@ -39,8 +39,13 @@ def metric_page(name: str) -> str:
     return (
         f"# {name}\n\n*{asked}? The other metrics are in [the index](../{PACKAGE}.md).*\n\n"
         f"::: {PACKAGE}.{name}\n    options: {{show_root_heading: true, heading_level: 2}}\n\n"
-        f"## What its example draws\n\n![metric.plot() after the example]({name}.svg)\n"
+        f"## What its example draws\n\n{drawn(name)}\n"
     )
+
+
+def drawn(name: str, folder: str = "") -> str:
+    """The picture of a metric's example, as Markdown, from a page that sees the metrics' pages in a folder."""
+    return f"![metric.plot() after the example of {name}]({folder}{name}.svg)"
 
 
 def index_page(names: list[str]) -> str:

@@ -39,7 +39,7 @@ PARTS = {
     "model": ("model",),
 }
 #: Those whose docstrings an algorithm's page has.
-_OF_ITS_OWN = ("aggregator", "personaliser", "sampler", "client algorithm", "upload", "filter")
+_OF_ITS_OWN = ("metric", "aggregator", "personaliser", "sampler", "client algorithm", "upload", "filter")
 #: Packages of the reference, in the order of the way of a round.
 PACKAGES = {
     "flsv": "What most programs import",
@@ -162,7 +162,7 @@ def algorithm_page(each: Algorithm) -> str:
 
 
 def _described(each: Algorithm) -> list[str]:
-    """The docstrings of its parts, with their formulas; metrics have a page of their own."""
+    """The docstrings of its parts, with their formulas, shapes and examples; of metrics also what the example draws."""
     named = [
         value
         for config in each.configs
@@ -170,8 +170,15 @@ def _described(each: Algorithm) -> list[str]:
         if part in _OF_ITS_OWN
         for value in values
     ]
+    pictured = metrics()
     quiet = "{show_root_heading: false, show_root_toc_entry: false, members: false, skip_local_inventory: true}"
-    return [f"## `{path.rpartition('.')[2]}`\n\n::: {path}\n    options: {quiet}\n" for path in dict.fromkeys(named)]
+    out = []
+    for path in dict.fromkeys(named):
+        name = path.rpartition(".")[2]
+        out.append(f"## `{name}`\n\n::: {path}\n    options: {quiet}\n")
+        if name in pictured:
+            out.append(docs_metrics.drawn(name, "../reference/metrics/") + "\n")
+    return out
 
 
 def _body(config: str) -> str:

@@ -253,4 +253,5 @@ def _numbers(values: Iterable[float], digits: int) -> list[str]:
     elif known and max(known) < 0.1:
         # Three digits of the largest, not 0.000 for all.
         digits = min(digits + 6, digits - 1 - math.floor(math.log10(max(known))))
-    return [NONE if value != value else f"{value:.{digits}f}" for value in numbers]
+    texts = [NONE if value != value else f"{value:.{digits}f}" for value in numbers]
+    return [text.removeprefix("-") if not text.strip("-0.") else text for text in texts]  # what rounds to 0 has no sign

@@ -60,9 +60,11 @@ def test_an_algorithm_says_what_it_is_not_for_and_what_its_parts_do(each: docs_s
     shown = re.findall(r"^::: flsv\.([\w.]+)$", page, flags=re.MULTILINE)
     named = [value for config in each.configs for values in docs_site.parts(config).values() for value in values]
     assert all(f"flsv.{path}" in named for path in shown)
-    assert shown or any(
-        path.startswith(("flsv.metrics.", "flsv.valuation.", "flsv.models.", "flsv.attacks.")) for path in named
-    )
+    assert shown or any(path.startswith(("flsv.valuation.", "flsv.models.", "flsv.attacks.")) for path in named)
+    drawn = re.findall(r"\(\.\./reference/metrics/(\w+)\.svg\)", page)
+    assert set(drawn) == {path.rpartition(".")[2] for path in named if path.startswith("flsv.metrics.")} & {
+        *docs_site.metrics()
+    }
 
 
 def test_the_table_of_algorithms_has_every_configuration() -> None:

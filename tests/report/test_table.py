@@ -78,6 +78,12 @@ def test_small_values_are_not_all_0() -> None:
     assert columns["sv"] == ["0.00123", "-0.00045"]
 
 
+def test_what_rounds_to_0_has_no_sign() -> None:
+    columns = client_columns(None, {"sv": [0.5, -0.0001, -0.0, -0.5]})
+    assert columns["sv"] == ["0.500", "0.000", "0.000", "-0.500"]
+    assert class_columns([[-0.001, 0.25]]) == {"0": [".00"], "1": [".25"]}
+
+
 def test_a_pipe_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     assert make_console().width > 1000
