@@ -29,7 +29,8 @@ def markdown(text: str) -> str:
 
 
 def _mathml(formula: str, display: str) -> str:
-    return convert(" ".join(formula.split()), display=display)
+    # Hardly a font has the sign that latex2mathml takes for a difference of sets.
+    return convert(" ".join(formula.split()).replace(r"\setminus", r"\backslash"), display=display)
 
 
 def _reference(match: re.Match[str]) -> str:

@@ -149,6 +149,9 @@ def test_docstrings_become_markdown() -> None:
         "Of :class:`~flsv.Round` and\n:func:`flsv.functional.\n    banzhaf`.\n\n.. math::\n    x_i = 1\n\nThen "
         ":math:`y`.\n\nExample:\n    >>> 1\n    1\n"
     )
+    assert "\N{REVERSE SOLIDUS OPERATOR}" not in docs_roles.markdown(r":math:`N \setminus i`").replace(
+        "&#x029F5;", "\N{REVERSE SOLIDUS OPERATOR}"
+    )
     made = docs_roles.markdown(text)
     assert '<autoref identifier="flsv.Round" optional><code>Round</code></autoref>' in made
     assert ".. math" not in made

@@ -79,9 +79,9 @@ def test_small_values_are_not_all_0() -> None:
 
 
 def test_what_rounds_to_0_has_no_sign() -> None:
-    columns = client_columns(None, {"sv": [0.5, -0.0001, -0.0, -0.5]})
+    columns = client_columns(None, {"sv": [0.5, -0.0001, -0.0, -0.5]}, None)
     assert columns["sv"] == ["0.500", "0.000", "0.000", "-0.500"]
-    assert class_columns([[-0.001, 0.25]]) == {"0": [".00"], "1": [".25"]}
+    assert class_columns([[-0.001, 0.25], [0.5, 0.5]]) == {"0": [".00", ".50"], "1": [".25", ".50"]}
 
 
 def test_a_pipe_has_no_width(monkeypatch: pytest.MonkeyPatch) -> None:
