@@ -125,7 +125,8 @@ def _pretrained(network: str) -> Any:
             "save_pretrained writes it. examples/language_model.py makes one."
         )
     try:
-        return AutoModelForCausalLM.from_pretrained(str(Path(network).expanduser()) if looks_local else network)
+        found = AutoModelForCausalLM.from_pretrained(str(Path(network).expanduser()) if looks_local else network)
     except (OSError, ValueError) as error:
         said = str(error).partition("\n")[0]
         raise ConfigurationError(f"CausalLMClient(network={network!r}): {said}") from error
+    return found.train()  # it comes in evaluation mode, in which dropout would do nothing

@@ -12,6 +12,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 ONE_ROUND = {
     "hospitals.py": ["--rounds", "1"],
+    "language_model.py": ["--root", "data", "--rounds", "1", "--steps", "3", "--width", "8"],
     "lightning_project.py": ["--epochs", "1", "--clients", "3"],
     "text.py": ["--rounds", "1", "--characters", "1500"],
     "vision_timm.py": ["--rounds", "1", "--network", "test_resnet"],
@@ -25,6 +26,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def write_texts(folder: Path) -> None:
+    """News and tales, a few lines each."""
+    folder.mkdir(parents=True)
+    tales = {group: f"once upon a time there was a {group} who went into the wood. " * 30 for group in ("king", "wolf")}
+    for name, rows in (
+        ("grimm_tales.csv", [["group", "text"], *map(list, tales.items())]),
+        (
+            "reuters_r8_train.csv",
+            [["label", "text"], *(["earn", "profits rose by a dollar a share " * 8] for _ in range(3))],
+        ),
+    ):
+        with (folder / name).open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(rows)
+
+
 def test_all_are_run_here() -> None:
     assert sorted(ONE_ROUND) == sorted(path.name for path in EXAMPLES.glob("*.py"))
 
@@ -32,6 +48,10 @@ def test_all_are_run_here() -> None:
 @pytest.mark.parametrize("name", sorted(ONE_ROUND))
 def test_a_script_runs_and_measures(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name, *ONE_ROUND[name]])
+    if name == "language_model.py":
+        pytest.importorskip("transformers", reason="transformers is not installed: pip install 'flsv[lora]'")
+        pytest.importorskip("peft", reason="peft is not installed: pip install 'flsv[lora]'")
+        write_texts(folder / "data" / "text")
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     (written,) = folder.glob("runs/**/contributions.csv")
     rows = list(csv.DictReader(written.open()))

@@ -201,6 +201,10 @@ def test_a_checkpoint_is_the_model(network: str, tmp_path: Path) -> None:
     assert again.predict_step((tokens,), 0).sum(-1).allclose(torch.ones(3, LENGTH))
 
 
+def test_it_trains_in_training_mode(network: str) -> None:
+    assert all(layer.training for layer in client(network).modules())
+
+
 def test_what_cannot_work_is_said(network: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"no folder of this name with a config.json"):
         CausalLMClient(str(tmp_path / "nothing"))
