@@ -126,7 +126,9 @@ def federation_of(run: Path, scratch: Path) -> tuple[RunFederation, dict[str, Ru
     cli = make(seed)
     loop = loop_of(cli.trainer)
     check_data(run, read_record(run / RECORD), cli.identity(), cli.datamodule.client_names)
-    performance, mode = performance_by(loop)
+    # Each metric of the run keeps its own; this one is what the last model is judged by, and what others are given.
+    named = [each for each in performances_of(loop) if isinstance(each[0], str)]
+    performance, mode = named[0] if named else performance_by(loop)
     apart = {"metrics", "local_epochs", "evaluation", "reporting", "seed"}
     if any(strategy.metric is not None for strategy in loop.strategies.values()):
         apart -= {"metrics"}  # which are read by these names
@@ -173,21 +175,28 @@ def check_data(run: Path, record: Mapping[str, Any], identity: Identity, names: 
         )
 
 
-def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
-    """The one by which a run's metrics valued, and its mode; accuracy where none has any. Of values per class, which
-    are of the classes' accuracies, it is their mean.
-
-    Raises:
-        ConfigurationError: they valued by several, or by an object that the command line cannot name.
-    """
+def performances_of(loop: FederatedLoop) -> list[tuple[Any, Any]]:
+    """Those by which a run's metrics valued, each once, with their modes, in the metrics' order. Of values per class,
+    which are of the classes' accuracies, it is their mean; of an object that the command line cannot name, itself."""
     found: dict[str, Any] = {
         name: metric.performance for name, metric in loop.metrics.items() if hasattr(metric, "performance")
     }
     found |= loop.board.performances
     told = ["balanced_accuracy" if by == "per_class_accuracy" else by for by in found.values()]
-    named = dict.fromkeys(
-        (by, None) if isinstance(by, str) else (by.called, None) if by.called else (by.of, by.mode) for by in told
+    return list(
+        dict.fromkeys(
+            (by, None) if isinstance(by, str) else (by.called, None) if by.called else (by.of, by.mode) for by in told
+        )
     )
+
+
+def performance_by(loop: FederatedLoop) -> tuple[str, str | None]:
+    """The one by which a run's metrics valued, and its mode; accuracy where none has any.
+
+    Raises:
+        ConfigurationError: they valued by several, or by an object that the command line cannot name.
+    """
+    named = performances_of(loop)
     if len(named) > 1 or not all(isinstance(of, str) for of, _ in named):
         raise ConfigurationError(
             f"the run's metrics value by {', '.join(str(of) for of, _ in named)}: say which one by --metric."

@@ -67,6 +67,23 @@ def test_one_metric_and_a_cheat(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "comes as two clients" in page
 
 
+def test_a_run_whose_metrics_value_by_several_performances(tmp_path: Path) -> None:
+    by = {"loss": "negative_loss", "right": "accuracy"}
+    metrics = {
+        name: {"class_path": "flsv.metrics.CumulativeShapley", "init_args": {"performance": performance}}
+        for name, performance in by.items()
+    }
+    run = fitted(tmp_path, {**RUN, "federation": {"seed": 0, "metrics": metrics}})
+    asked = ["stress", str(run), "--attacks", "duplication", "--seeds", "1", "--clients", "1", "-q"]
+    assert main([*asked, "--safeguard", "none"]) == 0
+    found, before = values_kept(run / "stress"), read_run(run)
+    for name in by:
+        last = before[(before["metric"] == name) & before["class"].isna()].groupby("client")["value"].last()
+        assert found["honest", name] == pytest.approx(last.tolist(), rel=1e-3, abs=1e-5)
+    assert found["honest", "loss"] != found["honest", "right"]
+    assert "| `loss` | " in (run / "stress" / "stress.md").read_text()
+
+
 def test_a_wrong_federation_and_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stress", "--federations", "nowhere"]) == 2
     assert "there is no federation 'nowhere'" in capsys.readouterr().err
