@@ -39,9 +39,11 @@ from flsv.models.imbalance import OWN_SCORES
 from flsv.participants import LocalData
 from flsv.report.folder import FolderLock
 from flsv.round import Instruction, Round
-from flsv.server import RoundServer
+from flsv.server import ContributionMetrics, RoundServer
 from flsv.server.checks import check_names
+from flsv.server.config import FederationConfig
 from flsv.server.sum_server import SumServer
+from flsv.strategy import Strategy
 
 #: How often a module without automatic optimization may step for one sample, before its site is not believed.
 STEPS_BY_HAND = 1000
@@ -101,6 +103,44 @@ class RemoteCohort(CohortTraining):
         self._remote.count({update.client_id for update in self.updates}.difference(clients))
 
 
+def _check_parts(config: FederationConfig) -> None:
+    """Refuse what needs trained models, or clients that see each other."""
+    if config.evaluation.keeps or config.evaluation.models == "trained":
+        raise ConfigurationError(
+            "models that sites have trained stay there: leave ClientEvaluation(keep_trained=True) and "
+            'ClientEvaluation(models="trained") out.'
+        )
+    if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
+        raise ConfigurationError(
+            f"uploads={colluders}: sites do not see each other's updates. Try collusion out in a simulation."
+        )
+
+
+def _check_questions(strategies: Mapping[str, Strategy], board: ContributionMetrics) -> None:
+    """Refuse what asks clients for what sites do not tell."""
+    for role, strategy in strategies.items():
+        if strategy.needs_class_counts:
+            raise ConfigurationError(
+                f"{role} {strategy!r} works with the clients' class counts, and a site knows nothing of "
+                "the others'. Choose another, or measure it in a simulation."
+            )
+    evaluating = board.evaluating
+    for metric, asks in evaluating.items():
+        performance = getattr(asks, "performance", "accuracy")
+        if not isinstance(performance, str):
+            raise ConfigurationError(
+                f"the metric {metric!r} lets sites measure models by {performance!r}, which cannot be sent to "
+                'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
+            )
+    for metric, fields in board.fields.items():
+        asks_clients = "clients" in {field for field in fields.values() if isinstance(field, str)}
+        if asks_clients and metric not in evaluating:
+            raise ConfigurationError(
+                f"the metric {metric!r} asks clients about their samples, which a deployment does not give. Leave "
+                "it out, or measure it in a simulation."
+            )
+
+
 class RemoteFederation(IdleProcess):
     """The engine for sites: pass it to :class:`flsv.FederatedLoop` as ``engine``.
 
@@ -119,15 +159,7 @@ class RemoteFederation(IdleProcess):
             members = None if config.client_algorithm is None else config.client_algorithm.row_members()
             groups = [] if members is None else groups_of(members)
             directory.waiting.check_sums(sums, len(directory.names), groups)
-        if config.evaluation.keeps or config.evaluation.models == "trained":
-            raise ConfigurationError(
-                "models that sites have trained stay there: leave ClientEvaluation(keep_trained=True) and "
-                'ClientEvaluation(models="trained") out.'
-            )
-        if colluders := [each for each in config.uploads if isinstance(each, Collusion)]:
-            raise ConfigurationError(
-                f"uploads={colluders}: sites do not see each other's updates. Try collusion out in a simulation."
-            )
+        _check_parts(config)
         directory.keep_late = config.strategies["aggregator"].takes_late
         state.run = state.run or secrets.token_hex(8)
         # A batch has a sample at least; who steps by hand may do so several times a batch.
@@ -137,27 +169,7 @@ class RemoteFederation(IdleProcess):
         more = by_samples(config), config.client_algorithm
         self._remote = Remote(*known) if sums is None else SecureRemote(sums, *more, *known)
         super().__init__(*options)
-        for role, strategy in self._strategies.items():
-            if strategy.needs_class_counts:
-                raise ConfigurationError(
-                    f"{role} {strategy!r} works with the clients' class counts, and a site knows nothing of "
-                    "the others'. Choose another, or measure it in a simulation."
-                )
-        evaluating = self.server.board.evaluating
-        for metric, asks in evaluating.items():
-            performance = getattr(asks, "performance", "accuracy")
-            if not isinstance(performance, str):
-                raise ConfigurationError(
-                    f"the metric {metric!r} lets sites measure models by {performance!r}, which cannot be sent to "
-                    'them. Use performance="accuracy", "balanced_accuracy" or "negative_loss".'
-                )
-        for metric, fields in self.server.board.fields.items():
-            asks_clients = "clients" in {field for field in fields.values() if isinstance(field, str)}
-            if asks_clients and metric not in evaluating:
-                raise ConfigurationError(
-                    f"the metric {metric!r} asks clients about their samples, which a deployment does not give. Leave "
-                    "it out, or measure it in a simulation."
-                )
+        _check_questions(self._strategies, self.server.board)
 
     clients_here = False
 
