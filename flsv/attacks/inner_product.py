@@ -33,8 +33,8 @@ class InnerProductManipulation(Collusion):
 
     Example:
         >>> attack = InnerProductManipulation(length=2.0)
-        >>> attack.collude(torch.tensor([[1.0, 0.0], [3.0, 0.0], [2.0, 0.0]]), 1, 3, torch.Generator())
-        tensor([-4., 0.])
+        >>> attack.collude(torch.tensor([[3.0, 4.0], [3.0, 4.0], [6.0, 8.0]]), 1, 3, torch.Generator())
+        tensor([-6., -8.])
     """
 
     def __init__(

@@ -238,7 +238,7 @@ def echoes(gram: Tensor, products: Tensor, square: float, num_samples: Tensor) -
     Example:
         >>> updates, step = torch.eye(3), torch.tensor([0.0, 5.0, 0.0])
         >>> echoes(updates @ updates.T, updates @ step, 25.0, torch.ones(3)).round(decimals=2)
-        tensor([-0.5400,  1.0000, -0.5400], dtype=torch.float64)
+        tensor([-0.6500,  1.0000, -0.6500], dtype=torch.float64)
     """
     k = len(gram)
     all_products = torch.zeros(k + 1, k + 1, dtype=torch.float64)

@@ -45,4 +45,5 @@ def test_exact_values_and_those_of_one_who_stands_out_say_nothing_of_it(
 ) -> None:
     played(tmp_path)
     assert "undecided" not in json.loads(next(tmp_path.rglob("run.json")).read_text())
-    assert "told apart" not in capsys.readouterr().out.replace("not told apart from a constant", "")
+    said = " ".join(capsys.readouterr().out.split())  # lines are as wide as the folder's name lets them be
+    assert "told apart" not in said.replace("not told apart from a constant", "")

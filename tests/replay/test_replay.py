@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import pytest
@@ -32,7 +32,7 @@ from flsv.aggregation import (
     ShapleyWeighted,
     TrimmedMean,
 )
-from flsv.attacks import ALittleIsEnough, FreeRider, MinMax, Scaling, SignFlip
+from flsv.attacks import ALittleIsEnough, FreeRider, InnerProductManipulation, MinMax, Scaling, SignFlip
 from flsv.clients.algorithms import FedProx, MoreauSGD
 from flsv.loop import FederatedLoop
 from flsv.metrics import ContributionMetric, CosineGradientShapley
@@ -193,7 +193,7 @@ def little(round: PlainRound) -> None:
         return
     k, m = COHORT, len(colluders)
     honest, needed = k - m, max(1, k // 2 + 1 - m)
-    z = NormalDist().inv_cdf((honest - needed) / honest) if honest > needed else 0.0
+    z = statistics.NormalDist().inv_cdf((honest - needed) / honest) if honest > needed else 0.0
     known = torch.stack([round.rows[i] - round.x for i in colluders]).double()
     sent = known.mean(0) - z * known.std(0, correction=0)
     for i in colluders:
@@ -210,6 +210,15 @@ def min_max(round: PlainRound) -> None:
         gamma = (low + high) / 2
         sent = mean - gamma * mean / mean.norm()
         low, high = (gamma, high) if max((sent - d).norm() for d in known) <= bound else (low, gamma)
+    for i in (0, 2):
+        change(round, i, lambda d: sent.float())
+
+
+def opposite(round: PlainRound) -> None:
+    """Xie et al.: against the mean, as long as the median of the lengths."""
+    known = round.updates.double()
+    mean = known.mean(0)
+    sent = -mean / mean.norm() * statistics.median(float(each.norm()) for each in known)
     for i in (0, 2):
         change(round, i, lambda d: sent.float())
 
@@ -276,6 +285,7 @@ CASES: dict[str, Case] = {
     "GaussianPrivacy": Case(send=clipped, uploads=lambda: [GaussianPrivacy(clip=0.3, noise_multiplier=0.0)]),
     "ALittleIsEnough": Case(send=little, uploads=lambda: [ALittleIsEnough(clients=[0, 2, 4])]),
     "MinMax": Case(send=min_max, uploads=lambda: [MinMax(clients=[0, 2])]),
+    "InnerProductManipulation": Case(send=opposite, uploads=lambda: [InnerProductManipulation(1.0, clients=[0, 2])]),
 }
 
 

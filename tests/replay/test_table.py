@@ -60,6 +60,7 @@ TABLE: dict[str, By] = {
     "TopK": COMPRESSION,
     "Quantized": COMPRESSION,
     "SignFlip": HERE,
+    "InnerProductManipulation": HERE,
     "GradientPoisoning": function(
         "attacks/test_attacks.py::test_gradient_poisoning_multiplies_every_entry_by_its_own_uniform_factor"
     ),
