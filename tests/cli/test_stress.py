@@ -67,6 +67,7 @@ def test_one_metric_and_a_cheat(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "comes as two clients" in page
 
 
+@pytest.mark.slow
 def test_a_run_whose_metrics_value_by_several_performances(tmp_path: Path) -> None:
     by = {"loss": "negative_loss", "right": "accuracy"}
     metrics = {

@@ -57,6 +57,7 @@ def refused(*words: str) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_what_is_refused_the_parser_would_refuse() -> None:
     kinds = {"federation": FederatedLoop, "data": FederatedDataModule, "trainer": L.Trainer}
     parser, early = PlainParser(exit_on_error=False), 0

@@ -41,6 +41,7 @@ def test_errors_of_few_samples_tell_less_apart() -> None:
     assert many > 2 * few
 
 
+@pytest.mark.slow
 def test_of_errors_that_are_poorly_known_it_takes_more() -> None:
     values, errors = torch.arange(6.0), torch.full((6,), 1.6)
     times = [times_to_tell_apart(values, errors, freedom) for freedom in (1, 3, 30, float("inf"))]
@@ -79,6 +80,7 @@ def test_so_many_evaluations_tell_a_pair_apart_in_half_of_all_cases(clients: int
     assert 0.4 < sum(hits) / len(hits) < 0.85
 
 
+@pytest.mark.slow
 def test_a_sampled_game_is_told_apart_at_the_budget_that_is_named() -> None:
     """Twenty players of nearly the same worth, and interactions that make their estimates noisy."""
     worth, phases = torch.randn(2, 20, generator=torch.Generator().manual_seed(3), dtype=torch.float64)

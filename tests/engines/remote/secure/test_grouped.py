@@ -53,12 +53,15 @@ def rows_of(loop: FederatedLoop) -> torch.Tensor:
 @pytest.mark.parametrize(
     "options",
     [
-        {"metrics": {"else": EverybodyElse(performance="negative_loss")}},
-        {"aggregator": FedAvg("uniform", server_lr=0.5)},
-        {"groups": [[0, 1, 2], [3, 4, 5], [6, 7, 8]], "coalitions": "singles"},
-        {"groups": [list(range(6))]},
+        pytest.param({"metrics": {"else": EverybodyElse(performance="negative_loss")}}, id="two groups"),
+        pytest.param({"aggregator": FedAvg("uniform", server_lr=0.5)}, id="uniform weights", marks=pytest.mark.slow),
+        pytest.param(
+            {"groups": [[0, 1, 2], [3, 4, 5], [6, 7, 8]], "coalitions": "singles"},
+            id="three alone",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"groups": [list(range(6))]}, id="one group", marks=pytest.mark.slow),
     ],
-    ids=["two groups", "uniform weights", "three alone", "one group"],
 )
 def test_it_is_the_unmasked_run_to_rounding(tmp_path: Path, options: dict[str, Any]) -> None:
     make = partial(loop, **options)
@@ -88,6 +91,7 @@ def test_a_groups_models_are_its_own_federations(tmp_path: Path) -> None:
         torch.testing.assert_close(rows_of(masked)[place], model, rtol=0, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_goes_on_to_the_bit(tmp_path: Path) -> None:
     """The masks are others; the sums, of coalitions' models too, are not."""
     whole = fit(remotely(tmp_path / "a"), 4)
