@@ -251,7 +251,7 @@ def test_many_clients_have_tables_of_their_own(mine: str, tmp_path: Path, capsys
     assert main([*asked, "--federations", mine, str(many)]) == 0
     text = capsys.readouterr().out
     assert "many: training the coalitions on 1 of its circles, 2 times." in text
-    assert "1 federations of many clients" in " ".join(text.split())
+    assert "1 federation of many clients" in " ".join(text.split())
     few, page = ((out / name).read_text() for name in ("benchmark.md", "benchmark_many.md"))
     assert "| mine |" in few
     assert "2 x 8 |" in few

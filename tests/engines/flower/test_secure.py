@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -95,6 +96,8 @@ def test_six_supernodes_sum_in_secret(tmp_path: Path, monkeypatch: pytest.Monkey
     deployed = torch.load(last, weights_only=False)
 
     monkeypatch.syspath_prepend(folder)
+    for name in ("fedapp", "fedapp.federation"):  # of another test's folder
+        monkeypatch.delitem(sys.modules, name, raising=False)
     from fedapp.federation import make_loop, make_module  # type: ignore[import-not-found]
 
     loop, module = make_loop(), make_module()
