@@ -42,13 +42,16 @@ def remotely(folder: Path, secure: Any = True, make: Any = loop, **options: Any)
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"aggregator": FedAvg("uniform")},
-        {"aggregator": FedAdam(lr=0.03)},
-        {"client_algorithm": FedProx(0.1), "local_epochs": 2, "client_optimizer": "keep"},
-        {"share": ["!head"], "metrics": {"cost": CommunicationCost()}},
+        pytest.param({}, id="FedAvg"),
+        pytest.param({"aggregator": FedAvg("uniform")}, id="uniform"),
+        pytest.param({"aggregator": FedAdam(lr=0.03)}, id="FedAdam", marks=pytest.mark.slow),
+        pytest.param(
+            {"client_algorithm": FedProx(0.1), "local_epochs": 2, "client_optimizer": "keep"},
+            id="FedProx",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param({"share": ["!head"], "metrics": {"cost": CommunicationCost()}}, id="heads stay"),
     ],
-    ids=["FedAvg", "uniform", "FedAdam", "FedProx", "heads stay"],
 )
 def test_it_is_the_unmasked_run_to_rounding(tmp_path: Path, options: dict[str, Any]) -> None:
     make = partial(loop, **options)
