@@ -1,6 +1,6 @@
 """What a deployment on Flower loses when its processes are killed, stopped and lied to. Needs ``flsv[flower]``.
 
-    python tools/chaos.py                                  # all, with real processes: a quarter of an hour
+    python tools/chaos.py                                  # all, with real processes: ten minutes
     python tools/chaos.py --only stopped stolen --rounds 3
 
 A SuperLink with TLS and keys and three SuperNodes run the project of ``flsv init --flower``, by its own scripts. Each
