@@ -161,7 +161,4 @@ class CopyFilter(UpdateFilter):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
-        self._pairs, self._start = state["pairs"].cpu(), state.get("start")
-        self._echoes = state.get(
-            "echoes", self._echoes.new_zeros(4, 0)
-        ).cpu()  # which earlier versions did not look for
+        self._pairs, self._echoes, self._start = state["pairs"].cpu(), state["echoes"].cpu(), state["start"]

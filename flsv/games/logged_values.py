@@ -28,8 +28,7 @@ class LoggedValues(ValidatedModels):
 
     On CUDA models are evaluated some at a time under ``torch.func.vmap``, and what they have in common, such as a
     frozen network below adapters, is computed once. That is tried first: it must give what Lightning's validation gives
-    one by one, and where it cannot, models are evaluated so. On a CPU it brings nothing: a transformer of 1.3 million
-    parameters with adapters of rank 4 takes as long 4 at a time, and twice as long 16 at a time.
+    one by one, and where it cannot, models are evaluated so. On a CPU they are evaluated one by one.
 
     Args:
         names: what is asked for, among the names of ``trainer.callback_metrics`` after a validation.
