@@ -315,6 +315,12 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
             sort=sort,
         )
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], exclude_state: Sequence[str] = "") -> torch.nn.Module:
+        """``set_dtype`` converts states of floats only: counts stay whole numbers."""
+        if not self._dtype_convert:
+            return super()._apply(fn, exclude_state)
+        return super()._apply(lambda tensor: fn(tensor) if tensor.is_floating_point() else tensor, exclude_state)
+
     @property
     def _sized(self) -> bool:
         return self.num_clients is not None and (self.num_classes is not None or not self.per_class)
@@ -340,8 +346,9 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
                 )
             if "client_ids" in given:
                 self._check_clients(given["client_ids"])
-            update(*args, **kwargs)
-            self.rounds += 1
+            with torch.inference_mode(False):  # whose tensors cannot be changed outside of it
+                update(*args, **kwargs)
+                self.rounds += 1
 
         return super()._wrap_update(counted)
 

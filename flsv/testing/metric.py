@@ -209,6 +209,24 @@ def any_precision(case: MetricCase) -> None:
         f"float64 models to have the same values, {case.whole['value'].tolist()}; got {value.tolist()}",
         "Bring what is computed together to one dtype: x.to(y).",
     )
+    value = case.fed(metric=case.new().set_dtype(torch.float64), dtype=torch.float64).compute()
+    expect(
+        same(value.to(case.whole["value"]), case.whole["value"], rtol=1e-3),
+        f"states in float64 to give the same values, {case.whole['value'].tolist()}; got {value.tolist()}",
+        "Bring what is computed to the state's dtype: now.to(state).",
+    )
+
+
+def inference_mode_is_no_matter(case: MetricCase) -> None:
+    """Rounds within ``torch.inference_mode()``, as in a Lightning validation, and rounds outside of it are one run."""
+    metric, rounds = case.new(), case.rounds()
+    for index in EVERY[:HALF]:
+        arguments = case.arguments(rounds[index])
+        with torch.inference_mode():
+            metric.update(**arguments)
+    ended = said(case.fed(EVERY[HALF:], metric))
+    advice = "Leave update as it is wrapped by ContributionMetric, or clone what it keeps."
+    expect_said(ended, case, None, "rounds in and outside of torch.inference_mode() to end alike", advice)
 
 
 def states_move(case: MetricCase) -> None:
@@ -335,6 +353,7 @@ MetricCase.checks = (
     processes_agree,
     ranks_agree,
     any_precision,
+    inference_mode_is_no_matter,
     states_move,
     bad_clients_are_refused,
     guide_says_the_unit,

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torchmetrics import Metric
 
 from flsv.metrics import ContributionMetric, CumulativeShapley
 from flsv.metrics.base import Guide, latest
@@ -171,3 +172,22 @@ class Throws(Norm):
 
     def value(self, updates: Tensor) -> Tensor:
         return updates.norm(dim=1) * torch.rand(len(updates))
+
+
+class Remembers(Metric):
+    """Of torchmetrics', with a state that it makes in ``update`` and changes later."""
+
+    full_state_update = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("total", torch.zeros(()), dist_reduce_fx="sum")
+
+    def update(self, client_updates: Tensor) -> None:
+        if self.total == 0:
+            self.total = client_updates.sum()
+        else:
+            self.total += client_updates.sum()
+
+    def compute(self) -> Tensor:
+        return self.total

@@ -38,6 +38,7 @@ METRICS: list[tuple[str, Any, dict[str, Any]]] = [
     ("ranks_agree", faulty_metrics.OwnClientsOnly(), {}),
     ("any_precision", faulty_metrics.Single(), {}),
     ("any_precision", faulty_metrics.HalfAgain(), {}),
+    ("inference_mode_is_no_matter", faulty_metrics.Remembers(), {}),
     ("states_move", faulty_metrics.KeepsScale(), {}),
     ("bad_clients_are_refused", faulty_metrics.TakesOneRow(), {}),
     ("guide_says_the_unit", faulty_metrics.NoUnit(), {}),
