@@ -16,17 +16,19 @@ are one call of the utility.
 
 GTG-Shapley: guided truncation between and within rounds (Liu et al., ACM TIST 2022).
 
-- *Between rounds*: if the round moved the utility by no more than ``round_truncation``, every value is 0 and nothing
-  but U(empty) and U(N) is evaluated.
+- *Between rounds*: if the round moved the utility by no more than ``round_truncation`` of its size, which is the larger
+  of ``abs(U(empty))`` and ``abs(U(N))``, every value is 0 and nothing but these two is evaluated.
 - *Guided sampling*: orders come in cycles of n, each player leading once per cycle, so that every player's first
   marginal contribution (the largest ones) is seen equally often.
-- *Within a round*: along an order, once the utility is within ``truncation`` of U(N), the players to come get 0.
+- *Within a round*: along an order, once the utility is within ``truncation`` of its size from U(N), the players to come
+  get 0.
 - *Convergence*: stop when the running mean of the values moved by less than ``convergence`` (relative, averaged over
   the players) against each of the last 10 orders, after at least 30 of them, as the authors' code does.
 
-Both truncations bias the values, by up to ``truncation`` and ``round_truncation``; without them (None) the estimate is
-unbiased up to the convergence rule. Departure: players lead in a fresh random order in each cycle instead of in the
-order of their numbers, so that a budget that ends within a cycle favours nobody.
+Both truncations bias the values, by up to these parts of the utility's size; without them (None) the estimate is
+unbiased up to the convergence rule. Departures: the thresholds are relative, where the paper's are in units of
+accuracy, since no round moves a loss of 0.005 by 0.01; players lead in a fresh random order in each cycle instead of in
+the order of their numbers, so that a budget that ends within a cycle favours nobody.
 
 The standard error pools the spread among orders with the same leader, plus what the leaders of an incomplete last cycle
 add.
@@ -57,7 +59,7 @@ _MAX_BATCH = 2**16  # prefixes per batch
 def marginals_along(
     game: MemoizedGame,
     permutations: Tensor,
-    truncation: float | None = None,
+    truncation: float | Tensor | None = None,
     size_weights: Sequence[float] | None = None,
 ) -> Tensor:
     """Marginal contributions ``[P, n, M]`` of every player (by its number) along orders int ``[P, n]``.
@@ -248,8 +250,8 @@ def gtg_shapley(
     Args:
         utility: ``masks: bool [K, n] -> float [K]`` or ``[K, M]``. Of M columns all must be close to truncate.
         num_players: n.
-        truncation: epsilon_i, in the utility's unit; None for none.
-        round_truncation: epsilon_b, in the utility's unit; None for none.
+        truncation: epsilon_i, as a part of the utility's size; None for none.
+        round_truncation: epsilon_b, likewise.
         convergence: largest relative change of the running mean that counts as converged; None for no such rule.
         budget: largest number of distinct evaluations, default 50 n; the minimum is one order, n + 1.
         generator: source of the orders.
@@ -277,10 +279,12 @@ def gtg_shapley(
     run = Sampling("gtg_shapley", utility, num_players, budget, num_players + 1, target_stderr)
     game = run.game
     empty, grand = game.empty_and_grand()
-    if round_truncation is not None and bool(((grand - empty).abs() <= round_truncation).all()):
+    size = torch.maximum(grand.abs(), empty.abs())
+    if round_truncation is not None and bool(((grand - empty).abs() <= round_truncation * size).all()):
         zeros = torch.zeros(num_players, len(grand), dtype=torch.float64)
         return game.estimate(zeros, torch.full_like(zeros, torch.nan))
 
+    close = None if truncation is None else truncation * size
     samples = torch.empty(0, num_players, len(grand), dtype=torch.float64)
     leaders = torch.empty(0, dtype=torch.int64)
     while len(samples) < run.budget:  # more orders than evaluations repeat coalitions that are known already
@@ -290,7 +294,7 @@ def gtg_shapley(
         orders = _guided(num_players, cycles, generator)
         affordable = run.affordable(prefixes(orders))
         if affordable:
-            samples = torch.cat([samples, marginals_along(game, orders[:affordable], truncation)])
+            samples = torch.cat([samples, marginals_along(game, orders[:affordable], close)])
             leaders = torch.cat([leaders, orders[:affordable, 0]])
         if affordable < len(orders) and (affordable == 0 or truncation is None):
             break

@@ -19,12 +19,23 @@ def test_everybody_leads_once_per_cycle() -> None:
 
 def test_between_round_truncation() -> None:
     table = accuracy_table(6)
-    gain = float((table[-1] - table[0]).abs())
+    gain = float((table[-1] - table[0]).abs() / max(abs(table[-1]), abs(table[0])))
     skipped = gtg_shapley(table_game(table), 6, round_truncation=gain + 1e-9)
     assert skipped.evaluations == 2
     assert (skipped.values == 0).all()
     assert skipped.stderr.isnan().all()
     assert gtg_shapley(table_game(table), 6, round_truncation=gain - 1e-3, generator=rng()).evaluations > 2
+
+
+@pytest.mark.parametrize("unit", [1e-4, 1.0, 1e4])
+def test_truncation_has_no_unit(unit: float) -> None:
+    """A loss of 0.0001 is shared out as its multiple is."""
+    table = 0.6 - 0.5 * accuracy_table(6)
+    once = gtg_shapley(table_game(table), 6, generator=rng())
+    again = gtg_shapley(table_game(unit * table), 6, generator=rng())
+    assert (once.values != 0).all()
+    torch.testing.assert_close(again.values, unit * once.values)
+    assert again.evaluations == once.evaluations
 
 
 def test_within_round_truncation_saves_evaluations_and_stays_close() -> None:
