@@ -8,6 +8,7 @@ saves. What happens in a round is :class:`flsv.engines.one_process.OneProcess`'s
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from functools import cached_property, partial
@@ -82,7 +83,8 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
             ``"epsilon"``; then compression, such as ``flsv.uploads.TopK``.
         filters: what the server does to a cohort's updates before it measures and averages them, in this order, such as
             ``[OutlierFilter(), CopyFilter(0.7, gap=0.45), NormCap(1.25), SampleCap(1.25)]``, see :mod:`flsv.filters`.
-            Default: an ``OutlierFilter()``, which warns. An empty list: none.
+            Default: an ``OutlierFilter()``, which warns. Whatever the list, an empty one too, what is not finite, or so
+            large that a sum keeps nothing of the others, is left out: ``OutlierFilter(threshold=None)``.
         local_epochs: passes over a client's data per round.
         client_optimizer: ``"reset"`` empties the optimizer's state when a client starts; ``"keep"`` gives every
             client the one it left.
@@ -234,12 +236,16 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     def replace(self, **changes: Any) -> FederatedLoop:
         """A new loop of the same arguments but for these; those of a loop that is there cannot be set.
 
+        Metrics, strategies, uploads and filters are copied: what one loop learns is not the other's.
+
         Example:
             >>> FederatedLoop(local_epochs=3).replace(seed=1).local_epochs
             3
         """
         given = {field.name: getattr(self.config, field.name) for field in fields(self.config)}
-        return type(self)(**{**given, **changes})
+        given = {name: value for name, value in given.items() if name not in changes}
+        functions = {name: given.pop(name) for name in ("engine", "share") if name in given}  # which may hold anything
+        return type(self)(**copy.deepcopy(given), **functions, **changes)
 
     def without_files(self) -> FederatedLoop:
         """The same loop, which writes nothing."""

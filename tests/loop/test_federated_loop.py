@@ -19,8 +19,10 @@ from toys import Plain, adam, fit, network, sgd, toy_data, vector
 
 from flsv import ClientEvaluation
 from flsv.aggregation import FedAvg, ShapFedWA
+from flsv.attacks import Scaling
 from flsv.clients.algorithms import FedProx
 from flsv.data import FederatedDataModule
+from flsv.filters import OutlierFilter
 from flsv.functional import class_specific_shapley, participant_weights
 from flsv.loop import FederatedLoop
 from flsv.metrics import ClassSpecificShapley
@@ -190,6 +192,25 @@ def test_seed_everything_is_the_default_seed(tmp_path: Path, monkeypatch: pytest
     L.seed_everything(17)
     implicit = vector(fit(FederatedLoop(), tmp_path))
     torch.testing.assert_close(implicit, vector(fit(FederatedLoop(seed=17), tmp_path)), rtol=0, atol=0)
+
+
+def test_replaced_loops_share_no_state(tmp_path: Path) -> None:
+    """Metrics and filters of a loop are its own, also where another made from it is fitted later."""
+    base = FederatedLoop(metrics={"cssv": ClassSpecificShapley()}, uploads=[Scaling(100.0, clients=[1])])
+    first, clean = base.replace(seed=0), base.replace(uploads=[])
+    fit(first, tmp_path / "a")
+    before, named = first.metrics["cssv"].compute(), dict(first.named)
+    assert named
+    fit(clean, tmp_path / "b")
+    assert torch.equal(first.metrics["cssv"].compute(), before)
+    assert not torch.equal(clean.metrics["cssv"].compute(), before)
+    assert (dict(first.named), dict(clean.named)) == (named, {})
+
+
+def test_without_filters_what_is_not_finite_is_left_out_all_the_same() -> None:
+    (guard,) = FederatedLoop(filters=[]).filters
+    assert isinstance(guard, OutlierFilter)
+    assert guard.threshold is None
 
 
 def test_a_client_does_not_depend_on_who_else_is_in_the_cohort(tmp_path: Path) -> None:
