@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from own_data import patients, ready
@@ -47,6 +48,34 @@ def test_statistics_of_training_rows_are_what_the_clients_would_send():
     assert data._data.test.tensors[0][:, 0].mean().item() == pytest.approx(
         float((np.array(patients(10, 4)["age"]) - mean).mean() / deviation), abs=1e-5
     )
+
+
+def two_clients(**columns):
+    """Of each column, Boston's values and Lyon's, repeated."""
+    ages = np.random.default_rng(0).normal(size=(2, 30))
+    return {
+        name: pd.DataFrame({"age": ages[i], **{column: np.resize(values[i], 30) for column, values in columns.items()}})
+        for i, name in enumerate(("Boston", "Lyon"))
+    }
+
+
+@pytest.mark.parametrize("words", [(False, True), ("no", "yes"), ("False", "True")])
+def test_classes_that_two_clients_write_otherwise_are_refused(words):
+    """1 and True would be two classes; the message names both clients."""
+    with pytest.raises(ConfigurationError, match="numbers in the .* of 'Lyon' and words in the .* of 'Boston'"):
+        ready(clients=two_clients(ill=(words, (0, 1))), labels="ill")
+    assert len(ready(clients=two_clients(ill=(words, words)), labels="ill").class_names) == 2
+
+
+def test_a_column_of_two_kinds_names_whose_it_is():
+    clients = two_clients(ill=((0, 1), (0, 1)), smokes=((True, False), ("yes", "no")))
+    with pytest.raises(ConfigurationError, match="of 'Boston' and categories in the .* of 'Lyon'"):
+        ready(clients=clients, labels="ill")
+
+
+def test_values_that_are_no_classes_are_counted_over_all_tables():
+    with pytest.raises(ConfigurationError, match="the 2 tables: target 'ill' has 60 different values in 60 rows"):
+        ready(clients=two_clients(ill=(np.arange(30), np.arange(30, 60))), labels="ill")
 
 
 def test_what_nobody_trains_on_changes_no_feature():

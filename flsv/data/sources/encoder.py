@@ -20,6 +20,7 @@ from flsv.data.sources.dates import date_columns, without_dates
 from flsv.data.sources.table import CATEGORIES, NUMBERS, TRUTH, Table, parsed
 from flsv.data.sources.values import (
     check_no_days,
+    check_written_alike,
     class_labels,
     class_names,
     declared_kind,
@@ -152,8 +153,9 @@ class TableEncoder:
     def classes(self, tables: Sequence[Table]) -> tuple[str, ...] | None:
         """The classes' names by training tables; None for regression."""
         if self.columns.task == "classification":
-            values = [value for table in tables for value in self._target_of(table)]
-            self._classes = class_names(tables[0], values, f"target {self.target!r}")
+            about, labels = f"target {self.target!r}", [self._target_of(table) for table in tables]
+            check_written_alike(tables, labels, about)
+            self._classes = class_names(_all_of(tables), [value for column in labels for value in column], about)
         return self._classes
 
     def targets(self, tables: Sequence[Table], fit: np.ndarray | None = None) -> list[Tensor]:
@@ -172,7 +174,9 @@ class TableEncoder:
             fitted = np.concatenate(numbers)[fit]
             self.target_mean, self.target_std = float(fitted.mean()), float(fitted.std())
             if self.target_std <= 1e-12 * abs(self.target_mean):
-                raise ConfigurationError(f"{tables[0].path}: all training rows have the same {self.target!r} (target).")
+                raise ConfigurationError(
+                    f"{_all_of(tables).path}: all training rows have the same {self.target!r} (target)."
+                )
         return [torch.from_numpy((y - self.target_mean) / self.target_std).float() for y in numbers]
 
     def cards(self, tables: Sequence[Table]) -> tuple[ColumnCard, ...]:
@@ -268,7 +272,9 @@ class TableEncoder:
         kind = CATEGORIES if given else declared_kind(tables, name)
         column = None if kind == CATEGORIES else numbers_of(tables, name, missing, kind)
         if missing[fit].all():
-            message = f"{tables[0].path}: no training row has a {name!r}. Leave the column out (exclude: [{name}])."
+            message = (
+                f"{_all_of(tables).path}: no training row has a {name!r}. Leave the column out (exclude: [{name}])."
+            )
             raise ColumnError(message, {"exclude": [name]})
         parts = [(table, gap) for table, gap in zip(tables, _cut(missing, tables)) if gap.any()]
         parsed = [(table, gap) for table, gap in parts if not table.has_numbers(name) or self._gaps(table) != {""}]
@@ -280,13 +286,13 @@ class TableEncoder:
             return ReadColumn(name, kind or NUMBERS, missing, column, None, marks, doubt)
         text = np.concatenate([table.text(name) for table in tables])
         if kind is None:
-            check_no_days(tables[0], name, text[~missing])
+            check_no_days(_all_of(tables), name, text[~missing])
         words = np.where(missing, "", text)
-        return ReadColumn(name, CATEGORIES, missing, words, self._categories(tables[0], name, words, fit), marks)
+        return ReadColumn(name, CATEGORIES, missing, words, self._categories(_all_of(tables), name, words, fit), marks)
 
     def _say(self, tables: Sequence[Table], found: Sequence[ReadColumn]) -> None:
         """Say what was taken for what, and what a gap looks like."""
-        say_kinds(tables[0], {each.name: each.kind for each in found}, {each.name: each.marks for each in found})
+        say_kinds(_all_of(tables), {each.name: each.kind for each in found}, {each.name: each.marks for each in found})
 
     def _categories(self, table: Table, name: str, values: np.ndarray, fit: np.ndarray) -> list[str]:
         """The values of the training rows, sorted; of what the others have besides, it is said."""
@@ -328,3 +334,8 @@ class TableEncoder:
 
 def _cut(whole: np.ndarray, tables: Sequence[Table]) -> list[np.ndarray]:
     return np.split(whole, np.cumsum([len(table) for table in tables])[:-1])
+
+
+def _all_of(tables: Sequence[Table]) -> Table:
+    """The first, under a name for messages about all of them."""
+    return tables[0] if len(tables) == 1 else replace(tables[0], path=f"the {len(tables)} tables")

@@ -47,6 +47,11 @@ def tables_source(
         ConfigurationError: tables with other columns than the first; what :class:`TableEncoder` refuses.
     """
     columns.check_roles(label, "the client" if clients else group, "Columns")
+    if clients:  # for messages: a file has a name of its own
+        tables = {
+            name: replace(table, path=f"the {table.path} of {name!r}") if table.typed else table
+            for name, table in tables.items()
+        }
     encoder = TableEncoder(columns, label, group, "Columns")
     train = {name: encoder.rows(table) for name, table in tables.items()}
     held = {name: None if table is None else encoder.rows(table) for name, table in held_out.items()}

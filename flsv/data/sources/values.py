@@ -14,7 +14,7 @@ from torch import Tensor
 
 from flsv.data.groups import check_spelling, spelled_alike
 from flsv.data.sources.dates import date_remedy
-from flsv.data.sources.table import CATEGORIES, NUMBERS, TRUTH, Table
+from flsv.data.sources.table import CATEGORIES, NUMBERS, TRUTH, Table, parsed
 from flsv.errors import ColumnError, ConfigurationError
 
 #: What single precision holds, nearly.
@@ -127,6 +127,27 @@ def class_names(table: Table, values: Sequence[str], argument: str) -> tuple[str
         )
     check_spelling(names, f"{table.path}: {argument}")
     return names
+
+
+def check_written_alike(tables: Sequence[Table], labels: Sequence[Sequence[str]], argument: str) -> None:
+    """Check that classes are not numbers in one table and words in another: ``1`` and ``True`` would be two classes.
+
+    Raises:
+        ConfigurationError: they are.
+    """
+    numbers: Table | None = None
+    words: Table | None = None
+    for table, values in zip(tables, labels):
+        known = np.isfinite(parsed(sorted(set(values))))
+        if len(known) and known.all():
+            numbers = table
+        if len(known) and not known.any():
+            words = table
+        if numbers is not None and words is not None:
+            raise ConfigurationError(
+                f"{argument} has numbers in {numbers.path} and words in {words.path}, which would be different "
+                "classes. Write the classes alike in all tables."
+            )
 
 
 def numbers_of(tables: Sequence[Table], name: str, missing: np.ndarray, kind: str | None) -> np.ndarray | None:

@@ -90,7 +90,7 @@ def test_columns_that_are_no_features(values, message):
 
 def test_clients_whose_columns_are_of_other_kinds():
     parts = {"Boston": Frame(zip=[1, 2] * 20, ill=[0, 1] * 20), "Lyon": Frame(zip=["1", "2"] * 20, ill=[0, 1] * 20)}
-    with pytest.raises(ConfigurationError, match="'zip' has numbers in Frame and categories in Frame"):
+    with pytest.raises(ConfigurationError, match="'zip' has numbers in .* of 'Boston' and categories in .* of 'Lyon'"):
         ready(clients=parts, labels="ill")
     assert ready(clients=parts, labels="ill", columns=Columns(categorical=["zip"])).input_shape == (2,)
 
