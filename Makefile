@@ -2,7 +2,7 @@
 PYTHON ?= $(if $(wildcard .venv/bin/python),.venv/bin/python,python)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help install check lint workflows format types layers size test slow coverage docs tables lowest conformance wheel-test test-map mutants release constraints flower cuda ci
+.PHONY: help install check lint workflows format types layers size test slow coverage docs tables readme lowest conformance wheel-test test-map mutants release constraints flower cuda ci
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -116,6 +116,12 @@ flower: ## the tests of Flower, whose pins are its own, in an environment of the
 	.venv-flower/bin/python -m pip install --quiet --disable-pip-version-check -e '.[test,flower]'
 	.venv-flower/bin/python -m pytest -m flower tests/engines/flower tests/engines/test_template.py
 
+# A module that only `dev` installs would be found here and nowhere else.
+readme: ## README's command for the tests, as it stands, in an environment with what it installs and nothing more
+	rm -rf .venv-readme
+	python3 -m venv .venv-readme
+	PATH="$(CURDIR)/.venv-readme/bin:$$PATH" bash -ec "$$(grep '^pip install .* && pytest' README.md)"
+
 # Flower's tests mostly wait for each other, so the rest is run beside them.
-ci: check docs test ## all of it
+ci: check docs readme ## all of it
 	$(MAKE) --jobs=2 --output-sync=target flower slow lowest
