@@ -151,7 +151,8 @@ class ParameterSpace:
             raise ConfigurationError(
                 f"the module's parameters and buffers have changed since the fit began: {sorted(now.keys() - known)} "
                 f"have come, {sorted(known - now.keys())} have gone. Vectors of the clients' models need the same all "
-                "along: change the module before the fit, for example in configure_model."
+                "along: change the module before the fit, for example in configure_model, and put a callback that "
+                "does so in on_fit_start before FederatedLoop."
             )
 
     def read_private(self, module: nn.Module) -> dict[str, Tensor]:

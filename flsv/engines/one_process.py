@@ -214,6 +214,7 @@ class OneProcess:
             buffers: those that no vector holds, of a checkpoint.
         """
         trainer, board, config = self._trainer, self.server.board, self._config
+        self.space.check(trainer.lightning_module)
         measures, val = board.performances, self._data.val_dataloader()
         games = [name for name, measure in measures.items() if not isinstance(measure, ModelScore)]
         every = config.evaluation.every if self.clients_here else 0

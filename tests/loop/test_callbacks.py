@@ -34,8 +34,9 @@ from logging_module import Logs, logged
 from torch import Tensor, nn
 from toys import CLASSES, FEATURES, Plain, fit, sgd, toy_data, trainer_for, vector
 
+from flsv.errors import ConfigurationError
 from flsv.loop import FederatedLoop
-from flsv.metrics import ClassSpecificShapley
+from flsv.metrics import ClassSpecificShapley, CumulativeShapley
 from flsv.sampling import UniformSampler
 from flsv.seeding import generator_for
 
@@ -302,3 +303,24 @@ def test_a_cohort_of_some_and_a_monitor(tmp_path: Path) -> None:
     stop = EarlyStopping("cssv/client_0", strict=False, patience=9)
     fit(loop, tmp_path, rounds=6, callbacks=[stop])
     assert loop.round_index == 6
+
+
+class AddsHead(Callback):
+    """As Lightning's fine-tuners for self-supervised networks."""
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.head = nn.Linear(CLASSES, CLASSES)
+
+
+@pytest.mark.parametrize("performance", ["accuracy", "val_acc"])
+def test_a_callback_that_adds_a_module_goes_before_the_loop(tmp_path: Path, performance: str) -> None:
+    mode = "max" if performance == "val_acc" else None
+
+    def train(first: bool) -> None:
+        loop = FederatedLoop(metrics={"game": CumulativeShapley(performance=performance, mode=mode)}, seed=1)
+        callbacks = in_order(first, AddsHead(), loop)
+        trainer_for(None, tmp_path / str(first), 1, callbacks=callbacks).fit(Logs(), toy_data())
+
+    train(first=True)
+    with pytest.raises(ConfigurationError, match=r"\['head.bias', 'head.weight'\] have come.* before FederatedLoop"):
+        train(first=False)
