@@ -4,7 +4,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # what __getattr__ finds, for type checkers
-    from flsv._lightning.bridge import bridge_pytorch_lightning
     from flsv.data import FederatedDataModule
     from flsv.errors import ConfigurationError
     from flsv.functional.allocation import allocate
@@ -30,7 +29,6 @@ __all__ = [
     "Reporting",
     "Round",
     "allocate",
-    "bridge_pytorch_lightning",
     "read_run",
     "value_round",
 ]
@@ -48,7 +46,6 @@ _HOMES = {
     "Reporting": "flsv.report.folder",
     "Round": "flsv.round",
     "allocate": "flsv.functional.allocation",
-    "bridge_pytorch_lightning": "flsv._lightning.bridge",
     "read_run": "flsv.report",
     "value_round": "flsv.server.value_round",
 }

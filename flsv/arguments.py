@@ -6,102 +6,16 @@ A comparison with NaN is false, so ``if lr <= 0: raise`` lets NaN through. Here 
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 import re
 import reprlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from flsv.errors import ConfigurationError
 
-# What a decorator gives has the type of what it was given, or a user's type checker would take every argument.
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-#: Class to its earlier arguments to what each is now; ``{0}`` is the value.
-RENAMED: Mapping[str, Mapping[str, str]] = {
-    "FederatedLoop": {
-        "outlier_threshold": "filters=[OutlierFilter(threshold={0})]",
-        "exclude_outliers": "filters=[OutlierFilter(exclude={0})]",
-        "copy_threshold": "filters=[CopyFilter(threshold={0}, gap=None)]",
-        "copy_gap": "filters=[CopyFilter(threshold=None, gap={0})]",
-        "norm_cap": "filters=[NormCap({0})]",
-        "sample_cap": "filters=[SampleCap({0})]",
-        "attacks": "uploads={0}, one list of attacks, privacy and compression",
-        "privacy": "uploads=[{0}], one list of attacks, privacy and compression",
-        "server_lr": "the aggregator's, aggregator=FedAvg(server_lr={0})",
-        "head": "with who reads it, metrics={{'cssv': ClassSpecificShapley(head={0})}}",
-        "evaluate_clients_every": "evaluation=ClientEvaluation(every={0})",
-        "evaluate_models": "evaluation=ClientEvaluation(models={0})",
-        "keep_trained": "evaluation=ClientEvaluation(keep_trained={0})",
-        "log_per_class": "reporting=Reporting(per_class={0})",
-        "figures_every": "reporting=Reporting(figures={0})",
-        "client_runs": "reporting=Reporting(client_runs={0})",
-        "print_table": "reporting=Reporting(table={0})",
-    },
-    "FederatedDataModule": {
-        "server_val_fraction": "splits=Splits(server_val={0})",
-        "client_val_fraction": "splits=Splits(client_val={0})",
-        "client_test_fraction": "splits=Splits(client_test={0})",
-        "max_samples": "splits=Splits(max_samples={0})",
-        "drop_flagged": "splits=Splits(drop_flagged={0})",
-        "seed": "splits=Splits(seed={0})",
-        "root": "files=Files(root={0})",
-        "download": "files=Files(download={0})",
-        "image_size": "files=Files(image_size={0})",
-        "eval_batch_size": "loader=Loader(eval_batch_size={0})",
-        "drop_last": "loader=Loader(drop_last={0})",
-        "num_workers": "loader=Loader(num_workers={0})",
-        "pin_memory": "loader=Loader(pin_memory={0})",
-        "preload": "loader=Loader(preload={0})",
-        "on_device": "loader=Loader(on_device={0})",
-        "label": "labels={0}",
-    },
-}
-
 _PLAIN = re.compile(r"(?![. ])[^/\\:\x00-\x1f\x7f]{1,100}")
-
-
-def new_name(owner: str, name: str, value: Any = ...) -> str | None:
-    """What an earlier argument of a class is now, a sentence; None where there was none of that name.
-
-    Example:
-        >>> new_name("FederatedLoop", "norm_cap", 1.25)
-        'FederatedLoop(norm_cap=1.25): norm_cap is now filters=[NormCap(1.25)].'
-    """
-    now = RENAMED.get(owner, {}).get(name)
-    if now is None:
-        return None
-    shown = "..." if value is ... else reprlib.repr(value)
-    return f"{owner}({name}={shown}): {name} is now {now.format(shown)}."
-
-
-def old_names_told(constructor: _Function) -> _Function:
-    """A class's ``__init__`` that says of an argument in :data:`RENAMED` what it is now. Its signature is the same.
-
-    Raises:
-        ConfigurationError: an earlier name is given.
-
-    Example:
-        >>> class FederatedLoop:
-        ...     @old_names_told
-        ...     def __init__(self, filters=None): ...
-        >>> FederatedLoop(norm_cap=1.25)
-        Traceback (most recent call last):
-        ...
-        flsv.errors.ConfigurationError: FederatedLoop(norm_cap=1.25): norm_cap is now filters=[NormCap(1.25)].
-    """
-    owner, known = constructor.__qualname__.split(".")[-2], inspect.signature(constructor).parameters
-
-    @functools.wraps(constructor)
-    def told(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name in kwargs.keys() - known.keys():
-            if now := new_name(owner, name, kwargs[name]):
-                raise ConfigurationError(now)
-        constructor(self, *args, **kwargs)
-
-    return cast(_Function, told)
 
 
 def client_number(given: object, names: Sequence[str], option: str) -> int:

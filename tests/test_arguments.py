@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sifted import slow_except
 from toys import Plain, fit, toy_data
 
 from flsv import ConfigurationError, FederatedDataModule, FederatedLoop, Reporting
 from flsv.aggregation import FedAvgM, GeometricMedian
-from flsv.arguments import RENAMED
 from flsv.attacks import SignFlip
-from flsv.cli import main
 from flsv.filters import CopyFilter, OutlierFilter
 from flsv.metrics import ClassSpecificShapley
 
@@ -85,21 +82,7 @@ def test_batch_sizes_are_set_and_hold() -> None:
     assert len(next(iter(data.client_loader(0, "test")))[0]) == 5
 
 
-OLD = [(owner, name) for owner, names in RENAMED.items() for name in names]
-
-
-@pytest.mark.parametrize(("owner", "name"), OLD)
-def test_an_old_name_is_refused_with_the_present_one(owner: str, name: str) -> None:
-    made_by: Any = {"FederatedLoop": FederatedLoop, "FederatedDataModule": FederatedDataModule}[owner]
-    with pytest.raises(ConfigurationError, match=rf"^{owner}\({name}=2\): {name} is now \w+.*\.$"):
-        made_by(**{name: 2})
-
-
-@pytest.mark.parametrize(("owner", "name"), slow_except(OLD[::8], OLD))
-def test_a_command_refuses_an_old_name_in_one_line(owner: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    section = {"FederatedLoop": "federation", "FederatedDataModule": "data"}[owner]
-    with pytest.raises(SystemExit):
-        main(["fit", "--config", "quickstart", f"--{section}.{name}", "2"])
-    said = capsys.readouterr().err.strip()
-    assert said.startswith(f"flsv: error: {owner}({name}=...): {name} is now ")
-    assert "\n" not in said
+def test_an_unknown_argument_is_a_type_error() -> None:
+    for made_by in (FederatedLoop, FederatedDataModule):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'server_lr'"):
+            made_by(server_lr=0.5)  # type: ignore[call-arg]

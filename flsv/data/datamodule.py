@@ -14,8 +14,8 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from flsv._lightning.patches import check_package, keep_apart
-from flsv.arguments import check_kind, old_names_told
+from flsv._lightning.patches import keep_apart
+from flsv.arguments import check_kind
 from flsv.data.corrupted_data import unknown_classes
 from flsv.data.corruption import Corruption
 from flsv.data.federated_data import FederatedData, deal, without_flagged
@@ -107,7 +107,6 @@ class FederatedDataModule(FederationView):
 
     _instead = "Make it anew: FederatedDataModule(..., {0})."
 
-    @old_names_told
     def __init__(
         self,
         source: Whole = "digits",
@@ -137,8 +136,6 @@ class FederatedDataModule(FederationView):
             self, "corruptions", corruptions, (list, tuple, type(None)), "a list of flsv.data.Corruption or None"
         )
         source = str(source) if isinstance(source, Path) else source
-        for part in source if isinstance(source, list | tuple) else [source]:
-            check_package(part, "source")
         # A DataFrame may call its columns by numbers.
         labels = str(labels).strip() if isinstance(labels, Integral | str) and not isinstance(labels, bool) else labels
         groups = str(groups) if isinstance(groups, Integral) else groups

@@ -81,7 +81,6 @@ __all__ = [
     "label_embedding",
     "label_overlap",
     "lava",
-    "lava_values",
     "leave_one_out",
     "leave_one_out_cosines",
     "leverage_shapley",

@@ -21,7 +21,7 @@ from torchmetrics import Metric
 
 from flsv._lightning.round_boundary import install
 from flsv.aggregation import Aggregator, FedAvg
-from flsv.arguments import ReadOnlyArguments, old_names_told
+from flsv.arguments import ReadOnlyArguments
 from flsv.clients.algorithms import ClientAlgorithm, shadow_training
 from flsv.engines.one_process import OneProcess
 from flsv.filters import OutlierFilter, UpdateFilter, with_guard
@@ -37,7 +37,7 @@ from flsv.round import FederationState
 from flsv.sampling import ClientSampler, FullParticipation
 from flsv.server import ContributionMetrics
 from flsv.server.callback_checks import check_callbacks
-from flsv.server.checks import check_names, check_packages, check_setup
+from flsv.server.checks import check_names, check_setup
 from flsv.server.config import ClientEvaluation, FederationConfig
 from flsv.server.identity import settings_of
 from flsv.server.resume import check_checkpoint, check_state
@@ -175,7 +175,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
         "_found": ("noticed", "named", "copies", "held", "payable"),
     }
 
-    @old_names_told
     def __init__(
         self,
         aggregator: Aggregator | None = None,
@@ -254,7 +253,6 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     # ---- before the first round
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        check_packages(trainer, pl_module)
         install(trainer, partial(check_checkpoint, trainer, self.state_key, self.check_state))
         if stage != "fit":
             return

@@ -11,7 +11,6 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 from torchmetrics import Metric
 
-from flsv._lightning.patches import check_package
 from flsv.data import FederatedDataModule
 from flsv.data.labels import need_classes
 from flsv.errors import ConfigurationError
@@ -228,23 +227,6 @@ def _check_steps(module: L.LightningModule, board: ContributionMetrics) -> None:
             f"metrics {called} call {type(module).__name__}.forward(x), which is not defined. Let it return the logits "
             f"[B, M]{instead}. {other}"
         )
-
-
-def check_packages(trainer: L.Trainer, module: L.LightningModule) -> None:
-    """Check that all that takes part is of the package ``lightning``.
-
-    Raises:
-        ConfigurationError: what is of the package ``pytorch_lightning``.
-    """
-    check_package(trainer, "the trainer")
-    check_package(module, "the module")
-    # Lightning takes what is no data module of its own for a dataloader.
-    for data in (getattr(trainer, "datamodule", None), trainer.fit_loop._data_source.instance):
-        check_package(data, "the data module")
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        check_package(callback, "a callback")
-    for logger in trainer.loggers:
-        check_package(logger, "a logger")
 
 
 def check_classes(data: FederatedDataModule, board: ContributionMetrics, strategies: Mapping[str, Strategy]) -> None:

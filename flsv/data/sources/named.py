@@ -17,7 +17,6 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
-from flsv._lightning.patches import old_class_named
 from flsv.data.labels import check_largest, whole_numbers
 from flsv.data.sources.base import ImageData, image_tensor, tensor_set
 from flsv.data.sources.images import folder
@@ -178,8 +177,6 @@ def load_image_data(name: str, root: str = "data", download: bool = False, image
     looked = looked_at(name, root)
     if name.endswith(".npz") or "/" in name:
         raise ConfigurationError(f"{name} was not found: looked at {looked}. Give root the folder that holds it.")
-    if (other := old_class_named(name)) is not None:
-        raise ConfigurationError(other)
     close = difflib.get_close_matches(_plain(name), map(_plain, DATA_SETS))
     hint = f" Did you mean {known_as(close[0])!r}?" if close else ""
     raise ConfigurationError(

@@ -32,7 +32,6 @@ from flsv.functional.transport.values import (
     direct_values,
     knn_shapley,
     lava,
-    lava_values,
 )
 
 __all__ = [
@@ -56,7 +55,6 @@ __all__ = [
     "label_distance",
     "label_embedding",
     "lava",
-    "lava_values",
     "safe_support",
     "wasserstein_barycenter",
     "wasserstein_distance",

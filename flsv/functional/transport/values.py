@@ -51,9 +51,8 @@ and a value is the mean over the validation samples. (The paper's first line, [.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -127,17 +126,6 @@ def direct_values(
             return label_augmented_cost(x, y, x2, y2, covariance=covariance, label_weight=label_weight)
 
     return _values(x, y, x2, labelled, part, blur, scaling)
-
-
-def lava_values(x: Tensor, y: Tensor | None, x2: Tensor, y2: Tensor | None, **settings: Any) -> Tensor:
-    """:func:`direct_values` under its former name, which claimed to be LAVA; it warns. LAVA is :func:`lava`."""
-    warnings.warn(
-        "lava_values is not LAVA but this package's own estimator: call it direct_values, or take lava for LAVA as "
-        "published.",
-        FutureWarning,
-        stacklevel=2,
-    )
-    return direct_values(x, y, x2, y2, **settings)
 
 
 def client_values(

@@ -12,7 +12,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from flsv.errors import ConfigurationError
-from flsv.functional.transport import class_distances, direct_values, lava, lava_values
+from flsv.functional.transport import class_distances, lava
 
 
 def reference_inner(x: np.ndarray, y: np.ndarray, x2: np.ndarray, y2: np.ndarray) -> np.ndarray:
@@ -103,13 +103,6 @@ def test_equal_sets_and_single_samples() -> None:
     assert lava(x, y, x.clone(), y.clone()).abs().max() < 1e-3
     assert lava(x[:1], y[:1], x, y).tolist() == [0.0]
     assert lava(x, y, x[y == 0], y[y == 0]).isfinite().all()
-
-
-def test_the_former_name_is_our_estimator_and_says_so() -> None:
-    (x, y), (x2, y2) = blobs(30, 0), blobs(20, 1)
-    with pytest.warns(FutureWarning, match="call it direct_values, or take lava"):
-        found = lava_values(x, y, x2, y2, part="labels")
-    assert torch.equal(found, direct_values(x, y, x2, y2, part="labels"))
 
 
 def test_wrong_input_says_so() -> None:
