@@ -111,10 +111,6 @@ def _measured(run: Run) -> list[Block]:
     if run.record.get("logged"):
         said = ", ".join(f"{name} {value}" for name, value in logged(run))
         items.append(f"The model has logged last: {said}.")
-    if not run.record:
-        items.append(
-            "The folder has no run.json (written by an earlier version): names, settings and hashes are missing."
-        )
     return [Bullets(items), *([Table(head, rows)] if rows else [])]
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from flsv.csv_files import NAN, Cell, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
 from flsv.models.imbalance import OWN_SCORES
+from flsv.participants.artifacts import client_folders
 from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED
 from flsv.report.record import read_record
 from flsv.report.run_table import OF_A_ROUND, RunTable
@@ -32,7 +33,7 @@ class Run:
 
     Args:
         folder: where.
-        record: ``run.json``; empty in a folder written by an earlier version.
+        record: ``run.json``.
         table: of ``contributions.csv``, in its order.
         valuation: a folder of ``flsv value`` on the same data.
     """
@@ -45,18 +46,17 @@ class Run:
     @cached_property
     def num_clients(self) -> int:
         """n."""
-        return len(self.record.get("clients", ())) or 1 + max(self.table.cells["client"].tolist(), default=-1)
+        return len(self.record["clients"])
 
     @cached_property
     def client_names(self) -> tuple[str, ...]:
         """As they are; numbers where the data have no names."""
-        told = self._told("client", "client_name")
-        return tuple(self.record.get("clients") or [told.get(i, str(i)) for i in range(self.num_clients)])
+        return tuple(self.record["clients"])
 
     @cached_property
     def folders(self) -> tuple[str, ...]:
         """Of each client, below ``clients``."""
-        return tuple(self.record.get("folders") or map(str, range(self.num_clients)))
+        return tuple(client_folders(self.client_names))
 
     @property
     def rounds(self) -> int:
@@ -69,43 +69,29 @@ class Run:
         return tuple(np.unique(self.table.cells["round"]).tolist())
 
     @property
-    def ended(self) -> bool | None:
-        """Whether the run has ended; None if the folder does not say."""
-        return "ended" in self.record if self.record else None
+    def ended(self) -> bool:
+        """Whether the run has come to its end."""
+        return "ended" in self.record
 
     @cached_property
     def metrics(self) -> tuple[str, ...]:
         """Names of the contribution metrics, in the order of the run's configuration."""
-        found = [name for name in self.table.metrics if "/" not in name]
-        known = [name for name in self.record.get("metrics", {}) if name in found]
-        return tuple(dict.fromkeys([*known, *(name for name in found if name not in OF_A_ROUND)]))
+        return tuple(name for name in self.record["metrics"] if name in self.table.metrics)
 
     def about(self, metric: str) -> Mapping[str, Any]:
         """What ``run.json`` says of a metric."""
-        return self.record.get("metrics", {}).get(metric, {})
+        return self.record["metrics"].get(metric, {})
 
     def columns_are_classes(self, metric: str) -> bool:
-        """Whether the columns are classes, and not other clients, say. Without ``run.json``, whether the CSV has names
-        for them."""
-        if self.about(metric):
-            return bool(self.about(metric).get("per_class"))
-        return any(column.isdigit() for column in self._told_classes)
+        """Whether the columns are classes, and not other clients, say."""
+        return bool(self.about(metric).get("per_class"))
 
     def column_name(self, metric: str, column: str) -> str:
         """As it is shown."""
         if not column.isdigit() or not self.columns_are_classes(metric):
             return column
         names = self.record.get("classes") or []
-        return names[int(column)] if int(column) < len(names) else self._told_classes.get(column, column)
-
-    @cached_property
-    def _told_classes(self) -> dict[str, str]:
-        return self._told("class", "class_name")
-
-    def _told(self, key: str, name: str) -> dict[Any, str]:
-        """Names that the CSV itself tells."""
-        known = self.table.frame[[key, name]].drop_duplicates()
-        return {number: name for number, name in zip(known[key].tolist(), known[name]) if name}
+        return names[int(column)] if int(column) < len(names) else column
 
     def history(self, metric: str, column: str = "") -> list[list[float]]:
         """``[r][n]`` of the :attr:`round_numbers`: a client's value, once measured, stays until it is measured again.
@@ -267,10 +253,9 @@ def open_run(path: str | Path, valuation: str | Path | None = None) -> Run:
         raise ConfigurationError(_nothing_there(folder))
     record = read_record(folder / RECORD)
     rounds = record.get("rounds", -1)
-    table = RunTable.read(file, record.get("clients"), None if rounds in (None, -1) else rounds)
+    table = RunTable.read(file, record["clients"], None if rounds in (None, -1) else rounds)
     run = Run(folder, record, table, None if valuation is None else Path(valuation))
-    strange = _strange(run) if record else None
-    if strange:
+    if strange := _strange(run):
         raise ConfigurationError(
             f"{file} has {strange}, which {RECORD} beside it does not name: they are not of the same run. Give each "
             "run a folder of its own."

@@ -38,8 +38,8 @@ SCHEMA = {
 _TYPES: Mapping[str, Any] = {name: object if kind == "str" else kind for name, kind in SCHEMA.items()}
 #: In the order of ``flsv.read_run``.
 COLUMNS = ("round", "metric", "client", "client_name", "class", "class_name", "value", "low", "high")
-#: Clients that a file may have where nobody says how many there are, and rounds.
-MOST_CLIENTS, MOST_ROUNDS = 10**5, 10**6
+#: Rounds that a file may have where nobody says how many there are.
+MOST_ROUNDS = 10**6
 #: What the intervals of metrics are of.
 MEANING = (
     "90 % of the spread over the run's rounds, or of the estimator's sampling error where that is larger: not of what "
@@ -121,35 +121,32 @@ class RunTable:
         return cls({name: np.concatenate(parts) for name, parts in cells.items()})
 
     @classmethod
-    def read(cls, path: Path, client_names: Sequence[str] | None = None, rounds: int | None = None) -> RunTable:
+    def read(cls, path: Path, client_names: Sequence[str], rounds: int | None = None) -> RunTable:
         """All that a run has measured, of its ``contributions.csv``; a last line that a kill cut short is left out.
 
         Args:
-            path: of the file; where it has no names or intervals, nobody knows them.
-            client_names: of the run; None: nobody knows them.
-            rounds: of the run, likewise.
+            path: of the file.
+            client_names: of the run.
+            rounds: of the run; None: nobody knows them.
 
         Raises:
             ConfigurationError: naming the line, for what no run writes: a client or a round that there is not, another
                 name of a client, rounds in another order, a value that is there twice, what is no number.
         """
-        clients = MOST_CLIENTS if client_names is None else len(client_names)
-        names = None if client_names is None else [" ".join(str(name).split()) for name in client_names]
+        names = [" ".join(str(name).split()) for name in client_names]
         rounds = MOST_ROUNDS if rounds is None else rounds
-        missing = {"client_name": "", "class_name": "", "low": NAN, "high": NAN}
         rows: list[dict[str, Any]] = []
         seen: set[tuple[Any, ...]] = set()
         latest = 0
-        for line, cells in read_csv(path, _NEEDED, _OTHERS):
-            row = {**missing, **{name: cells[name] for name in SCHEMA if name in cells}}
+        for line, row in read_csv(path, _CELLS):
             index, metric, client = row["round"], row["metric"], row["client"]
             key = (index, metric, client, row["class"])
             fault = ""
             if not latest <= index < rounds:
                 fault = f"round is {index}, expected {latest} to {rounds - 1}"
-            elif client >= clients:
-                fault = f"client is {client}, expected 0 to {clients - 1}"
-            elif names and row["client_name"] not in ("", names[client]):
+            elif client >= len(names):
+                fault = f"client is {client}, expected 0 to {len(names) - 1}"
+            elif row["client_name"] != names[client]:
                 fault = f"client {client} is called {row['client_name']!r}, expected {names[client]!r}"
             elif not metric:
                 fault = "there is no metric, expected its name"
@@ -190,11 +187,6 @@ class RunTable:
     def before(self, round_index: int) -> RunTable:
         """The rows of the rounds before this one."""
         return self._rows(self.cells["round"] < round_index)
-
-    def named(self, client_names: Sequence[str]) -> RunTable:
-        """With these names of the clients where there are none."""
-        told, labels = self.cells["client_name"], np.array([*client_names], dtype=object)[self.cells["client"]]
-        return RunTable({**self.cells, "client_name": np.where(told != "", told, labels)})
 
     def __add__(self, other: RunTable) -> RunTable:
         return RunTable({name: np.concatenate([cells, other.cells[name]]) for name, cells in self.cells.items()})
@@ -248,10 +240,8 @@ class RunTable:
         return found
 
 
-_NEEDED: Mapping[str, Cell] = {"round": whole, "metric": str, "client": whole, "class": str, "value": number}
-_OTHERS: Mapping[str, Cell] = {"low": number_or_nan, "high": number_or_nan}
-
-
+_NUMBERS: Mapping[str, Cell] = {"round": whole, "client": whole, "value": number}
+_CELLS = {**dict.fromkeys(SCHEMA, str), **_NUMBERS, "low": number_or_nan, "high": number_or_nan}
 _HEADER = csv_text([list(SCHEMA)])
 
 
@@ -261,8 +251,7 @@ class ContributionsFile:
     Columns: ``round`` (from 0), ``metric``, ``client``, ``class`` (empty for a client's overall value; where a
     metric's columns are no classes their names, such as the other client's number), ``value``; and once more by name,
     ``client_name`` and ``class_name``; ``low`` and ``high`` of a client's overall value, the ends of its interval
-    (see :meth:`flsv.metrics.ContributionMetric.intervals`), empty where none is known. A file of a run that knew no
-    names or no intervals yet is gone on with: its rows get the clients' names.
+    (see :meth:`flsv.metrics.ContributionMetric.intervals`), empty where none is known.
 
     Args:
         path: the file.
@@ -312,7 +301,7 @@ class ContributionsFile:
             lost = len(np.unique(rounds[rounds >= first_round])) > 1
         if lost:
             self._set_aside()
-        kept = table.before(first_round).named(self._client_names)
+        kept = table.before(first_round)
         with replacing(self.path) as file:
             file.write(_HEADER + kept.csv())
         return kept

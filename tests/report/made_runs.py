@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from flsv.csv_files import save_csv
+from flsv.report.run_table import SCHEMA
 
 NAMES = ("Boston", "Lyon", "Graz", "Oslo", "Turin", "Kyoto", "Lima", "Quito")
 
@@ -24,24 +27,18 @@ def make_run(
     names: tuple[str, ...] | None = None,
     ended: bool = True,
     stderr: bool = True,
-    record: bool = True,
 ) -> Path:
     """``contributions.csv`` and ``run.json`` of a run with one metric, ``cssv``."""
     folder.mkdir(parents=True, exist_ok=True)
     named = names or (NAMES[:clients] if clients <= len(NAMES) else tuple(map(str, range(clients))))
-    with (folder / "contributions.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["round", "metric", "client", "class", "value"])
-        for r in range(rounds):
-            for i in range(clients):
-                writer.writerow([r, "cssv", i, "", made_value(i, 0, r)])
-                for j in range(classes):
-                    writer.writerow([r, "cssv", i, j, made_value(i, j, r)])
-                if stderr:
-                    writer.writerow([r, "cssv/stderr", i, "", 0.01 + 0.00123 * i])
-                writer.writerow([r, "weight", i, "", round((i + 1) / (clients * (clients + 1) / 2), 6)])
-    if not record:
-        return folder
+    rows: list[list[Any]] = []
+    for r in range(rounds):
+        for i in range(clients):
+            rows.append([r, "cssv", i, "", made_value(i, 0, r)])
+            rows += [[r, "cssv", i, j, made_value(i, j, r)] for j in range(classes)]
+            rows += [[r, "cssv/stderr", i, "", 0.01 + 0.00123 * i]] if stderr else []
+            rows.append([r, "weight", i, "", round((i + 1) / (clients * (clients + 1) / 2), 6)])
+    write_rows(folder, rows, named)
     said: dict[str, Any] = {
         "version": 1,
         "started": "2026-01-02T03:04:05+00:00",
@@ -51,7 +48,6 @@ def make_run(
         "algorithm": {"aggregator": "ShapFedWA", "sampler": "FullParticipation"},
         "rounds": rounds,
         "clients": list(named),
-        "folders": [f"folder of {i}" for i in range(clients)],
         "classes": [f"class {j}" for j in range(classes)],
         "samples": [100 + 7 * i for i in range(clients)],
         "class_counts": [[1100 * (i + 1) + j for j in range(classes)] for i in range(clients)],
@@ -75,6 +71,11 @@ def make_run(
     return folder
 
 
+def write_rows(folder: Path, rows: Sequence[Sequence[Any]], names: Sequence[str] = NAMES) -> None:
+    """``contributions.csv`` of rounds, metrics, clients, classes and values, with the clients' names."""
+    save_csv(folder / "contributions.csv", [SCHEMA, *([*row, names[row[2]], "", "", ""] for row in rows)])
+
+
 def make_game(
     folder: Path,
     values: dict[str, list[float]],
@@ -87,13 +88,13 @@ def make_game(
     ``run.json``."""
     clients = len(next(iter(values.values())))
     make_run(folder, clients=clients, stderr=False)
-    lines = ["round,metric,client,class,value"]
+    record = json.loads((folder / "run.json").read_text())
+    rows: list[list[Any]] = []
     for r in range(rounds):
         for name, row in values.items():
-            lines += [f"{r},{name},{i},,{value * (r + 1) / rounds!r}" for i, value in enumerate(row) if value == value]
-        lines += [f"{r},weight,{i},,{1 / clients}" for i in range(clients)]
-    (folder / "contributions.csv").write_text("\n".join(lines) + "\n")
-    record = json.loads((folder / "run.json").read_text())
+            rows += [[r, name, i, "", value * (r + 1) / rounds] for i, value in enumerate(row) if value == value]
+        rows += [[r, "weight", i, "", 1 / clients] for i in range(clients)]
+    write_rows(folder, rows, record["clients"])
     known = {name: [value for value in row if value == value] for name, row in values.items()}
     kind = {"class": "CumulativeShapley", "about": f"Of {by}.", "guide": {"unit": "nats", "cost": "2^k"}}
     record |= {

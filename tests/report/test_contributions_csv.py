@@ -111,20 +111,6 @@ def test_names_stand_beside_the_numbers(tmp_path: Path) -> None:
     assert list(zip(kept["metric"], kept["value"])) == [("cssv", 0.5), ("cssv", 0.25), ("cost", 4.0)]
 
 
-def test_a_file_without_names_is_gone_on_with(tmp_path: Path) -> None:
-    path = tmp_path / "c.csv"
-    path.write_text("round,metric,client,class,value\n0,cssv,1,,0.5\n0,cssv,1,0,0.25\n1,cssv,0,,0.125\n1,cs")
-    file = ContributionsFile(path, NAMES)
-    file.begin(1)
-    file.append(rows(1, Numbers("cssv", [[0.75]], {"1": "Dress"})))
-    assert path.read_text().splitlines() == [
-        "round,metric,client,class,value,client_name,class_name,low,high",
-        "0,cssv,1,,0.5,Lyon,,,",
-        "0,cssv,1,0,0.25,Lyon,,,",
-        "1,cssv,0,1,0.75,Boston,Dress,,",
-    ]
-
-
 def test_a_file_with_other_columns_is_refused_and_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "c.csv"
     path.write_text("round,metric,value\n0,cssv,0.5\n")
@@ -170,19 +156,3 @@ def test_a_second_run_without_a_logger_keeps_the_firsts_file(tmp_path: Path) -> 
     with pytest.warns(UserWarning, match="kept in .*contributions_1.csv"):
         fit(FederatedLoop(seed=1), tmp_path, rounds=1)
     assert (tmp_path / "contributions_1.csv").read_bytes() == first
-
-
-def test_a_file_without_intervals_is_gone_on_with(tmp_path: Path) -> None:
-    path = tmp_path / "c.csv"
-    path.write_text("round,metric,client,class,value,client_name,class_name\n0,cssv,1,0,0.25,Lyon,Dress\n")
-    file = ContributionsFile(path, NAMES)
-    file.begin(1)
-    overall = Numbers("cssv", [0.5], ends=[[0.25], [0.75]], clients=[1])
-    of_class = Numbers("cssv", [[0.5]], {"0": "0"}, clients=[1])
-    file.append(rows(1, overall, of_class, Numbers("sv", [0.5], clients=[1])))
-    assert path.read_text().splitlines()[1:] == [
-        "0,cssv,1,0,0.25,Lyon,Dress,,",
-        "1,cssv,1,,0.5,Lyon,,0.25,0.75",
-        "1,cssv,1,0,0.5,Lyon,0,,",
-        "1,sv,1,,0.5,Lyon,,,",
-    ]

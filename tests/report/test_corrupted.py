@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import csv
 import io
 import json
@@ -45,7 +44,6 @@ NASTY = [
     "=1",
     "\0",
 ]
-JSONS = [None, True, -1, 3, 10**400, 1e308, float("nan"), "", "../..", "\ud800", [], [[]], {}, {"a": {}}, "x" * 300]
 
 
 def valid(folder: Path) -> Path:
@@ -54,7 +52,7 @@ def valid(folder: Path) -> Path:
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(
         json.dumps(
-            {**record, "folders": ["a", "b", "c"], "copies": [[1, 2]], "paid": [1], "named": {"1": [1, 2]}},
+            {**record, "copies": [[1, 2]], "paid": [1], "named": {"1": [1, 2]}},
             ensure_ascii=False,
         )
     )
@@ -74,12 +72,12 @@ def valid(folder: Path) -> Path:
     (folder / "valuation.csv").write_text(
         "client,samples,distance,client_name\n" + "".join(f"{i},{100 + i},{0.5 + i},x\n" for i in range(3))
     )
-    (folder / "clients" / "b").mkdir(parents=True)
-    (folder / "clients" / "b" / "flagged.csv").write_text("index,label,score,why\n7,Hündin,0.5,far\n9,class 1,,far\n")
+    (folder / "clients" / "=1+1").mkdir(parents=True)
+    (folder / "clients" / "=1+1" / "flagged.csv").write_text("index,label,score,why\n7,Hund,0.5,far\n9,class 1,,far\n")
     return folder
 
 
-FILES = ("contributions.csv", "run.json", "gains.csv", "retrained.csv", "valuation.csv", "clients/b/flagged.csv")
+FILES = ("contributions.csv", "gains.csv", "retrained.csv", "valuation.csv", "clients/=1+1/flagged.csv")
 
 
 def rows_of(r: int, ends: Any = None) -> RunTable:
@@ -160,30 +158,8 @@ def test_a_damaged_folder_is_read_as_it_stands_or_refused_in_one_line(data: st.D
             assert float(row["value"]) == value
             assert client < len(run.record["clients"])
             assert index < run.record.get("rounds", ROUNDS)
-            assert row.get("client_name", "") in ("", as_text(run.client_names[client]))
+            assert row["client_name"] == as_text(run.client_names[client])
         outcome(lambda: reported(run))
-
-
-@pytest.mark.slow
-@settings(max_examples=100, deadline=None, derandomize=True, database=None)
-@given(st.data())
-def test_whatever_a_record_says_it_is_shown_or_refused_in_one_line(data: st.DataObject) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        folder = valid(Path(place))
-        record = json.loads((folder / "run.json").read_text())
-        for _ in range(data.draw(st.integers(1, 2))):
-            into: Any = record
-            while True:
-                key = data.draw(st.sampled_from(list(into) if isinstance(into, dict) else range(len(into))))
-                if not isinstance(into[key], dict | list) or not into[key] or data.draw(st.booleans()):
-                    break
-                into = into[key]
-            into[key] = copy.deepcopy(data.draw(st.sampled_from(JSONS)))
-        (folder / "run.json").write_text(json.dumps(record))
-        run = outcome(lambda: open_run(folder, valuation=folder))
-        if run is not None:
-            assert run.client_names == tuple(record["clients"])
-            outcome(lambda: reported(run))
 
 
 @pytest.mark.slow
@@ -245,13 +221,13 @@ def test_wherever_a_file_was_cut_its_whole_lines_are_read(tmp_path: Path, name: 
         ("2,cssv,3,,0.5,,,,", "client is 3, expected 0 to 2"),
         ("1000000000,cssv,1,,0.5,,,,", "round is 1000000000, expected 2 to 2"),
         ("1,cssv,1,,0.5,,,,", "round is 1, expected 2 to 2"),
-        ("2,cssv,1,,0.5,,,,", "cssv of client 1 in round 2 is there already"),
+        ("2,cssv,1,,0.5,'=1+1,,,", "cssv of client 1 in round 2 is there already"),
         ("2,cssv/stderr,1,,nan,,,,", "value is 'nan', expected a number"),
         ("2,cssv/stderr,1,,1e999,,,,", "value is '1e999', expected a number"),
         ("2,cssv/stderr,1,,0.5,Málaga,,,", "client 1 is called 'Málaga', expected '=1\\+1'"),
         ("2,cssv/stderr,1,,0.5", "5 cells, expected 9"),
         ('2,cssv/stderr,1,"",0.5,,,,"', "unexpected end of data; expected cells"),
-        ("2,,1,,0.5,,,,", "there is no metric"),
+        ("2,,1,,0.5,'=1+1,,,", "there is no metric"),
     ],
 )
 def test_what_no_run_writes_is_said_with_its_line(tmp_path: Path, line: str, words: str) -> None:
@@ -270,37 +246,4 @@ def test_a_byte_that_is_no_text_is_said_with_its_line_but_for_a_last_line_that_w
     assert open_run(tmp_path).table.csv() == rows
     path.write_bytes(whole.replace(b",weight,", b",w\xffight,", 1))
     with pytest.raises(ConfigurationError, match="line 11: .* expected text in UTF-8"):
-        open_run(tmp_path)
-
-
-def test_a_client_or_a_round_without_a_record_is_bounded(tmp_path: Path) -> None:
-    path = valid(tmp_path) / "contributions.csv"
-    (tmp_path / "run.json").unlink()
-    whole = path.read_bytes()
-    for line, words in (
-        (b"2,cssv,999999999,,1,,,,\n", "client is 999999999"),
-        (b"9" * 9 + b",cssv,1,,1,,,,\n", "round is 9"),
-    ):
-        path.write_bytes(whole + line)
-        with pytest.raises(ConfigurationError, match=words):
-            open_run(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("copies", [[0, 3]], r"copies is \[\[0, 3\]\], expected groups of clients, 0 to 2"),
-        ("named", {"1": [3, 2]}, "named is .* expected two numbers of rounds by client"),
-        ("paid", [3], r"paid is \[3\], expected clients, 0 to 2"),
-        ("folders", ["a", "b", "../../c"], "folders is .*expected names of folders"),
-        ("samples", [1, 2], "samples is .*expected a number of samples per client"),
-        ("hashes", {"7": "ff"}, "hashes is"),
-        ("metrics", {"other": {}}, "a metric 'cssv', which run.json beside it does not name"),
-        ("classes", ["only one"], "class_counts is"),
-    ],
-)
-def test_a_record_that_contradicts_itself_is_said(tmp_path: Path, name: str, value: Any, words: str) -> None:
-    path = valid(tmp_path) / "run.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
-    with pytest.raises(ConfigurationError, match=words):
         open_run(tmp_path)

@@ -89,13 +89,12 @@ def test_the_interval_is_that_of_the_standard_errors_or_the_metrics_own(tmp_path
     assert values_of(open_run(folder), "cssv").low is None
     with (folder / "contributions.csv").open("a") as file:
         for client in range(4):
-            file.write(f"4,cssv/stderr,{client},,0.5\n")
+            file.write(f"4,cssv/stderr,{client},,0.5,{NAMES[client]},,,\n")
     found = values_of(open_run(folder), "cssv")
     assert found.low is not None
     assert found.low[2] == pytest.approx(made_value(2, 0, 4) - 0.98)
     lines = (folder / "contributions.csv").read_text().splitlines()
-    ends = ["-1,2.5" if line.split(",")[1:4:2] == ["cssv", ""] else "," for line in lines[1:]]
-    rows = [f"{line},{end}" for line, end in zip(lines, ["low,high", *ends])]
+    rows = [line[:-1] + "-1,2.5" if line.split(",")[1:4:2] == ["cssv", ""] else line for line in lines]
     (folder / "contributions.csv").write_text("\n".join(rows) + "\n")
     found = values_of(open_run(folder), "cssv")
     assert (found.low, found.high) == ([-1] * 4, [2.5] * 4)
@@ -143,7 +142,9 @@ def run_with_everything(folder: Path, others: tuple[int, ...] = (0, 1, 2, 4)) ->
     make_run(folder, clients=5, names=tuple(names))
     lines = (folder / "contributions.csv").read_text().splitlines()
     rows = [line.split(",") for line in lines[1:]]
-    moved = [[r, metric, str(place[int(client)]), *rest] for r, metric, client, *rest in rows]
+    moved = [
+        [r, name, str(place[int(i)]), *cells, NAMES[int(i)], "", "", ""] for r, name, i, *cells, _, _, _, _ in rows
+    ]
     (folder / "contributions.csv").write_text("\n".join([lines[0], *map(",".join, moved)]) + "\n")
     record = json.loads((folder / "run.json").read_text())
     for what in ("samples", "class_counts"):
@@ -153,7 +154,7 @@ def run_with_everything(folder: Path, others: tuple[int, ...] = (0, 1, 2, 4)) ->
     record["hashes"] = {"server": "feedfacefeedface", **hashes}
     (folder / "run.json").write_text(json.dumps(record))
     for client in (0, OWN):
-        own = folder / "clients" / f"folder of {place[client]}"
+        own = folder / "clients" / NAMES[client]
         own.mkdir(parents=True)
         (own / "flagged.csv").write_text(f"index,label,score,why\n{9000 + client},class 1,0.5{client}7,far\n")
     with (folder / "gains.csv").open("w", newline="") as file:
@@ -240,14 +241,10 @@ def test_any_size_is_drawn(tmp_path: Path, clients: int, classes: int) -> None:
         assert "The first 10 and the last 10 of 200 clients" in html
 
 
-def test_a_killed_run_and_one_without_a_record(tmp_path: Path) -> None:
+def test_a_killed_run(tmp_path: Path) -> None:
     html, _ = texts(make_run(tmp_path / "killed", ended=False, rounds=2))
     assert "has not come to its end" in html
-    html, _ = texts(make_run(tmp_path / "old", record=False))
-    assert "no run.json" in html
-    (tmp_path / "early").mkdir()
-    (tmp_path / "early" / "contributions.csv").write_text("round,metric,client,class,value\n")
-    html, _ = texts(tmp_path / "early")
+    html, _ = texts(make_run(tmp_path / "early", ended=False, rounds=0))
     assert "0 rounds" in html
 
 
@@ -289,7 +286,7 @@ def test_which_file_and_which_client(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", names=("1", "0", "Graz", "Graz"))
     assert write_report(folder, client=2, out=tmp_path / "page.md") == [tmp_path / "page.md"]
     assert "Contribution of client 0" in write_report(folder, client="0", out=tmp_path / "a.md")[0].read_text()
-    assert [p.parent for p in write_report(folder, client=0)] == [folder / "clients" / "folder of 1"] * 2
+    assert [p.parent for p in write_report(folder, client=0)] == [folder / "clients" / "0"] * 2
     with pytest.raises(ConfigurationError, match=r"clients \[2, 3\] have this name"):
         write_report(folder, client="Graz")
     with pytest.raises(ConfigurationError, match="no such client"):

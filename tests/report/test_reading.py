@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import pytest
-from made_runs import made_value, make_run
+from made_runs import made_value, make_run, write_rows
 
 from flsv.errors import ConfigurationError
 from flsv.report import open_run
@@ -25,11 +25,10 @@ def test_values_histories_and_names(tmp_path: Path) -> None:
 
 
 def test_values_stay_until_they_change_and_weights_do_not(tmp_path: Path) -> None:
-    (tmp_path / "contributions.csv").write_text(
-        "round,metric,client,class,value\n0,sv,0,,0.5\n0,weight,0,,1.0\n1,sv,1,,0.25\n1,weight,1,,1.0\n"
-    )
+    make_run(tmp_path, clients=2)
+    write_rows(tmp_path, [[0, "cssv", 0, "", 0.5], [0, "weight", 0, "", 1], [1, "cssv", 1, "", 0.25]])
     run = open_run(tmp_path)
-    assert run.history("sv")[1] == [0.5, 0.25]
+    assert run.history("cssv")[1] == [0.5, 0.25]
     weights = run.history("weight")
     assert weights[0][0] == 1.0
     assert math.isnan(weights[1][0])
@@ -44,16 +43,6 @@ def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path) -> None:
     assert again.ended is False
 
 
-def test_columns_are_found_by_their_names(tmp_path: Path) -> None:
-    (tmp_path / "contributions.csv").write_text(
-        "round,metric,client,class,value,client_name,class_name\n0,sv,0,,0.5,Boston,\n0,sv,1,3,0.25,Lyon,Dress\n"
-    )
-    run = open_run(tmp_path)
-    assert run.client_names == ("Boston", "Lyon")
-    assert run.column_name("sv", "3") == "Dress"
-    assert run.ended is None
-
-
 def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="there is no folder"):
         open_run(tmp_path / "none")
@@ -62,24 +51,31 @@ def test_what_is_no_run_is_said(tmp_path: Path) -> None:
     make_run(tmp_path / "logs" / "version_0")
     with pytest.raises(ConfigurationError, match=r"runs below it.*version_0"):
         open_run(tmp_path)
+    make_run(tmp_path)
     (tmp_path / "contributions.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ConfigurationError, match="has the columns .a., .b.: expected round"):
         open_run(tmp_path)
-    (tmp_path / "contributions.csv").write_text("round,metric,client,class,value\n0,sv,zero,,1\n")
-    with pytest.raises(ConfigurationError, match="line 2"):
+    make_run(tmp_path)
+    with (tmp_path / "contributions.csv").open("a") as file:
+        file.write("4,cssv,zero,,1,Boston,,,\n")
+    with pytest.raises(ConfigurationError, match="client is 'zero'"):
         open_run(tmp_path)
 
 
-def test_a_record_that_is_broken_or_of_another_run_is_said(tmp_path: Path) -> None:
+def test_a_record_that_is_broken_or_of_another_run_or_version_is_said(tmp_path: Path) -> None:
     folder = make_run(tmp_path)
     record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text("{")
-    with pytest.raises(ConfigurationError, match="cannot be read"):
+    for text in ("{", "[]", "{}", "3"):
+        (folder / "run.json").write_text(text)
+        with pytest.raises(ConfigurationError, match="is no record of a run"):
+            open_run(folder)
+    (folder / "run.json").unlink()
+    with pytest.raises(ConfigurationError, match="there is no .*run.json"):
         open_run(folder)
     (folder / "run.json").write_text(json.dumps({**record, "version": 99}))
-    with pytest.raises(ConfigurationError, match="not written by this version"):
+    with pytest.raises(ConfigurationError, match="is of version 99, and this flsv reads version 1"):
         open_run(folder)
-    short = {name: record[name][:1] for name in ("clients", "folders", "samples", "class_counts")}
+    short = {name: record[name][:1] for name in ("clients", "samples", "class_counts")}
     hashes = {"server": "feed", "0": "00"}
     (folder / "run.json").write_text(json.dumps({**record, **short, "hashes": hashes}))
     with pytest.raises(ConfigurationError, match="line 8: client is 1, expected 0 to 0"):
