@@ -1,16 +1,14 @@
-"""Replaces attributes of Lightning: of a Trainer and its loggers for the length of a fit, and of its command line."""
+"""Replaces attributes of Lightning: of a Trainer and its loggers, for the length of a fit."""
 
 from __future__ import annotations
 
 import inspect
-import pydoc
 from collections.abc import Callable, Iterator, Sized
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache, wraps
+from functools import lru_cache
 from typing import Any
 
 import lightning as L
-from lightning.pytorch import cli
 from lightning.pytorch.core.optimizer import _init_optimizers_and_lr_schedulers
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.loops import training_epoch_loop
@@ -196,22 +194,3 @@ def configured(trainer: L.Trainer) -> tuple[list[Optimizer], list[Any]]:
     """What the module's ``configure_optimizers`` gives now: optimizers and schedulers of their own."""
     optimizers, configs = _init_optimizers_and_lr_schedulers(trainer.lightning_module)
     return optimizers, [config.scheduler for config in configs]
-
-
-def keep_apart() -> None:
-    """From now on, what is nested saves its own arguments, as it does where Python makes it."""
-    plain = cli._InstantiatorFn.__call__
-
-    @wraps(plain)
-    def call(self: Any, class_type: type, *args: Any, **kwargs: Any) -> Any:
-        config = self.cli.config
-        command = config.get("subcommand")
-        asked = pydoc.locate(
-            config.get(f"{command}.{self.key}.class_path" if command else f"{self.key}.class_path") or ""
-        )
-        if isinstance(asked, type) and asked is not class_type:
-            kwargs.pop("applied_instantiation_links", None)  # said to Lightning's instantiator, not to the class
-            return class_type(*args, **kwargs)
-        return plain(self, class_type, *args, **kwargs)
-
-    cli._InstantiatorFn.__call__ = call  # type: ignore[method-assign]

@@ -14,7 +14,6 @@ import torch
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
-from flsv._lightning.patches import keep_apart
 from flsv.arguments import check_kind
 from flsv.data.corrupted_data import unknown_classes
 from flsv.data.corruption import Corruption
@@ -340,7 +339,6 @@ class FederatedDataModule(FederationView):
 
 
 _ARGUMENTS = frozenset(inspect.signature(FederatedDataModule).parameters)
-keep_apart()  # a source from its data module
 
 
 def _check_clients(given: Given, partitioner: Partitioner | None) -> None:

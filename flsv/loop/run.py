@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -71,6 +71,7 @@ class FitRun:
         self.average, self.finetuning = RoundAverage(), FinetuningState()
         self._loop, self._patches = loop, list[PatchedAttributes]()
         self._hooks: ClientHooks | None = None
+        self._filters = ExitStack()
         self.files = loop.reporting.files and leaves_files(trainer)
         self._lock = FolderLock(run_folder(trainer)) if self.files and trainer.is_global_zero else None
 
@@ -81,6 +82,7 @@ class FitRun:
             settings: of the loop, see :func:`flsv.server.identity.settings_of`.
         """
         trainer, loop, data, state = self.trainer, self._loop, self.data, self._loop.state
+        self._filters.enter_context(warnings.catch_warnings())
         for said in _EVERY_ROUND:
             warnings.filterwarnings("ignore", message=said)
         loop.saver.identity = of_fit(settings, data)
@@ -303,6 +305,7 @@ class FitRun:
         self.fitting = False
         for patch in reversed(self._patches):
             patch.give_back()
+        self._filters.close()
         if self._hooks is not None:
             self._hooks.remove()
             self._hooks = None

@@ -93,9 +93,9 @@ def _federated_data(trainer: L.Trainer) -> FederatedDataModule:
             got, wrapped = "dataloaders", "loader.dataset, val=val_loader.dataset, batch_size=32"
         else:
             in_yaml = (
-                " In the YAML of a LightningCLI(MyModule), which takes any data module: data: {class_path: "
-                f"flsv.FederatedDataModule, init_args: {{source: {type(data).__module__}.{type(data).__qualname__}, "
-                "partitioner: {class_path: flsv.data.IIDPartitioner, init_args: {num_clients: 5}}}}."
+                " In the YAML of a LightningCLI(MyModule, FederatedDataModule): data: {source: "
+                f"{type(data).__module__}.{type(data).__qualname__}, "
+                "partitioner: {class_path: flsv.data.IIDPartitioner, init_args: {num_clients: 5}}}."
             )
         raise ConfigurationError(
             f"FederatedLoop trains on a FederatedDataModule, and got {got}. Wrap what you have, and say who the "
