@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import runpy
 import socket
 import subprocess
 import sys
@@ -40,12 +41,13 @@ QUIET = (
 
 def trained(folder: Path) -> Path:
     """A run of the tutorial's federation, in this folder."""
-    (config,) = re.findall(r'```yaml title="federation.yaml"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    (folder / "federation.yaml").write_text(config, encoding="utf-8")
+    for name in ("clinics.py", "federation.yaml"):
+        (text,) = re.findall(rf'```\w+ title="{name}"\n(.*?)```', PAGE.read_text(encoding="utf-8"), re.DOTALL)
+        (folder / name).write_text(text, encoding="utf-8")
     os.chdir(folder)
-    for command in ("init --clinics clinics", "fit --config federation.yaml -q"):
-        if main_of_flsv(command.split()):
-            raise SystemExit(f"flsv {command} has failed")
+    runpy.run_path("clinics.py")
+    if main_of_flsv(["fit", "--config", "federation.yaml", "-q"]):
+        raise SystemExit("flsv fit has failed")
     return folder / "runs" / "lightning_logs" / "version_0"
 
 

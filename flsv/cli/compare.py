@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 import os
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +86,6 @@ def compare(
         ConfigurationError: the configurations do not deal out the same data to the same clients; own tests of clients
             that have none.
     """
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # given, beside this process's own
     for file in (*base, *configs):
         find_config(file)  # before the first of them is run
     names = [STANDALONE, *_names(configs)]

@@ -1,7 +1,7 @@
 """``flsv data``: what each client has, before anything is trained.
 
     flsv data federation.yaml
-    flsv data --config quickstart --data.source clinics --data.labels died
+    flsv data --config quickstart --data.source patients.csv --data.labels died
 
 Shows, of what a configuration file of flsv fit says under data, each client's samples and classes, what became of each
 column of a table, and what share of its values each client lacks; and says what there is to think of, such as a class
@@ -16,12 +16,9 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import SUPPRESS
-
 from flsv._lightning.durable import check_writable
 from flsv.cli.command import shown
-from flsv.cli.options import CONFIG_HELP, ConfigFile, PlainParser
-from flsv.cli.parsers import UNUSED_BY_DATA
+from flsv.cli.options import option_parser
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.errors import listed
@@ -150,12 +147,8 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``data`` itself."""
     files = list(takewhile(lambda word: not word.startswith("-"), args))
     args = [*(f"--config={file}" for file in files), *args[len(files) :]]
-    parser = PlainParser(prog="flsv data", description=__doc__)
-    parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
-    parser.add_class_arguments(FederatedDataModule, "data")
+    parser = option_parser("flsv data", __doc__, {"data": FederatedDataModule})
     parser.add_argument("--out", type=str | None, help="folder of the cards and of columns.csv")
-    for section in UNUSED_BY_DATA:
-        parser.add_argument(f"--{section}", type=dict | int | str | None, help=SUPPRESS)
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes  # before jsonargparse 4.49
     objects = instantiate(parser.parse_args(args))
     if objects.out is not None:

@@ -13,9 +13,13 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from flsv import __version__
+from flsv.cli.command import NO_BARS
+from flsv.cli.parsers import PARSERS
 from flsv.errors import ConfigurationError
 
 #: Subcommands and what they are for.
@@ -38,13 +42,26 @@ OWN = {
     "stress": "what a client gains that cheats the contribution metrics",
     "audit": "whether a site's audit log is whole: what it was asked, and what it has answered",
     "init": "a project to start from",
-    "new": "a metric, aggregator, client algorithm or source of one's own, as a package to start from",
+    "new": "a metric of one's own, as a package to start from",
 }
-#: Old names, for one version.
-RENAMED = {"settle": "retrain"}
 #: Those that fit dozens of times: what Lightning says of each is of no use.
 MANY_FITS = ("retrain", "repeat", "bench", "stress")
+#: Those that may fit.
+FITS = ("compare", "data", "value", *MANY_FITS)
 QUIET = ("-q", "--quiet")
+#: What they say to LightningCLI's commands.
+QUIETLY = {
+    "fit": (*NO_BARS, "--federation.reporting.table=false"),
+    "validate": (*NO_BARS, "--verbose=false"),
+    "test": (*NO_BARS, "--verbose=false"),
+    "predict": NO_BARS,
+}
+#: Warnings that nobody can act on.
+UNSAID = (
+    "LightningCLI's args parameter",  # given: without --quiet
+    ".*isinstance\\(treespec, LeafSpec\\)",  # Lightning's use of torch
+    "Couldn't infer the batch indices",  # our samples come in order
+)
 #: No space left, quota exceeded, file too large, an error of the device, read-only.
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS)
 
@@ -92,55 +109,21 @@ def _run(given: list[str]) -> int:
     quiet = any(word in QUIET for word in given)
     given = [word for word in given if word not in QUIET]
     first = given[0] if given else "--help"
-    if first in RENAMED:
-        print(
-            f"flsv: `flsv {first}` is now `flsv {RENAMED[first]}`; this version still knows the old name.",
-            file=sys.stderr,
-        )
-        first = RENAMED[first]
     if first == "--version":
         print(f"flsv {__version__}")
     elif first in ("-h", "--help"):
         _parser().print_help()
     elif first in OWN:
-        from flsv.cli.parsers import check_arguments
+        if first in PARSERS:  # its help, and what is wrong with its own options, before torch is imported
+            PARSERS[first]().parse_known_args(given[1:])
+        with _quieter(quiet or first in MANY_FITS) if first in FITS else nullcontext():
+            main: Any = importlib.import_module(f"flsv.cli.{first}").main
+            return int(main(given[1:], quiet) or 0)
+    elif first in OF_LIGHTNING or first.startswith("-"):  # the latter such as --config before the subcommand
+        with _quieter(quiet):
+            from flsv.cli.parser import make_cli
 
-        check_arguments(first, given[1:])  # before anything is imported that takes seconds
-        if first in ("compare", "data", "value", *MANY_FITS):
-            _quieten(quiet or first in MANY_FITS)  # dozens of fits
-        main: Any = importlib.import_module(f"flsv.cli.{first}").main
-        return int(main(given[1:], quiet) or 0)
-    elif first in OF_LIGHTNING:
-        from flsv.cli.command import NO_BARS
-        from flsv.cli.configs import SECTIONS
-        from flsv.cli.names import check_options
-        from flsv.cli.values import check_values
-
-        if any(word in ("-h", "--help") for word in given[1:]):
-            from flsv.cli.brief_help import brief_help
-
-            print(brief_help(first, OF_LIGHTNING[first]))
-            raise SystemExit(0)
-        given = ["--help" if word == "--help=all" else word for word in given]
-        check_options(given[1:])  # before anything is imported that takes seconds
-        check_values(given[1:], SECTIONS)
-        _quieten(quiet)
-        from flsv.cli.parser import make_cli
-
-        if quiet:
-            of_one = {
-                "fit": "--federation.reporting.table=false",
-                "validate": "--verbose=false",
-                "test": "--verbose=false",
-            }
-            given += [*NO_BARS, *([of_one[first]] if first in of_one else [])]
-        make_cli(given, quiet=quiet)
-    elif first.startswith("-"):
-        # Such as --config before the subcommand.
-        _quieten(quiet)
-        from flsv.cli.parser import make_cli
-
-        make_cli(given, quiet=quiet)
+            make_cli([*given, *(QUIETLY.get(first, ()) if quiet else ())], quiet=quiet)
     else:
         names = [*OF_LIGHTNING, *OWN]
         near = difflib.get_close_matches(first, names, 1)
@@ -166,15 +149,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _quieten(quiet: bool) -> None:
-    """Leave out what Lightning says to everybody and nobody can act on; when quiet, all that is no warning."""
-    warnings.filterwarnings("ignore", message="LightningCLI's args parameter")  # given: without --quiet
-    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\)")  # Lightning's use of torch
-    warnings.filterwarnings("ignore", message="Couldn't infer the batch indices")  # our samples come in order
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda record: "Tip:" not in record.getMessage()
-    )
-    if quiet:
-        importlib.import_module("lightning.pytorch")  # which sets its level
-        for name in ("lightning.pytorch", "lightning.fabric"):
-            logging.getLogger(name).setLevel(logging.WARNING)
+@contextmanager
+def _quieter(quiet: bool) -> Iterator[None]:
+    """Within it, what Lightning says to everybody and nobody can act on is left out; when quiet, all that is no
+    warning."""
+    importlib.import_module("lightning.pytorch")  # which sets its loggers' levels
+    told = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric") if quiet]
+    levels, rank_zero = [each.level for each in told], logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    rank_zero.addFilter(_no_tip)
+    for each in told:
+        each.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            for message in UNSAID:
+                warnings.filterwarnings("ignore", message=message)
+            yield
+    finally:
+        rank_zero.removeFilter(_no_tip)
+        for each, level in zip(told, levels):
+            each.setLevel(level)
+
+
+def _no_tip(record: logging.LogRecord) -> bool:
+    return "Tip:" not in record.getMessage()

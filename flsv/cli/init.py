@@ -1,8 +1,7 @@
-"""``flsv init``: a configuration, tables, or a Flower project, to start from.
+"""``flsv init``: a configuration, or a Flower project, to start from.
 
     flsv init --config quickstart         quickstart.yaml, here
     flsv init mine --config fedavg --config scenarios/guo_noisy
-    flsv init --clinics clinics           tables of four clinics, made up
     flsv init --flower my_federation      a project that `flwr run` starts
 
 A copy in the working folder is used from then on in the place of the packaged one. Nothing that is there is
@@ -38,17 +37,13 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         "--config", metavar="NAME", action="append", help="one that comes with flsv, such as quickstart; give several"
     )
     parser.add_argument("--flower", metavar="DIR", type=Path, help="a federation that `flwr run` starts")
-    parser.add_argument("--clinics", metavar="DIR", type=Path, help="tables of four clinics, made up")
     given = parser.parse_args(args)
-    alone = [name for name in ("flower", "clinics") if getattr(given, name) is not None]
-    if alone:
-        if given.folder is not None or given.config is not None or len(alone) > 1:
-            parser.error(f"--{alone[0]} DIR makes a folder of its own: give it alone")
-        said = (_copy_template if given.clinics is None else _write_clinics)(given.flower or given.clinics)
+    if given.flower is not None:
+        if given.folder is not None or given.config is not None:
+            parser.error("--flower DIR makes a folder of its own: give it alone")
+        said = _copy_template(given.flower)
     elif given.folder is None and given.config is None:
-        parser.error(
-            "say where to (flsv init DIR) or what (flsv init --config quickstart), or --flower DIR, or --clinics DIR"
-        )
+        parser.error("say where to (flsv init DIR) or what (flsv init --config quickstart), or --flower DIR")
     else:
         said = _copy_configs(given.config or ["quickstart"], given.folder or Path())
     if not quiet:
@@ -75,13 +70,3 @@ def _copy_template(folder: Path) -> str:
         raise ConfigurationError(f"{folder} is not empty: name a new folder.")
     shutil.copytree(_TEMPLATE, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     return f"{folder}/README.md says how to run it; {folder}/fedapp/federation.py is where your own module and data go."
-
-
-def _write_clinics(folder: Path) -> str:
-    from flsv.cli.clinics import write_clinics
-
-    if folder.exists() and any(folder.iterdir()):
-        raise ConfigurationError(f"{folder} is not empty: name a new folder.")
-    write_clinics(folder)
-    look = f"flsv data --data.source {folder} --data.labels died"
-    return f"Written: {folder}, with a table for each of four clinics. To look at them: {look}"

@@ -1,9 +1,7 @@
-"""``flsv new``: a metric, aggregator, client algorithm or source of one's own, as a small package to start from.
+"""``flsv new``: a metric of one's own, as a small package to start from.
 
     flsv new metric UpdateNorm
-    flsv new aggregator LossWeighted
-    flsv new algorithm Tether
-    flsv new source JsonLines --out packages
+    flsv new metric UpdateNorm --out packages
 
 The package is a folder with the class, a test by flsv.testing that passes as it is, a configuration, a README and a
 pyproject.toml whose entry point gives the class a name in every configuration once it is installed.
@@ -15,7 +13,6 @@ import importlib.util
 import keyword
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -23,71 +20,20 @@ from flsv import __version__
 from flsv.cli.command import command_parser, shown
 from flsv.errors import ConfigurationError
 
-
-@dataclass(frozen=True)
-class Kind:
-    """What can be begun.
-
-    Args:
-        group: of entry points.
-        room: package whose names are flsv's own of this kind.
-        about: what the template's class does, a sentence that is to be replaced.
-        use: the line of a configuration that names it.
-        guide: page of the documentation.
-    """
-
-    group: str
-    room: str
-    about: str
-    use: str
-    guide: str
-
-
-KINDS = {
-    "metric": Kind(
-        "flsv.metrics",
-        "flsv.metrics",
-        "How far each client's model moved in the last round that it took part in.",
-        "federation.metrics",
-        "howto/own_metric.md",
-    ),
-    "aggregator": Kind(
-        "flsv.aggregation",
-        "flsv.aggregation",
-        "Clients with a higher loss get a higher weight.",
-        "federation.aggregator",
-        "howto/own_algorithm.md",
-    ),
-    "algorithm": Kind(
-        "flsv.client_algorithms",
-        "flsv.clients.algorithms",
-        "Clients are pulled towards the model that they started from.",
-        "federation.client_algorithm",
-        "howto/own_algorithm.md",
-    ),
-    "source": Kind(
-        "flsv.sources",
-        "flsv.data",
-        "Samples in a file of JSON lines, each with its features x and its class y.",
-        "data.source",
-        "howto/own_source.md",
-    ),
-}
 #: File of the package to its template; those in braces are called by the package's name.
 FILES = {
     "pyproject.toml": "pyproject.toml.jinja",
     "README.md": "README.md.jinja",
-    "{module}.py": "{kind}.py.jinja",
+    "{module}.py": "metric.py.jinja",
     "test_{module}.py": "test.py.jinja",
     "{module}.yaml": "config.yaml.jinja",
 }
 
 
-def new(kind: str, name: str, out: Path = Path()) -> Path:
-    """Write a package with a part of one's own.
+def new(name: str, out: Path = Path()) -> Path:
+    """Write a package with a metric of one's own.
 
     Args:
-        kind: one of :data:`KINDS`.
         name: of the class, such as ``UpdateNorm``; the package is called ``update_norm``. Either is taken.
         out: where the package's folder goes.
 
@@ -99,17 +45,17 @@ def new(kind: str, name: str, out: Path = Path()) -> Path:
 
     Example:
         >>> import tempfile
-        >>> folder = new("metric", "UpdateNorm", Path(tempfile.mkdtemp()))
+        >>> folder = new("UpdateNorm", Path(tempfile.mkdtemp()))
         >>> print(*sorted(path.name for path in folder.iterdir()))
         README.md pyproject.toml test_update_norm.py update_norm.py update_norm.yaml
     """
     import jinja2
 
-    chosen, (class_name, module) = KINDS[kind], names_of(name)
+    class_name, module = names_of(name)
     folder = out / module
     if folder.exists():
         raise ConfigurationError(f"{folder} is there already: choose another name, or another place by --out.")
-    _check_free(name, class_name, module, chosen)
+    _check_free(name, class_name, module)
     templates = jinja2.Environment(
         loader=jinja2.PackageLoader("flsv.cli"),
         undefined=jinja2.StrictUndefined,
@@ -117,15 +63,11 @@ def new(kind: str, name: str, out: Path = Path()) -> Path:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    given = {**vars(chosen), "kind": kind, "name": class_name, "module": module, "version": __version__}
-    files = {**FILES, **({"example.jsonl": "example.jsonl.jinja"} if kind == "source" else {})}
-    texts = {
-        file.format(module=module): templates.get_template(template.format(kind=kind)).render(given)
-        for file, template in files.items()
-    }
+    given = {"name": class_name, "module": module, "version": __version__}
     folder.mkdir(parents=True)
-    for file, text in texts.items():
-        (folder / file).write_text(text, encoding="utf-8")
+    for file, template in FILES.items():
+        text = templates.get_template(template).render(given)
+        (folder / file.format(module=module)).write_text(text, encoding="utf-8")
     return folder
 
 
@@ -147,11 +89,12 @@ def names_of(name: str) -> tuple[str, str]:
     return class_name, module
 
 
-def _check_free(name: str, class_name: str, module: str, kind: Kind) -> None:
-    room = importlib.import_module(kind.room)
-    if class_name in {*getattr(room, "__all__", ()), *vars(room)}:
-        raise ConfigurationError(f"{name}: {kind.room}.{class_name} is flsv's own. Choose another name.")
-    if any(entry.name == class_name for entry in entry_points(group=kind.group)):
+def _check_free(name: str, class_name: str, module: str) -> None:
+    from flsv import metrics  # only now: whose name is none is told so without waiting for torch
+
+    if hasattr(metrics, class_name):
+        raise ConfigurationError(f"{name}: flsv.metrics.{class_name} is flsv's own. Choose another name.")
+    if any(entry.name == class_name for entry in entry_points(group="flsv.metrics")):
         raise ConfigurationError(f"{name}: an installed package brings a {class_name} already. Choose another name.")
     if importlib.util.find_spec(module) is not None:
         raise ConfigurationError(
@@ -162,10 +105,10 @@ def _check_free(name: str, class_name: str, module: str, kind: Kind) -> None:
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``new`` itself."""
     parser = command_parser("flsv new", __doc__)
-    parser.add_argument("kind", choices=list(KINDS), help="of what")
+    parser.add_argument("kind", choices=["metric"], help="of what")
     parser.add_argument("name", metavar="NAME", help="of the class, such as UpdateNorm")
     parser.add_argument("--out", type=Path, default=Path(), metavar="DIR", help="where its folder goes; default: here")
     options = parser.parse_args(list(args))
-    folder = new(options.kind, options.name, options.out)
+    folder = new(options.name, options.out)
     if not quiet:
         print(f"Written: {shown(folder)}. Its README.md says how to test, install and use it.")

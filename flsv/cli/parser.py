@@ -27,7 +27,7 @@ from flsv.aggregation import Aggregator
 from flsv.cli.checkpoints import default_checkpoints, find_checkpoint
 from flsv.cli.command import check_there, shown
 from flsv.cli.configs import config_name, overridden
-from flsv.cli.options import CONFIG_HELP, ConfigFile, OptionParser
+from flsv.cli.options import CONFIG_HELP, PARSER, ConfigFile
 from flsv.clients.algorithms import ClientAlgorithm
 from flsv.csv_files import save_csv
 from flsv.errors import ConfigurationError
@@ -180,7 +180,7 @@ class FederatedCLI(LightningCLI):
         return {self._asked: every[self._asked]} if self._asked in every else every
 
     def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        parser = OptionParser(**{"dump_header": [f"lightning.pytorch=={L.__version__}"], **kwargs})
+        parser = LightningArgumentParser(**{"dump_header": [f"lightning.pytorch=={L.__version__}"], **PARSER, **kwargs})
         parser.add_argument("-c", "--config", action=ConfigFile, help=CONFIG_HELP)
         return parser
 

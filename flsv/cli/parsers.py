@@ -1,108 +1,28 @@
-"""The parsers of commands that are slow to import: what is wrong with their arguments is said before torch is there."""
+"""The parsers of commands that are slow to import: their help, and what is wrong with their own options, come first."""
 
 from __future__ import annotations
 
-import difflib
+import ast
 from argparse import ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
-import yaml
+from flsv.cli.command import command_parser, existing, positive
 
-from flsv.cli.command import check_clients, command_parser, existing, positive
-from flsv.cli.configs import SECTIONS
-from flsv.cli.names import PACKAGE, check_options, declared, docstring
-from flsv.cli.values import check_class, check_values
-from flsv.errors import ConfigurationError
-
-#: Options of ``flsv value`` beside its sections; and sections of a configuration that mean nothing there.
-VALUE = ("--validation", "--pictures", "--out", "--device", "--seed")
-UNUSED = ("seed_everything", "trainer", "model", "federation", "ckpt_path", "optimizer", "lr_scheduler")
-#: Likewise for ``flsv data``.
-UNUSED_BY_DATA = (*UNUSED, "value")
+#: As in :mod:`flsv.functional.shapley.few_coalitions` and :mod:`flsv.benchmark.run`, which import torch.
+TRAININGS = ("singles", "pairs", "leave-one-out", "both", "all")
+CONDITIONS = ("base", "partial", "dropout", "private", "uniform", "median")
 
 
-def check_arguments(command: str, arguments: Sequence[str]) -> None:
-    """Check the arguments of a command, and of ``flsv fit`` where it takes those, too.
-
-    Raises:
-        SystemExit: 2, when it has said what is wrong.
-    """
-    if command in FURTHER:
-        parser = FURTHER[command]()
-        options, _ = parser.parse_known_args(list(arguments))
-        check_options(arguments, [option for action in parser._actions for option in action.option_strings])
-        if command == "retrain":
-            _check_measure(options.metric, options.mode)
-        for name in getattr(options, "aggregator", ()):
-            check_class("--aggregator", name, "Aggregator")
-        check_values(arguments, SECTIONS, one=command != "compare")
-    elif command == "value":
-        check_unused(arguments)
-        check_options(arguments, VALUE, ("data", "value"))
-        check_values(arguments, ("data", "value"))
-    elif command == "data":
-        check_options(arguments, ("--out", *(f"--{section}" for section in UNUSED_BY_DATA)), ("data",))
-        check_values(arguments, ("data",))
-    elif command in PARSERS:
-        options = PARSERS[command]().parse_args(list(arguments))
-        _check_names(options.metric or (), options.federations or ())
-        if getattr(options, "run", None) is not None:
-            check_clients(options.run, options.partner or (), "--partner")
-
-
-def _check_names(metrics: Iterable[str], federations: Iterable[str]) -> None:
-    """Raise ConfigurationError for what ``flsv bench --list`` does not have, and is no path of one's own."""
-    known = [*yaml.safe_load((PACKAGE / "benchmark" / "metrics.yaml").read_text(encoding="utf-8"))]
-    for name in metrics:
-        path = name.partition("(")[0]
-        if name in known:
-            continue
-        if "." in path:
-            check_class("--metric", path, "Metric")
-        else:
-            raise ConfigurationError(_no_name("metric", name, known, "or the path of a class, my_package.MyMetric"))
-    sets = declared("benchmark/federation.py", "SETS")
-    known = [*sets, *sorted(path.stem for path in (PACKAGE / "benchmark" / "federations").glob("*.yaml"))]
-    for name in federations:
-        if name not in known and not (name.endswith((".yaml", ".yml")) and Path(name).is_file()):
-            raise ConfigurationError(_no_name("federation", name, known, "or a YAML file"))
-
-
-def _no_name(what: str, name: str, known: Sequence[str], other: str) -> str:
-    near = difflib.get_close_matches(name, known, 1)
-    hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(known)}, {other}."
-    return f"there is no {what} {name!r}. {hint}"
-
-
-def _check_measure(metric: str | None, mode: str | None) -> None:
-    """Raise ConfigurationError for a measure that is none of a classifier's, and is not said to be logged."""
-    known = (*declared("games/performance.py", "CLASSIFICATION"), *declared("games/scores.py", "CLASS_SCORES"))
-    if metric is None or mode is not None or metric in (*known, "per_class_accuracy"):
-        return
-    raise ConfigurationError(
-        f"--metric {metric}: expected one of {', '.join(known)}; or, with --mode min or --mode max, what the module "
-        "logs in validation_step."
-    )
-
-
-def check_unused(arguments: Sequence[str]) -> None:
-    """Raise ConfigurationError where ``flsv value`` is given an option of a fit."""
-    for section in UNUSED:
-        given = [
-            arg for arg in arguments if arg == f"--{section}" or arg.startswith((f"--{section}.", f"--{section}="))
-        ]
-        if given:
-            raise ConfigurationError(
-                f"{given[0]}: flsv value trains nothing. Of a configuration file of flsv fit it looks at data and "
-                "value only; on the command line, give options of these."
-            )
+def about(command: str) -> str | None:
+    """The docstring of a command's module, which is not imported."""
+    return ast.get_docstring(ast.parse(Path(__file__).with_name(f"{command}.py").read_text(encoding="utf-8")))
 
 
 def compare_parser() -> ArgumentParser:
     """Of ``flsv compare``; further arguments are those of ``flsv fit``."""
     further = "Further arguments are those of flsv fit and override the files: --trainer.max_epochs 5"
-    parser = command_parser("flsv compare", docstring("cli/compare.py"), further)
+    parser = command_parser("flsv compare", about("compare"), further)
     parser.add_argument("--config", action="append", required=True, help="an algorithm; give several")
     parser.add_argument("--base", action="append", default=[], help="comes before every algorithm; may be given twice")
     parser.add_argument("--out", type=Path, default=Path("runs/compare"), help="folder of the tables and the runs")
@@ -125,7 +45,7 @@ def compare_parser() -> ArgumentParser:
 def repeat_parser() -> ArgumentParser:
     """Of ``flsv repeat``, likewise."""
     further = "Further arguments are those of flsv fit: --config quickstart --trainer.max_epochs 5"
-    parser = command_parser("flsv repeat", docstring("cli/repeat.py"), further)
+    parser = command_parser("flsv repeat", about("repeat"), further)
     parser.add_argument("runs", metavar="N", type=_runs, help="how many runs; before all other arguments")
     parser.add_argument("--out", type=Path, default=Path("runs/repeat"), help="folder of the runs and the summary")
     parser.add_argument("--first-seed", type=int, default=0, help="the seeds are this one and those after it")
@@ -145,11 +65,11 @@ def _runs(text: str) -> int:
 def retrain_parser() -> ArgumentParser:
     """Of ``flsv retrain``, likewise."""
     further = "Further arguments are those of flsv fit and override the run's configuration."
-    parser = command_parser("flsv retrain", docstring("cli/retrain.py"), further)
+    parser = command_parser("flsv retrain", about("retrain"), further)
     parser.add_argument("run", metavar="RUN", type=existing, help="the run's folder")
     parser.add_argument(
         "--trainings",
-        choices=declared("functional/shapley/few_coalitions.py", "Which"),
+        choices=TRAININGS,
         help="each client alone (n + 1 trainings), every two, too (n (n + 1) / 2 + 1), all but one (n + 1), both "
         "(2 n + 1), or all coalitions; default: "
         "all of up to ten clients that can be trained side by side, else both",
@@ -206,11 +126,8 @@ def benchmark_parser(
 
 def bench_parser() -> ArgumentParser:
     """Of ``flsv bench``."""
-    conditions = declared("benchmark/run.py", "CONDITIONS")
     listed = "metrics and federations"
-    parser = benchmark_parser(
-        "flsv bench", docstring("cli/bench.py"), "all of --list", "all", Path("runs/benchmark"), listed
-    )
+    parser = benchmark_parser("flsv bench", about("bench"), "all of --list", "all", Path("runs/benchmark"), listed)
     parser.add_argument("--seeds", type=positive, default=None, help="runs of every federation. Default: 3")
     parser.add_argument(
         "--quick",
@@ -220,10 +137,10 @@ def bench_parser() -> ArgumentParser:
     parser.add_argument(
         "--conditions",
         nargs="*",
-        choices=conditions,
+        choices=CONDITIONS,
         metavar="CONDITION",
         default=None,
-        help=f"what else than the run as it is, once each: {', '.join(conditions)}; nothing: only that. Default: all",
+        help=f"what else than the run as it is, once each: {', '.join(CONDITIONS)}; nothing: only that. Default: all",
     )
     parser.add_argument("--truth", action="store_true", help="train the coalitions, and write their utilities to --out")
     parser.add_argument("--truth-seeds", type=positive, help="trainings of every coalition")
@@ -232,13 +149,13 @@ def bench_parser() -> ArgumentParser:
 
 def stress_parser() -> ArgumentParser:
     """Of ``flsv stress``."""
-    cheats, safeguards = (declared("benchmark/stress.py", name) for name in ("CHEATS", "SAFEGUARDS"))
-    metrics, where, listed = (
-        *(", ".join(declared("cli/stress.py", name)) for name in ("METRICS", "FEDERATIONS")),
-        "ways to cheat",
-    )
+    from flsv.benchmark.stress import CHEATS, SAFEGUARDS
+    from flsv.cli.stress import FEDERATIONS, METRICS
+
+    cheats, safeguards = tuple(CHEATS), tuple(SAFEGUARDS)
+    metrics, where, listed = ", ".join(METRICS), ", ".join(FEDERATIONS), "ways to cheat"
     own = "RUN/stress with a run, else runs/stress"
-    parser = benchmark_parser("flsv stress", docstring("cli/stress.py"), metrics, where, None, listed, own)
+    parser = benchmark_parser("flsv stress", about("stress"), metrics, where, None, listed, own)
     parser.add_argument(
         "run",
         metavar="RUN",
@@ -280,10 +197,10 @@ def stress_parser() -> ArgumentParser:
     return parser
 
 
-#: Those whose further arguments are of ``flsv fit``, and those that have none.
-FURTHER: dict[str, Callable[[], ArgumentParser]] = {
+PARSERS: dict[str, Callable[[], ArgumentParser]] = {
     "compare": compare_parser,
     "repeat": repeat_parser,
     "retrain": retrain_parser,
+    "bench": bench_parser,
+    "stress": stress_parser,
 }
-PARSERS: dict[str, Callable[[], ArgumentParser]] = {"bench": bench_parser, "stress": stress_parser}

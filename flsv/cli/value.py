@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from jsonargparse import SUPPRESS
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
@@ -26,8 +25,7 @@ from flsv import counting
 from flsv._lightning.durable import check_writable
 from flsv.charts import client_labels, drawing
 from flsv.cli.command import shown
-from flsv.cli.options import CONFIG_HELP, ConfigFile, PlainParser
-from flsv.cli.parsers import UNUSED
+from flsv.cli.options import option_parser
 from flsv.csv_files import save_csv
 from flsv.data import FederatedDataModule
 from flsv.participants.artifacts import client_folders, write_artifacts
@@ -156,17 +154,12 @@ def write_csv(path: Path, columns: Mapping[str, Tensor], names: Sequence[str]) -
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``value`` itself."""
-    parser = PlainParser(prog="flsv value", description=__doc__)
-    parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
-    parser.add_class_arguments(FederatedDataModule, "data")
-    parser.add_class_arguments(FedBary, "value")
+    parser = option_parser("flsv value", __doc__, {"data": FederatedDataModule, "value": FedBary})
     parser.add_argument("--validation", type=bool, default=True, help="false: measure against the clients' barycentre")
     parser.add_argument("--pictures", type=int, default=16, help="images in the grid of a client's most harmful ones")
     parser.add_argument("--out", type=str, default="runs/value", help="folder of valuation.csv and the figures")
     parser.add_argument("--device", type=str, default="cpu", help='where features are worked out, such as "cuda"')
     parser.add_argument("--seed", type=int, default=0, help="of the protocol's first points")
-    for section in UNUSED:
-        parser.add_argument(f"--{section}", type=dict | int | str | None, help=SUPPRESS)
     # The second name before jsonargparse 4.49.
     instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
     objects = instantiate(parser.parse_args(list(args)))

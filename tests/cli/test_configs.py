@@ -68,12 +68,6 @@ def test_a_config_given_as_yaml_is_taken_as_such(capsys: pytest.CaptureFixture[s
     assert "local_epochs: 7" in capsys.readouterr().out
 
 
-def test_an_old_name_in_a_file_is_told_by_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["fit", "--config", "federation: {server_lr: 0.25}", "--print_config"])
-    assert "server_lr is now the aggregator's, aggregator=FedAvg(server_lr=...)" in capsys.readouterr().err
-
-
 def test_init_copies_one_that_is_used_from_then_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "--config", "quickstart"]) == 0
     assert Path("quickstart.yaml").read_text() == (CONFIGS / "quickstart.yaml").read_text()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import snippets
 
 from flsv.cli import main
 from flsv.cli.data import Cards
@@ -16,8 +17,9 @@ COLUMNS = {"exclude": ["insurer", "patient", "admitted"], "dates": {"discharged"
 @pytest.fixture
 def clinics(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(["init", "--clinics", "clinics"]) == 0
-    assert main(["init", "--clinics", "clinics"]) == 2  # nothing is overwritten
+    page = Path(__file__).parents[2] / "docs/tutorials/hospitals.md"
+    (script,) = (block for block in snippets.blocks(page.read_text()) if block.title == "clinics.py")
+    exec(script.text)
     return tmp_path
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from flsv import ConfigurationError, FederatedLoop
 from flsv.cli import main
-from flsv.cli.options import check_file, one_line, suggestion
+from flsv.cli.configs import check_file
 from flsv.cli.parser import FederatedCLI, make_cli
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -30,63 +30,8 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "line", "near"),
-    [
-        (["--federation.locl_epochs", "1"], "--federation.locl_epochs 1", "--federation.local_epochs"),
-        (["--data.sauce", "digits"], "--data.sauce digits", "--data.source"),
-        (["--federaton.local_epochs", "1"], "--federaton.local_epochs", "--federation.local_epochs"),
-        (
-            ["--data.partitioner.alfa", "3"],
-            "--data.partitioner.alfa 3: DirichletPartitioner has no argument alfa.",
-            "alpha",
-        ),
-    ],
-)
-def test_a_wrong_option(capsys: pytest.CaptureFixture[str], wrong: list[str], line: str, near: str) -> None:
-    error = said(capsys, "fit", "--config", QUICKSTART, *wrong)
-    assert line in error
-    assert error.endswith(f"Did you mean {near}?")
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "near"),
-    [
-        (
-            "federation: {locl_epochs: 1}",
-            "wrong.yaml: unrecognized arguments: --federation.locl_epochs.",
-            "--federation.local_epochs",
-        ),
-        (
-            "federation: {aggregator: {class_path: ShapFedWA, init_args: {metrc: x}}}",
-            "federation.aggregator.init_args.metrc: ShapFedWA has no argument metrc.",
-            "metric",
-        ),
-    ],
-)
-def test_a_wrong_key_in_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, line: str, near: str
-) -> None:
-    (tmp_path / "wrong.yaml").write_text(text)
-    error = said(capsys, "fit", "--config", QUICKSTART, "--config", str(tmp_path / "wrong.yaml"))
-    assert line in error
-    assert error.endswith(f"Did you mean {near}?")
-
-
-def test_a_wrong_command_and_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    assert said(capsys, "fitt").endswith("Did you mean fit?")
-    assert said(capsys, "value", "--config", QUICKSTART, "--suport", "3").startswith("flsv: error: unrecognized")
-    assert said(capsys, "compare", "--config", QUICKSTART, "--data.sauce", "x").endswith("mean --data.source?")
-
-
-def test_a_value_of_another_type(capsys: pytest.CaptureFixture[str]) -> None:
-    error = said(capsys, "fit", "--config", QUICKSTART, "--trainer.max_epochs", "many")
-    assert error == "flsv: error: --trainer.max_epochs many: expected a whole number."
-
-
-@pytest.mark.parametrize(
     "wrong",
     [
-        ["--federation.local_epochs", ".nan"],
         ["--trainer.limit_train_batches", "0"],
         ["--trainer.limit_train_batches", "0.0"],
         ["--federation.sampler", "BernoulliSampler", "--federation.sampler.expected_cohort", "1e-9"],
@@ -145,14 +90,6 @@ def test_metrics_of_several_files_come_together(tmp_path: Path) -> None:
     assert sorted(federation(QUICKSTART, CONFIGS / "afedsv.yaml", arguments=more).metrics) == ["cssv", "loo", "ssv"]
 
 
-def test_lines_and_suggestions() -> None:
-    union = "Parser key \"a.b\":\n  Does not validate\n  Errors:\n    - Bad.\n    - Expected a <class 'NoneType'>\n"
-    assert one_line(union) == '"a.b": Does not validate Bad.'
-    assert suggestion("something else", ["a"]) is None
-    assert suggestion("unrecognized arguments: --zzz 1", ["data.source"]) is None
-    assert suggestion("Problem with class_path 'no.such.Class': Option 'x' is not accepted", ["a"]) is None
-
-
 def test_only_the_subcommand_that_is_asked_for_has_a_parser(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -204,25 +141,6 @@ def test_a_file_that_cannot_be_meant(name: str, tmp_path: Path, capsys: pytest.C
     file.write_bytes(NOT_MEANT[name][0])
     options = ("--trainer.default_root_dir", str(tmp_path), "--trainer.max_epochs", "1")
     assert NOT_MEANT[name][1] in said(capsys, "fit", "-q", "--config", "quickstart", "--config", str(file), *options)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "near"),
-    [
-        ("federation: {metrics: {a: flsv.metrics.ClassSpecificShaply}}", "flsv.metrics.ClassSpecificShapley"),
-        ("federation: {metrics: {a: ClassSpecificShaply}}", "flsv.metrics.ClassSpecificShapley"),
-        ("federation: {metrics: {a: {class_path: flsv.ClassSpecificShaply}}}", "flsv.metrics.ClassSpecificShapley"),
-        ("federation: {aggregator: flsv.agregation.FedAvg}", "flsv.aggregation"),
-        ("federation: {aggregator: FedAvgg}", "flsv.aggregation.FedAvg"),
-        ("data: {partitioner: flsv.data.DirichletPartitionr}", "flsv.data.DirichletPartitioner"),
-        ("model: flsv.ClassifierClint", "flsv.ClassifierClient"),
-        ("trainer: {logger: TensorBoardLoger}", "lightning.pytorch.loggers.TensorBoardLogger"),
-    ],
-)
-def test_a_class_that_is_not_there(wrong: str, near: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "wrong.yaml"
-    file.write_text(wrong)
-    assert said(capsys, "fit", "--config", str(file)).endswith(f" Did you mean {near}?")
 
 
 @pytest.mark.parametrize("name", ["federation.evaluation", "federation.reporting", "data.splits", "data.loader"])

@@ -1,4 +1,4 @@
-"""Arguments are checked before anything is imported that takes seconds."""
+"""What is wrong with arguments is said, by plain parsers before anything is imported that takes seconds."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import csv
 import random
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import lightning as L
 import pytest
@@ -17,138 +16,88 @@ import yaml
 
 from flsv import ClassifierClient
 from flsv.benchmark.run import CONDITIONS
-from flsv.benchmark.stress import CHEATS, SAFEGUARDS
-from flsv.cli import main
-from flsv.cli.brief_help import TRAINER
-from flsv.cli.names import arguments_of, declared, unknown_option
-from flsv.cli.options import OptionParser
+from flsv.cli import main, parsers
 from flsv.cli.parser import WritePredictions
+from flsv.cli.parsers import TRAININGS
 from flsv.data import FederatedDataModule, Loader, SizePartitioner
-from flsv.loop import FederatedLoop
-from flsv.valuation import FedBary
+from flsv.functional.shapley.few_coalitions import Which
 
-WRONG = [
-    ("fit --trainer.max_epoch 3", "Did you mean --trainer.max_epochs?"),
-    ("fit --federation.norm_cap 3", "norm_cap is now filters=[NormCap(...)]."),
-    ("test --data.sauce digits", "Did you mean --data.source?"),
-    ("retrain . --trainings som", "invalid choice: 'som'"),
-    ("retrain . --trainer.max_epoch 3", "Did you mean --trainer.max_epochs?"),
-    ("retrain . --roundz 3", "Did you mean --rounds?"),
-    ("compare --config a --modls b", "Did you mean --models?"),
-    ("repeat many --config a", "how many runs?"),
-    ("stress --attacks zzz", "invalid choice: 'zzz'"),
-    ("bench --conditions zzz", "invalid choice: 'zzz'"),
-    ("pay . --bugdet 3", "unrecognized arguments: --bugdet"),
-    ("report . --clinet 3", "unrecognized arguments: --clinet"),
-    ("board . --prot 3", "unrecognized arguments: --prot"),
-    ("new metrics X", "invalid choice: 'metrics'"),
-    ("init --confg quickstart", "unrecognized arguments: --confg"),
-    ("value --data.sauce digits", "Did you mean --data.source?"),
-    ("value --value.suport 3", "Did you mean --value.support?"),
-    ("data --data.sauce digits", "Did you mean --data.source?"),
-    ("data --ot 3", "unrecognized arguments: --ot"),
-    ("value --pictres 3", "Did you mean --pictures?"),
-    ("value --trainer.max_epochs 3", "flsv value trains nothing"),
-    ("fit --config quickstrat", "Did you mean --config quickstart"),
-    ("repeat 3 --config quickstrat", "Did you mean --config quickstart"),
-    ("compare --base quickstrat --config a", "Did you mean --config quickstart"),
-    ("fit --federation.local_epochs abc", "--federation.local_epochs abc: expected a whole number."),
-    ("fit --trainer.max_epochs=2.5", "--trainer.max_epochs 2.5: expected a whole number."),
-    ("fit --federation.aggregator Nope", "there is no class Nope. There are Bucketing, CGSV, "),
-    ("fit --federation.aggregator flsv.aggregation.FedAvgg", "Did you mean flsv.aggregation.FedAvg?"),
-    ("fit --federation.sampler TopK", "TopK is no ClientSampler. There are "),
-    ("fit --federation.uploads+ TopKK", "Did you mean flsv.uploads.TopK?"),
-    ("fit --federation.client_optimizer rset", "expected one of reset, keep."),
-    ("fit --federation.evaluation.every often", "expected a whole number."),
-    ("fit --config quickstart --federation.aggregator.server_lrr 1", "Did you mean server_lr?"),
-    ("fit --config quickstart --data.partitioner.alpha much", "expected a number."),
-    ("fit --model.num_classes some", "expected a whole number."),
-    ("test --ckpt_path nope.ckpt", "there is no checkpoint nope.ckpt."),
-    ("value --value.support many", "--value.support many: expected a whole number."),
-    ("data --data.batch_size many", "--data.batch_size many: expected a whole number."),
-    ("repeat 3 --aggregator FedAvgg", "Did you mean flsv.aggregation.FedAvg?"),
-    ("retrain . --metric acuracy", "expected one of accuracy, "),
-    ("retrain . --federation.aggregator FedAvgg", "Did you mean flsv.aggregation.FedAvg?"),
-    ("compare --config fedavg --trainer.max_epochs few", "expected a whole number."),
-    ("bench --metric cgvs", "Did you mean cgsv?"),
-    ("bench --metric flsv.metrics.Nope", "there is no class Nope."),
-    ("bench --federations clinic", "Did you mean clinics?"),
-    ("stress --metric cgvs", "Did you mean cgsv?"),
+#: What plain parsers say.
+AT_ONCE = [
+    ("retrain . --trainings som", 2, "invalid choice: 'som'"),
+    ("retrain nowhere", 2, "there is no folder nowhere"),
+    ("repeat many --config a", 2, "how many runs?"),
+    ("bench --conditions zzz", 2, "invalid choice: 'zzz'"),
+    ("compare --models none", 2, "invalid choice: 'none'"),
+    ("report . --clinet 3", 2, "unrecognized arguments: --clinet"),
+    ("new metrics X", 2, "invalid choice: 'metrics'"),
+    ("new metric 3", 2, "'3' is no name of a class"),
+    ("init --confg quickstart", 2, "unrecognized arguments: --confg"),
+    ("fitt", 2, "Did you mean fit?"),
+    *((f"{command} --help", 0, "") for command in ("compare", "repeat", "retrain", "bench", "report", "new", "init")),
+    ("--help", 0, ""),
+    ("--version", 0, ""),
 ]
 
 
-def test_a_typo_waits_for_nothing() -> None:
+def test_what_plain_parsers_say_waits_for_nothing() -> None:
     code = """if True:
         import sys
         from flsv.cli import main
         for line in sys.argv[1:]:
+            *words, expected = line.split()
             try:
-                status = main(line.split())
+                status = main(words)
             except SystemExit as exit:
                 status = exit.code
-            assert status == 2, line
-        try:
-            main(["fit", "--help"])
-        except SystemExit as exit:
-            assert exit.code == 0
+            assert status == int(expected), line
         slow = {"torch", "lightning", "matplotlib", "pandas", "jsonargparse"} & sys.modules.keys()
         assert not slow, slow
     """
-    command = [sys.executable, "-c", code, *(line for line, _ in WRONG)]
+    command = [sys.executable, "-c", code, *(f"{line} {status}" for line, status, _ in AT_ONCE)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+    for _, _, said in AT_ONCE:
+        assert said in done.stderr
 
 
-@pytest.mark.parametrize(("line", "said"), WRONG)
-def test_it_is_said_what_is_wrong(line: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with suppress(SystemExit):
-        assert main(line.split()) == 2
-    assert said in capsys.readouterr().err
+def test_what_plain_parsers_know_is_what_there_is() -> None:
+    assert get_args(Which) == TRAININGS
+    assert tuple(CONDITIONS) == parsers.CONDITIONS
 
 
-def test_what_is_read_off_the_source_is_what_there_is() -> None:
-    import inspect
-
-    kinds = {"trainer": L.Trainer, "data": FederatedDataModule, "federation": FederatedLoop, "value": FedBary}
-    kinds["model"] = ClassifierClient
-    for section, kind in kinds.items():
-        names = set(inspect.signature(kind.__init__).parameters) - {"self"}
-        assert arguments_of(section) == names, section
-    assert declared("benchmark/stress.py", "CHEATS") == tuple(CHEATS)
-    assert declared("benchmark/stress.py", "SAFEGUARDS") == tuple(SAFEGUARDS)
-    assert declared("benchmark/run.py", "CONDITIONS") == tuple(CONDITIONS)
-    with pytest.raises(LookupError, match="has no NOTHING"):
-        declared("benchmark/run.py", "NOTHING")
-
-
-def test_what_there_is_passes() -> None:
-    given = "--config a -c b --trainer.callbacks+=X --trainer.logger.save_dir runs --model.network mlp --data=x.yaml"
-    given += " --federation.aggregator.help ShapFedWA --federation.uploads+ TopK --seed_everything 3 --print_config"
-    assert unknown_option(given.split()) is None
-    assert unknown_option(["--rounds", "3"], ["--rounds"]) is None
-
-
-@pytest.mark.parametrize("command", ["fit", "validate", "test", "predict"])
-def test_the_help_of_a_fit_is_two_screens(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main([command, "--help"])
-    assert stopped.value.code == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 100
-    assert max(map(len, lines)) <= 80
-    named = {word for line in lines for word in line.split()[:1] if word.startswith("--")}
-    for section in ("federation", "data", "model"):
-        assert {f"--{section}.{name}" for name in arguments_of(section)} <= named, section
-    assert {f"--trainer.{name}" for name in TRAINER} <= named
-    assert any("--print_config" in line for line in lines)
-    assert not [line for line in lines if line.startswith("  --") and len(line.split()) == 1]  # each is explained
-
-
-def test_no_option_by_its_first_letters() -> None:
-    parser = OptionParser()
-    parser.add_argument("--epochs", type=int)
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--epoch", "3"])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("fit --trainer.max_epoch 3", "--trainer.max_epoch"),
+        ("test --data.sauce digits", "--data.sauce"),
+        ("fit --federation.local_epochs abc", "federation.local_epochs"),
+        ("fit --federation.aggregator FedAvgg", "FedAvgg"),
+        ("fit --config quickstart --federation.aggregator.server_lrr 1", "server_lrr"),
+        ("fit --config quickstrat", "Did you mean --config quickstart"),
+        ("compare --base quickstrat --config a", "Did you mean --config quickstart"),
+        ("compare --config fedavg --data.sauce 1", "--data.sauce"),
+        ("test --ckpt_path nope.ckpt", "there is no checkpoint nope.ckpt."),
+        ("value --data.sauce digits", "--data.sauce"),
+        ("value --value.suport 3", "--value.suport"),
+        ("data --ot 3", "--ot"),
+        ("bench --metric cgvs", "there is no metric 'cgvs'"),
+        ("bench --federations clinic", "there is no federation 'clinic'"),
+        ("report . --client Oslo", "holds no contributions.csv"),
+    ],
+)
+def test_an_error_names_the_option_or_the_value(
+    line: str, said: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        status = main(line.split())
+    except SystemExit as stopped:
+        status = stopped.code  # type: ignore[assignment]
+    assert status == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
 
 
 @pytest.mark.slow

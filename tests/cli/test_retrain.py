@@ -323,13 +323,6 @@ def test_what_is_no_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         retrain(tmp_path, mode="min")
 
 
-def test_the_old_name_of_the_command_says_the_new_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["settle", str(tmp_path)]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith("flsv: `flsv settle` is now `flsv retrain`")
-    assert "holds no config.yaml" in said
-
-
 @pytest.mark.parametrize(
     ("players", "fits", "known", "chosen"),
     [
