@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from flsv import __version__
 from flsv.engines.one_process import OneProcess
 from flsv.participants import ClientStates
 from flsv.server.identity import Identity
@@ -55,6 +56,7 @@ class Saver:
             "finetuned": self.finetuned,
             "csv": self.csv,
             "identity": self.identity.plain(),
+            "version": __version__,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

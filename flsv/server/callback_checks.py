@@ -23,7 +23,6 @@ from flsv.report.measured import client_score
 _CLIENT = re.compile(r"(?P<metric>[^/]+)/client_(?P<client>\d+)")
 _SCORES = tuple(map(client_score, OWN_SCORES))
 _OURS = ("weight", *_SCORES)
-_BEFORE = "contribution/"
 
 
 def check_callbacks(
@@ -98,14 +97,11 @@ def check_stochastic_averaging(trainer: L.Trainer) -> None:
 def _check_monitor(callback: Any, metrics: set[str], num_clients: int, evaluate_every: int) -> None:
     name = callback.monitor or ""
     who = f"{type(callback).__name__}(monitor={name!r})"
-    new = name.removeprefix(_BEFORE)
-    if new != name and new.split("/")[0] in metrics:
-        raise ConfigurationError(f"{who}: what a metric says goes by the metric's name: monitor {new!r}.")
-    found = _CLIENT.fullmatch(new)
+    found = _CLIENT.fullmatch(name)
     metric = None if found is None else found["metric"]
     if metric is not None and metric not in metrics and metric not in _OURS:
-        # A module may log such a name; one much like a metric's, or with the prefix, was meant to be one.
-        if new != name or difflib.get_close_matches(metric, metrics):
+        # A module may log such a name; one much like a metric's was meant to be one.
+        if difflib.get_close_matches(metric, metrics):
             raise ConfigurationError(
                 f"{who}: there is no metric {metric!r}. Defined: {sorted(metrics)}. Add it to "
                 "FederatedLoop(metrics=...)."

@@ -11,7 +11,9 @@ from torch import Tensor
 from flsv.arguments import check_number
 from flsv.data.groups import client_called
 from flsv.errors import ConfigurationError
-from flsv.report.run_table import MOST_CLIENTS
+
+#: A larger number is an identity, and no place.
+_PLACES = 10**5
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ class NamedCohort:
 def _numbers(keys: Sequence[Any], names: Sequence[Any]) -> list[int]:
     """Of clients, by their numbers or names; a number may be an identity that another framework gives, and no place."""
     known = {name: place for place, name in enumerate(names)}
-    places = range(0 if any(isinstance(name, int) for name in names) else MOST_CLIENTS)
+    places = range(0 if any(isinstance(name, int) for name in names) else _PLACES)
     strange = [key for key in keys if key not in known and key not in places]
     if strange:
         raise ConfigurationError(

@@ -10,6 +10,7 @@ import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
+from flsv import __version__
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.server.identity import METRICS, Identity, dealt, described
@@ -71,16 +72,14 @@ def check_state(state: dict[str, Any], identity: Identity, seed: Any, max_epochs
         max_epochs: of the trainer; -1 or None for no end.
 
     Raises:
-        ConfigurationError: another federation or seed, or fewer rounds than there have been.
+        ConfigurationError: another version of flsv, federation or seed, or fewer rounds than there have been.
     """
-    saved = state.get("identity")
-    parts = saved if isinstance(saved, Mapping) else {}
-    if not all(isinstance(parts.get(part), Mapping) for part in ("settings", "samples")):
+    if state.get("version") != __version__:
         raise ConfigurationError(
-            "what the checkpoint says of its federation cannot be read: the file is damaged, or of another version of "
-            "flsv. Resume from another checkpoint, or start a new run without ckpt_path."
+            f"the checkpoint is of flsv {state.get('version')}, and this is flsv {__version__}: resume with that, or "
+            "start a new run without ckpt_path."
         )
-    check_same(Identity(**parts), identity)
+    check_same(Identity(**state["identity"]), identity)
     check_seed(state["seed"], seed)
     rounds = state["round_index"]
     if max_epochs not in (None, -1) and rounds > max_epochs:
