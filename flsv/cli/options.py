@@ -58,9 +58,6 @@ class OptionHelp(TextHelp, DefaultHelpFormatter):
 
 #: Of every parser that jsonargparse makes here.
 PARSER: dict[str, Any] = {"formatter_class": OptionHelp, "allow_abbrev": False}
-#: Sections that a configuration may have, and what stands beside them.
-_PARTS = ("data", "value", "trainer", "model", "federation")
-_BESIDE = ("ckpt_path", "seed_everything", "optimizer", "lr_scheduler")
 
 
 def option_parser(prog: str, description: str | None, sections: Mapping[str, type]) -> ArgumentParser:
@@ -69,14 +66,23 @@ def option_parser(prog: str, description: str | None, sections: Mapping[str, typ
     Args:
         prog: the command.
         description: its module's docstring.
-        sections: those of a configuration that it looks at, and whose arguments they have; the others mean nothing to
-            it.
+        sections: those of a configuration that it looks at, and whose arguments they have. What else a file may have is
+            read over; on the command line other sections are refused.
     """
     parser = ArgumentParser(prog=prog, description=description, **PARSER)
     parser.add_argument("--config", action=ConfigFile, help=CONFIG_HELP)
-    for name in (*_PARTS, *_BESIDE):
-        if name in sections:
-            parser.add_class_arguments(sections[name], name)
-        else:
-            parser.add_argument(f"--{name}", type=dict | int | str | None, help=SUPPRESS)
+    for name, kind in sections.items():
+        parser.add_class_arguments(kind, name)
+    for name in {"trainer", "federation", "value"} - {*sections}:
+        parser.add_argument(f"--{name}", type=_of_a_file, help=SUPPRESS)
+    for name in ("model", "optimizer", "lr_scheduler", "seed_everything", "ckpt_path"):
+        parser.add_argument(f"--{name}", type=dict | int | str | None, help=SUPPRESS)
     return parser
+
+
+def _of_a_file(given: Any) -> Any:
+    if isinstance(given, str):
+        raise argparse.ArgumentTypeError(
+            "nothing is trained here: a file may have options of flsv fit, the command line not"
+        )
+    return given

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import logging
 import re
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -101,6 +103,14 @@ def test_a_closing_line_and_quiet(
     assert main(["report", "-q", "quiet/lightning_logs/version_0", "--client", "1"]) == 0
     assert capfd.readouterr().out == ""
     assert (tmp_path / "quiet/lightning_logs/version_0/clients/1/report.html").is_file()
+
+
+def test_warning_filters_and_logs_are_given_back(tmp_path: Path) -> None:
+    names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
+    logs = [logging.getLogger(name) for name in names]
+    before = list(warnings.filters), [(log.level, [*log.filters]) for log in logs]
+    assert fit(tmp_path, "--trainer.max_epochs", "1", "--quiet") == 0
+    assert (list(warnings.filters), [(log.level, [*log.filters]) for log in logs]) == before
 
 
 def test_predict_writes_its_predictions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
