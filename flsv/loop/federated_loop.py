@@ -19,6 +19,7 @@ import lightning as L
 from torch import Tensor
 from torchmetrics import Metric
 
+from flsv import __version__
 from flsv._lightning.round_boundary import install
 from flsv.aggregation import Aggregator, FedAvg
 from flsv.arguments import ReadOnlyArguments
@@ -336,7 +337,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     def check_state(self, state_dict: dict[str, Any], max_epochs: int | None = None) -> None:
         """Raise ConfigurationError where this fit cannot go on from what ``state_dict`` gave."""
-        check_state(state_dict, self.saver.identity, self._run and self._run.given_seed, max_epochs)
+        check_state(state_dict, __version__, self.saver.identity, self._run and self._run.given_seed, max_epochs)
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         # Those of a wrapped data module are no arguments of FederatedDataModule, nor always safe to load.

@@ -241,7 +241,7 @@ class RunTable:
 
 
 _NUMBERS: Mapping[str, Cell] = {"round": whole, "client": whole, "value": number}
-_CELLS = {**dict.fromkeys(SCHEMA, str), **_NUMBERS, "low": number_or_nan, "high": number_or_nan}
+_CELLS: Mapping[str, Cell] = {**dict.fromkeys(SCHEMA, str), **_NUMBERS, "low": number_or_nan, "high": number_or_nan}
 _HEADER = csv_text([list(SCHEMA)])
 
 

@@ -10,7 +10,6 @@ import lightning as L
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import nn
 
-from flsv import __version__
 from flsv.data import FederatedDataModule
 from flsv.errors import ConfigurationError
 from flsv.server.identity import METRICS, Identity, dealt, described
@@ -62,11 +61,12 @@ def check_checkpoint(
     check_module(trainer.lightning_module, checkpoint, path)
 
 
-def check_state(state: dict[str, Any], identity: Identity, seed: Any, max_epochs: int | None) -> None:
+def check_state(state: dict[str, Any], version: str, identity: Identity, seed: Any, max_epochs: int | None) -> None:
     """Check the loop's saved state against what it is now.
 
     Args:
         state: of :meth:`FederatedLoop.state_dict`.
+        version: of flsv.
         identity: of this fit.
         seed: given for this fit, or None.
         max_epochs: of the trainer; -1 or None for no end.
@@ -74,10 +74,10 @@ def check_state(state: dict[str, Any], identity: Identity, seed: Any, max_epochs
     Raises:
         ConfigurationError: another version of flsv, federation or seed, or fewer rounds than there have been.
     """
-    if state.get("version") != __version__:
+    if state.get("version") != version:
         raise ConfigurationError(
-            f"the checkpoint is of flsv {state.get('version')}, and this is flsv {__version__}: resume with that, or "
-            "start a new run without ckpt_path."
+            f"the checkpoint is of flsv {state.get('version')}, and this is flsv {version}: resume with that, or start "
+            "a new run without ckpt_path."
         )
     check_same(Identity(**state["identity"]), identity)
     check_seed(state["seed"], seed)
