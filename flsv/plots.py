@@ -1,4 +1,4 @@
-"""The plots that people know from shap, of clients' contributions: waterfall, beeswarm, heatmap, payment flow.
+"""The plots that people know from shap, of clients' contributions: waterfall, beeswarm, heatmap.
 
 Each is one call on plain numbers and gives ``(figure, axis)``, which a notebook shows. The report draws the same ones.
 """
@@ -280,64 +280,6 @@ def heatmap(
     ax = ax or _axis(max(2.6, 1.4 + 0.3 * len(cells)))
     titles = [label_text(name) for name in classes or range(cells.shape[1])]
     draw_heatmap(ax, cells, titles, names, unit=unit, sort=sort)
-    ax.set_title(label_text(title) if title else "")
-    return ax.figure, ax
-
-
-@shows
-def payment_flow(
-    amounts: Any,
-    names: Sequence[str] | None = None,
-    *,
-    unit: str = "",
-    title: str = "",
-    ax: Any = None,
-) -> tuple[Any, Any]:
-    """How a budget flows to those who are paid: a band each, as wide as its amount.
-
-    Args:
-        amounts: ``[n]``, as :func:`flsv.allocate` gives them; at least 0. NaN is nobody's.
-        names: of the clients.
-        unit: such as "EUR".
-        title: of the picture.
-        ax: a matplotlib axis; by default a new figure that belongs to nobody.
-
-    Returns:
-        ``(figure, axis)``.
-
-    Raises:
-        ValueError: an amount below 0, or nothing that is paid.
-
-    Example:
-        >>> figure, axis = payment_flow([7221.84, 2778.16, 0.0], ["Boston", "Lyon", "Osaka"], unit="EUR")
-        >>> [text.get_text() for text in axis.texts]
-        ['10,000.00 EUR', 'Boston  7,221.84', 'Lyon  2,778.16', 'Osaka  0.00']
-    """
-    from matplotlib.patches import PathPatch, Rectangle
-    from matplotlib.path import Path
-
-    widths, labels = _known(amounts, names)
-    total = math.fsum(widths)
-    if not total > 0 or min(widths) < 0:
-        raise ValueError(f"amounts {[*widths]}: expected none below 0, and one above.")
-    ax = ax or _axis(max(2.6, 1.0 + 0.34 * len(widths)))
-    gap = 0.6 / max(len(widths), 1)  # so that names of narrow bands do not lie on each other
-    left = right = 0.0
-    middle = gap * (len(widths) - 1) / 2
-    ax.add_patch(Rectangle((-0.03, middle), 0.03, 1.0, color=_WHOLE))
-    ax.text(-0.045, middle + 0.5, f"{total:,.2f} {unit}".rstrip(), ha="right", va="center")
-    for place, (width, label) in enumerate(zip(widths, labels)):
-        share, colour = width / total, PALETTE[place % len(PALETTE)]
-        a, b = middle + left, right
-        there = [(0, a), (0.5, a), (0.5, b), (1, b)]
-        corners = [*there, *((x, y + share) for x, y in reversed(there))]
-        codes = [Path.MOVETO, *[Path.CURVE4] * 3, Path.LINETO, *[Path.CURVE4] * 3, Path.CLOSEPOLY]
-        ax.add_patch(PathPatch(Path([*corners, (0, a)], codes), facecolor=colour, alpha=0.75, linewidth=0))
-        ax.text(1.015, b + share / 2, f"{label}  {width:,.2f}", va="center")
-        left, right = left + share, right + share + gap
-    ax.set_xlim(-0.42, 1.5)
-    ax.set_ylim(max(right - gap, 1 + middle) + 0.03, -0.03)
-    ax.axis("off")
     ax.set_title(label_text(title) if title else "")
     return ax.figure, ax
 

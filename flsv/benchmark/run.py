@@ -244,7 +244,7 @@ def _fit(
         utility = float(model_scores(trainer, loop.space, federation, loop.state.model()[None])["utility"])
     values, evaluations, intervals = {}, {}, {}
     for (name, metric), key in zip(metrics.items(), inside):
-        values[name] = _without(overall(metric, loop.contributions[key].detach().cpu()), loop.held)
+        values[name] = overall(metric, loop.contributions[key].detach().cpu())
         evaluations[name] = int(getattr(metric, "evaluations", 0))
         ends = metric.intervals(value=values[name]) if isinstance(metric, ContributionMetric) else None
         if ends is not None:
@@ -268,13 +268,6 @@ class _Clock:
         start = time.process_time()
         self._update(*args)
         self.seconds += time.process_time() - start
-
-
-def _without(values: Tensor, clients: Sequence[int]) -> Tensor:
-    """``values [n]``, NaN for clients whose payment is held back."""
-    result = values.clone()
-    result[list(clients)] = float("nan")
-    return result
 
 
 def bench(

@@ -7,9 +7,8 @@
 One run's contributions swing with its seed, and with the aggregator. This runs the federation N times, on the same
 clients with the same data, and writes repeat.csv: of every metric and client the mean over the runs, their standard
 deviation, and an interval of the mean. Averaging over runs that differ at random is FedRandom's idea (arXiv
-2602.05693); with several aggregators they are taken in turn, one a run. A client whose payment is held back in any of
-the runs (flsv pay RUN --release ends that, run by run) is not averaged, and gets no share. A run that is done is kept:
-start again what was stopped.
+2602.05693); with several aggregators they are taken in turn, one a run. flsv report of any of the runs shares a
+budget out by the means of all. A run that is done is kept: start again what was stopped.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from flsv._lightning.durable import replacing
 from flsv.cli.command import NO_BARS, printer, shown, write_rows
 from flsv.cli.parser import make_cli
 from flsv.cli.parsers import repeat_parser
-from flsv.cli.verdict import say_verdict
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.metrics.intervals import LEVEL
@@ -129,10 +127,6 @@ def _check_folder(out: Path, identity: Identity) -> None:
         file.write(json.dumps(identity.plain(), indent=1).encode())
 
 
-def _is_of(folder: Path, seed: str) -> bool:
-    return folder.name == seed or folder.name.startswith(f"{seed}_")
-
-
 def main(args: Sequence[str], quiet: bool = False) -> None:
     """The command line, without ``repeat`` itself."""
     options, rest = repeat_parser().parse_known_args(list(args))
@@ -150,8 +144,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
             "share": [f"{100 * row['share']:.1f} %" for row in mine],
         }
         print_table(make_console(), f"{metric}, {options.runs} runs", [row["client_name"] for row in mine], columns)
-    seeds_of = [f"seed_{options.first_seed + index}" for index in range(options.runs)]
-    folders = [each for seed in seeds_of for each in sorted(options.out.glob(f"{seed}*")) if _is_of(each, seed)]
-    runs = [run for each in folders if (run := done_run(each)) is not None]
-    say_verdict(runs[0], runs)
     print(f"Summary: {shown(path)}")

@@ -1,25 +1,47 @@
 """``flsv report``: a run's results as a page to hand out.
 
     flsv report runs/lightning_logs/version_0
-    flsv report runs/lightning_logs/version_0 --budget 10000 --rule zero
+    flsv report runs/lightning_logs/version_0 --budget 10000 --by value --currency EUR
     flsv report runs/lightning_logs/version_0 --client 3 --out boston.html
 
-One HTML file that needs no network, and the same as Markdown. The first page says what share each partner has, what
-that is of a budget, how certain it is, and what speaks against paying by it; the appendix how it was measured, per
-class and over the rounds, suspicious samples, settings, hashes. With --client, the page that this participant may see:
-of the others it has nothing but, of five participants or more and at the end of the run, means over all. What flsv pay
-has shared out is on the page without being said again; with --budget, --rule or --by the page shows other terms, and
-keeps nothing.
+One HTML file that needs no network, and the same as Markdown. The first page says what each partner has contributed and
+what speaks against making something of it; the appendix how it was measured, per class and over the rounds, suspicious
+samples, settings, hashes. With --client, the page that this participant may see: of the others it has nothing but, of
+five participants or more and at the end of the run, means over all. With --budget, the page says what share of it each
+has, what that is in whole cents, with intervals, and by which values; shares.csv beside it has the same. Copies and
+outliers that the run has found stand beside the amounts: nothing is held back.
 """
 
 from __future__ import annotations
 
+import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from flsv._lightning.durable import check_writable
 from flsv.cli.command import check_clients, command_parser, existing, shown
-from flsv.cli.terms import add_terms, terms_given
+
+RULES = ("zero", "shift", "softmax", "refuse")
+
+
+def amount(text: str) -> float:
+    """A number above 0, for ``add_argument(type=...)``; ``10,000`` is ten thousand, and ``10,00`` is refused.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+
+    Example:
+        >>> amount("10,000.50")
+        10000.5
+    """
+    plain = re.fullmatch(r"(\d+|\d{1,3}(,\d{3})+)(\.\d{1,2})?", text)
+    number = float(text.replace(",", "")) if plain else 0.0
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected a number above 0, such as 10000, 10,000 or 10000.50 (a comma groups thousands)"
+        )
+    return number
 
 
 def main(args: Sequence[str], quiet: bool = False) -> None:
@@ -29,13 +51,30 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
     parser.add_argument("--client", help="number or name of the client whose page it shall be")
     parser.add_argument("--out", type=Path, help="one file, .html or .md; by default both, in the run's folder")
     parser.add_argument("--valuation", type=existing, metavar="DIR", help="a folder of flsv value, to be added")
-    add_terms(parser)
+    terms = parser.add_argument_group("shares of a budget")
+    terms.add_argument("--budget", type=amount, help="what there is to share out, such as 10000")
+    terms.add_argument(
+        "--by",
+        metavar="METRIC",
+        help="by which values: a metric of the run, or retrained. Default: retrained after flsv retrain, else the "
+        "run's metric, if there is one alone whose page does not say not to pay by it",
+    )
+    terms.add_argument(
+        "--rule",
+        choices=RULES,
+        help="what becomes of values below 0. zero (default): nothing for them. shift: all are counted from the "
+        "lowest. softmax: everybody gets something. refuse: an error",
+    )
+    terms.add_argument("--currency", help="of the budget, such as EUR; it says how many decimals amounts have")
     options = parser.parse_args(list(args))
+    given = {name: value for name in ("by", "rule", "currency") if (value := getattr(options, name)) is not None}
+    if given and options.budget is None:
+        parser.error(f"--{' and --'.join(given)}: say what is shared out, too: --budget 10000")
     check_clients(options.run, [options.client] if options.client else (), "client")
-    from flsv.report import write_report  # only now: what is wrong above is said without waiting for torch
+    from flsv.report import Budget, write_report  # only now: what is wrong above is said without waiting for torch
 
     check_writable(Path(options.run) if options.out is None else options.out.parent)
-    terms = terms_given(options)
-    files = write_report(options.run, options.client, options.out, options.valuation, terms, options.repeated)
+    budget = None if options.budget is None else Budget(options.budget, **given)
+    files = write_report(options.run, options.client, options.out, options.valuation, budget)
     if not quiet:
         print(f"Report: {', '.join(map(shown, files))}")

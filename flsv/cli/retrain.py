@@ -13,10 +13,7 @@ utilities. Ranks share the coalitions out. Values, with intervals, are written t
 shown by flsv report. Beside them stands KernelSHAP of the same trainings, which assumes nothing of the game; where it
 lies outside of an interval, the command says so. Models are judged as the run's metrics judged them, or by --metric
 (``by`` in the file); trainings are kept for each of these. Where that is accuracy and most samples are of one class, it
-is said. A client whose payment is held back (see flsv pay --release) takes part, and has no value until somebody has
-looked at it; then retrain again. Rounds in which a client's update was at fault (not finite, or far larger than all
-others) are taken off its value, by their share of all its rounds. Data that are not the run's are refused. A training
-that is done is kept: start again what was stopped.
+is said. Data that are not the run's are refused. A training that is done is kept: start again what was stopped.
 """
 
 from __future__ import annotations
@@ -38,7 +35,6 @@ from flsv.cli.command import printer, shown, write_rows
 from flsv.cli.own_federation import OF_THE_RUN, QUIET, check_data, configuration_of, performance_by
 from flsv.cli.parser import FederatedCLI, loop_of, make_cli
 from flsv.cli.parsers import retrain_parser
-from flsv.cli.verdict import say_verdict_of
 from flsv.engines.ranks import ranks_of_environment
 from flsv.errors import ConfigurationError
 from flsv.functional.shapley.few_coalitions import Which, few_coalitions, retrained_shapley
@@ -48,7 +44,7 @@ from flsv.loop.side_by_side import NotSideBySide, SideBySideUtility
 from flsv.participants import Ranks
 from flsv.report.blocks import NONE
 from flsv.report.facts import retrained_caveats
-from flsv.report.folder import CONTRIBUTIONS, RECORD, RETRAINED, FolderLock
+from flsv.report.folder import RECORD, RETRAINED, FolderLock
 from flsv.report.reading import open_run
 from flsv.report.record import read_record
 from flsv.report.terminal import make_console, print_table
@@ -58,7 +54,7 @@ from flsv.strategy import Strategy
 #: The most clients of whom all coalitions are trained unless something else is asked for, and the most fits that it may
 #: take for each seed.
 MOST, MOST_FITS = 10, 8.0
-HEADER = ("client", "client_name", "by", "value", "low", "high", "share", "kernel_shap", "majority")
+HEADER = ("client", "client_name", "by", "value", "low", "high", "share", "kernel_shap", "majority", "seeds", "rounds")
 
 
 def retrain(
@@ -94,11 +90,10 @@ def retrain(
         say: is told why coalitions are trained one after the other, if they are.
 
     Returns:
-        A row per client, by the names in :data:`HEADER`, and the file that they were written to. Clients whose payment
-        the run holds back have no value, and the share 0; of the value of those in whose updates it found fault, the
-        share of those rounds is taken off. ``by`` is what models were judged by. The ends are NaN where all coalitions
-        were trained once: then nothing tells an error. ``majority`` is the accuracy of whoever always answers with the
-        validation set's most frequent class, NaN where models are not judged by accuracy.
+        A row per client, by the names in :data:`HEADER`, and the file that they were written to. ``by`` is what models
+        were judged by. The ends are NaN where all coalitions were trained once: then nothing tells an error.
+        ``majority`` is the accuracy of whoever always answers with the validation set's most frequent class, NaN where
+        models are not judged by accuracy. ``seeds`` and ``rounds`` are those of the trainings.
 
     Raises:
         ConfigurationError: the folder holds no configuration, the data are not those of the run, the federation has
@@ -155,10 +150,10 @@ def retrain(
     table = torch.stack(utilities)
     told_before = None if hint is None else _last_values(run, hint)
     values, half = retrained_shapley(masks, table, told_before, level)
-    additive, _ = _payable(run, kernel_shap(masks, table.mean(0)), half)
-    rows = _rows(names, *_payable(run, values, half), additive)
+    rows = _rows(names, values, half, kernel_shap(masks, table.mean(0)))
     by = metric if mode is None else f"{metric} ({mode})"
-    rows = [{**row, "by": by, "majority": majority} for row in rows]
+    trained = {"seeds": " ".join(map(str, range(first, first + seeds))), "rounds": cli.trainer.max_epochs}
+    rows = [{**row, "by": by, "majority": majority, **trained} for row in rows]
     path = run / RETRAINED
     if ranks.rank == 0:
         write_rows(path, HEADER, rows)
@@ -206,21 +201,8 @@ class _Plays:
         return "all" if fits <= MOST_FITS else "both"
 
 
-def _payable(run: Path, values: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
-    """What of values ``[n]`` above 0 is of the rounds in which nobody found fault with the client, and half the width
-    of its interval; NaN for clients whose payment is held back."""
-    if not (run / CONTRIBUTIONS).is_file():
-        return values, half
-    told = open_run(run)
-    counted = torch.ones_like(values)
-    for client, (times, of) in told.named.items():
-        counted[client] = 1 - times / of if values[client] > 0 else 1.0
-    counted[list(told.held)] = torch.nan
-    return values * counted, half * counted
-
-
 def _last_values(run: Path, metric: str) -> Tensor:
-    """``[n]``, a metric's last values, overall or mean over classes; also of those whose payment is held back.
+    """``[n]``, a metric's last values, overall or mean over classes.
 
     Raises:
         ConfigurationError: the run has no such metric, or some client has no value.
@@ -310,5 +292,4 @@ def main(args: Sequence[str], quiet: bool = False) -> None:
         print("All coalitions were trained once, and nothing tells the error of their values: use --seeds 2.")
     for text in retrained_caveats(rows, names):
         print(text)
-    say_verdict_of(options.run)
     print(f"Retrained: {shown(path)}")

@@ -35,9 +35,9 @@ class CopyFilter(UpdateFilter):
     Likewise clients that send back the step that the server has just taken, in three rounds or more; seen of a client
     that takes part in two rounds on end.
 
-    They stay in the model and in the metrics; the payment of all of them is held back until somebody has looked at it,
-    see ``loop.held``. The rules are those of :mod:`flsv.functional.updates`. The server keeps 32 bytes for every
-    pair of clients, and the last round's model.
+    They stay in the model and in the metrics: ``loop.copies`` and the report name them, beside the amounts where a
+    budget is shared out, and who pays decides. The rules are those of :mod:`flsv.functional.updates`. The server keeps
+    32 bytes for every pair of clients, and the last round's model.
 
     Args:
         threshold: two clients are alike from this similarity on, in (0, 1]. None: similarities by themselves are not
@@ -54,7 +54,7 @@ class CopyFilter(UpdateFilter):
         >>> from flsv import FederatedLoop
         >>> from flsv.filters import OutlierFilter
         >>> loop = FederatedLoop(filters=[OutlierFilter(), CopyFilter(0.7, gap=0.45)])
-        >>> loop.held
+        >>> loop.copies
         []
     """
 
@@ -113,11 +113,10 @@ class CopyFilter(UpdateFilter):
             members = [client for client in group if client in cohort.ids]
             if len(members) > (fault == COPY) and self.notices.due(fault, members):
                 most = stepping[members] if fault == ECHOING else similar[members][:, members].fill_diagonal_(-1)
-                each = "each of them" if len(members) > 1 else "this one"
                 said.append(
                     f"{self.notices.said(fault, members)}, up to round {cohort.round_index} (similarity "
-                    f"{most.max().item():.2f}): aggregated and measured all the same, and the payment of {each} is "
-                    "held back until somebody has looked at it (flsv pay --release)."
+                    f"{most.max().item():.2f}): aggregated and measured all the same. Look at it before anything "
+                    "is paid; the report names them beside what they would get."
                 )
         return cohort.say(*said)
 

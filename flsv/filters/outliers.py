@@ -23,7 +23,7 @@ class OutlierFilter(UpdateFilter):
 
     A client is called too large where its update is, and its update per step, too: a client with more data goes farther
     in more steps, the number of which is its own claim. Its update is aggregated and not measured: the round counts for
-    it as one that it took no part in. Who is named in every round has 0 in ``loop.payable``; see ``loop.named``.
+    it as one that it took no part in. See ``loop.named``; who is named in every round has no value.
 
     An update beside which nothing of the others would be left is always left out, see
     :func:`flsv.functional.updates.drowning_updates`; a federation without an ``OutlierFilter`` does that, too.

@@ -161,19 +161,13 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
     named: dict[int, tuple[int, int]]
     #: Groups of clients who were found to send one another's updates; of one: who sent the server's last step back.
     copies: list[list[int]]
-    #: Whose payment is held back until somebody has looked at it, ascending: all members of all ``copies``. Who is paid
-    #: after all is named with ``flsv pay RUN --release``; what the metrics say of them is in ``contributions``.
-    held: list[int]
-    #: Metric to what each client may be paid by, ``[n]``, as the report has it: NaN for those who were never measured
-    #: and for the ``held``, 0 for who was ``named`` in all of its rounds.
-    payable: dict[str, Tensor]
     _read_only = frozenset(field.name for field in fields(FederationConfig))
     _parts: ClassVar = {
         "config": tuple(_read_only),
         "board": ("contributions",),
         "state": ("round_index", "weights", "participations", "client_scores", "client_accuracy", "trained", "models"),
         "_fit": ("clients", "channel", "space"),
-        "_found": ("noticed", "named", "copies", "held", "payable"),
+        "_found": ("noticed", "named", "copies"),
     }
 
     def __init__(
@@ -392,7 +386,7 @@ class FederatedLoop(ReadOnlyArguments, L.Callback):
 
     @property
     def _found(self) -> Findings:
-        return Findings(self.filters, self.board, self.state)
+        return Findings(self.filters, self.state)
 
     @property
     def _fit(self) -> FitRun:

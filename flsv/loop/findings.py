@@ -1,4 +1,4 @@
-"""What is known of a federation's clients between two rounds: who was found at fault, payment, the table."""
+"""What is known of a federation's clients between two rounds: who was found at fault, and the table."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from torch import Tensor
 
 from flsv.errors import ConfigurationError
 from flsv.filters import CopyFilter, UpdateFilter
@@ -17,7 +15,6 @@ from flsv.report.measured import numbers_of, overall
 from flsv.report.reading import read_run
 from flsv.report.run_table import Numbers, RunTable
 from flsv.round import FederationState
-from flsv.server import ContributionMetrics
 from flsv.showing import html_table
 
 if TYPE_CHECKING:
@@ -28,16 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the filters have found, and what follows for payment: the attributes of a loop by these names.
+    """What the filters have found: the attributes of a loop by these names.
 
     Args:
         filters: of the loop.
-        board: its metrics.
         state: of the federation.
     """
 
     filters: Sequence[UpdateFilter]
-    board: ContributionMetrics
     state: FederationState
 
     @property
@@ -57,28 +52,6 @@ class Findings:
     def copies(self) -> list[list[int]]:
         return [group for each in self.filters if isinstance(each, CopyFilter) for group in each.groups]
 
-    @property
-    def held(self) -> list[int]:
-        return sorted(client for group in self.copies for client in group)
-
-    @property
-    def payable(self) -> dict[str, Tensor]:
-        metrics = self.board.metrics
-        found = {name: overall(metrics[name], each).cpu().double() for name, each in self.board.contributions.items()}
-        for name, value in found.items():
-            for client in self.named if metrics[name].higher_is_better is not False else ():
-                value[client].nan_to_num_(0)
-            value[self.held] = float("nan")
-        return found
-
-
-def without(board: ContributionMetrics, held: list[int]) -> dict[str, Tensor]:
-    """The contributions, NaN for those who are held."""
-    found = {name: value.clone() for name, value in board.contributions.items()}
-    for value in found.values():
-        value[held] = float("nan")
-    return found
-
 
 def history(loop: FederatedLoop) -> pandas.DataFrame:
     """All rounds of a loop's fit, of the file that it writes.
@@ -96,7 +69,8 @@ def history(loop: FederatedLoop) -> pandas.DataFrame:
 
 def html_of(loop: FederatedLoop) -> str:
     """A loop in a notebook: its parts, and what each client is worth so far."""
-    metrics = {name: values for name, values in loop.payable.items() if loop.round_index}
+    found = loop.contributions.items() if loop.round_index else ()
+    metrics = {name: overall(loop.metrics[name], value).tolist() for name, value in found}
     names = [f"client {i}" for i in range(len(loop.participations))]
     for metric in loop.metrics.values():
         names = [*(getattr(metric, "client_names", None) or names)]

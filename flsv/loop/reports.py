@@ -16,7 +16,6 @@ from torch import Tensor
 from flsv.data import plot_partition
 from flsv.engines.one_process import OneProcess
 from flsv.functional.shapley.undecided import times_to_tell_apart, told_apart
-from flsv.loop.findings import without
 from flsv.loop.learned import verdicts
 from flsv.metrics import ContributionMetric
 from flsv.report.folder import leaves_files, where_results_are
@@ -109,7 +108,7 @@ class RunReports:
 
     @property
     def _looks(self) -> bool:
-        """Whether anybody is told what becomes of the model, and paid by it."""
+        """Whether anybody is told what becomes of the model."""
         loop, trainer = self._loop, self._run.trainer
         told = loop.reporting.files or loop.reporting.table
         return told and bool(loop.metrics) and not trainer.fast_dev_run  # type: ignore[attr-defined]
@@ -166,7 +165,7 @@ class RunReports:
     def finish(self) -> None:
         """The fit is over."""
         loop, trainer = self._loop, self._run.trainer
-        values = without(loop.board, loop.held)
+        values = loop.contributions
         learned = {**self._paid_in(values), **self._undecided()}
         if self.reporter.csv is not None:
             write_record(self.reporter.folder, {**self._record, **ended(trainer, loop.round_index), **learned})

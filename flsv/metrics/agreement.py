@@ -100,6 +100,7 @@ class ClassSpecificShapley(ContributionMetric):
         tensor([30., nan,  0.])
     """
 
+    to_pay_by = False
     over_rounds = "momentum"
     history: Tensor
 
@@ -226,8 +227,8 @@ class CosineGradientShapley(ContributionMetric):
     updates twice.
 
     When not to use it:
-        Where somebody's data are rare and right: whoever differs from the majority has a low reputation. With a
-        majority that errs. To say by how much a model has improved: it is a share of directions.
+        To pay by: it is a share of directions, and does not say by how much a model has improved. Where somebody's data
+        are rare and right: whoever differs from the majority has a low reputation. With a majority that errs.
 
     Args:
         num_clients: n. None inside a ``FederatedLoop``: taken from the data.
@@ -252,6 +253,7 @@ class CosineGradientShapley(ContributionMetric):
     """
 
     per_class = False
+    to_pay_by = False
     full_state_update = True
     #: Where a ``FederatedLoop`` finds the arguments of ``update``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of}

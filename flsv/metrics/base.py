@@ -122,6 +122,9 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
     evaluates = False
     """Whether clients evaluate models for it on their own validation samples: then all of them must have some."""
 
+    to_pay_by = True
+    """Whether a budget is shared out by it unasked; False where its page says not to pay by it."""
+
     reported_by: str | None = None
     """What makes clients report what it asks for, in words, where that is not a round's own."""
 
@@ -285,9 +288,8 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
             stderr: standard errors ``[num_clients]`` of bars; by default, of ``compute()``, those of ``diagnostics``.
             sort: clients by value, largest first; else by number.
             title: of the picture; by default the class's name.
-            kind: ``"waterfall"``, ``"beeswarm"`` (of several values), ``"heatmap"`` or ``"payment_flow"``, see
-                :mod:`flsv.plots`.
-            options: of these, such as ``start`` of a waterfall, ``budget`` of a payment flow.
+            kind: ``"waterfall"``, ``"beeswarm"`` (of several values) or ``"heatmap"``, see :mod:`flsv.plots`.
+            options: of these, such as ``start`` of a waterfall.
 
         Returns:
             ``(figure, axis)``. As the last line of a notebook's cell it is shown.
@@ -298,8 +300,7 @@ class ContributionMetric(ReadOnlyArguments, WithIntervals):
         names, columns = self.client_names, self.columns() or self.class_names
         given = {"title": title or type(self).__name__, "ax": ax, **options}
         if kind is not None:
-            unit = {"unit": "" if kind == "payment_flow" else self.guide().unit}  # that one shows no values
-            return plot_as(kind, val, self.per_client, names, columns, **{**unit, **given})
+            return plot_as(kind, val, self.per_client, names, columns, **{"unit": self.guide().unit, **given})
         if options:
             raise TypeError(f"{type(self).__name__}.plot: {', '.join(options)} are of a kind of plot; say which.")
         return plot_contributions(

@@ -208,6 +208,7 @@ class CalibratedOTGradient(WassersteinContribution):
         tensor(19)
     """
 
+    to_pay_by = False
     plot_upper_bound = 1.0
     judges = True
 

@@ -122,6 +122,7 @@ class ContributionEstimation(ContributionMetric):
     """
 
     per_class = False
+    to_pay_by = False
     evaluates = True
     #: Where a ``FederatedLoop`` finds the arguments of ``update``.
     round_fields: ClassVar[dict[str, Any]] = {"client_updates": parameters_of, "aggregate": secure_sum}

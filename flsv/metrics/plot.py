@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from flsv.charts import draw_bars, draw_heatmap, draw_legend, draw_lines, draw_small_multiples, label_text
-from flsv.functional.allocation import allocate
-from flsv.plots import beeswarm, heatmap, payment_flow, waterfall
+from flsv.plots import beeswarm, heatmap, waterfall
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -81,7 +80,7 @@ def plot_contributions(
 
 
 #: By the name that ``metric.plot(kind=...)`` takes.
-Kind = Literal["waterfall", "beeswarm", "heatmap", "payment_flow"]
+Kind = Literal["waterfall", "beeswarm", "heatmap"]
 
 
 def plot_as(
@@ -102,9 +101,8 @@ def plot_as(
         overall: gives ``[n]`` of a value.
         client_names: of the clients.
         class_names: of the columns.
-        unit: of a value; of a payment flow, of the budget.
-        options: of the plot, such as ``start`` of a waterfall; of a payment flow ``budget`` (by default 100, in %) and
-            ``rule`` of :func:`flsv.allocate`.
+        unit: of a value.
+        options: of the plot, such as ``start`` of a waterfall.
 
     Raises:
         ValueError: another kind, or values that it does not show.
@@ -112,9 +110,6 @@ def plot_as(
     Example:
         >>> rounds = [torch.tensor([0.5, 0.1]), torch.tensor([0.6, 0.2])]
         >>> figure, axis = plot_as("beeswarm", rounds, lambda value: value, ["Boston", "Lyon"])
-        >>> figure, axis = plot_as("payment_flow", rounds[1], lambda value: value, ["Boston", "Lyon"], budget=1000)
-        >>> [text.get_text() for text in axis.texts]
-        ['1,000.00', 'Boston  750.00', 'Lyon  250.00']
     """
     if kind not in get_args(Kind):
         raise ValueError(f"kind={kind!r}: expected one of {', '.join(get_args(Kind))}, or none.")
@@ -129,11 +124,7 @@ def plot_as(
         if val.ndim != 2:
             raise ValueError(f"kind='heatmap' shows values [n, M] of classes; got {list(val.shape)}.")
         return heatmap(val, client_names, class_names, unit=unit, **options)
-    if kind == "waterfall":
-        return waterfall(overall(val), client_names, unit=unit, **options)
-    budget, rule = options.pop("budget", None), options.pop("rule", "zero")
-    paid = allocate(overall(val).double(), budget or 100.0, rule, unit=0.01)
-    return payment_flow(paid, client_names, unit=unit or ("" if budget else "%"), **options)
+    return waterfall(overall(val), client_names, unit=unit, **options)
 
 
 def new_figure(val: Tensor | Sequence[Tensor], panels: int = 1, below: int = 0, beside: int = 0) -> Figure:

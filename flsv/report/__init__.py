@@ -1,7 +1,7 @@
-"""Reading a run after the fact: as tables, as a page to hand out, and as a payment."""
+"""Reading a run after the fact: as tables, and as a page to hand out, with shares of a budget."""
 
-from flsv.report.page import release, write_report
-from flsv.report.payment import Payment, Terms, pay
+from flsv.report.page import write_report
 from flsv.report.reading import Run, open_run, read_run
+from flsv.report.shares import Budget
 
-__all__ = ["Payment", "Run", "Terms", "open_run", "pay", "read_run", "release", "write_report"]
+__all__ = ["Budget", "Run", "open_run", "read_run", "write_report"]

@@ -86,25 +86,6 @@ class Lines:
 
 
 @dataclass(frozen=True)
-class Swarm:
-    """Values ``[r][k]`` of k names in r runs: a point each, and the names' means."""
-
-    names: Sequence[str]
-    values: Sequence[Sequence[float]]
-    caption: str = ""
-
-
-@dataclass(frozen=True)
-class Flow:
-    """How a sum goes to names: a band each, as wide as its amount ``[k]``; a table has them elsewhere."""
-
-    names: Sequence[str]
-    amounts: Sequence[float]
-    caption: str = ""
-    unit: str = ""
-
-
-@dataclass(frozen=True)
 class Heat:
     """Values ``[k][M]``, coloured about 0."""
 
@@ -128,7 +109,7 @@ class Code:
     text: str
 
 
-Block = Text | Warning | Bullets | Table | Bars | Steps | Lines | Swarm | Flow | Heat | Code
+Block = Text | Warning | Bullets | Table | Bars | Steps | Lines | Heat | Code
 
 
 @dataclass(frozen=True)

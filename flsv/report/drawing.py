@@ -16,17 +16,17 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from flsv.charts import ENDS, MOST_COLOURS, draw_bars, draw_lines, drawing, shortened
-from flsv.plots import beeswarm, draw_steps, payment_flow
-from flsv.report.blocks import Bars, Flow, Lines, Steps, Swarm, number
+from flsv.charts import ENDS, MOST_COLOURS, draw_bars, draw_lines, drawing
+from flsv.plots import draw_steps
+from flsv.report.blocks import Bars, Lines, Steps, number
 
 #: What is drawn in black or a dark grey has the page's colours.
 _INK = {"#000000": "var(--ink)", "#333333": "var(--ink)", "#808080": "var(--dim)"}
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 #: In inches: so narrow that its letters can be read where it is as wide as a telephone.
 _WIDTH, _RIGHT = 5.2, 0.985
-#: Of a letter, on average and at most.
-_LETTER, _WIDE = 0.06, 0.07
+#: Of a letter, on average.
+_LETTER = 0.06
 
 
 def bars(block: Bars) -> str:
@@ -59,35 +59,6 @@ def steps(block: Steps) -> str:
 
     title = f"from {number(block.start)} to {number(block.end)} in {len(block.values)} steps"
     return _svg(title, [*said, f"end {number(block.end)}"], draw, 2.1, _below([*block.names, "start", "end"]))
-
-
-def swarm(block: Swarm) -> str:
-    """A point per run and name, in rows; "" where nothing can be drawn."""
-    values = np.array(block.values, dtype=float)
-    means = [f"{name} mean {number(float(np.nanmean(row)))}" for name, row in zip(block.names, values.T)]
-
-    beside = (0.15 + _WIDE * min(24, max(map(len, block.names)))) / _WIDTH
-
-    def draw(axis: Any) -> None:
-        beeswarm(values, block.names, ax=axis)
-
-    return _svg(f"{len(values)} runs of {len(block.names)}", means, draw, 0.3 + 0.32 * len(block.names), 0.3, beside)
-
-
-def flow(block: Flow) -> str:
-    """A band per name; "" where nothing can be drawn."""
-    names = [shortened(name) for name in block.names]
-    said = [f"{name} {amount:,.2f}" for name, amount in zip(names, block.amounts)]
-
-    def draw(axis: Any) -> None:
-        payment_flow(block.amounts, names, unit=block.unit, ax=axis)
-        for text in axis.texts:
-            text.set_fontsize(8)
-        total, *others = (0.15 + _WIDE * len(text.get_text()) for text in axis.texts)
-        bands = 0.97 * _WIDTH - total - max(others)
-        axis.set_xlim(-total / bands, 1 + max(others) / bands)
-
-    return _svg(f"payment to {len(said)}", said, draw, 0.3 + 0.32 * len(said), 0.12, 0.01)
 
 
 def lines(block: Lines) -> str:

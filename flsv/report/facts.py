@@ -11,8 +11,9 @@ from typing import Any
 import yaml
 
 from flsv import charts
+from flsv.csv_files import NAN
 from flsv.report.blocks import NONE, Block, Heat, Lines, Table, number, numbers, percent
-from flsv.report.reading import NAN, Run
+from flsv.report.reading import Run
 from flsv.report.run_table import MEANING
 from flsv.report.terminal import undecided
 

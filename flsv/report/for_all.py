@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from flsv.errors import ConfigurationError
-from flsv.models.imbalance import OWN_SCORES
+from flsv.csv_files import NAN
 from flsv.report.blocks import (
     NONE,
     Bars,
     Block,
     Bullets,
     Code,
-    Flow,
     Page,
     Section,
-    Swarm,
     Table,
     Text,
     number,
-    numbers,
     percent,
 )
 from flsv.report.facts import (
@@ -44,30 +40,25 @@ from flsv.report.facts import (
 )
 from flsv.report.folder import CONTRIBUTIONS
 from flsv.report.front import front_page
-from flsv.report.measured import own_title
-from flsv.report.payment import SHARES_ONLY, Terms, payment_by
-from flsv.report.reading import NAN, Run
-from flsv.report.repeated import finals
-from flsv.report.verdict import Basis, bases, chosen
+from flsv.report.reading import Run
+from flsv.report.shares import Shares
 
 #: Classes up to which their samples are counted client by client.
 COUNTED = 20
 
 
-def page_for_all(run: Run, terms: Terms = SHARES_ONLY, repeats: Sequence[Run] = ()) -> Page:
-    """The report of all clients: what share each has, and in the appendix who took part, what was measured, how, and
+def page_for_all(run: Run, shares: Shares | None = None) -> Page:
+    """The report of all clients: what each contributed, and in the appendix who took part, what was measured, how, and
     how to repeat the run.
 
     Args:
         run: of which.
-        terms: on which a budget is shared out.
-        repeats: runs of the same federation with other seeds.
+        shares: of a budget, where there is one.
     """
     appendix = [
         Section("Who took part", _who(run)),
         Section("What was measured", _measured(run)),
-        *_flow(run, chosen(bases(run, repeats), terms.by), terms),
-        *_contributions(run, repeats),
+        *_bars(run),
         *_over_rounds(run),
         *_per_class(run),
         *_retrained(run),
@@ -78,7 +69,7 @@ def page_for_all(run: Run, terms: Terms = SHARES_ONLY, repeats: Sequence[Run] = 
         Section("Settings", _settings(run)),
         Section("To replay the run", _replay(run)),
     ]
-    return Page("Who contributed what", subtitle(run), front_page(run, terms, repeats), appendix)
+    return Page("Who contributed what", subtitle(run), front_page(run, shares), appendix)
 
 
 def subtitle(run: Run) -> str:
@@ -105,8 +96,8 @@ def _measured(run: Run) -> list[Block]:
         items.append(f"{NOT_KNOWN}: {run.record['not_known']}.")
     if run.named:
         items.append(
-            "What was not finite, or far too large, was not measured, and flsv retrain takes the rounds' share off the "
-            "values of those who sent it."
+            "What was not finite, or far too large, was not measured in the run. Values by retraining are of the data, "
+            "whatever was sent in the run."
         )
     if run.record.get("logged"):
         said = ", ".join(f"{name} {value}" for name, value in logged(run))
@@ -140,58 +131,18 @@ def _who(run: Run) -> list[Block]:
     return blocks
 
 
-def _flow(run: Run, basis: Basis | None, terms: Terms) -> list[Section]:
-    """How the budget goes to those who are paid."""
-    if basis is None or terms.budget is None:
-        return []
-    try:
-        amounts = payment_by(basis, terms).amounts
-    except ConfigurationError:  # nobody has a claim, as the first page says
-        return []
-    paid = [client for client in ends_of(basis.order) if amounts[client] > 0]
-    names = [client_label(run, client) for client in paid]
-    caption = f"{terms.text(terms.budget)} by {basis.title}; whoever gets nothing has no band"
-    return [Section("Who is paid", [Flow(names, [amounts[client] for client in paid], caption, terms.currency)])]
-
-
-def _contributions(run: Run, repeats: Sequence[Run]) -> list[Section]:
-    if not run.metrics:
-        return []
+def _bars(run: Run) -> list[Section]:
+    """What each metric is, and its values as a chart."""
     order = ends_of(order_of(run))
     names = [client_label(run, client) for client in order]
     blocks: list[Block] = []
-    found = [values_of(run, metric) for metric in run.metrics]
-    columns = {values.name: values.shown(order) for values in found}
-    for title, key in (("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)):
-        last = run.final(key)
-        if any(value == value for value in last):
-            columns[title] = numbers([last[client] for client in order])
-    kinds: dict[str, list[str]] = {}
-    for values in found:
+    for values in (values_of(run, metric) for metric in run.metrics):
         about = str(run.about(values.name).get("about", ""))
-        if values.kind:
-            kinds.setdefault(values.kind, []).append(values.name)
         low = None if values.low is None else [values.low[client] for client in order]
         high = None if values.high is None else [values.high[client] for client in order]
         caption = f"{values.name}: {about}" if about else values.name
         blocks.append(Bars(names, [values.values[client] for client in order], low, high, caption))
-        blocks += _by_seed(run, values.name, order, repeats)
-    notes = [Text(f"In brackets, and as whiskers, of {', '.join(of)}: {kind}.") for kind, of in kinds.items()]
-    return [
-        Section(
-            "What each contributed",
-            [Table(["client", *columns], [list(row) for row in zip(names, *columns.values())]), *notes, *blocks],
-        )
-    ]
-
-
-def _by_seed(run: Run, metric: str, order: Sequence[int], repeats: Sequence[Run]) -> list[Block]:
-    """A metric's values in all runs with other seeds, where there are some."""
-    if not repeats:
-        return []
-    seeds = [[row[client] for client in order] for row in finals(repeats, metric)]
-    said = f"{metric} in {len(repeats)} runs with other seeds: a point each, and the mean"
-    return [Swarm([client_label(run, client) for client in order], seeds, said)]
+    return [Section("Value by value", blocks)] if blocks else []
 
 
 def _over_rounds(run: Run) -> list[Section]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flsv.report.blocks import NONE, Block, Bullets, Page, Section, Table, Text, number, or_none, percent
+from flsv.csv_files import NAN
+from flsv.report.blocks import NONE, Block, Bullets, Page, Section, Table, Text, number, numbers, or_none, percent
 from flsv.report.facts import (
     AT_CHANCE,
     NOT_KNOWN,
@@ -31,7 +32,9 @@ from flsv.report.facts import (
     values_of,
 )
 from flsv.report.for_all import BESIDE_GAINS, GAIN_HEAD, RETRAINED, RETRAINED_HEAD, gain_cells, retrained_cells
-from flsv.report.reading import NAN, Run
+from flsv.report.front import SHARE_HEAD, share_cells
+from flsv.report.reading import Run
+from flsv.report.shares import Shares, explained
 
 #: Clients below which nothing is told that is worked out from all of them.
 FEWEST = 5
@@ -39,11 +42,12 @@ FEWEST = 5
 LISTED = 50
 
 
-def page_for_one(run: Run, client: int) -> Page:
-    """The report for one client."""
+def page_for_one(run: Run, client: int, shares: Shares | None = None) -> Page:
+    """The report for one client, with its share of a budget where there is one."""
     own = client_label(run, client)
     sections = [
         Section("Your part", _part(run, client)),
+        *([] if shares is None else [_share(run, client, shares)]),
         Section("What you contributed", _contributions(run, client)),
         *_over_rounds(run, client),
         *_per_class(run, client),
@@ -51,7 +55,7 @@ def page_for_one(run: Run, client: int) -> Page:
         *_gains(run, client),
         *_valuation(run, client),
         *_suspicious(run, client),
-        Section("How to read this", _caveats(run)),
+        Section("How to read this", _caveats(run, shares is not None)),
         Section("The run", _facts(run, client)),
     ]
     started = str(run.record.get("started", ""))[:10]
@@ -86,16 +90,13 @@ def _part(run: Run, client: int) -> list[Block]:
                 "others. Those rounds count nothing for you: what you sent in them was not measured."
             )
         )
-    if client in run.held:
-        blocks.append(
-            Text(
-                "Your updates and another participant's were found to be the same but for little. Your payment is held "
-                "back, as the other's is, until whoever runs the federation has looked at it."
-            )
-        )
+    for group in run.copies:
+        if client in group:
+            what = "another participant's" if len(group) > 1 else "the model's own last step"
+            blocks.append(Text(f"Your updates and {what} were found to be the same but for little."))
     if counts and classes and len(classes) > 1:
-        held = [(name, count) for name, count in zip(classes, counts[client]) if count]
-        blocks += [Text("Your samples by class:"), Table(["class", "samples"], [[n, str(c)] for n, c in held])]
+        own = [(name, count) for name, count in zip(classes, counts[client]) if count]
+        blocks += [Text("Your samples by class:"), Table(["class", "samples"], [[n, str(c)] for n, c in own])]
     return blocks
 
 
@@ -114,10 +115,22 @@ def _contributions(run: Run, client: int) -> list[Block]:
     missing = any(run.final(metric)[client] != run.final(metric)[client] for metric in run.metrics)
     note = (
         [Text("A dash is no value, which is not 0: you were not drawn, or nothing could be measured.")]
-        if missing and client not in run.held
+        if missing
         else []
     )
     return [*blocks, table, *note]
+
+
+def _share(run: Run, client: int, shares: Shares) -> Section:
+    """Its part of a budget, and why."""
+    value = numbers([shares.basis.values[client], shares.basis.low[client], shares.basis.high[client]])
+    known = shares.low[client] == shares.low[client]
+    cells = [f"{value[0]} [{value[1]} to {value[2]}]" if known else value[0], *share_cells(shares, client)]
+    said = explained(shares)
+    if client in shares.missing:
+        said.append(Text("You have no value by it, which is not 0, and so no share."))
+    title = f"Your share of {shares.budget.text(shares.budget.amount)}"
+    return Section(title, [Table(["", "your value", *SHARE_HEAD], [["", *cells]]), *said])
 
 
 def _over_rounds(run: Run, client: int) -> list[Section]:
@@ -178,20 +191,21 @@ def _suspicious(run: Run, client: int) -> list[Section]:
     return [Section("Suspicious samples", [Text(text + more), Table(head, rows, texts=True)])]
 
 
-def _caveats(run: Run) -> list[Block]:
+def _caveats(run: Run, paid: bool) -> list[Block]:
     items = [*caveats_of(run)]
     items += [AT_CHANCE.format(by) for by in at_chance(run.record)]
     items += [f"{NOT_KNOWN}."] if "not_known" in run.record else []
-    return [*guides(run), Bullets([*items, ONE_RUN, *_disclosure(run)])]
+    return [*guides(run), Bullets([*items, ONE_RUN, *_disclosure(run, paid)])]
 
 
-def _disclosure(run: Run) -> list[str]:
+def _disclosure(run: Run, paid: bool) -> list[str]:
     """What this page tells of the others, for those who are on it and for those who read it."""
     if run.num_clients < FEWEST or not run.ended:
         why = f"the run has {run.num_clients} participants" if run.ended else "the run has not come to its end"
         rule = (
             "This page has nothing of the other participants, nor what is worked out from all (means, shares, what the "
             f"model is worth): that is told of {FEWEST} or more, at the end of a run, and {why}."
+            + (" But for your share of the budget, from which the sum of the others' values follows." if paid else "")
         )
     else:
         rule = (

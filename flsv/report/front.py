@@ -1,12 +1,12 @@
-"""The first page of a run's report: who has what share, for those who decide, in no words of those who measure."""
+"""The first page of a run's report: who contributed what, for those who decide, in no words of those who measure."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from flsv.errors import ConfigurationError
+from flsv.models.imbalance import OWN_SCORES
 from flsv.report.blocks import (
     NONE,
     Bars,
@@ -19,12 +19,13 @@ from flsv.report.blocks import (
     Warning,
     joined,
     number,
+    numbers,
     percent,
 )
-from flsv.report.facts import AT_CHANCE, at_chance, client_label, ends_of, state_of
-from flsv.report.payment import RULES, Payment, Terms, payment_by
+from flsv.report.facts import AT_CHANCE, at_chance, client_label, ends_of, order_of, state_of, values_of
+from flsv.report.measured import own_title
 from flsv.report.reading import Run
-from flsv.report.verdict import Basis, bases, chosen, contradictions, order_in_words
+from flsv.report.shares import SHARES, Shares, explained
 
 #: What a model is judged by, as it is said to those who do not measure: what it is, and how much of it is good.
 PLAIN = {
@@ -36,7 +37,7 @@ PLAIN = {
     "average_precision": "average precision",
     "f1": "F1 score",
 }
-#: Of clients whose payment is held back.
+#: Of clients whose updates are copies.
 COPYING = (
     "These sent one another's updates but for little, as one client under several names does, or one who wants to "
     "bring another into disrepute: {}. Which of them copies which, updates do not tell."
@@ -48,34 +49,28 @@ MOST_STEPS = 12
 TOLERANCE = 0.01
 
 
-def front_page(run: Run, terms: Terms, repeats: Sequence[Run] = ()) -> list[Section]:
+def front_page(run: Run, shares: Shares | None = None) -> list[Section]:
     """What everybody reads.
 
     Args:
         run: of which.
-        terms: on which a budget is shared out; without one there are shares only.
-        repeats: runs of the same federation with other seeds.
+        shares: of a budget, where there is one.
     """
-    found = bases(run, repeats)
-    basis = chosen(found, terms.by)
-    sections = [Section("", [Text(_who(run)), *(Warning(text) for text in red_lines(run, found))])]
-    if basis is None:
-        return [*sections, Section("Shares", [Text("No contribution was measured: the run had no metric.")])]
-    sections.append(Section("Shares" if terms.budget is None else "Shares and payment", _shares(run, basis, terms)))
-    sections.append(Section("Is the order certain?", [Text(order_in_words(run, basis)), *_side_by_side(run, found)]))
+    sections = [Section("", [Text(_who(run)), *(Warning(text) for text in red_lines(run))])]
+    if shares is not None:
+        sections.append(Section(f"Shares of {shares.budget.text(shares.budget.amount)}", _shares(run, shares)))
+    sections.append(Section("What each contributed", _contributions(run)))
     if steps := _steps(run):
         sections.append(Section("What the model has learned", steps))
-    return [*sections, Section("What this rests on", _rests_on(run, basis))]
+    return [*sections, Section("What this rests on", _rests_on(run))]
 
 
-def red_lines(run: Run, found: Sequence[Basis]) -> list[str]:
-    """What has to be known before anything is paid."""
+def red_lines(run: Run) -> list[str]:
+    """What has to be known before anything is made of the values."""
     lines = []
     if run.ended is False:
         lines.append("The run has not come to its end: it was killed, or is still running. This is how far it was.")
     lines += [AT_CHANCE.format(PLAIN.get(by, by)) for by in at_chance(run.record)]
-    contrary = contradictions(run, found)
-    lines += [f"Values contradict each other. {' '.join(contrary)}"] if contrary else []
     if run.named:
         names = ", ".join(f"{client_label(run, who)} ({n} of {of} rounds)" for who, (n, of) in run.named.items())
         lines.append(
@@ -84,12 +79,7 @@ def red_lines(run: Run, found: Sequence[Basis]) -> list[str]:
         )
     for group in run.copies:
         names = ", ".join(client_label(run, client) for client in group)
-        held = ", ".join(client_label(run, client) for client in group if client in run.held)
-        state = (
-            f"The payment is held back of: {held}" if held else "Somebody has looked at it, and all of them are paid"
-        )
-        what = COPYING if len(group) > 1 else ECHOING
-        lines.append(f"{what.format(names)} {state}. Who is to be paid after all is named with flsv pay --release.")
+        lines.append((COPYING if len(group) > 1 else ECHOING).format(names))
     return lines
 
 
@@ -101,86 +91,65 @@ def _who(run: Run) -> str:
     return f"{who} trained one model together, in {state_of(run)}. These are their parts in what it has learned."
 
 
-def _shares(run: Run, basis: Basis, terms: Terms) -> list[Block]:
-    try:
-        payment = payment_by(basis, terms)
-    except ConfigurationError:
-        text = "Nobody can be given a share: by this rule no value is above 0."
-        return [Warning(text)]
-    order = ends_of([*basis.order, *(client for client in range(run.num_clients) if client not in basis.known)])
-    head, rows = _share_table(run, payment, order)
-    bounded = any(end == end for end in payment.low)
-    caption = f"Shares by {basis.title}"
-    if terms.budget is not None:
-        caption = f"{terms.text(terms.budget)}, shared out by {basis.title}"
-    said = f"{RULES[terms.rule]}."
-    if bounded:
-        said += (
-            " In brackets is what the share would be if the partner's own value were at either end of its 90 % "
-            f"interval, which {basis.known_of}, and the others' as they are."
-        )
-    blocks: list[Block] = [Table(head, rows, caption=caption), Text(said)]
+def _shares(run: Run, shares: Shares) -> list[Block]:
+    known = [client for client in range(run.num_clients) if client not in shares.missing]
+    order = ends_of([*sorted(known, key=lambda client: -shares.basis.values[client]), *shares.missing])
+    found = any(shares.found)
+    rows = [
+        [client_label(run, client), *share_cells(shares, client), *([shares.found[client] or NONE] if found else [])]
+        for client in order
+    ]
+    said = explained(shares)
+    if shares.missing:
+        names = joined(client_label(run, client) for client in shares.missing)
+        said.append(Text(f"No value, which is not 0, and so no share: {names}."))
+    if found:
+        said.append(Text("Nothing is held back from those of whom something was found: who pays decides."))
+    if len(order) < run.num_clients:
+        said.append(Text(f"Shown are {len(order)} of {run.num_clients} partners; {SHARES} has all."))
+    head = ["partner", *SHARE_HEAD, *(["found"] if found else [])]
+    return [Table(head, rows), *said]
+
+
+SHARE_HEAD = ("share", "amount")
+
+
+def share_cells(shares: Shares, client: int) -> list[str]:
+    """A client's share and amount with their intervals, in :data:`SHARE_HEAD`'s order."""
+    if client in shares.missing:
+        return [NONE, NONE]
+    cells = [percent(shares.shares[client]), shares.budget.text(shares.amounts[client])]
+    low, high = shares.low[client], shares.high[client]
+    if low != low or high != high:
+        return cells
+    least, most = (f"{amount:,.{shares.budget.decimals}f}" for amount in shares.ends(client))
+    return [f"{cells[0]} [{100 * low:.1f} to {100 * high:.1f}]", f"{cells[1]} [{least} to {most}]"]
+
+
+def _contributions(run: Run) -> list[Block]:
+    """Every metric's values with their intervals, the last weights, and the scores of the clients' own models."""
+    if not run.metrics:
+        return [Text("No contribution was measured: the run had no metric.")]
+    order = ends_of(order_of(run))
+    found = [values_of(run, metric) for metric in run.metrics]
+    columns = {values.name: values.shown(order) for values in found}
+    for title, key in (("last weight", "weight"), *((own_title(name), name) for name in OWN_SCORES)):
+        last = run.final(key)
+        if any(value == value for value in last):
+            columns[title] = numbers([last[client] for client in order])
     names = [client_label(run, client) for client in order]
-    shares, low, high = (
-        [100 * column[client] for client in order] for column in (payment.shares, payment.low, payment.high)
+    blocks: list[Block] = [Table(["partner", *columns], [list(row) for row in zip(names, *columns.values())])]
+    kinds = dict.fromkeys(values.kind for values in found if values.kind)
+    for kind in kinds:
+        of = ", ".join(values.name for values in found if values.kind == kind)
+        blocks.append(Text(f"In brackets, of {of}: {kind}."))
+    without = sum(
+        all(values.values[client] != values.values[client] for values in found) for client in range(run.num_clients)
     )
-    blocks.append(Bars(names, shares, low, high, "Shares in %", "%"))
-    if run.num_clients > len(order):
-        half = len(order) // 2
-        blocks.append(Text(f"Shown are the first {half} and the last {half} of {run.num_clients} partners."))
-    without = [client for client in range(run.num_clients) if client not in {*basis.known, *run.held}]
     if without:
-        text = f"{len(without)} clients were never drawn or could not be measured: they have no value, which is not 0."
+        text = f"{without} clients were never drawn or could not be measured: they have no value, which is not 0."
         blocks.append(Text(text))
     return blocks
-
-
-def _share_table(run: Run, payment: Payment, order: Sequence[int]) -> tuple[list[str], list[list[str]]]:
-    head, rows = ["partner", "share"], []
-    if payment.amounts:
-        head.append("amount")
-    for client in order:
-        low, high = payment.low[client], payment.high[client]
-        known = payment.basis.values[client] == payment.basis.values[client]
-        ends = f" [{100 * low:.1f} to {100 * high:.1f}]" if low == low else ""
-        row = [client_label(run, client), percent(payment.shares[client]) + ends if known else NONE]
-        if payment.amounts:
-            row.append(_amount(run, payment, client))
-        rows.append(row)
-    return head, rows
-
-
-def _amount(run: Run, payment: Payment, client: int) -> str:
-    if client in run.held:
-        return "held back"
-    budget, low, high = payment.terms.budget or 0.0, payment.low[client], payment.high[client]
-    ends = f" [{budget * low:,.0f} to {budget * high:,.0f}]" if low == low else ""
-    return payment.terms.text(payment.amounts[client]) + ends
-
-
-def _side_by_side(run: Run, found: Sequence[Basis]) -> list[Block]:
-    """All that is known, as shares; who is below 0 says so."""
-    if len(found) < 2:
-        return []
-    rows = []
-    columns = [shares_in_words(basis) for basis in found]
-    order = ends_of([*found[0].order, *(client for client in range(run.num_clients) if client not in found[0].known)])
-    for client in order:
-        rows.append([client_label(run, client), *(column[client] for column in columns)])
-    caption = "Share of each partner by all that is known, side by side"
-    return [Table(["partner", *(basis.title for basis in found)], rows, caption=caption)]
-
-
-def shares_in_words(basis: Basis) -> list[str]:
-    """What share each client has, ``[n]``; who is below 0 says so."""
-    positive = math.fsum(max(value, 0.0) for value in basis.values if value == value)
-    said = []
-    for value in basis.values:
-        if value != value:
-            said.append(NONE)
-        else:
-            said.append("below 0" if value < 0 else percent(value / positive if positive else 0.0))
-    return said
 
 
 def _steps(run: Run) -> list[Block]:
@@ -226,7 +195,7 @@ def _waterfall(run: Run, name: str, told: Mapping[str, Any]) -> Steps:
     heights = [values[client] for client in shown]
     rest = told["end"] - told["start"] - math.fsum(heights)
     if len(shown) < run.num_clients and abs(rest) > TOLERANCE * abs(told["end"] - told["start"]):
-        names.append("held back" if len(order) == len(shown) else "all others")
+        names.append("all others")
         heights.append(rest)
     sign = 1.0
     if told["by"] == "negative_loss":
@@ -264,12 +233,12 @@ _LOGGED = {
 }
 
 
-def _rests_on(run: Run, basis: Basis) -> list[Block]:
+def _rests_on(run: Run) -> list[Block]:
     items = []
-    held = run.record.get("validation")
-    if held:
-        cases = "" if held["rows"] is None else f"{held['rows']:,} cases of "
-        items.append(f"The model was judged on {cases}{held['of']}.")
+    judge = run.record.get("validation")
+    if judge:
+        cases = "" if judge["rows"] is None else f"{judge['rows']:,} cases of "
+        items.append(f"The model was judged on {cases}{judge['of']}.")
     told = run.record.get("logged", {})
     said = [
         text.format(percent(told[name]) if "accuracy" in name else number(told[name]))
@@ -280,7 +249,6 @@ def _rests_on(run: Run, basis: Basis) -> list[Block]:
         items.append(f"At the end of training, on these cases: {', '.join(said)}.")
     if run.record.get("samples"):
         items.append(f"The partners hold {sum(run.record['samples']):,} cases to train on.")
-    if basis.source == "run":
-        items.append("The shares are of one run: with another seed, other partners or cases they would be others.")
+    items.append("The values are of one run: with another seed, other partners or cases they would be others.")
     items.append("The appendix has the methods, what they cannot see, all settings, and how to repeat the run.")
     return [Bullets(items)]

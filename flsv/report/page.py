@@ -21,13 +21,11 @@ from flsv.report.blocks import (
     Block,
     Bullets,
     Code,
-    Flow,
     Heat,
     Lines,
     Page,
     Section,
     Steps,
-    Swarm,
     Table,
     Text,
     Warning,
@@ -38,10 +36,8 @@ from flsv.report.blocks import (
 )
 from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
-from flsv.report.payment import Terms, terms_of
-from flsv.report.reading import Run, open_run
-from flsv.report.record import write_record
-from flsv.report.repeated import repeated_runs
+from flsv.report.reading import open_run
+from flsv.report.shares import SHARES, Budget, shares_of
 
 
 def write_report(
@@ -49,8 +45,7 @@ def write_report(
     client: int | str | None = None,
     out: str | Path | None = None,
     valuation: str | Path | None = None,
-    terms: Terms | None = None,
-    repeated: str | Path | None = None,
+    budget: Budget | None = None,
 ) -> list[Path]:
     """Write a run's report: of all clients, or the page that one of them may see.
 
@@ -60,22 +55,20 @@ def write_report(
         out: the file, ``.html`` or ``.md``; None: both, ``report.html`` and ``report.md`` in the run's folder, or
             ``clients/<name>/report.html`` and ``.md``.
         valuation: folder of ``flsv value`` on the same data, whose findings are added.
-        terms: on which a budget is shared out; None: those of :func:`flsv.report.pay`, else none, and shares only.
-        repeated: folder of ``flsv repeat`` on the same data, whose means are set beside the run's values; None: that of
-            :func:`flsv.report.pay`, else the one that the run is in, if it is in one.
+        budget: to be shared out by the run's values: the amounts stand on the page, those of all clients also in
+            ``shares.csv`` beside it.
 
     Returns:
         The files.
 
     Raises:
-        ConfigurationError: no run there, no such client, another ending.
+        ConfigurationError: no run there, no such client, another ending; values that no budget may be shared out by,
+            see :func:`flsv.report.shares.basis_of`. Then nothing is written.
     """
     run = open_run(path, valuation)
-    kept, kept_repeats = terms_of(run)
-    folder_of_repeats = Path(repeated) if repeated is not None else kept_repeats
-    repeats = repeated_runs(run, folder_of_repeats)
     who = None if client is None else client_number(client, run.client_names, "client")
-    page = page_for_all(run, terms or kept, repeats) if who is None else page_for_one(run, who)
+    shares = None if budget is None else shares_of(run, budget)
+    page = page_for_all(run, shares) if who is None else page_for_one(run, who, shares)
     if out is None:
         folder = run.folder if who is None else run.folder / "clients" / run.folders[who]
         files = [folder / f"report{ending}" for ending in WRITERS]
@@ -87,30 +80,10 @@ def write_report(
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as draft:
             draft.write(WRITERS[file.suffix](page).encode())
+    if shares is not None and who is None:
+        files.append(files[0].parent / SHARES)
+        shares.save(files[-1], run.client_names)
     return files
-
-
-def release(path: str | Path, clients: Sequence[int | str]) -> Run:
-    """Record that clients whose payment was held back are to be paid, for all who read the run's record.
-
-    Args:
-        path: the run's folder.
-        clients: numbers or names.
-
-    Returns:
-        The run as it is now.
-
-    Raises:
-        ConfigurationError: no run there, no such client, or one whose payment is not held back.
-    """
-    run = open_run(path)
-    found = [client_number(client, run.client_names, "client") for client in clients]
-    for who, client in zip(found, clients):
-        if who not in run.held:
-            held = ", ".join(run.client_names[each] for each in run.held) or "nobody"
-            raise ConfigurationError(f"client={client!r}: its payment is not held back. Held: {held}.")
-    write_record(run.folder, {**run.record, "paid": sorted({*run.record.get("paid", ()), *found})})
-    return open_run(path)
 
 
 #: Columns up to which a heatmap has numbers.
@@ -127,12 +100,10 @@ _CHARTS: dict[type, Callable[[Any], str]] = {
     Bars: drawing.bars,
     Steps: drawing.steps,
     Lines: drawing.lines,
-    Swarm: drawing.swarm,
-    Flow: drawing.flow,
 }
 
 
-def _chart(block: Bars | Steps | Lines | Swarm | Flow) -> Markup:
+def _chart(block: Bars | Steps | Lines) -> Markup:
     return Markup(_CHARTS[type(block)](block))  # made of escaped texts and numbers
 
 
@@ -236,7 +207,7 @@ def _block(block: Block) -> str:
         return "\n".join(f"- {plain(item)}" for item in block.items)
     if isinstance(block, Code):
         return f"```\n{block.text}\n```"
-    if isinstance(block, Bars | Flow):
+    if isinstance(block, Bars):
         return ""  # a table with the numbers stands beside it
     return _with_caption(block.caption, _cells_of(block))
 
@@ -245,7 +216,7 @@ def _with_caption(caption: str, text: str) -> str:
     return f"{plain(caption)}:\n\n{text}" if caption else text
 
 
-def _cells_of(block: Table | Steps | Heat | Lines | Swarm) -> str:
+def _cells_of(block: Table | Steps | Heat | Lines) -> str:
     if isinstance(block, Table):
         return _table(block.head, block.rows, block.texts)
     if isinstance(block, Steps):
@@ -254,9 +225,6 @@ def _cells_of(block: Table | Steps | Heat | Lines | Swarm) -> str:
     if isinstance(block, Heat):
         rows = [[name, *(number(value, 2) for value in row)] for name, row in zip(block.names, block.values)]
         return _table([block.corner, *block.columns], rows)
-    if isinstance(block, Swarm):
-        rows = [[name, *numbers([run[place] for run in block.values])] for place, name in enumerate(block.names)]
-        return _table(["", *(f"run {place}" for place in range(1, len(block.values) + 1))], rows)
     rounds = chosen_rounds(len(block.values))
     head = ["", *(f"round {block.numbers[index]}" for index in rounds)]
     count = len(rounds)

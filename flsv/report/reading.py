@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flsv.csv_files import NAN, Cell, number_or_nan, read_csv, whole
+from flsv.csv_files import Cell, number_or_nan, read_csv, whole
 from flsv.errors import ConfigurationError
 from flsv.models.imbalance import OWN_SCORES
 from flsv.participants.artifacts import client_folders
@@ -113,36 +113,19 @@ class Run:
         return self.record.get("copies", [])
 
     @cached_property
-    def held(self) -> tuple[int, ...]:
-        """Whose payment is held back: the members of :attr:`copies`, but for those of whom somebody has said that they
-        are to be paid, see :func:`flsv.report.release`."""
-        return tuple(sorted({client for group in self.copies for client in group} - {*self.record.get("paid", ())}))
-
-    @cached_property
     def named(self) -> dict[int, tuple[int, int]]:
         """Client to in how many rounds its update was at fault (not finite, or far too large), of how many that it
         sent; without those in order. Those rounds count nothing for it: no metric has measured them."""
         return {int(client): (times, of) for client, (times, of) in self.record.get("named", {}).items()}
 
     def final(self, metric: str, column: str = "") -> list[float]:
-        """``[n]``: the last value of each client, NaN where there is none; of a contribution metric that by which it
-        may be paid, so NaN for those who are :attr:`held`, and 0 for who was :attr:`named` whenever it could be
-        measured."""
-        last = self.table.last(metric, self.num_clients, column)
-        if metric in OF_A_ROUND:
-            return last
-        for client in self.named if self.about(metric).get("higher_is_better") is not False else ():
-            last[client] = 0.0 if last[client] != last[client] else last[client]
-        for client in self.held:
-            last[client] = NAN
-        return last
+        """``[n]``: the last value of each client, NaN where there is none."""
+        return self.table.last(metric, self.num_clients, column)
 
     def interval(self, metric: str) -> tuple[list[float], list[float]] | None:
         """``[n]`` and ``[n]``: the ends of the interval around each client's last value, NaN where none is known; None
         where there is none at all."""
         low, high = (self.table.last(metric, self.num_clients, what=end) for end in ("low", "high"))
-        for client in self.held:
-            low[client] = high[client] = NAN
         return (low, high) if any(end == end for end in low) else None
 
     def taken_part(self) -> list[int]:
@@ -168,7 +151,8 @@ class Run:
     def retrained(self) -> list[dict[str, Any]]:
         """``[n]``, what each client is worth by training with some of the clients only, where ``flsv retrain`` has."""
         columns = ("value", "low", "high", "share", "kernel_shap", "majority")
-        return self._by_client(self.folder / RETRAINED, {"by": str, **dict.fromkeys(columns, number_or_nan)})
+        numbers = dict.fromkeys((*columns, "rounds"), number_or_nan)
+        return self._by_client(self.folder / RETRAINED, {"by": str, "seeds": str, **numbers})
 
     def valued(self) -> list[dict[str, float]]:
         """``[n]``, what ``flsv value`` has found of each client, without its name; empty without a valuation.

@@ -101,6 +101,7 @@ def _described(metric: Metric) -> dict[str, Any]:
         "per_class": bool(getattr(metric, "per_class", False)) and columns is None,
         "columns": columns,
         "higher_is_better": metric.higher_is_better,
+        "to_pay_by": isinstance(metric, ContributionMetric) and metric.to_pay_by,
     }
 
 

@@ -164,7 +164,7 @@ class Reporter:
         Args:
             num_samples: ``[n]`` training samples; None: nobody but the clients knows.
             rounds: ``[n]``, how many rounds each client took part in.
-            contributions: by which clients may be paid.
+            contributions: the metrics' last values, by name.
             weights: ``[n]`` of the last aggregation.
             scores: of the clients' own models, by name, ``[n]``.
             last_round: its number.

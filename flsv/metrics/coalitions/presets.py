@@ -39,7 +39,7 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
     its evaluations. ``compute`` gives ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``.
 
     When not to use it:
-        For a whole run's payment, since it holds the last rounds only: take :class:`CumulativeShapley`. Without a
+        To pay by for a whole run, since it holds the last rounds only: take :class:`CumulativeShapley`. Without a
         validation set at the server. With weights by samples and clients who may return the model unchanged, unless
         ``weighting="fixed"``.
 
@@ -81,6 +81,8 @@ class PartialFederatedShapley(CoalitionValue, chosen=("value", "fold")):
         tensor(8)
     """
 
+    to_pay_by = False
+
     def __init__(
         self,
         num_clients: int | None = None,
@@ -103,8 +105,8 @@ class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args"
     ``[num_clients]``, in the utility's unit, or ``[num_clients, num_classes]``; a client never seen is NaN.
 
     When not to use it:
-        To share something out: of two clients with the same data neither is missed, and both have 0; values do not sum
-        to anything. As a check of whom one could do without it is cheap.
+        To pay by: of two clients with the same data neither is missed, and both have 0; values do not sum to anything.
+        As a check of whom one could do without it is cheap.
 
     Example:
         >>> import torch
@@ -113,6 +115,8 @@ class LeaveOneOut(CoalitionValue, chosen=("value", "estimator", "estimator_args"
         >>> metric.compute()
         tensor([1., 2., 3.])
     """
+
+    to_pay_by = False
 
     def __init__(
         self, num_clients: int | None = None, num_classes: int | None = None, *, momentum: float = 0.0, **kwargs: Any
@@ -181,6 +185,8 @@ class SurrogateFederatedShapley(CoalitionValue, chosen=("num_classes", "value", 
         >>> metric.compute()
         tensor([0.3500,    nan, 0.6500])
     """
+
+    to_pay_by = False
 
     def __init__(
         self,

@@ -1,0 +1,287 @@
+"""Shares of a budget by what a run has measured: the one place where amounts are worked out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+from flsv.arguments import check_number, check_one_of
+from flsv.csv_files import NAN, save_csv
+from flsv.errors import ConfigurationError
+from flsv.functional.allocation import Negatives, allocate
+from flsv.report.blocks import Block, Text, Warning, joined
+from flsv.report.facts import client_label, values_of
+from flsv.report.reading import Run
+from flsv.report.repeated import repeated_runs, summary
+
+#: Beside the report.
+SHARES = "shares.csv"
+HEADER = (
+    *("client", "client_name", "value", "low", "high", "share", "share_low", "share_high"),
+    *("amount", "amount_low", "amount_high", "currency", "found", "by", "of", "rule"),
+)
+#: How values by retraining are named.
+RETRAINED = "retrained"
+#: What each rule makes of values below 0, in words.
+RULES: dict[Negatives, str] = {
+    "zero": "Whoever has a value below 0 gets nothing, and the others share as if it were not there",
+    "shift": "Values are counted from the lowest one, if that is below 0; whoever has it gets nothing",
+    "softmax": "Everybody gets something, the more the higher the value",
+    "refuse": "No value is below 0: with one, nothing would have been shared out",
+}
+#: Currencies whose amounts have no decimals, and three; all others have two.
+WHOLE = "BIF CLP DJF GNF ISK JPY KMF KRW PYG RWF UGX VND VUV XAF XOF XPF"
+THREE = "BHD IQD JOD KWD LYD OMR TND"
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A budget, and how it is shared out.
+
+    Args:
+        amount: what there is.
+        by: a metric of the run, or ``"retrained"``. None: values by retraining where there are some, else the run's
+            metric, if there is one alone that may be paid by.
+        rule: what becomes of values below 0, see :func:`flsv.allocate`.
+        currency: such as ``"EUR"``; it says how many decimals amounts have.
+
+    Raises:
+        ConfigurationError: an argument out of range, or an amount with more decimals than the currency has.
+
+    Example:
+        >>> Budget(100, currency="EUR").text(33.3), Budget(1_000_000, currency="JPY").text(123456)
+        ('33.30 EUR', '123,456 JPY')
+    """
+
+    amount: float
+    by: str | None = None
+    rule: Negatives = "zero"
+    currency: str = ""
+
+    def __post_init__(self) -> None:
+        check_one_of(self, "rule", self.rule, get_args(Negatives))
+        check_number(self, "amount", self.amount, above=0)
+        if round(self.amount, self.decimals) != self.amount:
+            raise ConfigurationError(
+                f"a budget of {self.amount} {self.currency}: expected {self.decimals} decimals at most."
+            )
+
+    @property
+    def decimals(self) -> int:
+        code = self.currency.upper()
+        return 0 if code in WHOLE.split() else 3 if code in THREE.split() else 2
+
+    @property
+    def unit(self) -> float:
+        """The smallest amount."""
+        return float(f"1e-{self.decimals}")
+
+    def text(self, amount: float) -> str:
+        """An amount as it is read."""
+        return f"{amount:,.{self.decimals}f} {self.currency}".rstrip()
+
+
+@dataclass(frozen=True)
+class Basis:
+    """One value per client, by which a budget is shared out.
+
+    Args:
+        key: a metric's name, or ``"retrained"``.
+        title: what it is called.
+        of: seeds, rounds and date, in words.
+        values: ``[n]``, NaN where a client has none.
+        low: lower ends ``[n]``, NaN where nothing is known.
+        high: upper ends.
+        to_pay_by: whether its page does not say otherwise.
+    """
+
+    key: str
+    title: str
+    of: str
+    values: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    to_pay_by: bool = True
+
+
+def basis_of(run: Run, by: str | None = None) -> Basis:
+    """The values by which a budget is shared out.
+
+    Raises:
+        ConfigurationError: nothing was measured, ``by`` names nothing that was, or it has to be said.
+    """
+    # Costs, and what clients are to each other, are nothing to pay by at all.
+    about = {name: run.about(name) for name in run.metrics}
+    known = [name for name, of in about.items() if of.get("higher_is_better") is not False and not of.get("columns")]
+    fit = [name for name in known if about[name].get("to_pay_by")]
+    if any(run.retrained()):
+        known, fit = [*known, RETRAINED], [RETRAINED]
+    if not known:
+        raise ConfigurationError(f"{run.folder}: no contribution was measured, so there is nothing to share out by.")
+    there = f"{run.folder} has values by {joined(known)}"
+    if by is not None and by not in known:
+        raise ConfigurationError(f"--by {by}: {there}. flsv retrain RUN adds {RETRAINED}.")
+    if by is None and not fit:
+        raise ConfigurationError(
+            f"{there}, and the metrics' own pages say not to pay by them. flsv retrain RUN adds values that one may "
+            f"pay by; {_choice(known)} takes these all the same."
+        )
+    if by is None and len(fit) > 1:
+        raise ConfigurationError(f"{there}. Say by which: {_choice(fit)}.")
+    key = by or fit[0]
+    return _retrained(run) if key == RETRAINED else _measured(run, key)
+
+
+def _choice(names: Sequence[str]) -> str:
+    return joined((f"--by {name}" for name in names), "or")
+
+
+def _measured(run: Run, metric: str) -> Basis:
+    """A metric's values; of a run of ``flsv repeat`` the means over all seeds."""
+    fit = run.about(metric).get("to_pay_by") is True
+    runs = repeated_runs(run)
+    if runs:
+        rows = [row for row in summary(runs) if row["metric"] == metric]
+        mean, low, high = ([row[name] for row in rows] for name in ("mean", "low", "high"))
+        return Basis(metric, f"{metric}, mean of {len(runs)} runs", _of(runs), mean, low, high, fit)
+    found, none = values_of(run, metric), [NAN] * run.num_clients
+    return Basis(metric, metric, _of([run]), found.values, found.low or none, found.high or none, fit)
+
+
+def _retrained(run: Run) -> Basis:
+    rows = run.retrained()
+    first = next(row for row in rows if row)
+    value, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
+    of = _words(first["seeds"].split(), [first["rounds"]], run)
+    return Basis(RETRAINED, f"retraining, by {first['by']}", of, value, low, high)
+
+
+def _of(runs: Sequence[Run]) -> str:
+    seeds = sorted(run.record.get("settings", {}).get("federation_seed", -1) for run in runs)
+    return _words(["unknown" if seed < 0 else str(seed) for seed in seeds], [run.rounds for run in runs], runs[0])
+
+
+def _words(seeds: Sequence[str], rounds: Sequence[float], run: Run) -> str:
+    """Seeds, rounds and date.
+
+    Args:
+        seeds: of the trainings.
+        rounds: that they had.
+        run: whose date it is, and who says how many rounds there should be.
+    """
+    planned = run.record.get("rounds")
+    of = f" of {planned}" if isinstance(planned, int) and planned > 0 else ""
+    had = " to ".join(f"{count:g}" for count in sorted({min(rounds), max(rounds)}))
+    begun = str(run.record.get("started", ""))[:10] or "an unknown day"
+    return f"seed{'s' * (len(seeds) > 1)} {joined(seeds)}, {had}{of} rounds, run of {begun}"
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What each client's part of a budget is.
+
+    Args:
+        budget: which.
+        basis: by which values.
+        shares: ``[n]``, which sum to 1; NaN for whoever has no value.
+        low: ``[n]``, what the share would be were the client's own value at the low end of its interval, and the
+            others' as they are; NaN where nothing is known.
+        high: likewise, at the high end.
+        amounts: ``[n]`` in whole units, which sum to the budget; NaN for whoever has no value.
+        found: ``[n]``, what the run has found of the client's updates, in words, or "".
+    """
+
+    budget: Budget
+    basis: Basis
+    shares: Sequence[float]
+    low: Sequence[float]
+    high: Sequence[float]
+    amounts: Sequence[float]
+    found: Sequence[str]
+
+    def ends(self, client: int) -> tuple[float, float]:
+        """The ends of the amount's interval, in whole units."""
+        whole = (
+            round(share * self.budget.amount, self.budget.decimals) for share in (self.low[client], self.high[client])
+        )
+        return tuple(whole)  # type: ignore[return-value]
+
+    @property
+    def missing(self) -> list[int]:
+        """Clients without a value."""
+        return [client for client, share in enumerate(self.shares) if share != share]
+
+    def save(self, path: Path, names: Sequence[str]) -> None:
+        """A row per client, by the names in :data:`HEADER`."""
+        basis, budget = self.basis, self.budget
+        rows = [
+            (
+                *(client, name, basis.values[client], basis.low[client], basis.high[client]),
+                *(self.shares[client], self.low[client], self.high[client], self.amounts[client], *self.ends(client)),
+                *(budget.currency, self.found[client], basis.title, basis.of, budget.rule),
+            )
+            for client, name in enumerate(names)
+        ]
+        save_csv(path, [HEADER, *(["" if cell != cell else cell for cell in row] for row in rows)])
+
+
+def shares_of(run: Run, budget: Budget) -> Shares:
+    """Share a budget out by a run's values.
+
+    Raises:
+        ConfigurationError: nothing that it may be shared out by, see :func:`basis_of`, or nobody who has a claim.
+    """
+    basis = basis_of(run, budget.by)
+    values = torch.tensor(basis.values, dtype=torch.float64)
+    shares, amounts = allocate(values, 1.0, budget.rule), allocate(values, budget.amount, budget.rule, unit=budget.unit)
+    for part in (shares, amounts):
+        part[values.isnan()] = NAN
+    low, high = (
+        [_share_at(values, client, end, budget.rule) for client, end in enumerate(ends)]
+        for ends in (basis.low, basis.high)
+    )
+    return Shares(budget, basis, shares.tolist(), low, high, amounts.tolist(), found_in(run))
+
+
+def _share_at(values: torch.Tensor, client: int, end: float, rule: Negatives) -> float:
+    """A client's share were its value this one."""
+    if not math.isfinite(end) or values[client].isnan():
+        return NAN
+    moved = values.clone()
+    moved[client] = end
+    try:
+        return float(allocate(moved, 1.0, "zero" if rule == "refuse" else rule)[client])
+    except ConfigurationError:  # then nobody had a claim
+        return 0.0
+
+
+def found_in(run: Run) -> list[str]:
+    """``[n]``: copies and outliers, in words; "" where nothing was found."""
+    found: list[list[str]] = [[] for _ in range(run.num_clients)]
+    for group in run.copies:
+        for client in group:
+            others = joined(client_label(run, other) for other in group if other != client) if len(group) > 1 else ""
+            found[client].append(f"updates like those of {others}" if others else "sent the model's last step back")
+    for client, (times, of) in run.named.items():
+        found[client].append(f"not finite or far too large in {times} of {of} rounds")
+    return ["; ".join(each) for each in found]
+
+
+def explained(shares: Shares) -> list[Block]:
+    """By what, how sure, and by which rule."""
+    basis = shares.basis
+    sure = (
+        "In brackets: share and amount were the partner's own value at either end of its interval, and the others' as "
+        "they are."
+        if any(end == end for end in shares.low)
+        else "There are no intervals: nothing tells how far these values would swing. flsv repeat does."
+    )
+    said: list[Block] = [Text(f"By {basis.title}: {basis.of}. {RULES[shares.budget.rule]}."), Text(sure)]
+    if not basis.to_pay_by:
+        said.append(Warning(f"The page of this metric says not to pay by it: {basis.key} was asked for all the same."))
+    return said
