@@ -162,8 +162,8 @@ def _retrained(run: Run) -> Basis:
 
 
 def _of(runs: Sequence[Run]) -> str:
-    seeds = sorted(run.record.get("settings", {}).get("federation_seed", -1) for run in runs)
-    return _words(["unknown" if seed < 0 else str(seed) for seed in seeds], [run.rounds for run in runs], runs[0])
+    seeds = (str(run.record.get("settings", {}).get("federation_seed", "unknown")) for run in runs)
+    return _words(sorted(seeds, key=lambda seed: (len(seed), seed)), [run.rounds for run in runs], runs[0])
 
 
 def _words(seeds: Sequence[str], rounds: Sequence[float], run: Run) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from flsv.benchmark.run import CONDITIONS, bench, run
 from flsv.benchmark.scores import Results, spearman
 from flsv.benchmark.summary import costs, summarise
 from flsv.errors import ConfigurationError
-from flsv.filters import CopyFilter, OutlierFilter
 from flsv.metrics import ContributionMetric
 
 
@@ -294,18 +292,3 @@ def test_half_a_line_is_forgotten(tmp_path: Path) -> None:
     path.write_text(path.read_text() + "small,base,1,mi")
     read = Results(tmp_path)
     assert list(read.values) == [("small", "base", 0, "mine")]
-
-
-def test_a_copy_and_the_one_that_it_is_a_copy_of_are_held() -> None:
-    federation = small()
-    partitioner = {"class_path": "flsv.data.SizePartitioner", "init_args": {"proportions": [3, 5, 2, 4], "seed": 1}}
-    cheated = {"partitioner": partitioner, "client": 1}
-    data = {**federation.data, "partitioner": {"class_path": "flsv.data.Sybils", "init_args": cheated}}
-    federation = replace(federation, data=data, attacks=[], rounds=4)
-    entries = dict([entry("size"), entry("cgsv")])
-    paid = run(federation, entries, 0)
-    guarded = run(federation, entries, 0, options={"filters": [OutlierFilter(), CopyFilter(0.5, gap=None)]})
-    assert guarded.noticed["copy"].nonzero().flatten().tolist() == [1, 4]
-    for name in entries:
-        assert paid.values[name].isfinite().all()
-        assert guarded.values[name].isnan().nonzero().flatten().tolist() == [1, 4]

@@ -30,9 +30,9 @@ def test_a_lesson_runs_and_shows_something(path: Path) -> None:
     assert docs_notebooks.page(path, ran).count("data:image/png") == sum(len(cell.pictures) for cell in code)
 
 
-def test_there_is_a_lesson_for_each_of_five_subjects() -> None:
+def test_there_is_a_lesson_for_each_of_four_subjects() -> None:
     names = {path.stem for path in docs_notebooks.LESSONS}
-    assert names == {"quickstart", "lightning_project", "own_metric", "payment", "shapley_values"}
+    assert names == {"quickstart", "lightning_project", "own_metric", "shapley_values"}
     assert {"Notebooks": []} in yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
 
 

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 #: Word to the page that whoever looks for it wants.
 WANTED = {
-    "payment": "tutorials/payment.html",
+    "budget": "howto/look.html",
     "hospital": "tutorials/hospitals.html",
     "cross-silo": "deployment.html",
     "partition": "howto/own_data.html",

@@ -1,4 +1,4 @@
-"""Updates that copy one another: named together, held together, and kept in the model."""
+"""Updates that copy one another: named together, and kept in the model."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from flsv.loop import FederatedLoop
 from flsv.metrics import (
     CosineGradientShapley,
 )
-from flsv.report import open_run, release
+from flsv.report import open_run
 from flsv.report.front import red_lines
-from flsv.report.verdict import bases
 from flsv.round import ClientUpdate
 
 
@@ -59,24 +58,23 @@ def of_sybils() -> FederatedLoop:
     )
 
 
-def test_copies_are_named_together_held_together_and_stay_in_the_model(tmp_path: Path) -> None:
+def test_copies_are_named_together_and_stay_in_the_model(tmp_path: Path) -> None:
     loop = of_sybils()
     said = of_copies(tmp_path / "run", loop)
     assert said[0].startswith(
         "clients 1, 3 sent updates that are one another's but for little, in several rounds, up to"
     )
     assert "round 2 (similarity 0.9" in said[0]
-    assert "the payment of each of them is held back" in said[0]
+    assert "Look at it before anything is paid" in said[0]
     assert len(said) == 2  # when it was found, and at the end
     assert loop.participations.tolist() == [5] * 7
     assert loop.noticed == {"not_finite": {}, "large": {}, "copy": {1: 3, 3: 3}, "echo": {}}
-    assert (loop.copies, loop.held) == ([[1, 3]], [1, 3])
+    assert loop.copies == [[1, 3]]
     assert loop.contributions["cgsv"].isfinite().all()
-    assert loop.payable["cgsv"].isnan().tolist() == [False, True, False, True, False, False, False]
 
     silent = FederatedLoop(uploads=[Sybil([3, 1], range(99))], seed=1)
     assert of_copies(tmp_path / "silent", silent) == []
-    assert (silent.copies, silent.held) == ([], [])
+    assert silent.copies == []
     assert torch.equal(loop.state.model(), silent.state.model())
 
 
@@ -86,34 +84,10 @@ def test_one_coincidence_proves_nothing_and_neither_do_two(tmp_path: Path, round
         uploads=[Sybil([3, 1], range(rounds))], filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1
     )
     assert of_copies(tmp_path, loop) == []
-    assert loop.held == []
+    assert loop.copies == []
 
 
-def test_the_folder_says_who_is_held_and_somebody_who_has_looked_says_whom_to_pay(tmp_path: Path) -> None:
-    loop = of_sybils()
-    of_copies(tmp_path, loop)
-    (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
-    run = open_run(folder)
-    assert (run.copies, run.held) == ([[1, 3]], (1, 3))
-    assert [value != value for value in run.final("cgsv")] == [False, True, False, True, False, False, False]
-    assert run.final("update_norm")[3] == run.final("update_norm")[3]  # what it sent is no pay
-    with pytest.raises(ConfigurationError, match=r"client=0: its payment is not held back\. Held: 1, 3"):
-        release(folder, [1, 0])
-    assert release(folder, ["1"]).held == (3,)
-    assert [value != value for value in open_run(folder).final("cgsv")] == [
-        False,
-        False,
-        False,
-        True,
-        False,
-        False,
-        False,
-    ]
-    assert open_run(folder).final("cgsv")[1] == pytest.approx(loop.contributions["cgsv"][1].item(), rel=1e-5)
-    assert release(folder, [3]).held == ()
-
-
-def test_the_folder_of_a_killed_run_says_who_is_held(tmp_path: Path) -> None:
+def test_the_folder_of_a_killed_run_says_who_copies(tmp_path: Path) -> None:
     class Killed(L.Callback):
         def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
             if trainer.current_epoch == 3:
@@ -126,13 +100,13 @@ def test_the_folder_of_a_killed_run_says_who_is_held(tmp_path: Path) -> None:
         of_copies(tmp_path, loop, callbacks=[Killed()])
     (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
     run = open_run(folder)
-    assert (run.ended, run.held) == (False, (1, 3))
+    assert (run.ended, run.copies) == (False, [[1, 3]])
 
 
 def test_honest_clients_are_no_copies(tmp_path: Path) -> None:
     loop = FederatedLoop(filters=[OutlierFilter(), CopyFilter(0.7, gap=None)], seed=1)
     assert of_copies(tmp_path, loop) == []
-    assert loop.held == []
+    assert loop.copies == []
 
 
 def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
@@ -142,7 +116,7 @@ def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
         )
 
     whole = fit(first := loop(), tmp_path / "whole", data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=6)
-    assert first.held == [1, 3]
+    assert first.copies == [[1, 3]]
     trainer = trainer_for(loop(), tmp_path / "part", 4)
     trainer.fit(Plain(), toy_data((4, 3, 4, 3, 4, 3, 4)))
     trainer.save_checkpoint(tmp_path / "four.ckpt")
@@ -150,7 +124,7 @@ def test_who_was_found_stays_found_in_a_resumed_run(tmp_path: Path) -> None:
     resumed = fit(
         later, tmp_path / "rest", data=toy_data((4, 3, 4, 3, 4, 3, 4)), rounds=6, ckpt_path=tmp_path / "four.ckpt"
     )
-    assert later.held == [1, 3]
+    assert later.copies == [[1, 3]]
     assert torch.equal(vector(resumed), vector(whole))
     ours, theirs = (each.state_dict()["filters"]["CopyFilter"]["pairs"] for each in (first, later))
     assert torch.equal(ours, theirs)
@@ -198,7 +172,7 @@ def test_who_stands_apart_in_the_first_three_rounds_is_a_copy_below_the_threshol
     assert not compared([apart] * 6, threshold=0.7)
 
 
-def test_who_sends_the_sum_of_two_others_updates_holds_nobody() -> None:
+def test_who_sends_the_sum_of_two_others_updates_is_no_copy() -> None:
     updates = torch.randn(3, 6, 4000, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     updates[:, 2] = updates[:, 0] + updates[:, 1]
     rounds = [each @ each.T for each in updates]
@@ -213,7 +187,7 @@ def test_an_outlier_stays_out_of_a_round_with_copies() -> None:
     for index in range(3):
         left = copies.apply(outliers.apply(sent(grams(0.99) * scale * scale[:, None], index)))
         assert ("far larger" in " ".join(left.said)) == (index == 0)
-    assert re.match("clients 0, 1 .* held back", left.said[0])
+    assert re.match("clients 0, 1 .* before anything is paid", left.said[0])
     assert left.ids == [0, 1, 2, 3, 4]
 
 
@@ -235,26 +209,25 @@ def of_an_echo(folder: Path, mix: float = 1.0, **options: Any) -> tuple[Federate
     return loop, [str(w.message) for w in caught if "last step back" in str(w.message)]
 
 
-def test_who_sends_the_servers_last_step_back_is_held_alone(tmp_path: Path) -> None:
+def test_who_sends_the_servers_last_step_back_is_named_alone(tmp_path: Path) -> None:
     loop, said = of_an_echo(tmp_path)
     # Of six rounds the first has no step before it, and the attacker none to send; three have to speak.
     assert said[0].startswith("client 2 sent the server's own last step back, in several rounds, up to round 3 (")
-    assert "(similarity 1.00): aggregated and measured all the same, and the payment of this one is held" in said[0]
-    assert (loop.copies, loop.held) == ([[2]], [2])
+    assert "(similarity 1.00): aggregated and measured all the same. Look at it" in said[0]
+    assert loop.copies == [[2]]
     assert loop.noticed["echo"] == {2: 3}
     assert loop.noticed["copy"] == {}
-    assert loop.payable["cgsv"].isnan().tolist() == [i == 2 for i in range(7)]
     (folder,) = (path.parent for path in tmp_path.rglob("contributions.csv"))
     run = open_run(folder)
-    assert (run.copies, run.held) == ([[2]], (2,))
-    (line,) = [line for line in red_lines(run, bases(run, [])) if "held back" in line]
+    assert run.copies == [[2]]
+    (line,) = [line for line in red_lines(run) if "last step" in line]
     assert line.startswith("This one sent the model's own last step back, as one does who has not trained: client 2.")
 
 
 @pytest.mark.parametrize(("mix", "rounds"), [(0.5, 6), (1.0, 3)])
 def test_half_an_echo_or_two_rounds_of_one_prove_nothing(tmp_path: Path, mix: float, rounds: int) -> None:
     loop, said = of_an_echo(tmp_path, mix, rounds=rounds)
-    assert (said, loop.held, loop.noticed["echo"]) == ([], [], {})
+    assert (said, loop.copies, loop.noticed["echo"]) == ([], [], {})
 
 
 def test_an_echo_is_found_in_a_resumed_run(tmp_path: Path) -> None:
@@ -263,10 +236,10 @@ def test_an_echo_is_found_in_a_resumed_run(tmp_path: Path) -> None:
     part = FederatedLoop(uploads=[Alignment(1.0, clients=[2])], metrics=metrics, filters=ECHOING, seed=1)
     trainer = trainer_for(part, tmp_path / "part", 2)
     trainer.fit(Plain(), toy_data((4, 3, 4, 3, 4, 3, 4)))
-    assert part.held == []
+    assert part.copies == []
     trainer.save_checkpoint(tmp_path / "two.ckpt")
     later, _ = of_an_echo(tmp_path / "rest", ckpt_path=tmp_path / "two.ckpt")
-    assert later.held == [2]
+    assert later.copies == [[2]]
     ours, theirs = (each.state_dict()["filters"]["CopyFilter"] for each in (whole, later))
     assert torch.equal(ours["echoes"], theirs["echoes"])
     assert torch.equal(ours["start"], theirs["start"])

@@ -172,10 +172,6 @@ def test_a_metric_draws_what_people_know_from_shap(tmp_path: Path) -> None:
     figure, axis = metric.plot(value, kind="heatmap")
     assert labels(axis.get_xticklabels()) == ["Shirt", "Dress"]
     save(figure, tmp_path)
-    _, axis = metric.plot(value, kind="payment_flow")
-    assert labels(axis.texts) == ["100.00 %", "Boston  70.00", "Lyon  0.00", "Graz  30.00"]
-    _, axis = metric.plot(value, kind="payment_flow", budget=1000, rule="shift", unit="EUR")
-    assert labels(axis.texts) == ["1,000.00 EUR", "Boston  666.67", "Lyon  0.00", "Graz  333.33"]
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ def make_run(
                 "per_class": True,
                 "columns": None,
                 "higher_is_better": True,
+                "to_pay_by": False,
             }
         },
         "settings": {"uploads": f"[SignFlip(clients={list(named[1:2])})]", "federation_seed": 77123},
@@ -96,7 +97,8 @@ def make_game(
         rows += [[r, "weight", i, "", 1 / clients] for i in range(clients)]
     write_rows(folder, rows, record["clients"])
     known = {name: [value for value in row if value == value] for name, row in values.items()}
-    kind = {"class": "CumulativeShapley", "about": f"Of {by}.", "guide": {"unit": "nats", "cost": "2^k"}}
+    guide = {"unit": "nats", "cost": "2^k"}
+    kind = {"class": "CumulativeShapley", "about": f"Of {by}.", "guide": guide, "to_pay_by": True}
     record |= {
         "metrics": {name: {**kind, "per_class": False, "columns": None, "higher_is_better": True} for name in values},
         "paid_in": {

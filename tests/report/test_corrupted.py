@@ -24,6 +24,7 @@ from flsv.report.for_all import page_for_all
 from flsv.report.for_one import page_for_one
 from flsv.report.page import to_html, to_markdown
 from flsv.report.run_table import ContributionsFile, Numbers, RunTable
+from flsv.report.shares import Budget, shares_of
 
 NAMES = ("Málaga", "=1+1", "'-x")
 ROUNDS = 3
@@ -52,7 +53,7 @@ def valid(folder: Path) -> Path:
     record = json.loads((folder / "run.json").read_text())
     (folder / "run.json").write_text(
         json.dumps(
-            {**record, "copies": [[1, 2]], "paid": [1], "named": {"1": [1, 2]}},
+            {**record, "copies": [[1, 2]], "named": {"1": [1, 2]}},
             ensure_ascii=False,
         )
     )
@@ -66,8 +67,8 @@ def valid(folder: Path) -> Path:
         + "".join(f"{i},n,shared,0.5,0.625,nan\r\n" for i in range(3))
     )
     (folder / "retrained.csv").write_text(
-        "client,client_name,by,value,low,high,share,kernel_shap,majority\n"
-        + "".join(f"{i},n,accuracy,{0.1 + i},-0.5,3.5,0.25,0.5,nan\n" for i in range(3))
+        "client,client_name,by,value,low,high,share,kernel_shap,majority,seeds,rounds\n"
+        + "".join(f"{i},n,accuracy,{0.1 + i},-0.5,3.5,0.25,0.5,nan,0 1,2\n" for i in range(3))
     )
     (folder / "valuation.csv").write_text(
         "client,samples,distance,client_name\n" + "".join(f"{i},{100 + i},{0.5 + i},x\n" for i in range(3))
@@ -95,7 +96,9 @@ def rows_of(r: int, ends: Any = None) -> RunTable:
 
 def reported(run: Run) -> str:
     """Every page, as it is handed out."""
-    pages = [page_for_all(run), *(page_for_one(run, client) for client in range(min(run.num_clients, 4)))]
+    shared = [shares for by in (None, "cssv") if (shares := outcome(lambda by=by: shares_of(run, Budget(10.0, by))))]
+    shares = shared[0] if shared else None
+    pages = [page_for_all(run, shares), *(page_for_one(run, i, shares) for i in range(min(run.num_clients, 4)))]
     return "".join(writer(page) for page in pages for writer in (to_html, to_markdown))
 
 

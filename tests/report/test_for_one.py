@@ -72,16 +72,26 @@ def a_run(folder: Path, clients: int, known: list[int], seed: int, total: float)
     record["logged"] = {"val_accuracy": 0.1 + sum(last.values())}
     (folder / "run.json").write_text(json.dumps(record))
     retrained = [
-        (i, names[i], "accuracy", x, x - own(i, "a"), x + own(i, "b"), x / sum(last.values()), x, 0.5)
+        (i, names[i], "accuracy", x, x - own(i, "a"), x + own(i, "b"), x / sum(last.values()), x, 0.5, "7 8", 2)
         for i, x in sorted(last.items())
     ]
-    save_csv(
-        folder / "retrained.csv",
-        [("client", "client_name", "by", "value", "low", "high", "share", "kernel_shap", "majority"), *retrained],
+    head = (
+        "client",
+        "client_name",
+        "by",
+        "value",
+        "low",
+        "high",
+        "share",
+        "kernel_shap",
+        "majority",
+        "seeds",
+        "rounds",
     )
+    save_csv(folder / "retrained.csv", [head, *retrained])
     accuracies = [[own(i, "alone"), own(i, "received"), own(i, "trained")] for i in range(clients)]
-    head = ["client", *(f"accuracy_{what}" for what in ("alone", "received", "trained"))]
-    save_csv(folder / "gains.csv", [head, *([i, *row] for i, row in enumerate(accuracies))])
+    scores = ["client", *(f"accuracy_{what}" for what in ("alone", "received", "trained"))]
+    save_csv(folder / "gains.csv", [scores, *([i, *row] for i, row in enumerate(accuracies))])
     valued = [(i, samples[i], 1 / x, x / sum(last.values()), names[i]) for i, x in sorted(last.items())]
     save_csv(folder / "valuation.csv", [("client", "samples", "distance", "share", "client_name"), *valued])
     return folder, {client: last[client] for client in others}

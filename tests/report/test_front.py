@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from made_runs import make_game, make_run
 
-from flsv.report import Terms, write_report
+from flsv.report import Budget, write_report
 
 #: What nobody but those who measure understands.
 FOREIGN = (
@@ -27,9 +27,9 @@ FOREIGN = (
 NAN = float("nan")
 
 
-def pages(folder: Path, terms: Terms | None = None) -> tuple[str, str, str]:
+def pages(folder: Path, budget: Budget | None = None) -> tuple[str, str, str]:
     """The first page and the whole in Markdown, and the HTML."""
-    html, markdown = write_report(folder, terms=terms)
+    html, markdown = write_report(folder, budget=budget)[:2]
     text = markdown.read_text(encoding="utf-8")
     return text.partition("# Appendix")[0], text, html.read_text(encoding="utf-8")
 
@@ -41,12 +41,12 @@ def sentences(text: str) -> list[str]:
     return [each for each in found if len(re.findall(r"[A-Za-z]{2,}", each)) >= 5]
 
 
-@pytest.fixture(params=["game", "loss", "cssv", "contradicted"])
+@pytest.fixture(params=["game", "loss", "cssv", "found"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     values = {"sv": [0.4, 0.1, -0.05, 0.02], "loo": [0.1, 0.05, -0.01, 0.01]}
     if request.param == "cssv":
         return make_run(tmp_path)
-    if request.param == "contradicted":
+    if request.param == "found":
         named = {"named": {"1": [1, 3]}, "copies": [[2, 3]], "logged": {"val_accuracy": 0.72}}
         return make_game(tmp_path, {"sv": values["sv"], "loo": values["sv"][::-1]}, **named)
     by = "negative_loss" if request.param == "loss" else "accuracy"
@@ -54,7 +54,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_no_foreign_words_and_no_sentence_twice(folder: Path) -> None:
-    front, whole, _ = pages(folder, Terms(10_000.0))
+    by = "cssv" if "cssv" in (folder / "contributions.csv").read_text() else "sv"
+    front, whole, _ = pages(folder, Budget(10_000.0, by))
     assert not [word for word in FOREIGN if word in front]
     twice = [sentence for sentence, times in Counter(sentences(whole)).items() if times > 1]
     assert not twice
@@ -109,49 +110,8 @@ def test_red_lines(tmp_path: Path, told: dict[str, object], said: str) -> None:
     assert "warning" not in html.partition("</style>")[2]
 
 
-def test_contradictions_are_red_and_side_by_side(tmp_path: Path) -> None:
-    folder = make_game(tmp_path, {"sv": [0.5, 0.3, 0.2, -0.315]})
-    head = "client,client_name,by,value,low,high,share,kernel_shap,majority"
-    shares = [0.4, 0.26, 0.091, 0.249]
-    lines = [f"{i},x,accuracy,{s},{s - 0.01},{s + 0.01},{s},{s},nan" for i, s in enumerate(shares)]
-    (folder / "retrained.csv").write_text("\n".join([head, *lines]) + "\n")
-    front, _, html = pages(folder)
-    said = "By sv the model would be better without Oslo, which has 24.9 % by retraining."
-    assert said in re.findall(r'<p class="warning">(.*?)</p>', html)[0]
-    assert "| Oslo | below 0 | 24.9 % |" in front
-    assert "Shares by retraining" in front
-
-
 def test_it_says_what_it_rests_on(tmp_path: Path) -> None:
     told = {"validation": {"of": "hospitals/val/patients.csv", "rows": 1095}, "logged": {"val_accuracy": 0.968}}
     front, _, _ = pages(make_game(tmp_path, {"sv": [0.4, 0.1]}, **told))
     assert "judged on 1,095 cases of hospitals/val/patients.csv" in front
     assert "96.8 % of the answers are right" in front
-
-
-def test_the_appendix_draws_payment_and_seeds(tmp_path: Path) -> None:
-    for seed in range(3):
-        make_game(tmp_path / "runs" / f"seed_{seed}", {"sv": [0.4 + 0.02 * seed, 0.1, -0.05]})
-    (tmp_path / "runs" / "repeat.json").write_text("{}")
-    _, whole, html = pages(tmp_path / "runs" / "seed_0", Terms(1_000.0, currency="EUR"))
-    assert "<title>3 runs of 3</title>" in html
-    assert "<desc>Boston mean 0.420, Lyon mean 0.100, Graz mean -0.0500</desc>" in html
-    assert "| Boston | 0.400 | 0.420 | 0.440 |" in whole
-    assert "<title>payment to 2</title>" in html  # Graz is below 0
-    assert "1,000.00 EUR by sv, mean of 3 runs" in html
-    _, _, html = pages(make_game(tmp_path / "alone", {"sv": [0.4, 0.1]}))
-    assert "<title>payment to" not in html
-
-
-def test_what_data_are_worth_before_training_stands_beside_the_others(tmp_path: Path) -> None:
-    folder = make_game(tmp_path / "run", {"sv": [0.5, 0.3, -0.2]})
-    (tmp_path / "value").mkdir()
-    lines = ["client,samples,distance,share,client_name", "0,9,1.0,0.2,Boston", "1,9,1.0,0.3,Lyon", "2,9,1.0,0.5,Graz"]
-    (tmp_path / "value" / "valuation.csv").write_text("\n".join(lines) + "\n")
-    _, markdown = write_report(folder, valuation=tmp_path / "value")
-    front = markdown.read_text().partition("# Appendix")[0]
-    assert "By sv the model would be better without Graz, which has 50.0 % by the data before training." in front
-    assert "| Graz | below 0 | 50.0 % |" in front
-    assert "Shares by sv" in front  # by data alone only who is asked to
-    _, markdown = write_report(folder, valuation=tmp_path / "value", terms=Terms(by="valued"))
-    assert "Shares by the data before training" in markdown.read_text()

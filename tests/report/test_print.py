@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from made_runs import make_game, make_run
 
-from flsv.report import Terms, write_report
+from flsv.report import Budget, write_report
 
 #: Chromium, by its name or by the variable CHROMIUM.
 CHROMIUM = os.environ.get("CHROMIUM") or next(
@@ -71,6 +71,7 @@ def cut(page: Path, width: int, paper: bool, folder: Path) -> list[str]:
 @pytest.fixture(scope="module", params=["few", "many", "long", "seeds"])
 def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp(request.param)
+    by = "sv" if request.param in ("few", "seeds") else "cssv"
     if request.param == "few":
         make_game(folder, {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}, named={"1": [1, 3]})
     elif request.param == "seeds":
@@ -83,7 +84,7 @@ def page(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     else:
         names = ("Universitätsklinikum-Hamburg-Eppendorf-und-Umgebung", "Hôpital de la Pitié-Salpêtrière, Paris", "x")
         make_run(folder, clients=3, classes=12, names=names)
-    return write_report(folder, terms=Terms(1_234_567.0, currency="EUR"))[0]
+    return write_report(folder, budget=Budget(1_234_567.0, by, currency="EUR"))[0]
 
 
 @pytest.mark.parametrize(("width", "paper"), [(1400, False), (400, False), (A4, True)])
@@ -102,7 +103,7 @@ def test_the_first_page_of_four_partners_is_one_sheet(tmp_path: Path) -> None:
     folder = make_game(
         tmp_path / "run", {"sv": [0.4, 0.1, 0.05, -0.2], "loo": [0.1, 0.05, 0.02, -0.1]}, named={"1": [1, 3]}
     )
-    text = write_report(folder, terms=Terms(10_000.0))[0].read_text(encoding="utf-8")
+    text = write_report(folder, budget=Budget(10_000.0, "sv"))[0].read_text(encoding="utf-8")
     alone = tmp_path / "front.html"
     alone.write_text(re.sub(r"<aside>.*</aside>", "", text, flags=re.DOTALL), encoding="utf-8")
     browse(f"--print-to-pdf={tmp_path / 'front.pdf'}", "--no-pdf-header-footer", alone.as_uri())

@@ -1,0 +1,218 @@
+"""Shares of a budget: by which values, to the last cent, with their intervals, on every page the same."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from made_runs import make_game
+from toys import fit, toy_data
+
+import flsv.metrics
+from flsv import FederatedLoop, Reporting, allocate
+from flsv.cli import main
+from flsv.errors import ConfigurationError
+from flsv.metrics import ClassSpecificShapley, ContributionMetric, CumulativeShapley, LowerBoundShapley
+from flsv.report import Budget, open_run, write_report
+from flsv.report.shares import basis_of, shares_of
+
+NAN = float("nan")
+RETRAINED = "client,client_name,by,value,low,high,share,kernel_shap,majority,seeds,rounds\n"
+
+
+@pytest.fixture(scope="module")
+def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three clients, two rounds, two metrics to pay by and one whose page says not to."""
+    folder = tmp_path_factory.mktemp("fitted")
+    measures: dict[str, Any] = {"performance": "negative_loss"}
+    metrics = {
+        "sv": CumulativeShapley(**measures),
+        "low": LowerBoundShapley(**measures),
+        "cssv": ClassSpecificShapley(),
+    }
+    fit(FederatedLoop(metrics=metrics, seed=3, reporting=Reporting(table=False)), folder, data=toy_data(), rounds=2)
+    return folder
+
+
+def part(fitted: Path, folder: Path, *metrics: str, **told: Any) -> Path:
+    """A run's folder with some of its metrics only, and more in its record."""
+    shutil.copytree(fitted, folder)
+    record = json.loads((folder / "run.json").read_text())
+    kept = {name: record["metrics"][name] for name in metrics}
+    (folder / "run.json").write_text(json.dumps({**record, "metrics": kept, **told}))
+    gone = tuple(name for name in record["metrics"] if name not in metrics)
+    lines = (folder / "contributions.csv").read_text().splitlines(keepends=True)
+    (folder / "contributions.csv").write_text("".join(x for x in lines if x.split(",")[1].split("/")[0] not in gone))
+    return folder
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "shares.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("rule", ["zero", "shift", "softmax"])
+def test_amounts_sum_to_the_budget_within_their_intervals(fitted: Path, rule: Any) -> None:
+    run = open_run(fitted)
+    found = shares_of(run, Budget(1000.01, "sv", rule))
+    assert sum(Decimal(str(amount)) for amount in found.amounts) == Decimal("1000.01")
+    values = torch.tensor(run.final("sv"), dtype=torch.float64)
+    assert found.amounts == allocate(values, 1000.01, rule, unit=0.01).tolist()
+    for client, amount in enumerate(found.amounts):
+        low, high = found.ends(client)
+        assert low <= amount <= high
+
+
+def test_pages_and_file_have_the_same_amounts(fitted: Path, tmp_path: Path) -> None:
+    folder = part(fitted, tmp_path / "run", "sv", "cssv")
+    command = ["report", str(folder), "--budget", "1,000.01", "--rule", "shift", "--currency", "EUR"]
+    assert main(command) == 0  # the only metric to pay by is taken
+    found, expected = rows(folder), shares_of(open_run(folder), Budget(1000.01, "sv", "shift", "EUR"))
+    assert [float(row["amount"]) for row in found] == expected.amounts
+    assert [(float(row["amount_low"]), float(row["amount_high"])) for row in found] == [*map(expected.ends, range(3))]
+    assert {row["of"] for row in found} == {f"seed 3, 2 of 2 rounds, run of {open_run(folder).record['started'][:10]}"}
+    shown = [f"{amount:,.2f} EUR" for amount in expected.amounts]
+    for page in ("report.md", "report.html"):
+        text = (folder / page).read_text()
+        assert all(said in text for said in ("Shares of 1,000.01 EUR", "By sv: seed 3, 2 of 2 rounds", *shown))
+        assert "says not to pay by it" not in text
+    assert main([*command, "--client", "1"]) == 0
+    own = (folder / "clients" / "1" / "report.md").read_text()
+    assert [amount in own for amount in shown] == [False, True, False]
+    assert all(said in own for said in ("Your share of 1,000.01 EUR", "By sv: seed 3, 2 of 2 rounds"))
+    assert "But for your share of the budget, from which the sum of the others' values follows" in own
+    assert not list((folder / "clients").rglob("shares.csv"))
+
+
+def test_without_a_budget_is_no_amount(fitted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = part(fitted, tmp_path / "run", "sv")
+    assert main(["report", str(folder)]) == 0
+    assert not (folder / "shares.csv").exists()
+    assert "Shares of" not in (folder / "report.md").read_text()
+    with pytest.raises(SystemExit):
+        main(["report", str(folder), "--by", "sv"])
+    assert "--by: say what is shared out, too" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("metrics", "by", "said"),
+    [
+        (["cssv"], None, "has values by cssv, and the metrics' own pages say not to pay by them. .* --by cssv takes"),
+        (["sv", "low", "cssv"], None, "has values by sv, low and cssv. Say by which: --by sv or --by low"),
+        (["sv"], "cssv", "--by cssv: .* has values by sv"),
+        (["sv"], "retrained", "flsv retrain RUN adds retrained"),
+        ([], None, "no contribution was measured"),
+    ],
+)
+def test_a_basis_that_has_to_be_said(fitted: Path, tmp_path: Path, metrics: list[str], by: Any, said: str) -> None:
+    folder = part(fitted, tmp_path / "run", *metrics)
+    with pytest.raises(ConfigurationError, match=said):
+        write_report(folder, budget=Budget(100.0, by))
+    assert not [*folder.glob("report.*"), *folder.glob("shares.csv")]
+
+
+def test_a_metric_not_to_pay_by_is_taken_by_name_and_the_pages_say_so(fitted: Path, tmp_path: Path) -> None:
+    folder = part(fitted, tmp_path / "run", "cssv")
+    for client in (None, 1):
+        markdown = write_report(folder, client, budget=Budget(100.0, "cssv"))[1]
+        assert "The page of this metric says not to pay by it: cssv was asked for all the same." in markdown.read_text()
+
+
+def test_every_metric_says_on_its_page_what_it_declares() -> None:
+    kinds = [vars(flsv.metrics).get(name) or getattr(flsv.metrics, name) for name in flsv.metrics.__all__]
+    found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, ContributionMetric)]
+    said = {kind.__name__: "When not to use it:\n        To pay by" not in (kind.__doc__ or "") for kind in found}
+    assert said == {kind.__name__: kind.to_pay_by for kind in found}
+    assert not said["ClassSpecificShapley"]
+    assert not said["CosineGradientShapley"]
+    assert said["CumulativeShapley"]
+
+
+def test_retrained_values_come_first_and_say_of_how_many_rounds(fitted: Path, tmp_path: Path) -> None:
+    folder = part(fitted, tmp_path / "run", "cssv")
+    lines = [f"{i},{i},accuracy,{v},{v - 0.1},{v + 0.1},{v},{v},nan,5 6,1\n" for i, v in enumerate([0.3, 0.1, 0.2])]
+    (folder / "retrained.csv").write_text(RETRAINED + "".join(lines[:2]))
+    markdown = write_report(folder, budget=Budget(100.0, currency="JPY"))[1].read_text()
+    assert "By retraining, by accuracy: seeds 5 and 6, 1 of 2 rounds, run of " in markdown
+    assert "| client 0 | 75.0 % \\[66.7 to 80.0\\] | 75 JPY \\[67 to 80\\] |" in markdown
+    assert "No value, which is not 0, and so no share: client 2." in markdown
+    assert [row["amount"] for row in rows(folder)] == ["75.0", "25.0", ""]
+    own = write_report(folder, 2, budget=Budget(100.0))[1].read_text()
+    assert "You have no value by it, which is not 0, and so no share." in own
+    assert basis_of(open_run(folder), "cssv").key == "cssv"  # unless another is asked for
+
+
+def test_of_a_run_among_repeated_ones_the_means_count(tmp_path: Path) -> None:
+    for seed in range(3):
+        told = {"settings": {"federation_seed": seed}}
+        make_game(tmp_path / f"seed_{seed}", {"sv": [0.4 + 0.1 * seed, 0.1, -0.2 * seed]}, **told)
+    (tmp_path / "repeat.json").write_text("{}")
+    run = open_run(tmp_path / "seed_0")
+    found = shares_of(run, Budget(100.0))
+    assert found.basis.title == "sv, mean of 3 runs"
+    assert found.basis.of.startswith("seeds 0, 1 and 2, 3 of 5 rounds")
+    assert found.basis.values == pytest.approx([0.5, 0.1, -0.2])
+    assert found.basis.low[0] < 0.5 < found.basis.high[0]
+    record = json.loads((tmp_path / "seed_1" / "run.json").read_text())
+    (tmp_path / "seed_1" / "run.json").write_text(json.dumps({**record, "hashes": {"server": "other"}}))
+    with pytest.raises(ConfigurationError, match="does not deal out the data of"):
+        shares_of(run, Budget(100.0))
+
+
+def test_copies_and_outliers_stand_beside_amounts_that_nothing_is_taken_from(fitted: Path, tmp_path: Path) -> None:
+    plain, found = (
+        part(fitted, tmp_path / name, "sv", **told)
+        for name, told in (("plain", {}), ("found", {"copies": [[0, 1]], "named": {"2": [1, 2]}}))
+    )
+    for folder in (plain, found):
+        write_report(folder, budget=Budget(100.0))
+    assert [row["amount"] for row in rows(found)] == [row["amount"] for row in rows(plain)]
+    said = [
+        "updates like those of client 1",
+        "updates like those of client 0",
+        "not finite or far too large in 1 of 2 rounds",
+    ]
+    assert [row["found"] for row in rows(found)] == said
+    assert [row["found"] for row in rows(plain)] == [""] * 3
+    text = (found / "report.md").read_text().partition("## What each contributed")[0]
+    assert all(each in text for each in [*said, "Nothing is held back from those of whom something was found"])
+
+
+def test_an_interval_is_what_the_own_value_alone_would_change(tmp_path: Path) -> None:
+    folder = make_game(tmp_path, {"sv": [3.0, 1.0]})
+    path = folder / "contributions.csv"
+    head, *lines = path.read_text().splitlines()
+    ends = [f"{float(x.split(',')[4]) - 1},{float(x.split(',')[4]) + 1}" if ",sv," in x else "," for x in lines]
+    path.write_text("\n".join([f"{head},low,high", *(f"{x},{end}" for x, end in zip(lines, ends))]) + "\n")
+    found = shares_of(open_run(folder), Budget(100.0))
+    assert found.low == pytest.approx([2 / 3, 0.0])
+    assert found.high == pytest.approx([4 / 5, 2 / 5])
+    assert found.ends(0) == (66.67, 80.0)
+    alone = shares_of(open_run(make_game(tmp_path / "alone", {"sv": [3.0, NAN]})), Budget(100.0))
+    assert alone.missing == [1]
+    assert all(end != end for end in (*alone.low, *alone.high))  # nothing is known
+    with pytest.raises(ConfigurationError, match="no client has a claim"):
+        shares_of(open_run(make_game(tmp_path / "none", {"sv": [-3.0, -1.0]})), Budget(100.0))
+
+
+@pytest.mark.parametrize("text", ["1,50", "10,00", "1,0000", "10.000", "0", "-5", "nan", "1e4", "10 000"])
+def test_a_budget_that_may_be_another_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["report", str(tmp_path), f"--budget={text}"])
+    assert "expected a number above 0, such as 10000, 10,000 or 10000.50" in capsys.readouterr().err
+
+
+def test_amounts_have_the_decimals_of_their_currency() -> None:
+    said = [Budget(5.0, currency=unit).text(1234.5) for unit in ("", "EUR", "jpy", "KWD")]
+    assert said == ["1,234.50", "1,234.50 EUR", "1,234 jpy", "1,234.500 KWD"]
+    for amount, unit, most in ((10.5, "JPY", 0), (10.005, "EUR", 2)):
+        with pytest.raises(ConfigurationError, match=f"expected {most} decimals at most"):
+            Budget(amount, currency=unit)
+    with pytest.raises(ConfigurationError, match="rule"):
+        Budget(10.0, rule="zeros")  # type: ignore[arg-type]
