@@ -46,7 +46,7 @@ def main(rounds: int, seed: int) -> torch.Tensor:
     trainer = L.Trainer(max_epochs=rounds, callbacks=[loop], default_root_dir="runs/hospitals", accelerator="cpu")
     trainer.fit(module, data)
 
-    values = loop.payable["value"]
+    values = loop.contributions["value"]
     euros = allocate(values, budget=10_000, negatives="zero", unit=0.01)
     for name, value, share in zip(data.client_names, values.tolist(), euros.tolist()):
         print(f"{name:8} {value:+.3f} nats of validation loss {share:10.2f} euros")

@@ -1,9 +1,9 @@
-"""Screenshots for the documentation: a report's first page, the board, TensorBoard's first tab, and a notebook.
+"""Screenshots for the documentation: a report's first page, TensorBoard's first tab, and a notebook.
 
     python tools/screenshots.py docs/images --chromium /usr/bin/chromium
 
-Trains the federation of docs/tutorials/hospitals.md, and lets Chromium look at what comes of it; and at the lesson on
-payment, which the site has run. ``--site`` is a site that was built before, ``--only notebook`` one of the pictures.
+Trains the federation of docs/tutorials/hospitals.md, and lets Chromium look at what comes of it; and at the lesson
+quickstart, which the site has run. ``--site`` is a site that was built before, ``--only notebook`` one of the pictures.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -26,11 +25,10 @@ from pathlib import Path
 from PIL import Image
 
 from flsv.cli import main as main_of_flsv
-from flsv.report import Terms, write_report
-from flsv.report.board import Board
+from flsv.report import Budget, write_report
 
 PAGE = Path(__file__).parents[1] / "docs" / "tutorials" / "hospitals.md"
-NAMES = ("report", "board", "tensorboard", "notebook")
+NAMES = ("report", "tensorboard", "notebook")
 #: A picture's bytes, at most, and its colours: few are needed for text and charts.
 MOST, COLOURS = 150_000, 64
 QUIET = (
@@ -75,19 +73,6 @@ def take(chromium: str, url: str, picture: Path, size: tuple[int, int], wait: fl
 
 
 @contextmanager
-def board(run: Path) -> Iterator[str]:
-    """The address of its board."""
-    with Board([run]) as served:
-        thread = threading.Thread(target=served.serve_forever)
-        thread.start()
-        try:
-            yield served.url
-        finally:
-            served.shutdown()
-            thread.join()
-
-
-@contextmanager
 def tensorboard(runs: Path) -> Iterator[str]:
     """The address of TensorBoard on these runs."""
     with socket.socket() as free:
@@ -118,15 +103,12 @@ def built(folder: Path) -> Path:
 
 
 def of_a_run(chromium: str, out: Path, names: Sequence[str]) -> None:
-    """Pictures of a federation's report, board and curves."""
+    """Pictures of a federation's report and curves."""
     with tempfile.TemporaryDirectory() as folder:
         run = trained(Path(folder))
         if "report" in names:
-            page, _ = write_report(run, terms=Terms(10_000.0, currency="EUR"))
+            page = write_report(run, budget=Budget(10_000.0, currency="EUR"))[0]
             take(chromium, page.as_uri(), out / "report.png", (1000, 1400))
-        if "board" in names:
-            with board(run) as url:
-                take(chromium, url, out / "board.png", (1000, 920))
         if "tensorboard" in names:
             with tensorboard(run.parent) as url:
                 take(chromium, url, out / "tensorboard.png", (1400, 900), wait=90)
