@@ -1,7 +1,7 @@
 """``flsv report``: a run's results as a page to hand out.
 
     flsv report runs/lightning_logs/version_0
-    flsv report runs/lightning_logs/version_0 --budget 10000 --by value --currency EUR
+    flsv report runs/lightning_logs/version_0 --budget 10000 --by value
     flsv report runs/lightning_logs/version_0 --client 3 --out boston.html
 
 One HTML file that needs no network, and the same as Markdown. The first page says what each partner has contributed and

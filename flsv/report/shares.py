@@ -157,7 +157,7 @@ def _retrained(run: Run) -> Basis:
     rows = run.retrained()
     first = next(row for row in rows if row)
     value, low, high = ([row.get(name, NAN) for row in rows] for name in ("value", "low", "high"))
-    of = _words(first["seeds"].split(), [first["rounds"]], run)
+    of = _words(first["seeds"].split() or ["unknown"], [first["rounds"]], run)
     return Basis(RETRAINED, f"retraining, by {first['by']}", of, value, low, high)
 
 
@@ -205,11 +205,11 @@ class Shares:
     found: Sequence[str]
 
     def ends(self, client: int) -> tuple[float, float]:
-        """The ends of the amount's interval, in whole units."""
-        whole = (
+        """The ends of the amount's interval, in whole units, which the amount is between."""
+        low, high = (
             round(share * self.budget.amount, self.budget.decimals) for share in (self.low[client], self.high[client])
         )
-        return tuple(whole)  # type: ignore[return-value]
+        return min(low, self.amounts[client]), max(high, self.amounts[client])
 
     @property
     def missing(self) -> list[int]:
